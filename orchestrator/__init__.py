@@ -1,0 +1,58 @@
+"""A durable task queue and workflow engine: Postgres holds the truth, Redis Streams carry the work."""
+
+from orchestrator.domain.retry import RetryPolicy as Retry
+from orchestrator.errors import (
+    ConfigurationError,
+    InvalidTask,
+    NotFound,
+    OrchestratorError,
+    PayloadError,
+    ResultTimeout,
+    RunFailed,
+    SchemaError,
+    TaskAborted,
+    TaskCancelled,
+    TaskEnded,
+    TaskFailed,
+    TaskSkipped,
+    TaskTimeout,
+    UnknownOption,
+    UnknownTask,
+    WrongState,
+)
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.context import TaskContext, current_task
+from orchestrator.sdk.handle import Handle, Progress, RunHandle
+from orchestrator.sdk.task import Task
+from orchestrator.settings import Settings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigurationError",
+    "Handle",
+    "InvalidTask",
+    "NotFound",
+    "Orchestrator",
+    "OrchestratorError",
+    "PayloadError",
+    "Progress",
+    "ResultTimeout",
+    "Retry",
+    "RunFailed",
+    "RunHandle",
+    "SchemaError",
+    "Settings",
+    "Task",
+    "TaskAborted",
+    "TaskCancelled",
+    "TaskContext",
+    "TaskEnded",
+    "TaskFailed",
+    "TaskSkipped",
+    "TaskTimeout",
+    "UnknownOption",
+    "UnknownTask",
+    "WrongState",
+    "current_task",
+]

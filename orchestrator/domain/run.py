@@ -1,0 +1,33 @@
+"""When a run ends, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.domain.states import RunState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCounters:
+    """How many of a run's tasks stand where; exact, and never recounted row by row."""
+
+    total: int
+    open: int
+    success: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    skipped: int = 0
+
+    @property
+    def ended(self) -> int:
+        """Tasks that have come to an end."""
+        return self.total - self.open
+
+
+def verdict(counters: RunCounters, cancelling: bool) -> RunState | None:
+    """Return the state in which a run ends, or None while a task of it is open."""
+    if counters.open:
+        return None
+    if cancelling:
+        return RunState.CANCELLED
+    return RunState.FAILED if counters.failed or counters.cancelled else RunState.SUCCESS

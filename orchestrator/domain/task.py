@@ -1,0 +1,190 @@
+"""What a task is asked to be, what its worker reports of it, and what follows from a report.
+
+Messages between processes are these structs as MessagePack arrays: small, fast, typed, and never pickle.
+Ids are 16 raw bytes in messages. Field order is the wire format; new fields go last, with a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from orchestrator.domain.retry import RetryPolicy, backoff_delay, has_tries_left
+
+Isolation = Literal["thread", "process"]
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What travels with a task beside its arguments; the default of each costs nothing to store."""
+
+    retry: RetryPolicy = RetryPolicy()
+    timeout: float | None = None
+    """Seconds that one attempt may run."""
+    isolation: Isolation = "thread"
+    """Where a synchronous function runs: a thread of the worker, or a child process that can be killed."""
+
+
+DEFAULT_OPTIONS = TaskOptions()
+
+
+class NewTask(msgspec.Struct, frozen=True, array_like=True):
+    """A task to be created."""
+
+    id: bytes
+    name: str
+    queue: str
+    payload: bytes
+    priority: int = 0
+    delay: float = 0.0
+    options: str | None = None
+    """TaskOptions as JSON, or None where all are defaults."""
+    run_id: bytes | None = None
+    position: int | None = None
+
+
+class Dispatch(msgspec.Struct, frozen=True, array_like=True):
+    """One task on its way to a worker."""
+
+    id: bytes
+    attempt: int
+    name: str
+    payload: bytes
+    queue: str
+    options: str | None = None
+    run_id: bytes | None = None
+    position: int | None = None
+    alone: bool = False
+    """Run in a child process: its last attempt took a worker down, and its neighbours must not pay again."""
+
+
+class TaskError(msgspec.Struct, frozen=True, array_like=True):
+    """What went wrong in an attempt."""
+
+    kind: str
+    message: str
+    traceback: str = ""
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+    """The worker has begun to run the attempt, `age` seconds ago."""
+
+    id: bytes
+    attempt: int
+    age: float
+
+
+class Succeeded(msgspec.Struct, frozen=True, array_like=True, tag="succeeded"):
+    """The attempt returned."""
+
+    id: bytes
+    attempt: int
+    duration: float
+    result: bytes
+    children: list[NewTask] = []
+    """Tasks that exist only if this success is the one that counts."""
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The attempt raised, timed out, or could not be started."""
+
+    id: bytes
+    attempt: int
+    duration: float
+    error: TaskError
+    retryable: bool = True
+
+
+class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
+    """The worker gives the attempt back unstarted or unfinished; it costs no try."""
+
+    id: bytes
+    attempt: int
+    reason: str
+    delay: float = 0.0
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
+    """The process that had the attempt died; reported by its parent."""
+
+    id: bytes
+    attempt: int
+    alone: bool
+    """It had a process to itself, so nobody else can have brought it down."""
+
+
+class Enqueued(msgspec.Struct, frozen=True, array_like=True, tag="enqueued"):
+    """A running task enqueued others."""
+
+    tasks: list[NewTask]
+
+
+Report = Started | Succeeded | Failed | Returned | Lost | Enqueued
+AttemptReport = Started | Succeeded | Failed | Returned | Lost
+
+
+class Flush(msgspec.Struct, frozen=True, array_like=True):
+    """Everything that one worker reports at once."""
+
+    worker: str
+    reports: list[Report]
+
+
+class TryAgain(msgspec.Struct, frozen=True):
+    """The task goes back to pending."""
+
+    delay: float
+    failures: int = 0
+    """Failures that are charged for this attempt."""
+    losses: int = 0
+    """Losses that are charged for this attempt."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """The task ends as failed."""
+
+    reason: str
+    failures: int = 0
+    losses: int = 0
+
+
+def after_failure(report: Failed, policy: RetryPolicy, failures: int, roll: float) -> TryAgain | End:
+    """Decide what follows a failed attempt of a task that had failed `failures` times before it."""
+    failures += 1
+    if report.retryable and has_tries_left(policy, failures):
+        return TryAgain(delay=backoff_delay(policy, failures, roll), failures=1)
+    return End(reason=report.error.kind, failures=1)
+
+
+def after_loss(alone: bool, losses: int, limit: int) -> TryAgain | End:
+    """Decide what follows the death of a task's process.
+
+    Only a loss in a process of its own is held against the task: in a shared one, a neighbour may have been
+    the cause. The first loss is therefore free, and the next attempt runs alone.
+    """
+    charged = 1 if alone else 0
+    if losses + charged >= limit:
+        return End(reason="worker lost", losses=charged)
+    return TryAgain(delay=0.0, losses=charged)
+
+
+_RANK = {Started: 0, Returned: 1, Lost: 2, Failed: 3, Succeeded: 4}
+
+
+def fold(reports: Iterable[tuple[str, AttemptReport]]) -> dict[bytes, tuple[str, AttemptReport]]:
+    """Reduce reports to one per task: the newest attempt's, and of that the one that says most.
+
+    A worker that was cut off may repeat itself or be contradicted by its parent; what it finished stands.
+    """
+    folded: dict[bytes, tuple[str, AttemptReport]] = {}
+    for pair in reports:
+        report = pair[1]
+        other = folded.get(report.id)
+        if other is None or _weight(report) > _weight(other[1]):
+            folded[report.id] = pair
+    return folded
+
+
+def _weight(report: AttemptReport) -> tuple[int, int]:
+    return report.attempt, _RANK[type(report)]

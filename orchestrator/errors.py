@@ -1,0 +1,110 @@
+"""Every error that the package raises on purpose, in one tree.
+
+    OrchestratorError
+    ├── ConfigurationError        a setting is missing or wrong
+    │   └── SchemaError           the database is not at the version this release needs
+    ├── InvalidTask               a task, its options or its arguments cannot be accepted
+    │   ├── UnknownTask           no task of that name is registered
+    │   ├── UnknownOption         no option of that name exists
+    │   └── PayloadError          an argument or result cannot be serialised, or is too large
+    ├── NotFound                  no task or run has that id
+    ├── WrongState                the task or run is in a state that does not allow this
+    ├── ResultTimeout             the result did not come in the time the caller gave (also a TimeoutError)
+    ├── TaskEnded                 a result was asked of a task that has none
+    │   ├── TaskFailed            it failed; carries the remote error and traceback
+    │   ├── TaskCancelled         it was cancelled
+    │   └── TaskSkipped           an upstream failed or its branch was not taken
+    ├── RunFailed                 results were asked of a run that did not succeed
+    ├── TaskTimeout               raised inside a task whose time is up (also a TimeoutError)
+    └── TaskAborted               raised inside a task that was cancelled
+
+A message names the thing, what was expected, what was found, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OrchestratorError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+
+class ConfigurationError(OrchestratorError):
+    """A setting is missing or wrong."""
+
+
+class SchemaError(ConfigurationError):
+    """The database schema is not at the version that this release needs."""
+
+
+class InvalidTask(OrchestratorError):
+    """A task, its options or its arguments cannot be accepted; nothing was written."""
+
+
+class UnknownTask(InvalidTask):
+    """No task of that name is registered."""
+
+
+class UnknownOption(InvalidTask):
+    """No option of that name exists."""
+
+
+class PayloadError(InvalidTask):
+    """An argument or a result cannot be serialised, or is too large."""
+
+
+class NotFound(OrchestratorError):
+    """No task or run has that id."""
+
+
+class WrongState(OrchestratorError):
+    """The task or run is in a state that does not allow what was asked."""
+
+
+class ResultTimeout(OrchestratorError, TimeoutError):
+    """The result did not come within the time that the caller gave; the task goes on."""
+
+
+class TaskEnded(OrchestratorError):
+    """A result was asked of a task that ended without one."""
+
+
+class TaskFailed(TaskEnded):
+    """The task failed. `kind` is the remote exception's type and `traceback` its text."""
+
+    def __init__(self, message: str, *, kind: str = "", traceback: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text}\n\nRemote traceback:\n{self.traceback.rstrip()}" if self.traceback else text
+
+
+class TaskCancelled(TaskEnded):
+    """The task was cancelled."""
+
+
+class TaskSkipped(TaskEnded):
+    """The task never ran: an upstream failed or its branch was not taken."""
+
+
+class RunFailed(OrchestratorError):
+    """Results were asked of a run that failed or was cancelled."""
+
+
+class TaskTimeout(OrchestratorError, TimeoutError):
+    """Raised inside a task whose time is up."""
+
+
+class TaskAborted(OrchestratorError):
+    """Raised inside a running task that was cancelled."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ` Did you mean 'x'?` for the nearest known name, or nothing."""
+    nearest = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {nearest[0]!r}?" if nearest else ""

@@ -1,0 +1,115 @@
+"""The fleet as the leader sees it: who lives, what they can run, and what they hold.
+
+Silence is counted fairly. The clock of a worker's silence runs only between two successful looks, and a look
+begins with a write of the leader's own: while Redis is away or refuses writes, nobody can beat, and nobody is
+blamed. A leader that has just taken over, or seen Redis lose its data, gives everyone a full TTL to be heard.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from orchestrator.transport.codec import Heartbeat, unpack_attempts
+
+Names = Callable[[str], "list[str] | None"]
+
+
+class Fleet:
+    """Heartbeats, folded into what dispatch and recovery ask."""
+
+    def __init__(self, ttl: float) -> None:
+        self._ttl = ttl
+        self._fair = 0.0
+        self._last_look: float | None = None
+        self._grace_until = ttl
+        self._seen: dict[str, float] = {}
+        self._names: dict[str, frozenset[str]] = {}
+        self.beats: dict[str, Heartbeat] = {}
+        self._slots: dict[str, int] = {}
+        self._known: dict[str, frozenset[str]] = {}
+
+    def look(self, beats: Sequence[Heartbeat], monotonic: float, names: Names) -> None:
+        """Take in the heartbeats of a successful look at this time of the leader's own clock."""
+        if self._last_look is not None:
+            self._fair += min(monotonic - self._last_look, self._ttl / 2)
+        self._last_look = monotonic
+        self.beats = {beat.worker: beat for beat in beats}
+        for worker in self.beats:
+            self._seen[worker] = self._fair
+        for digest in {beat.names for beat in beats} - self._names.keys():
+            published = names(digest)
+            if published is not None:
+                self._names[digest] = frozenset(published)
+        self._index()
+
+    def interrupted(self) -> None:
+        """Redis was away: the time until the next look does not count."""
+        self._last_look = None
+
+    def grace(self) -> None:
+        """Give everyone a full TTL to be heard before anything is judged lost."""
+        self._grace_until = self._fair + self._ttl
+
+    @property
+    def in_grace(self) -> bool:
+        return self._fair < self._grace_until
+
+    def is_dead(self, worker: str) -> bool:
+        """Say whether a worker has been silent for longer than its TTL, counted fairly."""
+        if worker in self.beats:
+            return False
+        return self._fair - self._seen.setdefault(worker, self._fair) >= self._ttl and not self.in_grace
+
+    def forget_dead(self) -> list[str]:
+        """Return the workers that have been dead for a while, and drop what is remembered of them."""
+        gone = [
+            worker
+            for worker, seen in self._seen.items()
+            if worker not in self.beats and self._fair - seen > 10 * self._ttl
+        ]
+        for worker in gone:
+            del self._seen[worker]
+        return gone
+
+    def held(self) -> set[tuple[bytes, int]]:
+        """Return every attempt that a live worker has, or has finished without knowing that it was applied."""
+        return {attempt for beat in self.beats.values() for attempt in unpack_attempts(beat.held)}
+
+    # -- what dispatch asks
+
+    @property
+    def queues(self) -> Iterable[str]:
+        return self._slots
+
+    def slots(self, queue: str) -> int:
+        """Return how many tasks of a queue the fleet can run at once."""
+        return self._slots.get(queue, 0)
+
+    def knows(self, queue: str, name: str) -> bool:
+        """Say whether a live worker of this queue knows a task."""
+        return name in self._known.get(queue, ())
+
+    def known(self) -> set[tuple[str, str]]:
+        """Return every (queue, name) that a live worker can run."""
+        return {(queue, name) for queue, names in self._known.items() for name in names}
+
+    def names_of(self, digest: str) -> frozenset[str]:
+        """Return the names published under a digest."""
+        return self._names.get(digest, frozenset())
+
+    def known_on(self, queue: str) -> list[str]:
+        """Return the names that live workers of a queue know."""
+        return sorted(self._known.get(queue, ()))
+
+    def _index(self) -> None:
+        slots: dict[str, int] = defaultdict(int)
+        known: dict[str, set[str]] = defaultdict(set)
+        for beat in self.beats.values():
+            if beat.draining or beat.doubtful:
+                continue
+            for queue in beat.queues:
+                slots[queue] += beat.slots
+                known[queue] |= self._names.get(beat.names, frozenset())
+        self._slots = dict(slots)
+        self._known = {queue: frozenset(names) for queue, names in known.items()}

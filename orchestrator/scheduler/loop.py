@@ -1,0 +1,335 @@
+"""The scheduler's heart: one tick after another, one transaction each.
+
+tick:  look at the fleet              once a second, and when it says that it has changed
+       read a batch of events         blocks until there is one, or something is due
+       one transaction, guarded by my term:
+           apply reports and inbox
+           advance the runs they touch
+           fire what is due
+           claim what is ready
+           record the events cursor
+       push the claimed tasks, publish `applied`, tell the waiters
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import Engine, exc
+
+from orchestrator.scheduler.advance import advance_runs, begin_runs
+from orchestrator.scheduler.dispatch import Dispatcher
+from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.leadership import Leadership, TermOver
+from orchestrator.scheduler.reconcile import Reconciler, Suspicion
+from orchestrator.scheduler.requests import apply_inbox, cancel_runs
+from orchestrator.scheduler.status import Reported, apply_carefully, apply_reports
+from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.timers import fail_unknown, fire_due, release_known
+from orchestrator.scheduler.watch import Watch
+from orchestrator.settings import Settings
+from orchestrator.store import database, waiting
+from orchestrator.store.leases import Cursor
+from orchestrator.store.waiting import Agenda
+from orchestrator.telemetry import get_logger
+from orchestrator.transport import connection as transport
+from orchestrator.transport.codec import Malformed, decode_flush
+from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams
+
+log = get_logger("scheduler")
+
+_NOTHING = Agenda(inbox=False, pending_runs=False, cancelling_runs=False, next_due=None, held=False)
+
+
+class Scheduler:
+    """Leads when it can, stands by when it cannot."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        streams: LeaderStreams,
+        settings: Settings,
+        *,
+        clock_offset: timedelta = timedelta(),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._streams = streams
+        self._monotonic = monotonic
+        self._leadership = Leadership(engine, lease=settings.lease, clock_offset=clock_offset)
+        self._stopping = threading.Event()
+        self.leading = threading.Event()
+
+    # -- one process's life
+
+    def run(self) -> None:
+        """Lead, or stand by, until told to stop."""
+        pause = 0.1
+        while not self._stopping.is_set():
+            try:
+                if not self._leadership.acquire():
+                    self._leadership.wait(self._stopping)
+                    continue
+                self.take_over()
+                pause = 0.1
+                while not self._stopping.is_set():
+                    self.tick()
+            except (TermOver, Deposed):
+                log.warning("another scheduler leads now; standing by")
+            except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
+                log.warning("cannot work now, trying again: %s", _first_line(error))
+                self._leadership.disconnect()
+                self._stopping.wait(pause)
+                pause = min(pause * 2, 2.0)
+            finally:
+                self.leading.clear()
+        self._resign()
+
+    def stop(self) -> None:
+        """Finish the tick that is under way, give the lease up, and return from `run`."""
+        self._stopping.set()
+
+    def _resign(self) -> None:
+        try:
+            if self._leadership.term:
+                self._leadership.release()
+        except database.UNAVAILABLE as error:
+            log.warning("could not give the lease up; it expires by itself: %s", _first_line(error))
+        self._leadership.disconnect()
+
+    # -- taking over
+
+    def take_over(self) -> None:
+        """Start from what Postgres and Redis say; nothing is carried over in memory."""
+        settings = self._settings
+        self._fleet = Fleet(settings.worker_ttl)
+        self._dispatcher = Dispatcher(self._fleet, settings.batch)
+        self._reconciler = Reconciler(self._fleet)
+        self._watch = Watch(self._fleet, self._streams, settings)
+        self._agenda = _NOTHING
+        self._careful = False
+        self._deaf_until = 0.0
+        self._serial = 0
+        self._confirmed = "0-0"
+        self._patience = 0.0
+        self._cursor = self._leadership.cursor() or Cursor("", "0-0", "")
+        with self._leadership.reading() as connection:
+            self._dispatcher.recount(Counter(task.queue for task in waiting.in_flight(connection)))
+        self.leading.set()
+        log.info("leading, term %d", self._leadership.term)
+        self._hear(self._streams.claim_term, self._leadership.term)
+
+    # -- the tick
+
+    def tick(self) -> None:
+        """Apply what came in, decide what follows, and hand out what is ready."""
+        suspicion = self._look() if self._monotonic() >= self._watch.due_at else None
+        inbound = self._read(to_the_end=suspicion is not None)
+        reports, set_aside = _decode(inbound)
+        cursor = self._cursor._replace(position=inbound.entries[-1][0]) if inbound.entries else self._cursor
+        withdraw: dict[str, list[str]] = {}
+        try:
+            with self._leadership.writing(self._monotonic()) as (connection, now):
+                tick = Tick(connection, now, set_aside=set_aside)
+                self._apply(tick, reports)
+                if suspicion is not None and inbound.complete:
+                    lost, withdraw = self._reconciler.judge(suspicion)
+                    self._apply(tick, lost)
+                advance_runs(tick)
+                self._attend(tick, thorough=inbound.nudged or suspicion is not None)
+                if self._hears:
+                    self._dispatcher.claim(tick, self._settings.unknown_task_timeout)
+                if cursor is not self._cursor:
+                    self._leadership.save_cursor(connection, cursor)
+                self._watch.record(tick)
+        except (exc.SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
+            if isinstance(error, database.UNAVAILABLE) or self._careful:
+                raise
+            log.error("a report could not be applied; looking for it: %s", _first_line(error))
+            self._careful = True
+            return
+        self._careful = False
+        self._cursor = cursor
+        self._dispatcher.committed(tick, self._monotonic())
+        self._watch.revoke(tick.revoked, self._monotonic())
+        self._hear(self._publish, tick, withdraw, bool(inbound.entries))
+
+    def _apply(self, tick: Tick, reports: Sequence[Reported]) -> None:
+        if not reports:
+            return
+        settings = self._settings
+
+        def apply(some: Sequence[Reported]) -> None:
+            apply_reports(tick, some, loss_limit=settings.loss_limit, inline_result=settings.inline_result)
+
+        if self._careful:
+            apply_carefully(tick, reports, apply)
+        else:
+            apply(reports)
+
+    def _attend(self, tick: Tick, thorough: bool) -> None:
+        """Do what waits in Postgres: requests, new runs, cancellations, due tasks. Then note what waits next."""
+        limit = self._settings.batch
+        agenda = waiting.agenda(tick.connection) if thorough else self._agenda
+        if agenda.inbox:
+            apply_inbox(tick, limit)
+            agenda = waiting.agenda(tick.connection)
+        if agenda.cancelling_runs:
+            cancel_runs(tick, limit)
+        if agenda.pending_runs:
+            begin_runs(tick, limit)
+        advance_runs(tick)
+        if agenda.held and thorough:
+            release_known(tick, self._fleet, limit)
+        if _is_due(agenda.next_due, tick.now):
+            fire_due(tick, limit)
+            fail_unknown(tick, self._fleet, limit)
+            advance_runs(tick)
+        busy = agenda.inbox or agenda.cancelling_runs or agenda.pending_runs or _is_due(agenda.next_due, tick.now)
+        if busy or tick.landed or thorough:
+            agenda = waiting.agenda(tick.connection)
+        self._agenda = agenda
+        self._patience = self._until_next(agenda, tick.now)
+
+    def _until_next(self, agenda: Agenda, now: datetime) -> float:
+        if agenda.inbox or agenda.cancelling_runs or agenda.pending_runs:
+            return 0.0
+        patience = self._settings.safety_scan
+        if agenda.next_due is not None:
+            patience = min(patience, max(0.0, (agenda.next_due - now).total_seconds()))
+        return patience
+
+    # -- around the transaction
+
+    @property
+    def _hears(self) -> bool:
+        return self._monotonic() >= self._deaf_until and bool(self._cursor.generation)
+
+    def _hear(self, speak: Callable[..., None], *arguments: object) -> None:
+        """Talk to Redis; while it is away, the tick goes on without it."""
+        try:
+            speak(*arguments)
+        except transport.UNAVAILABLE as error:
+            if self._monotonic() >= self._deaf_until:
+                log.warning("Redis is away: %s", _first_line(error))
+            self._deaf_until = self._monotonic() + 0.5
+            self._fleet.interrupted()
+            self._watch.due_at = self._deaf_until
+
+    def _look(self) -> Suspicion:
+        """Look at Redis and the fleet, and note which in-flight tasks seem to be nowhere."""
+        suspicion = Suspicion()
+
+        def look() -> None:
+            self._keep_generation()
+            self._watch.look(self._monotonic())
+            if self._dispatcher.in_flight:
+                with self._leadership.reading() as connection:
+                    in_flight = waiting.in_flight(connection)
+                self._dispatcher.recount(Counter(task.queue for task in in_flight))
+                found = self._reconciler.suspects(self._streams, self._cursor.generation, in_flight)
+                suspicion.tasks, suspicion.where, suspicion.stale = found.tasks, found.where, found.stale
+
+        self._hear(look)
+        return suspicion
+
+    def _keep_generation(self) -> None:
+        """Begin a new generation if Redis has lost anything since the last look."""
+        state = self._streams.state()
+        cursor = self._cursor
+        if state.generation == cursor.generation and state.server == cursor.server and state.reached(self._confirmed):
+            return
+        if cursor.generation and state.generation == cursor.generation:
+            self._drain(cursor)
+        self._serial += 1
+        generation = f"{self._leadership.term}-{self._serial}"
+        log.warning("Redis %s; generation %s begins", "has changed" if cursor.generation else "is new", generation)
+        self._cursor = Cursor(generation, "0-0", state.server)
+        self._confirmed = "0-0"
+        with self._leadership.writing(self._monotonic()) as (connection, _):
+            self._leadership.save_cursor(connection, self._cursor)
+        self._streams.begin_generation(self._leadership.term, generation)
+        self._fleet.grace()
+
+    def _drain(self, cursor: Cursor) -> None:
+        """Apply what still stands in the old generation's stream; its workers may be gone and cannot send it again."""
+        while inbound := self._streams.read(cursor.generation, self._cursor.position, self._settings.batch, 0.0):
+            if not inbound.entries:
+                return
+            reports, _ = _decode(inbound)
+            with self._leadership.writing(self._monotonic()) as (connection, now):
+                tick = Tick(connection, now)
+                self._apply(tick, reports)
+                advance_runs(tick)
+                self._cursor = self._cursor._replace(position=inbound.entries[-1][0])
+                self._leadership.save_cursor(connection, self._cursor)
+            self._dispatcher.committed(tick, self._monotonic())
+
+    def _read(self, to_the_end: bool) -> Inbound:
+        """Read events: one batch, waiting for the first; or all there are, without waiting."""
+        if not self._hears:
+            self._stopping.wait(min(self._patience, 0.1))
+            return Inbound()
+        gathered = Inbound([], False, False)
+
+        def read() -> None:
+            nonlocal gathered
+            position = self._cursor.position
+            block = 0.0 if to_the_end else min(self._patience, max(0.0, self._watch.due_at - self._monotonic()))
+            count = self._settings.batch
+            for _ in range(20 if to_the_end else 1):
+                inbound = self._streams.read(self._cursor.generation, position, count, block)
+                gathered = Inbound(
+                    gathered.entries + inbound.entries,
+                    gathered.nudged or inbound.nudged,
+                    gathered.fleet_changed or inbound.fleet_changed,
+                    inbound.complete,
+                )
+                if inbound.complete:
+                    return
+                position = inbound.entries[-1][0]
+
+        self._hear(read)
+        if gathered.fleet_changed:
+            self._watch.due_at = 0.0
+        return gathered
+
+    def _publish(self, tick: Tick, withdraw: dict[str, list[str]], moved_on: bool) -> None:
+        """After the commit: hand out, withdraw, and tell everyone."""
+        generation = self._cursor.generation
+        if tick.claimed:
+            self._streams.push(generation, self._leadership.term, self._dispatcher.messages(tick.claimed))
+        for queue, entries in (withdraw | self._watch.unreceived(generation, tick.revoked)).items():
+            self._streams.withdraw(generation, queue, entries)
+        if moved_on or tick.ended:
+            self._streams.confirm(generation, self._cursor.position, tick.ended)
+            self._confirmed = self._cursor.position
+        for entry, body, error in tick.set_aside:
+            log.error("event %s was set aside: %s", entry, error)
+            self._streams.set_aside(entry, body, error)
+        self._watch.give_orders()
+
+
+def _decode(inbound: Inbound) -> tuple[list[Reported], list[tuple[str, bytes, str]]]:
+    reports: list[Reported] = []
+    set_aside: list[tuple[str, bytes, str]] = []
+    for entry, body in inbound.entries:
+        try:
+            flush = decode_flush(body)
+        except Malformed as error:
+            set_aside.append((entry, body, str(error)))
+        else:
+            reports.extend((entry, flush.worker, report) for report in flush.reports)
+    return reports, set_aside
+
+
+def _is_due(due: datetime | None, now: datetime) -> bool:
+    return due is not None and due <= now
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -1,0 +1,43 @@
+"""A scheduler process: checks what it stands on, wires the parts together, runs until it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from orchestrator.scheduler.loop import Scheduler
+from orchestrator.scheduler.notifications import listen
+from orchestrator.settings import Settings
+from orchestrator.store import database
+from orchestrator.telemetry import get_logger
+from orchestrator.transport.client import nudge
+from orchestrator.transport.connection import check_server, connect
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.leader import LeaderStreams
+
+log = get_logger("scheduler")
+
+
+def run_scheduler(settings: Settings) -> int:
+    """Run a scheduler; return its exit code."""
+    keys = Keys()
+    engine = database.engine_for(settings.require_database(), pool_size=2, name="orchestrator scheduler")
+    with engine.connect() as connection:
+        database.check_schema(connection)
+    redis = connect(settings.require_redis())
+    check_server(redis)
+    scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings)
+    waker = connect(settings.require_redis(), patience=1.0)
+
+    def stop(*_: object) -> None:
+        scheduler.stop()
+        nudge(waker, keys)  # it may be waiting for an event
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    threading.Thread(target=listen, args=(settings, keys), name="notifications", daemon=True).start()
+    log.info("scheduler ready")
+    scheduler.run()
+    engine.dispose()
+    log.info("scheduler stopped")
+    return 0

@@ -1,0 +1,98 @@
+"""Find what was lost on the way: messages that are gone, and attempts whose worker has died.
+
+Every in-flight task is somewhere: held by a live worker, or in a stream that nobody has read yet, or on its way
+back in the events. What is nowhere was lost. The order of looking matters: first the heartbeats and the streams
+(`suspects`), then all events up to the end, and only then the judgement, which the guards of the transitions
+make harmless for everything that moved in between.
+
+    held by a live worker                   leave it alone, however long it runs
+    message not received by anyone          leave it alone: a backlog is not a loss
+    message received by a live worker that
+      does not list it, seen twice          the answer to its read was lost: take the message back, free
+    message received by a dead worker       a loss: dispatched again, alone
+    no message, running on a dead worker    a loss: dispatched again, alone
+    no message, nobody has it               the message was lost: dispatched again, free
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.domain.task import Lost, Returned
+from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.status import Reported
+from orchestrator.store.waiting import InFlight
+from orchestrator.transport.codec import Malformed, decode_dispatches
+from orchestrator.transport.leader import LeaderStreams, Message
+
+
+_MINIMUM_AGE = 1.0
+"""Seconds since the dispatch before anyone asks: a fast queue is never read through."""
+
+
+@dataclass
+class Suspicion:
+    """What was found out of place, before the events were read to their end."""
+
+    tasks: list[InFlight] = field(default_factory=list)
+    where: dict[tuple[bytes, int], tuple[str, Message]] = field(default_factory=dict)
+    """For attempts that still have a message: queue and message."""
+    stale: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """By queue, messages of attempts that are no longer in flight."""
+
+
+class Reconciler:
+    """Judges what is lost; remembers only what it has seen once."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._seen_once: set[tuple[bytes, int]] = set()
+
+    def suspects(self, streams: LeaderStreams, generation: str, in_flight: Sequence[InFlight]) -> Suspicion:
+        """Return the in-flight tasks that no live worker lists, and where their messages stand."""
+        held = self._fleet.held()
+        suspicion = Suspicion(
+            [task for task in in_flight if task.age > _MINIMUM_AGE and (task.id, task.attempt) not in held]
+        )
+        current = {(task.id, task.attempt) for task in in_flight}
+        for queue in {task.queue for task in suspicion.tasks}:
+            for message in streams.messages(generation, queue):
+                try:
+                    members = [(task.id, task.attempt) for task in decode_dispatches(message.body)]
+                except Malformed:
+                    continue  # the worker that reads it sets it aside
+                for attempt in members:
+                    suspicion.where[attempt] = (queue, message)
+                if not current.intersection(members):
+                    suspicion.stale[queue].append(message.entry)
+        return suspicion
+
+    def judge(self, suspicion: Suspicion) -> tuple[list[Reported], dict[str, list[str]]]:
+        """Return what is to be reported of lost attempts, and the messages to withdraw, by queue."""
+        fleet = self._fleet
+        reports: list[Reported] = []
+        withdraw: dict[str, list[str]] = defaultdict(list)
+        seen_again: set[tuple[bytes, int]] = set()
+        for task in suspicion.tasks:
+            attempt = (task.id, task.attempt)
+            queue, message = suspicion.where.get(attempt, ("", None))
+            if message is not None and message.consumer is None:
+                continue
+            owner = message.consumer if message is not None else task.worker
+            if owner is not None and fleet.is_dead(owner):
+                reports.append(("reconcile", owner, Lost(task.id, task.attempt, alone=False)))
+            elif fleet.in_grace or (owner is not None and owner not in fleet.beats):
+                continue
+            elif attempt in self._seen_once:
+                reports.append(("reconcile", owner or "nobody", Returned(task.id, task.attempt, "message lost")))
+            else:
+                seen_again.add(attempt)
+                continue
+            if message is not None:
+                withdraw[queue].append(message.entry)
+        self._seen_once = seen_again
+        for queue, entries in suspicion.stale.items():
+            withdraw[queue].extend(entries)
+        return reports, {queue: sorted(set(entries)) for queue, entries in withdraw.items()}

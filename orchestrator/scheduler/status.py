@@ -1,0 +1,187 @@
+"""Apply what workers report: fold, guard, derive."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+from sqlalchemy import exc
+
+from orchestrator.domain.states import TaskState
+from orchestrator.domain.task import (
+    DEFAULT_OPTIONS,
+    AttemptReport,
+    End,
+    Enqueued,
+    Failed,
+    Lost,
+    NewTask,
+    Report,
+    Returned,
+    Started,
+    Succeeded,
+    TaskError,
+    TaskOptions,
+    TryAgain,
+    after_failure,
+    after_loss,
+    fold,
+)
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store import enqueue, transitions, waiting
+from orchestrator.store.database import UNAVAILABLE
+from orchestrator.store.transitions import Again, Beginning, Ending, Success
+from orchestrator.transport.codec import encode
+
+Reported = tuple[str, str, Report]
+"""Entry id, worker and report."""
+
+
+def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, inline_result: int) -> None:
+    """Bring tasks to the states that their current attempts report."""
+    attempts: list[tuple[str, AttemptReport]] = []
+    children: list[NewTask] = []
+    for _, worker, report in reports:
+        if isinstance(report, Enqueued):
+            children.extend(report.tasks)
+        else:
+            attempts.append((worker, report))
+    started: list[Beginning] = []
+    succeeded: list[tuple[str, Succeeded]] = []
+    unhappy: list[tuple[str, Failed | Lost]] = []
+    again: list[Again] = []
+    for worker, report in fold(attempts).values():
+        if isinstance(report, Succeeded):
+            succeeded.append((worker, report))
+        elif isinstance(report, Started):
+            started.append(Beginning(report.id, report.attempt, report.age, worker))
+        elif isinstance(report, Returned):
+            again.append(Again(report.id, report.attempt, report.delay))
+        else:
+            unhappy.append((worker, report))
+    if children:
+        enqueue.adopt_tasks(tick.connection, children, tick.now)
+    if succeeded:
+        _succeed(tick, succeeded, inline_result)
+    if started:
+        transitions.start(tick.connection, started, tick.now)
+    endings = _decide(tick, unhappy, again, loss_limit) if unhappy else []
+    if again:
+        tick.note(transitions.again(tick.connection, again, tick.now))
+    if endings:
+        errors = {ending.id: error for ending, error in endings}
+        moved = transitions.end(tick.connection, TaskState.FAILED, [ending for ending, _ in endings], tick.now)
+        tick.note(moved, errors=errors, by_worker=True)
+
+
+def _succeed(tick: Tick, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
+    rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
+    results = {row.id: row.result for row in rows if len(row.result) <= inline_result}
+    moved = transitions.succeed(tick.connection, rows, tick.now)
+    tick.note(moved, results=results, by_worker=True)
+    with_children = {report.id: report.children for _, report in succeeded if report.children}
+    if with_children:
+        children = [child for task in moved for child in with_children.get(task.id, ())]
+        enqueue.adopt_tasks(tick.connection, children, tick.now)
+
+
+def _decide(
+    tick: Tick, unhappy: Sequence[tuple[str, Failed | Lost]], again: list[Again], loss_limit: int
+) -> list[tuple[Ending, TaskError]]:
+    """Sort failed and lost attempts into those tried again and those that end their task."""
+    endings: list[tuple[Ending, TaskError]] = []
+    policies = waiting.policies(tick.connection, [report.id for _, report in unhappy])
+    for worker, report in unhappy:
+        policy = policies.get(report.id)
+        if policy is None:
+            continue  # it has ended already
+        if isinstance(report, Failed):
+            outcome, error, duration = "failed", report.error, report.duration
+            options = parse_options(policy.options)
+            decision = after_failure(report, options.retry, policy.failures, random.random())
+        else:
+            alone = report.alone or policy.alone
+            outcome, error, duration = "lost", lost_error(policy.losses + alone, loss_limit), None
+            decision = after_loss(alone, policy.losses, loss_limit)
+        text = error_json(error)
+        if isinstance(decision, TryAgain):
+            again.append(
+                Again(
+                    report.id,
+                    report.attempt,
+                    decision.delay,
+                    decision.failures,
+                    decision.losses,
+                    alone=isinstance(report, Lost),
+                    outcome=outcome,
+                    error=text,
+                    worker=worker,
+                    duration=duration,
+                )
+            )
+        else:
+            assert isinstance(decision, End)
+            ending = Ending(
+                report.id,
+                report.attempt,
+                decision.reason,
+                text,
+                decision.failures,
+                decision.losses,
+                worker,
+                duration,
+            )
+            endings.append((ending, error))
+    return endings
+
+
+def lost_error(losses: int, limit: int) -> TaskError:
+    """Describe the death of the process that had an attempt."""
+    return TaskError(
+        "WorkerLost",
+        f"The process that ran this attempt died ({losses} of {limit} losses that count). Out of memory, killed, or crashed.",
+    )
+
+
+def parse_options(text: str | None) -> TaskOptions:
+    """Decode stored options."""
+    return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
+
+
+def error_json(error: TaskError) -> str:
+    """Return an error as it is stored."""
+    return msgspec.json.encode({"kind": error.kind, "message": error.message, "traceback": error.traceback}).decode()
+
+
+def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Sequence[Reported]], None]) -> None:
+    """Apply reports although one of them cannot be: halve under savepoints until the culprit is alone, and set it aside."""
+    try:
+        with tick.connection.begin_nested():
+            before = _mark(tick)
+            apply(reports)
+    except UNAVAILABLE:
+        raise
+    except (exc.SQLAlchemyError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+        _reset(tick, before)
+        if len(reports) == 1:
+            entry, worker, report = reports[0]
+            tick.set_aside.append((entry, encode(report), f"{worker}: {error}"))
+            return
+        middle = len(reports) // 2
+        apply_carefully(tick, reports[:middle], apply)
+        apply_carefully(tick, reports[middle:], apply)
+
+
+def _mark(tick: Tick) -> tuple[int, int, dict[str, int], dict[str, int]]:
+    return len(tick.moved), len(tick.ended), dict(tick.landed), dict(tick.finished)
+
+
+def _reset(tick: Tick, mark: tuple[int, int, dict[str, int], dict[str, int]]) -> None:
+    moved, ended, landed, finished = mark
+    del tick.moved[moved:]
+    del tick.ended[ended:]
+    tick.landed.clear()
+    tick.landed.update(landed)
+    tick.finished.clear()
+    tick.finished.update(finished)

@@ -1,0 +1,61 @@
+"""What one tick gathers while its transaction is open.
+
+Nothing outside Postgres may be told before the commit, so the pieces of a tick leave their news here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.states import IN_FLIGHT_STATES
+from orchestrator.domain.task import TaskError
+from orchestrator.store.transitions import Claimed, Moved
+from orchestrator.transport.codec import Ended
+
+
+@dataclass
+class Tick:
+    """One transaction of the leader, and its news."""
+
+    connection: Connection
+    now: datetime
+    moved: list[Moved] = field(default_factory=list)
+    """Tasks whose state changed and whose runs have not been counted yet."""
+    ended: list[Ended] = field(default_factory=list)
+    """Tasks and runs that ended, for waiting clients."""
+    landed: Counter[str] = field(default_factory=Counter)
+    """By queue, how many tasks are no longer in flight."""
+    finished: Counter[str] = field(default_factory=Counter)
+    """By queue, how many tasks a worker finished."""
+    claimed: list[Claimed] = field(default_factory=list)
+    """Tasks to push after the commit."""
+    revoked: list[Moved] = field(default_factory=list)
+    """Attempts that a worker may still be running and that no longer count."""
+    set_aside: list[tuple[str, bytes, str]] = field(default_factory=list)
+    """Events that could not be applied: entry, body, error."""
+
+    def note(
+        self,
+        moved: Iterable[Moved],
+        *,
+        results: Mapping[bytes, bytes] | None = None,
+        errors: Mapping[bytes, TaskError] | None = None,
+        by_worker: bool = False,
+    ) -> None:
+        """Take note of tasks that a statement moved; the results of those that ended go to waiting clients."""
+        for task in moved:
+            if task.before in IN_FLIGHT_STATES:
+                self.landed[task.queue] += 1
+                if by_worker:
+                    self.finished[task.queue] += 1
+            if task.run_id is not None:
+                self.moved.append(task)
+            if task.state != "pending":
+                result = results.get(task.id) if results else None
+                error = errors.get(task.id) if errors else None
+                self.ended.append(Ended(task.id, task.state, result, error))

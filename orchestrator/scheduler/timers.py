@@ -1,0 +1,38 @@
+"""Fire what is due: delays and retries that have waited long enough, and tasks that nobody came to know."""
+
+from __future__ import annotations
+
+from orchestrator.domain.states import TaskState
+from orchestrator.domain.task import TaskError
+from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.status import error_json
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store import transitions, waiting
+from orchestrator.store.transitions import Ending
+
+
+def fire_due(tick: Tick, limit: int) -> int:
+    """Make a bounded slice of due tasks ready; return how many."""
+    return waiting.promote_due(tick.connection, tick.now, limit)
+
+
+def fail_unknown(tick: Tick, fleet: Fleet, limit: int) -> None:
+    """End tasks that no live worker has known for the whole time allowed, saying what is known."""
+    errors: dict[bytes, TaskError] = {}
+    for task, name, queue in waiting.overdue_unknown(tick.connection, tick.now, limit):
+        if not fleet.knows(queue, name):
+            known = ", ".join(fleet.known_on(queue)) or "nothing"
+            errors[task] = TaskError(
+                "UnknownTask",
+                f"No live worker of queue {queue!r} knows the task {name!r}. They know: {known}.",
+            )
+    if errors:
+        endings = [Ending(task, None, "unknown task", error_json(error)) for task, error in errors.items()]
+        tick.note(transitions.end(tick.connection, TaskState.FAILED, endings, tick.now), errors=errors)
+
+
+def release_known(tick: Tick, fleet: Fleet, limit: int) -> None:
+    """Make tasks ready again that were held back because no worker knew them, and now one does."""
+    known = fleet.known()
+    if known:
+        waiting.release_known(tick.connection, sorted(known), limit)

@@ -1,0 +1,173 @@
+"""The application: where tasks are registered and work is started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from uuid import UUID
+
+from orchestrator.domain.ids import time_ordered_id
+from orchestrator.domain.task import NewTask
+from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, UnknownTask, did_you_mean
+from orchestrator.sdk.context import current_outlet
+from orchestrator.sdk.handle import Handle, RunHandle
+from orchestrator.sdk.options import CallOptions, check_name, with_options
+from orchestrator.sdk.signature import Signature
+from orchestrator.sdk.task import Task, task_name
+from orchestrator.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.backend import Backend
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Call = tuple[Any, ...] | list[Any] | Mapping[str, Any]
+"""The arguments of one call: a tuple or list of positional ones, or a mapping of named ones."""
+
+
+class Orchestrator:
+    """An application. Settings are read when they are first needed, so importing a module needs none."""
+
+    def __init__(self, settings: Settings | None = None, **overrides: Any) -> None:
+        self._given = settings
+        self._overrides = overrides
+        self._settings: Settings | None = None
+        self._backend: Backend | None = None
+        self._lock = threading.Lock()
+        self.tasks: dict[str, Task[..., Any]] = {}
+
+    # -- tasks
+
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, /, *, name: str | None = None, **options: Any) -> _Decorator: ...
+
+    def task(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
+        """Register a function as a task: `@app.task`, or `@app.task(retries=3, timeout=30)`."""
+        checked = with_options(CallOptions(), options)
+
+        def register(function: Callable[..., Any]) -> Task[..., Any]:
+            chosen = task_name(function, name)
+            existing = self.tasks.get(chosen)
+            if existing is not None and existing.function.__code__ is not function.__code__:
+                raise InvalidTask(f"Two functions want to be the task {chosen!r}. Give one of them another name=.")
+            task: Task[..., Any] = Task(self, chosen, function, checked, Signature(chosen, function))
+            self.tasks[chosen] = task
+            return task
+
+        return register if function is None else register(function)
+
+    def find_task(self, name: str) -> Task[..., Any]:
+        """Return the registered task of that name."""
+        try:
+            return self.tasks[name]
+        except KeyError:
+            known = ", ".join(sorted(self.tasks)) or "none"
+            raise UnknownTask(f"No task is called {name!r}.{did_you_mean(name, self.tasks)} Known: {known}.") from None
+
+    # -- starting work
+
+    def enqueue(self, name: str, *args: Any, **kwargs: Any) -> Handle[Any]:
+        """Enqueue a task by its name."""
+        return self.find_task(name).enqueue(*args, **kwargs)
+
+    def enqueue_many(self, task: Task[..., R], calls: Iterable[Call]) -> list[Handle[R]]:
+        """Enqueue any number of calls in one transaction: all of them or, if one is refused, none."""
+        tasks = [_new(task, call) for call in calls]
+        outlet = current_outlet()
+        if outlet is not None:
+            outlet.enqueue(tasks)
+        elif tasks:
+            self.backend.enqueue_many(tasks)
+        return [Handle(self, new.id, task) for new in tasks]
+
+    def start_many(self, task: Task[..., R], items: Iterable[Any], *, name: str | None = None) -> RunHandle[R]:
+        """Start a run of one task per item. An item is one argument; a tuple or list is all of them, a mapping named ones."""
+        if current_outlet() is not None:
+            raise OrchestratorError(
+                "A run cannot be started inside a task, which has no database. Enqueue the tasks instead."
+            )
+        run_id = self.new_id()
+        calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)
+        tasks = (_new(task, call, run_id, position) for position, call in enumerate(calls))
+        self.backend.start_run(run_id, check_name("run", name or task.name), tasks)
+        return RunHandle(self, run_id, task)
+
+    # -- finding it again
+
+    def handle(self, task_id: str | UUID) -> Handle[Any]:
+        """Return a handle to a task that was enqueued elsewhere."""
+        return Handle(self, parse_id("task", task_id))
+
+    def run(self, run_id: str | UUID) -> RunHandle[Any]:
+        """Return a handle to a run that was started elsewhere."""
+        return RunHandle(self, parse_id("run", run_id))
+
+    # -- what the rest of the package needs
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, read on first use."""
+        if self._settings is None:
+            self._settings = self._given or load_settings(**self._overrides)
+        return self._settings
+
+    @property
+    def backend(self) -> Backend:
+        """The connections, opened on first use."""
+        if self._backend is None:
+            with self._lock:
+                if self._backend is None:
+                    from orchestrator.sdk.backend import Backend  # loads SQLAlchemy, which workers do without
+
+                    self._backend = Backend(self.settings)
+        return self._backend
+
+    def close(self) -> None:
+        """Close all connections; the application can be used again afterwards."""
+        with self._lock:
+            if self._backend is not None:
+                self._backend.close()
+                self._backend = None
+
+    @staticmethod
+    def new_id() -> bytes:
+        """Return a new id, later in order than those before it."""
+        return time_ordered_id(time.time_ns() // 1_000_000, os.urandom(10))
+
+    @staticmethod
+    async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a blocking call beside the event loop."""
+        return await asyncio.to_thread(function, *args, **kwargs)
+
+
+class _Decorator:
+    """The type of `@app.task(...)` with options."""
+
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]:
+        raise NotImplementedError
+
+
+def _new(task: Task[..., Any], call: Call, run_id: bytes | None = None, position: int | None = None) -> NewTask:
+    if isinstance(call, Mapping):
+        return task.new((), call, run_id, position)
+    return task.new(tuple(call), {}, run_id, position)
+
+
+def parse_id(what: str, value: str | UUID) -> bytes:
+    """Return an id as bytes, or say that this is none."""
+    try:
+        return (value if isinstance(value, UUID) else UUID(value)).bytes
+    except ValueError:
+        raise NotFound(f"{value!r} is not the id of a {what}: expected a UUID.") from None

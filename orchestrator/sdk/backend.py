@@ -1,0 +1,233 @@
+"""The client's connections, opened on first use: Postgres to write and read, Redis to be quick about it.
+
+This is the one module of the SDK that loads the store. A worker process never needs it, and so never pays for
+SQLAlchemy and a database driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from sqlalchemy import Connection, Engine, exc
+
+from orchestrator.domain.run import RunCounters
+from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.task import NewTask
+from orchestrator.errors import NotFound, OrchestratorError, SchemaError, WrongState
+from orchestrator.settings import Settings
+from orchestrator.store import database, enqueue, inbox, results
+from orchestrator.store.inbox import Wish
+from orchestrator.transport.client import Announcements, nudge
+from orchestrator.transport.codec import Ended
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+
+_LOOK_AGAIN = 5.0
+"""Seconds after which a waiter looks in Postgres although nothing was announced."""
+
+Look = Callable[[], "Ended | None"]
+
+
+class Backend:
+    """Writes tasks and requests, nudges the leader, waits for results."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._keys = Keys()
+        self._redis = connect(settings.require_redis())
+        self._engine = database.engine_for(settings.require_database(), autocommit=True, name="orchestrator client")
+        self._transactions = self._engine.execution_options(isolation_level="READ COMMITTED")
+        self._announcements = Announcements(connect(settings.require_redis()), self._keys)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._announcements.close()
+        self._redis.close()
+        self._engine.dispose()
+
+    # -- writing
+
+    def enqueue(self, task: NewTask) -> None:
+        """Create one task."""
+        with self._connected() as connection:
+            enqueue.insert_task(connection, task)
+        nudge(self._redis, self._keys)
+
+    def enqueue_in(self, connection: Connection, task: NewTask) -> None:
+        """Create one task in the caller's transaction, whose commit wakes the scheduler."""
+        enqueue.insert_task(connection, task)
+        enqueue.notify_on_commit(connection)
+
+    def enqueue_many(self, tasks: Iterable[NewTask]) -> None:
+        """Create many tasks, all or none."""
+        with self._connected(transaction=True) as connection, connection.begin():
+            enqueue.copy_tasks(connection, tasks)
+        nudge(self._redis, self._keys)
+
+    def start_run(self, run_id: bytes, name: str, tasks: Iterable[NewTask]) -> None:
+        """Create a run and its tasks, all or none."""
+        with self._connected(transaction=True) as connection, connection.begin():
+            total = enqueue.copy_tasks(connection, tasks)
+            enqueue.insert_run(connection, run_id, name, total)
+        nudge(self._redis, self._keys)
+
+    def cancel_task(self, task: bytes) -> None:
+        """Ask the leader to cancel a task."""
+        self._ask(Wish.CANCEL_TASK, task, self.task_status(task), ENDED_TASK_STATES, wanted=False)
+
+    def retry_task(self, task: bytes) -> None:
+        """Ask the leader to open a failed task again."""
+        self._ask(Wish.RETRY_TASK, task, self.task_status(task), ("failed", "skipped"), wanted=True)
+
+    def cancel_run(self, run: bytes) -> None:
+        """Ask the leader to cancel a run."""
+        self._ask(Wish.CANCEL_RUN, run, self.run_progress(run)[0], ENDED_RUN_STATES, wanted=False)
+
+    def retry_run(self, run: bytes) -> None:
+        """Ask the leader to open a run's failed tasks again."""
+        self._ask(Wish.RETRY_RUN, run, self.run_progress(run)[0], ("failed",), wanted=True)
+
+    def _ask(self, wish: Wish, target: bytes, state: str, states: Iterable[str], *, wanted: bool) -> None:
+        if (state in tuple(states)) is not wanted:
+            verb, what = wish.split(" ")
+            raise WrongState(f"Cannot {verb} {what} {to_text(target)}: it is in state {state!r}.")
+        with self._connected() as connection:
+            inbox.add(connection, wish, target)
+        nudge(self._redis, self._keys)
+
+    # -- reading
+
+    def task_status(self, task: bytes) -> str:
+        """Return a task's state."""
+        return self._outcome(task).status
+
+    def run_progress(self, run: bytes) -> tuple[str, RunCounters]:
+        """Return a run's state and counters."""
+        with self._connected() as connection:
+            found = results.progress(connection, run)
+        if found is None:
+            raise NotFound(f"No run has the id {to_text(run)}.")
+        return found
+
+    def run_results(self, run: bytes) -> Iterator[bytes]:
+        """Yield the results of a run's tasks in order."""
+        with self._connected() as connection:
+            yield from results.run_results(connection, run)
+
+    def _outcome(self, task: bytes) -> results.TaskOutcome:
+        with self._connected() as connection:
+            found = results.outcome(connection, task)
+        if found is None:
+            raise NotFound(f"No task has the id {to_text(task)}.")
+        return found
+
+    # -- waiting
+
+    def wait_task(self, task: bytes, timeout: float | None) -> Ended | None:
+        """Wait until a task ends; None if it has not by then."""
+        return self._wait(task, lambda: self._look_at_task(task), timeout)
+
+    async def wait_task_async(self, task: bytes, timeout: float | None) -> Ended | None:
+        """Do the same as `wait_task` on the event loop."""
+        return await self._wait_async(task, lambda: self._look_at_task(task), timeout)
+
+    def wait_run(self, run: bytes, timeout: float | None) -> Ended | None:
+        """Wait until a run ends; None if it has not by then."""
+        return self._wait(run, lambda: self._look_at_run(run), timeout)
+
+    def _look_at_task(self, task: bytes) -> Ended | None:
+        found = self._outcome(task)
+        if found.status in ENDED_TASK_STATES:
+            return Ended(task, found.status, found.result, found.error)
+        return None
+
+    def _look_at_run(self, run: bytes) -> Ended | None:
+        status, _ = self.run_progress(run)
+        return Ended(run, status) if status in ENDED_RUN_STATES else None
+
+    def _wait(self, identifier: bytes, look: Look, timeout: float | None) -> Ended | None:
+        """Subscribe, then look, and look again whenever something may have been missed."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        woken = threading.Event()
+        heard: list[Ended | None] = []
+
+        def wake(ended: Ended | None) -> None:
+            heard.append(ended)
+            woken.set()
+
+        self._announcements.listen(identifier, wake)
+        try:
+            found = look()
+            while found is None:
+                left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+                if left <= 0:
+                    return None
+                woken.wait(left)
+                woken.clear()
+                found = _complete(heard) or look()
+            return found
+        finally:
+            self._announcements.forget(identifier, wake)
+
+    async def _wait_async(self, identifier: bytes, look: Look, timeout: float | None) -> Ended | None:
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        woken = asyncio.Event()
+        heard: list[Ended | None] = []
+
+        def wake(ended: Ended | None) -> None:
+            heard.append(ended)
+            loop.call_soon_threadsafe(woken.set)
+
+        await asyncio.to_thread(self._announcements.listen, identifier, wake)
+        try:
+            found = await asyncio.to_thread(look)
+            while found is None:
+                left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - loop.time())
+                if left <= 0:
+                    return None
+                try:
+                    await asyncio.wait_for(woken.wait(), left)
+                except TimeoutError:
+                    pass  # time to look again
+                woken.clear()
+                found = _complete(heard) or await asyncio.to_thread(look)
+            return found
+        finally:
+            self._announcements.forget(identifier, wake)
+
+    def _connected(self, *, transaction: bool = False) -> _Connected:
+        return _Connected(self._transactions if transaction else self._engine)
+
+
+class _Connected:
+    """A connection whose errors a caller can act on."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> Connection:
+        try:
+            self._connection = self._engine.connect()
+        except exc.OperationalError as error:
+            raise OrchestratorError(f"Postgres cannot be reached: {str(error.orig).strip()}") from error
+        return self._connection
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        self._connection.close()
+        if isinstance(error, exc.ProgrammingError) and "orchestrator." in str(error.orig):
+            raise SchemaError("The database has no orchestrator tables yet. Run `orchestrator db upgrade`.") from error
+
+
+def _complete(heard: list[Ended | None]) -> Ended | None:
+    """Return an announcement that says everything, so that Postgres need not be asked."""
+    for ended in heard:
+        if ended is not None and (ended.state in ("failed", "cancelled", "skipped") or ended.result is not None):
+            return ended
+        if ended is not None and ended.error is None and ended.state in ENDED_RUN_STATES and ended.result is None:
+            break
+    heard.clear()
+    return None

@@ -1,0 +1,180 @@
+"""What the caller holds: a handle to one task, or to a run of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from uuid import UUID
+
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.run import RunCounters
+from orchestrator.domain.states import TaskState
+from orchestrator.errors import (
+    OrchestratorError,
+    ResultTimeout,
+    RunFailed,
+    TaskCancelled,
+    TaskFailed,
+    TaskSkipped,
+)
+from orchestrator.sdk.context import current_outlet
+from orchestrator.sdk.payload import decode_value
+from orchestrator.transport.codec import Ended
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.app import Orchestrator
+    from orchestrator.sdk.task import Task
+
+R = TypeVar("R")
+
+
+class Handle(Generic[R]):
+    """One enqueued task."""
+
+    def __init__(self, app: Orchestrator, identifier: bytes, task: Task[Any, R] | None = None) -> None:
+        self._app = app
+        self._task = task
+        self._id = identifier
+        self._ended: Ended | None = None
+
+    @property
+    def id(self) -> str:
+        """The task's id."""
+        return to_text(self._id)
+
+    def __repr__(self) -> str:
+        return f"<Handle {self._task.name + ' ' if self._task else ''}{self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Handle) and other._id == self._id
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the result and return it; raise TaskFailed, TaskCancelled or ResultTimeout."""
+        _refuse_inside_task()
+        if self._ended is None:
+            self._ended = self._app.backend.wait_task(self._id, timeout)
+        return self._value(self._ended, timeout)
+
+    async def aresult(self, timeout: float | None = None) -> R:
+        """Do the same as `result` without blocking the event loop."""
+        _refuse_inside_task()
+        if self._ended is None:
+            self._ended = await self._app.backend.wait_task_async(self._id, timeout)
+        return self._value(self._ended, timeout)
+
+    def status(self) -> str:
+        """Return the task's present state."""
+        return self._app.backend.task_status(self._id)
+
+    def cancel(self) -> None:
+        """Cancel it, wherever it stands; this is durable even while no scheduler runs."""
+        self._app.backend.cancel_task(self._id)
+
+    def retry(self) -> None:
+        """Open it again if it has failed."""
+        self._app.backend.retry_task(self._id)
+
+    def _value(self, ended: Ended | None, timeout: float | None) -> R:
+        if ended is None:
+            raise ResultTimeout(
+                f"{self!r} had no result after {timeout} s. It goes on; ask again, or see `orchestrator tasks show {self.id}`."
+            )
+        if ended.state == TaskState.SUCCESS:
+            value = decode_value(ended.result or b"\xc0")
+            result: R = self._task.signature.restore_result(value) if self._task else value
+            return result
+        error = ended.error
+        message = f"{self._task.name if self._task else 'Task'} {self.id}"
+        if ended.state == TaskState.CANCELLED:
+            raise TaskCancelled(f"{message} was cancelled.")
+        if ended.state == TaskState.SKIPPED:
+            raise TaskSkipped(f"{message} was skipped.")
+        if error is None:
+            raise TaskFailed(f"{message} failed.")
+        raise TaskFailed(f"{message} failed: {error.kind}: {error.message}", kind=error.kind, traceback=error.traceback)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    status: str
+    counters: RunCounters
+
+    @property
+    def fraction(self) -> float:
+        """Share of the tasks that have ended, from 0 to 1."""
+        return self.counters.ended / self.counters.total if self.counters.total else 1.0
+
+
+class RunHandle(Generic[R]):
+    """One run of many tasks."""
+
+    def __init__(self, app: Orchestrator, identifier: bytes, task: Task[Any, R] | None = None) -> None:
+        self._app = app
+        self._task = task
+        self._id = identifier
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return str(UUID(bytes=self._id))
+
+    def __repr__(self) -> str:
+        return f"<RunHandle {self.id}>"
+
+    def progress(self) -> Progress:
+        """Return the run's state and counters."""
+        status, counters = self._app.backend.run_progress(self._id)
+        return Progress(status, counters)
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait until the run has ended and return its state."""
+        _refuse_inside_task()
+        ended = self._app.backend.wait_run(self._id, timeout)
+        if ended is None:
+            raise ResultTimeout(
+                f"{self!r} had not ended after {timeout} s. It goes on; see `orchestrator runs show {self.id}`."
+            )
+        return ended.state
+
+    async def await_end(self, timeout: float | None = None) -> str:
+        """Do the same as `wait` without blocking the event loop."""
+        return await self._app.in_thread(self.wait, timeout)
+
+    def results(self, timeout: float | None = None) -> list[R]:
+        """Wait for the end and return every task's result, in order; raise RunFailed unless all succeeded."""
+        return list(self.iter_results(timeout))
+
+    def iter_results(self, timeout: float | None = None) -> Iterator[R]:
+        """Do the same as `results` in bounded memory."""
+        state = self.wait(timeout)
+        if state != "success":
+            counters = self.progress().counters
+            raise RunFailed(
+                f"{self!r} ended as {state}: {counters.success} of {counters.total} tasks succeeded, {counters.failed} failed, "
+                f"{counters.cancelled} were cancelled. See `orchestrator runs show {self.id}`."
+            )
+        for data in self._app.backend.run_results(self._id):
+            value = decode_value(data)
+            yield self._task.signature.restore_result(value) if self._task else value
+
+    def cancel(self) -> None:
+        """Cancel its open tasks, and with them the run."""
+        self._app.backend.cancel_run(self._id)
+
+    def retry(self) -> None:
+        """Open its failed tasks again."""
+        self._app.backend.retry_run(self._id)
+
+
+def _refuse_inside_task() -> None:
+    if current_outlet() is not None:
+        raise OrchestratorError(
+            "A task cannot wait for another task: it would hold a slot while it waits, and a full fleet would wait for "
+            "itself. Put both steps into a workflow, or let the second task enqueue what follows."
+        )

@@ -1,0 +1,82 @@
+"""Arguments and results as data: MessagePack, never pickle.
+
+JSON types, bytes, datetime, UUID, Decimal, enums, dataclasses, msgspec and pydantic models go in; the worker gets
+them back in the types that the task's signature names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from orchestrator.errors import PayloadError
+
+_REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+_KEPT = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
+
+
+def _encode_other(value: Any) -> Any:
+    if hasattr(type(value), "model_dump"):  # pydantic
+        return value.model_dump()
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is not plain data")
+
+
+def _decode_other(kind: type, value: Any) -> Any:
+    if hasattr(kind, "model_validate"):  # pydantic
+        return kind.model_validate(value)
+    if isinstance(value, kind):
+        return value
+    raise TypeError(f"cannot make a {kind.__qualname__} of {type(value).__qualname__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
+_decoder = msgspec.msgpack.Decoder()
+
+
+def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any], limit: int) -> bytes:
+    """Encode the arguments of a call, or say which of them cannot be."""
+    try:
+        data = _encoder.encode((arguments, keywords))
+    except _REFUSALS:
+        for place, value in [*enumerate(arguments, 1), *keywords.items()]:
+            encode_value(value, f"Argument {place} of task {name!r}", limit)
+        raise
+    return _checked(data, f"The arguments of task {name!r}", limit)
+
+
+def encode_value(value: Any, what: str, limit: int) -> bytes:
+    """Encode one value, or say why it cannot be."""
+    try:
+        data = _encoder.encode(value)
+    except _REFUSALS as error:
+        raise PayloadError(
+            f"{what} cannot be serialised: {error}. Pass plain data: JSON types, bytes, datetime, UUID, Decimal, "
+            f"dataclasses, msgspec or pydantic models."
+        ) from error
+    return _checked(data, what, limit)
+
+
+def _checked(data: bytes, what: str, limit: int) -> bytes:
+    if len(data) > limit:
+        raise PayloadError(
+            f"{what}: {len(data):,} bytes, and at most {limit:,} are allowed. Pass a reference to the data instead, "
+            f"or raise the setting max_payload."
+        )
+    return data
+
+
+def decode_value(data: bytes, kind: Any = Any) -> Any:
+    """Decode a value into the given type."""
+    return convert(_decoder.decode(data), kind)
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """Turn plain data into the annotated type."""
+    if kind is Any or kind is None:
+        return value
+    return msgspec.convert(value, kind, builtin_types=_KEPT, dec_hook=_decode_other)

@@ -1,0 +1,84 @@
+"""A task's signature: what a call must look like, and which types the worker turns arguments into."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from orchestrator.errors import InvalidTask
+from orchestrator.sdk.context import TaskContext
+from orchestrator.sdk.payload import convert
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Signature:
+    """Checks calls in the caller and rebuilds them in the worker."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._name = name
+        hints = _hints(function)
+        parameters = inspect.signature(function).parameters.values()
+        self.context_parameter = next((p.name for p in parameters if hints.get(p.name) is TaskContext), None)
+        visible = [p for p in parameters if p.name != self.context_parameter]
+        self._signature = inspect.Signature(visible)
+        self._kinds = {p.name: hints[p.name] for p in visible if hints.get(p.name, Any) is not Any}
+        self._result = hints.get("return", Any)
+        positional = [p for p in visible if p.kind in _POSITIONAL]
+        self._positional = [p.name for p in positional]
+        self._required = sum(p.default is p.empty for p in positional)
+        self._simple = len(positional) == len(visible)
+        self._star = next((p.name for p in visible if p.kind is p.VAR_POSITIONAL), None)
+        self._double_star = next((p.name for p in visible if p.kind is p.VAR_KEYWORD), None)
+
+    def check(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        """Refuse a call that the function would refuse."""
+        if self._simple and not keywords and self._required <= len(arguments) <= len(self._positional):
+            return
+        try:
+            self._signature.bind(*arguments, **keywords)
+        except TypeError as error:
+            raise InvalidTask(f"Task {self._name!r}: {error}. Expected {self._name}{self._signature}.") from None
+
+    def restore(self, arguments: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Turn decoded arguments into the annotated types."""
+        self.check(arguments, keywords)
+        if not self._kinds:
+            return arguments, keywords
+        names = self._positional
+        restored = [
+            self._restore(names[place] if place < len(names) else self._star, value)
+            for place, value in enumerate(arguments)
+        ]
+        known = self._signature.parameters
+        return restored, {
+            name: self._restore(name if name in known else self._double_star, value) for name, value in keywords.items()
+        }
+
+    def restore_result(self, value: Any) -> Any:
+        """Turn a decoded result into the annotated type."""
+        return convert(value, self._result)
+
+    def _restore(self, name: str | None, value: Any) -> Any:
+        kind = self._kinds.get(name, Any) if name else Any
+        try:
+            return convert(value, kind)
+        except (msgspec.ValidationError, TypeError, ValueError) as error:
+            raise InvalidTask(
+                f"Task {self._name!r}, argument {name!r}: expected {_describe(kind)}: {error}."
+            ) from error
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError, AttributeError):
+        return {}  # annotations that cannot be resolved here leave arguments as plain data
+
+
+def _describe(kind: Any) -> str:
+    return getattr(kind, "__name__", None) or str(kind)

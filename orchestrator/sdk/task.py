@@ -1,0 +1,126 @@
+"""A function that can be run elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+from orchestrator.domain.task import NewTask
+from orchestrator.errors import InvalidTask
+from orchestrator.sdk.context import current_outlet
+from orchestrator.sdk.handle import Handle
+from orchestrator.sdk.options import CallOptions, check_name, with_options
+from orchestrator.sdk.payload import encode_call
+from orchestrator.sdk.signature import Signature
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from orchestrator.sdk.app import Orchestrator
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Task(Generic[P, R]):
+    """A registered function. Call it, and it runs right here; enqueue it, and a worker runs it."""
+
+    def __init__(
+        self, app: Orchestrator, name: str, function: Callable[P, Any], options: CallOptions, signature: Signature
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._app = app
+        self.name = name
+        self.function = function
+        self.call_options = options
+        self.signature = signature
+        self.is_async = inspect.iscoroutinefunction(function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function right here, in this process."""
+        result: R = self.function(*args, **kwargs)
+        return result
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    def options(self, **options: Any) -> Task[P, R]:
+        """Return this task with other options, for the calls that follow."""
+        changed = with_options(self.call_options, options)
+        return Task(self._app, self.name, self.function, changed, self.signature)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        """Have a worker run it; the task is durable when this returns."""
+        task = self.new(args, kwargs)
+        outlet = current_outlet()
+        if outlet is None:
+            if self.call_options.on_success:
+                raise InvalidTask(
+                    "Option on_success: only a task that runs inside a worker can succeed; this is not one."
+                )
+            self._app.backend.enqueue(task)
+        elif self.call_options.on_success:
+            outlet.enqueue_on_success([task])
+        else:
+            outlet.enqueue([task])
+        return Handle(self._app, task.id, self)
+
+    delay = enqueue
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        """Do the same as `enqueue` without blocking the event loop."""
+        return await self._app.in_thread(self.enqueue, *args, **kwargs)
+
+    def enqueue_in(self: Task[P, R], connection: Connection, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        """Enqueue inside the caller's own transaction: the task exists only if that commits."""
+        if current_outlet() is not None and self.call_options.on_success:
+            raise InvalidTask("Option on_success does not go with enqueue_in: the transaction decides.")
+        task = self.new(args, kwargs)
+        self._app.backend.enqueue_in(connection, task)
+        return Handle(self._app, task.id, self)
+
+    def new(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        run_id: bytes | None = None,
+        position: int | None = None,
+    ) -> NewTask:
+        """Check a call and return it as data; nothing is written."""
+        self.signature.check(args, kwargs)
+        options = self.call_options
+        outlet = current_outlet()
+        return NewTask(
+            id=self._app.new_id() if outlet is None else outlet.next_id(),
+            name=self.name,
+            queue=options.queue,
+            payload=encode_call(self.name, args, kwargs, self._app.settings.max_payload),
+            priority=options.priority,
+            delay=options.delay_seconds,
+            options=options.stored(),
+            run_id=run_id,
+            position=position,
+        )
+
+
+def task_name(function: Callable[..., Any], name: str | None) -> str:
+    """Return the name under which a function is registered: its own, or `module.function`."""
+    if name is not None:
+        return check_name("task", name)
+    if not hasattr(function, "__qualname__"):
+        raise InvalidTask(f"Only a function can be a task without a name; found {function!r}.")
+    return check_name("task", f"{_module_name(function)}.{function.__qualname__.replace('<locals>.', '')}")
+
+
+def _module_name(function: Callable[..., Any]) -> str:
+    if function.__module__ != "__main__":
+        return function.__module__
+    # A script that is run directly must give its tasks the same names as when a worker imports it.
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:
+        return main.__spec__.name.removesuffix(".__main__")
+    return Path(getattr(main, "__file__", None) or "main").stem

@@ -1,0 +1,160 @@
+"""Settings, read once: keyword arguments, then the environment, then pyproject.toml, then `orchestrator dev`'s file.
+
+Each field below can be given as an argument of `Orchestrator(...)`, as `ORCHESTRATOR_<NAME>` in the
+environment, or under `[tool.orchestrator]` in the nearest pyproject.toml. The two URLs are also found in
+`.orchestrator/services.json`, which a running `orchestrator dev` leaves in its folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ConfigurationError, did_you_mean
+
+SERVICES_FILE = Path(".orchestrator") / "services.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that can be set, with its default."""
+
+    database_url: str = ""
+    """Postgres, e.g. postgresql://user:password@host/database."""
+    redis_url: str = ""
+    """Redis or Valkey, e.g. redis://host:6379/0 or unix:///path/to/socket."""
+    app: str = ""
+    """Where commands find the application, e.g. `package.module:app`."""
+
+    max_payload: int = 1_000_000
+    """Largest size in bytes of one task's arguments or result."""
+    inline_result: int = 4_096
+    """Results up to this many bytes travel to waiting clients with the announcement itself."""
+
+    lease: float = 3.0
+    """Seconds after which a silent leader may be replaced."""
+    safety_scan: float = 1.0
+    """Seconds between scans for writes whose nudge was lost."""
+    batch: int = 1_000
+    """Most events, inbox rows or due tasks that one tick takes on."""
+    unknown_task_timeout: float = 300.0
+    """Seconds that a task no live worker knows waits before it fails."""
+    loss_limit: int = 3
+    """How often a task may take its worker process down with it before it fails."""
+
+    heartbeat: float = 1.0
+    """Seconds between two heartbeats of a worker."""
+    worker_ttl: float = 5.0
+    """Seconds of silence after which a worker counts as dead."""
+    drain_timeout: float = 30.0
+    """Seconds that a stopping worker gives its running tasks before it hands them back."""
+
+    def require_database(self) -> str:
+        """Return the database URL, or say what to set."""
+        return self.database_url or self._missing("database_url", "postgresql://user:password@host/database")
+
+    def require_redis(self) -> str:
+        """Return the Redis URL, or say what to set."""
+        return self.redis_url or self._missing("redis_url", "redis://localhost:6379/0")
+
+    def _missing(self, name: str, example: str) -> str:
+        raise ConfigurationError(
+            f"Setting {name} is not set. Set ORCHESTRATOR_{name.upper()} (e.g. {example}), or {name} under "
+            f"[tool.orchestrator] in pyproject.toml. For development, run `orchestrator dev` in this folder: it brings "
+            f"its own Postgres and Redis, and other commands run here find them."
+        )
+
+
+_FIELDS: Mapping[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:
+    """Read the settings for `folder`; arguments win over environment, environment over files."""
+    folder = (folder or Path.cwd()).resolve()
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for source, found in (
+        (str(SERVICES_FILE), _from_services_file(folder)),
+        ("[tool.orchestrator]", _from_pyproject(folder)),
+        ("environment", _from_environment(environ)),
+        ("argument", {name: value for name, value in given.items() if value is not None}),
+    ):
+        for name, value in found.items():
+            values[name] = _parse(name, value, source)
+    return _validated(Settings(**values))
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    prefix = "ORCHESTRATOR_"
+    return {name: environ[prefix + name.upper()] for name in _FIELDS if environ.get(prefix + name.upper())}
+
+
+def _from_pyproject(folder: Path) -> dict[str, Any]:
+    path = _nearest(folder, "pyproject.toml")
+    if path is None:
+        return {}
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not valid TOML: {error}.") from error
+    table: dict[str, Any] = document.get("tool", {}).get("orchestrator", {})
+    return table
+
+
+def _from_services_file(folder: Path) -> dict[str, Any]:
+    path = _nearest(folder, str(SERVICES_FILE))
+    if path is None:
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}  # being written at this moment, or left half-written by a crash: as good as absent
+    return {name: document[name] for name in ("database_url", "redis_url", "app") if document.get(name)}
+
+
+def _nearest(folder: Path, name: str) -> Path | None:
+    return next((path for parent in _upwards(folder) if (path := parent / name).is_file()), None)
+
+
+def _upwards(folder: Path) -> Iterator[Path]:
+    yield folder
+    yield from folder.parents
+
+
+def _parse(name: str, value: Any, source: str) -> Any:
+    if name not in _FIELDS:
+        raise ConfigurationError(f"Unknown setting {name!r} in {source}.{did_you_mean(name, _FIELDS)}")
+    wanted: type[Any] = type(_FIELDS[name].default)
+    try:
+        if isinstance(value, bool) or (wanted is str and not isinstance(value, str)):
+            raise ValueError
+        return wanted(value)
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"Setting {name} in {source}: expected {wanted.__name__}, found {value!r}.") from None
+
+
+def _validated(settings: Settings) -> Settings:
+    for name, field in _FIELDS.items():
+        value = getattr(settings, name)
+        if isinstance(field.default, (int, float)) and not 0 < value < float("inf"):
+            raise ConfigurationError(f"Setting {name}: expected a positive number, found {value!r}.")
+    if settings.worker_ttl < 2 * settings.heartbeat:
+        raise ConfigurationError(
+            f"Setting worker_ttl: expected at least twice the heartbeat ({settings.heartbeat}), found {settings.worker_ttl}."
+        )
+    for name, schemes in (
+        ("database_url", ("postgresql", "postgres")),
+        ("redis_url", ("redis", "rediss", "unix")),
+    ):
+        value = getattr(settings, name)
+        if value and value.split(":")[0].split("+")[0] not in schemes:
+            raise ConfigurationError(
+                f"Setting {name}: expected a URL that starts with {schemes[0]}://, found {value!r}."
+            )
+    return settings

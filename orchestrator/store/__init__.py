@@ -1,0 +1,1 @@
+"""All SQL lives here: one named function, one statement, beside its siblings."""

@@ -1,0 +1,89 @@
+"""Connections to Postgres, configured once, and the schema version that this release needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, create_engine, exc, text
+from sqlalchemy.engine import make_url
+
+from orchestrator.errors import ConfigurationError, SchemaError
+from orchestrator.store.tables import SCHEMA
+
+REVISION = "0001"
+"""The newest migration. `orchestrator db upgrade` brings a database here."""
+
+UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
+"""What an outage of Postgres looks like, lock and statement timeouts included: wait and try again."""
+
+_MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
+_UPGRADE_LOCK = 0x6F7263685F6462
+
+
+def engine_for(url: str, *, autocommit: bool = False, pool_size: int = 5, name: str = "orchestrator") -> Engine:
+    """Return an engine for a Postgres URL; psycopg2 unless the URL names another driver."""
+    try:
+        parsed = make_url(url)
+    except exc.ArgumentError as error:
+        raise ConfigurationError(
+            f"Setting database_url: expected postgresql://user:password@host/database, found {url!r}."
+        ) from error
+    if parsed.drivername in ("postgres", "postgresql"):
+        parsed = parsed.set(drivername="postgresql+psycopg2")
+    # In autocommit mode every statement is one round trip, and there is nothing to roll back on return.
+    return create_engine(
+        parsed,
+        pool_size=pool_size,
+        max_overflow=20,
+        pool_reset_on_return=None if autocommit else "rollback",
+        isolation_level="AUTOCOMMIT" if autocommit else "READ COMMITTED",
+        connect_args={"application_name": name, "connect_timeout": 10},
+        skip_autocommit_rollback=autocommit,
+    )
+
+
+def check_schema(connection: Connection) -> None:
+    """Refuse to work on a database that is not at this release's revision."""
+    found = current_revision(connection)
+    if found is None:
+        raise SchemaError("The database has no orchestrator tables yet. Run `orchestrator db upgrade`.")
+    if found < REVISION:
+        raise SchemaError(
+            f"The database is at revision {found}; this release needs {REVISION}. Run `orchestrator db upgrade`."
+        )
+    if found > REVISION:
+        raise SchemaError(
+            f"The database is at revision {found}, newer than this release knows ({REVISION}). Upgrade the package."
+        )
+
+
+def current_revision(connection: Connection) -> str | None:
+    """Return the database's revision, or None where the tables do not exist."""
+    exists = connection.execute(text("SELECT to_regclass(:name)"), {"name": f"{SCHEMA}.alembic_version"}).scalar()
+    if exists is None:
+        return None
+    value: str | None = connection.execute(text(f"SELECT version_num FROM {SCHEMA}.alembic_version")).scalar()
+    return value
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the database to the newest revision, alone: a second upgrade waits for the first."""
+    from alembic import command
+    from alembic.config import Config
+
+    engine = engine_for(url, name="orchestrator db upgrade")
+    try:
+        with engine.connect() as connection:
+            connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _UPGRADE_LOCK})
+            connection.execute(text("SET lock_timeout = '10s'"))
+            connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+            connection.commit()
+            config = Config()
+            config.set_main_option("script_location", str(_MIGRATIONS))
+            config.attributes["connection"] = connection
+            command.upgrade(config, revision)
+            connection.commit()
+            connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _UPGRADE_LOCK})
+            connection.commit()
+    finally:
+        engine.dispose()

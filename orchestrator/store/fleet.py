@@ -1,0 +1,53 @@
+"""A mirror of the workers' heartbeats, for people to look at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+_MIRROR = """
+INSERT INTO orchestrator.workers AS w (id, host, pid, queues, names, slots, running, state, started_at, seen_at)
+SELECT b.id, b.host, b.pid, ARRAY(SELECT jsonb_array_elements_text(b.queues)),
+       ARRAY(SELECT jsonb_array_elements_text(b.names)), b.slots, b.running, b.state, to_timestamp(b.started_at), %(now)s
+  FROM jsonb_to_recordset(%(beats)s::jsonb)
+       AS b(id text, host text, pid int, queues jsonb, names jsonb, slots int, running int, state text, started_at float8)
+    ON CONFLICT (id) DO UPDATE
+   SET queues = excluded.queues, names = excluded.names, slots = excluded.slots, running = excluded.running,
+       state = excluded.state, seen_at = excluded.seen_at
+"""
+
+
+class WorkerRow(NamedTuple):
+    """One worker process."""
+
+    id: str
+    host: str
+    pid: int
+    queues: list[str]
+    names: list[str]
+    slots: int
+    running: int
+    state: str
+    started_at: float
+
+
+def mirror(connection: Connection, workers: Sequence[WorkerRow], now: datetime) -> None:
+    """Write down what the heartbeats say."""
+    beats = json.dumps([worker._asdict() for worker in workers])
+    connection.exec_driver_sql(_MIRROR, {"beats": beats, "now": now})
+
+
+_GONE = """
+UPDATE orchestrator.workers SET state = 'dead', running = 0 WHERE state <> 'dead' AND NOT (id = ANY(%(live)s::text[]))
+"""
+_FORGET = "DELETE FROM orchestrator.workers WHERE state = 'dead' AND seen_at < %(now)s - interval '1 hour'"
+
+
+def mark_gone(connection: Connection, live: Sequence[str], now: datetime) -> None:
+    """Mark every other worker as dead, and forget those that have been for an hour."""
+    connection.exec_driver_sql(_GONE, {"live": list(live)})
+    connection.exec_driver_sql(_FORGET, {"now": now})

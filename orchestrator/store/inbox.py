@@ -1,0 +1,53 @@
+"""What anyone but the leader wants changed: inserted here, applied and deleted by the next tick."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from sqlalchemy import Connection, text
+
+from orchestrator.store import arrays
+from orchestrator.store.transitions import identifier
+
+
+class Wish(StrEnum):
+    """The kinds of requests."""
+
+    CANCEL_TASK = "cancel task"
+    CANCEL_RUN = "cancel run"
+    RETRY_TASK = "retry task"
+    RETRY_RUN = "retry run"
+
+
+class Item(NamedTuple):
+    """One request."""
+
+    id: int
+    kind: str
+    target: bytes
+
+
+_ADD = text("INSERT INTO orchestrator.inbox (kind, target) VALUES (:kind, CAST(:target AS uuid))")
+
+
+def add(connection: Connection, kind: Wish, target: bytes) -> None:
+    """Ask the leader for a change."""
+    connection.execute(_ADD, {"kind": str(kind), "target": target.hex()})
+
+
+_READ = "SELECT id, kind, target::text FROM orchestrator.inbox ORDER BY id LIMIT %(limit)s"
+
+
+def read(connection: Connection, limit: int) -> list[Item]:
+    """Return the oldest requests."""
+    rows = connection.exec_driver_sql(_READ, {"limit": limit})
+    return [Item(row[0], row[1], identifier(row[2])) for row in rows]
+
+
+_REMOVE = "DELETE FROM orchestrator.inbox WHERE id = ANY(%(ids)s::bigint[])"
+
+
+def remove(connection: Connection, ids: list[int]) -> None:
+    """Forget requests that have been applied."""
+    connection.exec_driver_sql(_REMOVE, {"ids": arrays.numbers(ids)})

@@ -1,0 +1,41 @@
+"""What people see: the one read API of the command line, the HTTP API, the dashboard and the metrics.
+
+Every function takes a connection and returns frozen values; nothing here changes anything. Each statement is one
+snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in exactly one of them.
+"""
+
+from orchestrator.store.insights.fleet import QueueCounts, WorkerView, list_queues, list_workers
+from orchestrator.store.insights.system import Events, Leader, Overview, UnknownTasks, overview
+from orchestrator.store.insights.runs import RunFilter, RunView, list_runs, show_run
+from orchestrator.store.insights.tasks import (
+    AttemptView,
+    ErrorView,
+    TaskDetail,
+    TaskFilter,
+    TaskView,
+    list_tasks,
+    show_task,
+)
+
+__all__ = [
+    "AttemptView",
+    "ErrorView",
+    "Events",
+    "Leader",
+    "Overview",
+    "QueueCounts",
+    "RunFilter",
+    "RunView",
+    "TaskDetail",
+    "TaskFilter",
+    "TaskView",
+    "UnknownTasks",
+    "WorkerView",
+    "list_queues",
+    "list_runs",
+    "list_tasks",
+    "list_workers",
+    "overview",
+    "show_run",
+    "show_task",
+]

@@ -1,0 +1,109 @@
+"""Queues and the workers that serve them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from orchestrator.store.tables import READY
+
+_IS_FRESH = "seen_at > now() - interval '15 seconds'"
+"""The leader mirrors the fleet every few seconds; what it has not seen for longer, nobody knows about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueCounts:
+    """What stands in one queue. An open task is counted in exactly one of the six."""
+
+    queue: str
+    """Its name."""
+    ready: int
+    """Tasks that only wait for a free slot."""
+    delayed: int
+    """Tasks that wait for their time: an ETA or a retry."""
+    unknown: int
+    """Tasks that no live worker knows."""
+    blocked: int
+    """Tasks that wait for others."""
+    dispatched: int
+    """Tasks on their way to a worker."""
+    running: int
+    """Tasks that run."""
+    oldest_ready: float | None
+    """Seconds since the oldest ready task was enqueued, its delays included."""
+    workers: int
+    """Live workers that serve it."""
+    slots: int
+    """How many tasks they run at once, of all their queues together."""
+
+
+_QUEUES = f"""
+WITH waiting AS (
+    SELECT queue,
+           count(*) FILTER (WHERE {READY}) AS ready,
+           count(*) FILTER (WHERE status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL AND hold IS NULL) AS delayed,
+           count(*) FILTER (WHERE status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL AND hold IS NOT NULL)
+               AS unknown,
+           count(*) FILTER (WHERE status = 'pending' AND blockers > 0) AS blocked,
+           count(*) FILTER (WHERE status = 'dispatched') AS dispatched,
+           count(*) FILTER (WHERE status = 'running') AS running,
+           extract(epoch FROM now() - min(created_at) FILTER (WHERE {READY}))::double precision AS oldest_ready
+      FROM orchestrator.tasks GROUP BY queue
+), serving AS (
+    SELECT queue, count(*) AS workers, sum(slots) AS slots
+      FROM orchestrator.workers CROSS JOIN LATERAL unnest(queues) AS queue
+     WHERE state = 'live' AND {_IS_FRESH} GROUP BY queue
+)
+SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coalesce(unknown, 0) AS unknown,
+       coalesce(blocked, 0) AS blocked, coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running,
+       oldest_ready, coalesce(workers, 0) AS workers, coalesce(slots, 0) AS slots
+  FROM waiting FULL JOIN serving USING (queue) ORDER BY queue
+"""
+
+
+def list_queues(connection: Connection) -> list[QueueCounts]:
+    """Return every queue that holds an open task or has a live worker; costs one pass over the open tasks."""
+    return [QueueCounts(**row._asdict()) for row in connection.exec_driver_sql(_QUEUES)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerView:
+    """One worker process, as the leader last saw it."""
+
+    id: str
+    """Its id."""
+    host: str
+    """The machine that it runs on."""
+    pid: int
+    """Its process id there."""
+    queues: tuple[str, ...]
+    """The queues that it serves."""
+    names: tuple[str, ...]
+    """The tasks that it knows."""
+    slots: int
+    """How many tasks it runs at once."""
+    running: int
+    """How many it runs now."""
+    state: str
+    """`live`, `draining` or `dead`; `unheard` if no leader has looked lately, so that nobody can say."""
+    started_at: datetime
+    """When it started."""
+    seen_at: datetime
+    """When the leader last heard of it."""
+
+
+_WORKERS = f"""
+SELECT id, host, pid, queues, names, slots, running,
+       CASE WHEN state = 'dead' OR {_IS_FRESH} THEN state ELSE 'unheard' END AS state, started_at, seen_at
+  FROM orchestrator.workers ORDER BY state = 'dead', host, started_at, id
+"""
+
+
+def list_workers(connection: Connection) -> list[WorkerView]:
+    """Return the fleet, the dead of the last hour at the end."""
+    return [
+        WorkerView(**row._asdict() | {"queues": tuple(row.queues), "names": tuple(row.names)})
+        for row in connection.exec_driver_sql(_WORKERS)
+    ]

@@ -1,0 +1,154 @@
+"""How the whole system is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.states import ENDED_TASK_STATES
+from orchestrator.store import leases
+from orchestrator.store.database import current_revision
+from orchestrator.store.insights.fleet import QueueCounts, list_queues, list_workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leader:
+    """The scheduler that leads."""
+
+    address: str
+    """Its host and process id."""
+    term: int
+    """The number of its term."""
+    lease_remaining: float
+    """Seconds until another may take over, unless it renews its lease."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownTasks:
+    """Tasks of one name that no live worker of their queue knows."""
+
+    queue: str
+    """The queue that they wait in."""
+    name: str
+    """The name that nobody knows."""
+    tasks: int
+    """How many there are."""
+    fails_at: datetime | None
+    """When the first of them fails, if it stays so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Events:
+    """How far the workers' reports have been applied."""
+
+    generation: str
+    """One life of the Redis data."""
+    position: str
+    """The last event that was applied."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """The state of the system in one value."""
+
+    leader: Leader | None
+    """Who leads; None if nobody does."""
+    revision: str | None
+    """The revision of the database schema."""
+    open: Mapping[str, int]
+    """Open tasks: ready, delayed, unknown, blocked, dispatched, running."""
+    ended_last_minute: Mapping[str, int]
+    """Tasks that ended in the last minute, by state."""
+    ended_last_hour: Mapping[str, int]
+    """Tasks that ended in the last hour, by state."""
+    workers: int
+    """Live workers."""
+    slots: int
+    """How many tasks they run at once."""
+    running: int
+    """How many they say they run."""
+    inbox: int
+    """Requests that the leader has not applied yet."""
+    unknown_tasks: tuple[UnknownTasks, ...]
+    """What no live worker knows."""
+    unserved_queues: tuple[str, ...]
+    """Queues that hold ready tasks and have no live worker."""
+    events: Events | None
+    """How far reports are applied; None before the first leader."""
+
+
+_OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
+
+
+def overview(connection: Connection, *, shard: int = 0) -> Overview:
+    """Return how the system is doing."""
+    queues = list_queues(connection)
+    live = [worker for worker in list_workers(connection) if worker.state == "live"]
+    minute, hour = _ended(connection)
+    cursor = leases.read_cursor(connection, shard)
+    return Overview(
+        leader=_leader(connection, shard),
+        revision=current_revision(connection),
+        open=_open(queues),
+        ended_last_minute=minute,
+        ended_last_hour=hour,
+        workers=len(live),
+        slots=sum(worker.slots for worker in live),
+        running=sum(worker.running for worker in live),
+        inbox=_inbox_depth(connection),
+        unknown_tasks=_unknown(connection),
+        unserved_queues=tuple(queue.queue for queue in queues if queue.ready and not queue.workers),
+        events=cursor and Events(generation=cursor.generation, position=cursor.position),
+    )
+
+
+def _open(queues: Sequence[QueueCounts]) -> dict[str, int]:
+    return {kind: sum(getattr(queue, kind) for queue in queues) for kind in _OPEN_COUNTS}
+
+
+_LEADER = """
+SELECT address, term, extract(epoch FROM expires_at - clock_timestamp())::double precision
+  FROM orchestrator.leases WHERE shard = %(shard)s AND expires_at > clock_timestamp()
+"""
+
+
+def _leader(connection: Connection, shard: int) -> Leader | None:
+    """Return who leads now."""
+    row = connection.exec_driver_sql(_LEADER, {"shard": shard}).one_or_none()
+    return Leader(address=row[0], term=row[1], lease_remaining=row[2]) if row else None
+
+
+_ENDED = """
+SELECT status, count(*) FILTER (WHERE ended_at > now() - interval '1 minute'), count(*)
+  FROM orchestrator.ended_tasks WHERE ended_at > now() - interval '1 hour' GROUP BY status
+"""
+
+
+def _ended(connection: Connection) -> tuple[dict[str, int], dict[str, int]]:
+    """Return how many tasks ended in the last minute and in the last hour, by state."""
+    found = {row[0]: (row[1], row[2]) for row in connection.exec_driver_sql(_ENDED)}
+    minute, hour = ({str(state): found.get(state, (0, 0))[which] for state in ENDED_TASK_STATES} for which in (0, 1))
+    return minute, hour
+
+
+_INBOX = "SELECT count(*) FROM orchestrator.inbox"
+
+
+def _inbox_depth(connection: Connection) -> int:
+    """Return how many requests wait for the leader."""
+    depth: int = connection.exec_driver_sql(_INBOX).scalar_one()
+    return depth
+
+
+_UNKNOWN = """
+SELECT queue, name, count(*) AS tasks, min(wake_at) AS fails_at
+  FROM orchestrator.tasks WHERE hold IS NOT NULL AND hold = 'unknown' GROUP BY queue, name ORDER BY queue, name
+"""
+
+
+def _unknown(connection: Connection) -> tuple[UnknownTasks, ...]:
+    """Return what no live worker knows, by queue and name."""
+    return tuple(UnknownTasks(**row._asdict()) for row in connection.exec_driver_sql(_UNKNOWN))

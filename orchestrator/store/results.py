@@ -1,0 +1,64 @@
+"""What clients ask about the tasks and runs that they started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.run import RunCounters
+from orchestrator.domain.task import TaskError
+
+
+class TaskOutcome(NamedTuple):
+    """Where a task stands, and how it ended."""
+
+    status: str
+    result: bytes | None = None
+    error: TaskError | None = None
+
+
+# Both halves see one snapshot, so a task that is moving is found in exactly one of them.
+_OUTCOME = """
+SELECT status, result, error FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
+ UNION ALL
+SELECT status, NULL, NULL FROM orchestrator.tasks WHERE id = %(id)s::uuid
+"""
+
+
+def outcome(connection: Connection, task: bytes) -> TaskOutcome | None:
+    """Return where a task stands, or None if there is no such task."""
+    row = connection.exec_driver_sql(_OUTCOME, {"id": task.hex()}).one_or_none()
+    if row is None:
+        return None
+    error = row[2] and TaskError(row[2]["kind"], row[2]["message"], row[2].get("traceback", ""))
+    return TaskOutcome(row[0], None if row[1] is None else bytes(row[1]), error)
+
+
+_PROGRESS = """
+SELECT status, total, open, success, failed, cancelled, skipped FROM orchestrator.runs WHERE id = %(id)s::uuid
+"""
+
+
+def progress(connection: Connection, run: bytes) -> tuple[str, RunCounters] | None:
+    """Return a run's state and counters, or None if there is no such run."""
+    row = connection.exec_driver_sql(_PROGRESS, {"id": run.hex()}).one_or_none()
+    if row is None:
+        return None
+    counters = RunCounters(total=row[1], open=row[2], success=row[3], failed=row[4], cancelled=row[5], skipped=row[6])
+    return row[0], counters
+
+
+_RESULTS = """
+SELECT position, result FROM orchestrator.ended_tasks
+ WHERE run_id = %(id)s::uuid AND position > %(after)s ORDER BY position LIMIT %(limit)s
+"""
+
+
+def run_results(connection: Connection, run: bytes, page: int = 5_000) -> Iterator[bytes]:
+    """Yield the results of a run's tasks in order, a page at a time."""
+    after = -1
+    while rows := connection.exec_driver_sql(_RESULTS, {"id": run.hex(), "after": after, "limit": page}).all():
+        yield from (bytes(row[1]) for row in rows)
+        after = rows[-1][0]

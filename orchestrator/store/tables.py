@@ -1,0 +1,211 @@
+"""The tables, as SQLAlchemy Core sees them. `migrations/` creates them; a test holds the two together.
+
+Open tasks and ended ones live apart. `tasks` holds only what is still to be done, so it and its indexes stay
+as small as the backlog; when a task ends, its row moves to `ended_tasks`, which is only ever appended to.
+`docs/hot-tables.md` has the measurement that decided this.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, RunState
+
+SCHEMA = "orchestrator"
+metadata = MetaData(schema=SCHEMA)
+
+_now = text("now()")
+
+
+def _one_of(states: object) -> str:
+    return "status IN ({})".format(", ".join(f"'{state}'" for state in states))  # type: ignore[attr-defined]
+
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column(
+        "seq",
+        BigInteger,
+        Identity(),
+        nullable=False,
+        comment="order of arrival; older first within a priority",
+    ),
+    Column("name", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("priority", SmallInteger, nullable=False, server_default=text("0")),
+    Column("status", Text, nullable=False, server_default=text("'pending'")),
+    Column("blockers", Integer, nullable=False, server_default=text("0"), comment="upstreams it still waits for"),
+    Column("wake_at", DateTime(timezone=True), comment="not before; null when ready or in flight"),
+    Column("hold", Text, comment="why it is kept back: 'unknown' = no live worker knows it"),
+    Column(
+        "attempt",
+        Integer,
+        nullable=False,
+        server_default=text("0"),
+        comment="the fence; grows with every claim",
+    ),
+    Column("failures", Integer, nullable=False, server_default=text("0"), comment="what the retry policy charges"),
+    Column("losses", Integer, nullable=False, server_default=text("0"), comment="processes it took down with it"),
+    Column("alone", Boolean, nullable=False, server_default=text("false"), comment="runs in a process of its own"),
+    Column("run_id", Uuid),
+    Column("position", Integer, comment="place among the tasks of its run"),
+    Column("payload", LargeBinary, nullable=False),
+    Column("options", JSONB, comment="TaskOptions; null where all are defaults"),
+    Column("worker", Text),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
+    Column("dispatched_at", DateTime(timezone=True)),
+    Column("started_at", DateTime(timezone=True)),
+    CheckConstraint(_one_of(OPEN_TASK_STATES), name="tasks_are_open"),
+)
+
+READY = "status = 'pending' AND blockers = 0 AND wake_at IS NULL"
+
+Index(
+    "tasks_ready",
+    tasks.c.queue,
+    tasks.c.priority.desc(),
+    tasks.c.seq,
+    postgresql_where=text(READY),
+)
+Index("tasks_due", tasks.c.wake_at, postgresql_where=text("wake_at IS NOT NULL"))
+Index("tasks_in_flight", tasks.c.id, postgresql_where=text(_one_of(IN_FLIGHT_STATES)))
+Index("tasks_held", tasks.c.name, postgresql_where=text("hold IS NOT NULL"))
+Index("tasks_of_run", tasks.c.run_id, tasks.c.position, postgresql_where=text("run_id IS NOT NULL"))
+
+ended_tasks = Table(
+    "ended_tasks",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("reason", Text, comment="why it did not succeed, in a word or two"),
+    Column("attempt", Integer, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("losses", Integer, nullable=False),
+    Column("run_id", Uuid),
+    Column("position", Integer),
+    Column("payload", LargeBinary, nullable=False),
+    Column("options", JSONB),
+    Column("result", LargeBinary),
+    Column("error", JSONB, comment="kind, message, traceback"),
+    Column("worker", Text),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("started_at", DateTime(timezone=True)),
+    Column("ended_at", DateTime(timezone=True), nullable=False),
+    CheckConstraint(_one_of(ENDED_TASK_STATES), name="ended_tasks_have_ended"),
+)
+Index("ended_tasks_not_success", ended_tasks.c.ended_at, postgresql_where=text("status <> 'success'"))
+Index(
+    "ended_tasks_of_run",
+    ended_tasks.c.run_id,
+    ended_tasks.c.position,
+    postgresql_where=text("run_id IS NOT NULL"),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("task_id", Uuid, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column(
+        "outcome",
+        Text,
+        nullable=False,
+        comment="failed or lost; the attempt that ended a task is in ended_tasks",
+    ),
+    Column("error", JSONB),
+    Column("worker", Text),
+    Column("started_at", DateTime(timezone=True)),
+    Column("ended_at", DateTime(timezone=True), nullable=False),
+    comment="append-only: attempts after which the task was tried again",
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("status", Text, nullable=False, server_default=text("'pending'")),
+    Column("cancelling", Boolean, nullable=False, server_default=text("false")),
+    Column("total", Integer, nullable=False),
+    Column("open", Integer, nullable=False),
+    Column("success", Integer, nullable=False, server_default=text("0")),
+    Column("failed", Integer, nullable=False, server_default=text("0")),
+    Column("cancelled", Integer, nullable=False, server_default=text("0")),
+    Column("skipped", Integer, nullable=False, server_default=text("0")),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
+    Column("started_at", DateTime(timezone=True)),
+    Column("ended_at", DateTime(timezone=True)),
+    CheckConstraint(_one_of(RunState), name="runs_have_a_known_status"),
+    CheckConstraint("total = open + success + failed + cancelled + skipped", name="runs_counters_add_up"),
+    CheckConstraint("open >= 0", name="runs_open_not_negative"),
+)
+Index("runs_pending", runs.c.id, postgresql_where=text("status = 'pending'"))
+Index("runs_cancelling", runs.c.id, postgresql_where=text("cancelling AND ended_at IS NULL"))
+
+inbox = Table(
+    "inbox",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("target", Uuid, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
+    comment="what anyone but the leader wants changed; applied and deleted by the next tick",
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("shard", Integer, primary_key=True),
+    Column("owner", Uuid, nullable=False, comment="one scheduler process"),
+    Column("term", BigInteger, nullable=False),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+    Column("address", Text, nullable=False, comment="for people: host and process id of the owner"),
+)
+
+cursors = Table(
+    "cursors",
+    metadata,
+    Column("shard", Integer, primary_key=True),
+    Column("generation", Text, nullable=False, comment="one life of the Redis data"),
+    Column("position", Text, nullable=False, comment="the last event that was applied"),
+    Column("server", Text, nullable=False, comment="the Redis server's run id"),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("queues", ARRAY(Text), nullable=False),
+    Column("names", ARRAY(Text), nullable=False),
+    Column("slots", Integer, nullable=False),
+    Column("running", Integer, nullable=False),
+    Column("state", Text, nullable=False, comment="live, draining or dead"),
+    Column("started_at", DateTime(timezone=True), nullable=False),
+    Column("seen_at", DateTime(timezone=True), nullable=False),
+    comment="a mirror of the fleet for people to look at; the truth is in the heartbeats",
+)

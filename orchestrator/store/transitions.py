@@ -1,0 +1,322 @@
+"""Every change of a task's state, one statement each, guarded by state and attempt.
+
+Only the leader calls these, inside the tick's transaction. Each statement returns the rows it really changed,
+and whatever follows (counters, announcements) derives from those rows alone. The guards are written from the
+transition table.
+
+A planner trap, tested: joined to an `unnest` that it cannot estimate, Postgres may scan a whole partial index
+instead of probing the primary key. So the joins are on the primary key, and `tasks_in_flight` is keyed by id too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.states import TaskState, sources_of
+from orchestrator.store import arrays
+from orchestrator.store.tables import READY
+
+
+def _among(states: Iterable[TaskState]) -> str:
+    return "({})".format(", ".join(f"'{state}'" for state in states))
+
+
+def identifier(value: str | None) -> bytes:
+    """Return a uuid, selected as text, as 16 bytes; the driver's own conversion is slower."""
+    return bytes.fromhex(value.replace("-", "")) if value else b""
+
+
+class Moved(NamedTuple):
+    """A task that a statement has brought to another state."""
+
+    id: bytes
+    state: str
+    queue: str
+    run_id: bytes | None
+    attempt: int
+    before: str
+    """The state it came from."""
+
+
+def _moved(rows: Iterable[Any]) -> list[Moved]:
+    return [Moved(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, row[4], row[5]) for row in rows]
+
+
+# -- pending → dispatched
+
+_CLAIM = f"""
+WITH ready AS (
+    SELECT next.id
+      FROM unnest(%(queues)s::text[], %(rooms)s::int[]) AS queue(name, room)
+     CROSS JOIN LATERAL (
+           SELECT id FROM orchestrator.tasks
+            WHERE queue = queue.name AND {READY}
+            ORDER BY priority DESC, seq
+            LIMIT queue.room) AS next
+)
+UPDATE orchestrator.tasks t
+   SET status = 'dispatched', attempt = t.attempt + 1, dispatched_at = %(now)s
+  FROM ready
+ WHERE t.id = ready.id AND t.status IN {_among(sources_of(TaskState.DISPATCHED))}
+RETURNING t.id::text, t.attempt, t.name, t.payload, t.queue, t.options::text, t.run_id::text, t.position, t.alone,
+          t.priority, t.seq
+"""
+
+
+class Claimed(NamedTuple):
+    """A task that was just claimed for dispatch."""
+
+    id: bytes
+    attempt: int
+    name: str
+    payload: bytes
+    queue: str
+    options: str | None
+    run_id: bytes | None
+    position: int | None
+    alone: bool
+
+
+def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
+    """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first."""
+    parameters = {"queues": list(rooms), "rooms": arrays.numbers(rooms.values()), "now": now}
+    rows = sorted(connection.exec_driver_sql(_CLAIM, parameters), key=lambda row: (-row[9], row[10]))
+    return [
+        Claimed(
+            identifier(row[0]),
+            row[1],
+            row[2],
+            bytes(row[3]),
+            row[4],
+            row[5],
+            identifier(row[6]) or None,
+            row[7],
+            row[8],
+        )
+        for row in rows
+    ]
+
+
+# -- dispatched → running
+
+_STARTED = f"""
+UPDATE orchestrator.tasks t
+   SET status = 'running', started_at = %(now)s - r.age * interval '1 second', worker = r.worker
+  FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(ages)s::double precision[], %(workers)s::text[])
+       AS r(id, attempt, age, worker)
+ WHERE t.id = r.id AND t.attempt = r.attempt AND t.status IN {_among(sources_of(TaskState.RUNNING))}
+"""
+
+
+class Beginning(NamedTuple):
+    """An attempt that has begun."""
+
+    id: bytes
+    attempt: int
+    age: float
+    worker: str
+
+
+def start(connection: Connection, rows: Sequence[Beginning], now: datetime) -> None:
+    """Record that attempts are running."""
+    connection.exec_driver_sql(
+        _STARTED,
+        {
+            "now": now,
+            "ids": arrays.uuids(row.id for row in rows),
+            "attempts": arrays.numbers(row.attempt for row in rows),
+            "ages": arrays.numbers(row.age for row in rows),
+            "workers": [row.worker for row in rows],
+        },
+    )
+
+
+# -- in flight → pending
+
+_AGAIN = f"""
+WITH back AS (
+    UPDATE orchestrator.tasks t
+       SET status = 'pending', wake_at = %(now)s + r.delay * interval '1 second', hold = r.hold,
+           failures = t.failures + r.failures, losses = t.losses + r.losses, alone = t.alone OR r.alone,
+           dispatched_at = NULL, started_at = NULL, worker = NULL
+      FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(delays)s::double precision[], %(failures)s::int[],
+                  %(losses)s::int[], %(alone)s::boolean[], %(outcomes)s::text[], %(errors)s::jsonb[],
+                  %(workers)s::text[], %(durations)s::double precision[], %(holds)s::text[])
+           AS r(id, attempt, delay, failures, losses, alone, outcome, error, worker, duration, hold)
+     WHERE t.id = r.id AND t.attempt = r.attempt AND t.status IN {_among(sources_of(TaskState.PENDING)[:2])}
+    RETURNING t.id, t.queue, t.run_id, t.attempt, r.outcome, r.error, r.worker, r.duration
+), kept AS (
+    INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
+    SELECT id, attempt, outcome, error, worker, %(now)s - duration * interval '1 second', %(now)s
+      FROM back WHERE outcome IS NOT NULL
+)
+SELECT id::text, 'pending', queue, run_id::text, attempt, 'dispatched' FROM back
+"""
+
+
+class Again(NamedTuple):
+    """An attempt after which the task waits for another."""
+
+    id: bytes
+    attempt: int
+    delay: float = 0.0
+    failures: int = 0
+    losses: int = 0
+    alone: bool = False
+    outcome: str | None = None
+    """`failed` or `lost` where the attempt is worth a line in the history."""
+    error: str | None = None
+    worker: str | None = None
+    duration: float | None = None
+    hold: str | None = None
+
+
+def again(connection: Connection, rows: Sequence[Again], now: datetime) -> list[Moved]:
+    """Put attempts' tasks back to pending, adding to what the retry policy charges."""
+    parameters = {
+        "now": now,
+        "ids": arrays.uuids(row.id for row in rows),
+        "attempts": arrays.numbers(row.attempt for row in rows),
+        "delays": arrays.numbers(row.delay if row.delay > 0 else None for row in rows),
+        "failures": arrays.numbers(row.failures for row in rows),
+        "losses": arrays.numbers(row.losses for row in rows),
+        "alone": arrays.numbers(row.alone for row in rows),
+        "outcomes": [row.outcome for row in rows],
+        "errors": [row.error for row in rows],
+        "workers": [row.worker for row in rows],
+        "durations": arrays.numbers(row.duration for row in rows),
+        "holds": [row.hold for row in rows],
+    }
+    return _moved(connection.exec_driver_sql(_AGAIN, parameters))
+
+
+# -- open → ended: the row moves to ended_tasks
+
+_ENDED_COLUMNS = """id, seq, name, queue, priority, status, reason, attempt, failures, losses, run_id, position,
+                    payload, options, result, error, worker, created_at, started_at, ended_at"""
+
+_SUCCEEDED = f"""
+WITH gone AS (
+    DELETE FROM orchestrator.tasks t
+     USING unnest(%(ids)s::uuid[], %(attempts)s::int[], %(results)s::bytea[], %(durations)s::double precision[],
+                  %(workers)s::text[])
+           AS r(id, attempt, result, duration, worker)
+     WHERE t.id = r.id AND t.attempt = r.attempt AND t.status IN {_among(sources_of(TaskState.SUCCESS))}
+    RETURNING t.*, r.result, r.duration, r.worker AS finisher
+), kept AS (
+    INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
+    SELECT id, seq, name, queue, priority, 'success', NULL, attempt, failures, losses, run_id, position,
+           payload, options, result, NULL, finisher, created_at, %(now)s - duration * interval '1 second', %(now)s
+      FROM gone
+)
+SELECT id::text, 'success', queue, run_id::text, attempt, status FROM gone
+"""
+
+
+class Success(NamedTuple):
+    """An attempt that returned."""
+
+    id: bytes
+    attempt: int
+    result: bytes
+    duration: float
+    worker: str
+
+
+def succeed(connection: Connection, rows: Sequence[Success], now: datetime) -> list[Moved]:
+    """End tasks whose current attempt returned."""
+    parameters = {
+        "now": now,
+        "ids": arrays.uuids(row.id for row in rows),
+        "attempts": arrays.numbers(row.attempt for row in rows),
+        "results": arrays.blobs(row.result for row in rows),
+        "durations": arrays.numbers(row.duration for row in rows),
+        "workers": arrays.words(row.worker for row in rows),
+    }
+    return _moved(connection.exec_driver_sql(_SUCCEEDED, parameters))
+
+
+def _end_statement(state: TaskState) -> str:
+    return f"""
+WITH gone AS (
+    DELETE FROM orchestrator.tasks t
+     USING unnest(%(ids)s::uuid[], %(attempts)s::int[], %(reasons)s::text[], %(errors)s::jsonb[],
+                  %(failures)s::int[], %(losses)s::int[], %(workers)s::text[], %(durations)s::double precision[])
+           AS r(id, attempt, reason, error, failed, lost, worker, duration)
+     WHERE t.id = r.id AND t.attempt = coalesce(r.attempt, t.attempt) AND t.status IN {_among(sources_of(state))}
+       AND (r.attempt IS NULL OR t.status <> 'pending')
+    RETURNING t.*, r.reason, r.error, r.failed, r.lost, r.duration, r.worker AS finisher
+), kept AS (
+    INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
+    SELECT id, seq, name, queue, priority, '{state}', reason, attempt, failures + failed, losses + lost, run_id,
+           position, payload, options, NULL, error, coalesce(finisher, worker), created_at,
+           coalesce(%(now)s - duration * interval '1 second', started_at), %(now)s
+      FROM gone
+)
+SELECT id::text, '{state}', queue, run_id::text, attempt, status FROM gone
+"""
+
+
+_END = {state: _end_statement(state) for state in (TaskState.FAILED, TaskState.CANCELLED, TaskState.SKIPPED)}
+
+
+class Ending(NamedTuple):
+    """A task that ends without success."""
+
+    id: bytes
+    attempt: int | None
+    """The attempt that must be current and in flight; None ends the task in any state that allows it."""
+    reason: str
+    error: str | None = None
+    failures: int = 0
+    losses: int = 0
+    worker: str | None = None
+    duration: float | None = None
+
+
+def end(connection: Connection, state: TaskState, rows: Sequence[Ending], now: datetime) -> list[Moved]:
+    """End tasks as failed, cancelled or skipped."""
+    parameters = {
+        "now": now,
+        "ids": arrays.uuids(row.id for row in rows),
+        "attempts": arrays.numbers(row.attempt for row in rows),
+        "reasons": [row.reason for row in rows],
+        "errors": [row.error for row in rows],
+        "failures": arrays.numbers(row.failures for row in rows),
+        "losses": arrays.numbers(row.losses for row in rows),
+        "workers": [row.worker for row in rows],
+        "durations": arrays.numbers(row.duration for row in rows),
+    }
+    return _moved(connection.exec_driver_sql(_END[state], parameters))
+
+
+# -- ended → pending: the row moves back
+
+_REVIVED = f"""
+WITH back AS (
+    DELETE FROM orchestrator.ended_tasks e
+     USING unnest(%(ids)s::uuid[]) AS wanted(id)
+     WHERE e.id = wanted.id AND e.status IN {_among(sources_of(TaskState.PENDING)[2:])}
+       AND (e.run_id IS NULL OR EXISTS (
+            SELECT FROM orchestrator.runs r
+             WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling))
+    RETURNING e.*
+), history AS (
+    INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
+    SELECT id, attempt, 'failed', error, worker, started_at, ended_at FROM back WHERE status = 'failed' AND attempt > 0
+    ON CONFLICT DO NOTHING
+), opened AS (
+    INSERT INTO orchestrator.tasks (id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at)
+    SELECT id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at FROM back
+)
+SELECT id::text, 'pending', queue, run_id::text, attempt, status FROM back
+"""
+
+
+def revive(connection: Connection, ids: Sequence[bytes]) -> list[Moved]:
+    """Open failed or skipped tasks again, with a fresh count of failures and the fence where it was."""
+    return _moved(connection.exec_driver_sql(_REVIVED, {"ids": arrays.uuids(ids)}))

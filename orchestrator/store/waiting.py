@@ -1,0 +1,153 @@
+"""Tasks that wait in Postgres for their time, for a worker that knows them, or to be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.store import arrays
+from orchestrator.store.tables import READY
+from orchestrator.store.transitions import identifier
+
+_PROMOTE = """
+UPDATE orchestrator.tasks t SET wake_at = NULL
+  FROM (SELECT id FROM orchestrator.tasks
+         WHERE wake_at <= %(now)s AND hold IS NULL ORDER BY wake_at LIMIT %(limit)s) AS due
+ WHERE t.id = due.id
+"""
+
+
+def promote_due(connection: Connection, now: datetime, limit: int) -> int:
+    """Make tasks ready whose time has come; return how many."""
+    return connection.exec_driver_sql(_PROMOTE, {"now": now, "limit": limit}).rowcount
+
+
+_OVERDUE = """
+SELECT id::text, name, queue FROM orchestrator.tasks
+ WHERE wake_at <= %(now)s AND hold = 'unknown' ORDER BY wake_at LIMIT %(limit)s
+"""
+
+
+def overdue_unknown(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, str, str]]:
+    """Return id, name and queue of tasks that no worker has known for too long."""
+    rows = connection.exec_driver_sql(_OVERDUE, {"now": now, "limit": limit})
+    return [(identifier(row[0]), row[1], row[2]) for row in rows]
+
+
+_RELEASE = """
+UPDATE orchestrator.tasks t SET hold = NULL, wake_at = NULL
+  FROM (SELECT held.id FROM orchestrator.tasks held
+          JOIN unnest(%(queues)s::text[], %(names)s::text[]) AS known(queue, name)
+            ON held.name = known.name AND held.queue = known.queue
+         WHERE held.hold = 'unknown' LIMIT %(limit)s) AS known
+ WHERE t.id = known.id
+"""
+
+
+def release_known(connection: Connection, known: Sequence[tuple[str, str]], limit: int) -> int:
+    """Make tasks ready again that a worker now knows, by (queue, name); return how many."""
+    parameters = {
+        "queues": [queue for queue, _ in known],
+        "names": [name for _, name in known],
+        "limit": limit,
+    }
+    return connection.exec_driver_sql(_RELEASE, parameters).rowcount
+
+
+class Agenda(NamedTuple):
+    """What waits for the leader."""
+
+    inbox: bool
+    pending_runs: bool
+    cancelling_runs: bool
+    next_due: datetime | None
+    held: bool
+
+
+_AGENDA = """
+SELECT EXISTS (SELECT FROM orchestrator.inbox),
+       EXISTS (SELECT FROM orchestrator.runs WHERE status = 'pending'),
+       EXISTS (SELECT FROM orchestrator.runs WHERE cancelling AND ended_at IS NULL),
+       (SELECT min(wake_at) FROM orchestrator.tasks WHERE wake_at IS NOT NULL),
+       EXISTS (SELECT FROM orchestrator.tasks WHERE hold IS NOT NULL)
+"""
+
+
+def agenda(connection: Connection) -> Agenda:
+    """Look, with one index probe each, whether anything waits."""
+    return Agenda(*connection.exec_driver_sql(_AGENDA).one())
+
+
+class InFlight(NamedTuple):
+    """A task that some worker should have."""
+
+    id: bytes
+    attempt: int
+    queue: str
+    status: str
+    alone: bool
+    worker: str | None
+    age: float
+    """Seconds since it was dispatched."""
+
+
+_IN_FLIGHT = """
+SELECT id::text, attempt, queue, status, alone, worker, extract(epoch FROM now() - dispatched_at)::double precision
+  FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')
+"""
+
+
+def in_flight(connection: Connection) -> list[InFlight]:
+    """Return every task that is dispatched or running; the windows keep this small."""
+    return [InFlight(identifier(row[0]), *row[1:]) for row in connection.exec_driver_sql(_IN_FLIGHT)]
+
+
+_CURRENT = """
+SELECT t.id::text, t.attempt FROM orchestrator.tasks t
+  JOIN unnest(%(ids)s::uuid[], %(attempts)s::int[]) AS asked(id, attempt) ON t.id = asked.id AND t.attempt = asked.attempt
+ WHERE t.status IN ('dispatched', 'running')
+"""
+
+
+def current(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
+    """Return those of these attempts that still count."""
+    parameters = {
+        "ids": arrays.uuids(task for task, _ in attempts),
+        "attempts": arrays.numbers(attempt for _, attempt in attempts),
+    }
+    return {(identifier(row[0]), row[1]) for row in connection.exec_driver_sql(_CURRENT, parameters)}
+
+
+_BUSY = f"""
+SELECT EXISTS (SELECT FROM orchestrator.tasks WHERE queue = ANY(%(queues)s) AND {READY})
+    OR EXISTS (SELECT FROM orchestrator.tasks WHERE queue = ANY(%(queues)s) AND status IN ('dispatched', 'running'))
+"""
+
+
+def is_busy(connection: Connection, queues: Sequence[str]) -> bool:
+    """Say whether a queue holds anything that is ready or in flight."""
+    return bool(connection.exec_driver_sql(_BUSY, {"queues": list(queues)}).scalar_one())
+
+
+_POLICIES = """
+SELECT t.id::text, t.failures, t.losses, t.alone, t.options::text
+  FROM orchestrator.tasks t JOIN unnest(%(ids)s::uuid[]) AS wanted(id) ON t.id = wanted.id
+"""
+
+
+class Policy(NamedTuple):
+    """What the decision about a failed or lost attempt needs to know."""
+
+    failures: int
+    losses: int
+    alone: bool
+    options: str | None
+
+
+def policies(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Policy]:
+    """Return the policies of open tasks."""
+    rows = connection.exec_driver_sql(_POLICIES, {"ids": arrays.uuids(ids)})
+    return {identifier(row[0]): Policy(*row[1:]) for row in rows}

@@ -1,0 +1,1 @@
+"""Everything that touches Redis. The key layout is in `keys`."""

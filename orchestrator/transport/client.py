@@ -1,0 +1,115 @@
+"""The client's side: nudge the leader, and hear of tasks and runs that ended."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from redis import Redis
+
+from orchestrator.transport.codec import Ended, Malformed, decode
+from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.keys import NUDGE_CAP, Keys
+
+Wake = Callable[["Ended | None"], None]
+"""Called with the end that was announced, or with None: something may have been missed, look in Postgres."""
+
+
+def nudge(redis: Redis, keys: Keys) -> None:
+    """Tell the leader that something is new. If that fails, its safety scan finds it a little later."""
+    with contextlib.suppress(*UNAVAILABLE):
+        redis.xadd(keys.nudges, {"new": b""}, maxlen=NUDGE_CAP, approximate=True)
+
+
+class Announcements:
+    """Waits on Redis pub/sub, in one thread, for everyone in this process who waits for a result.
+
+    Nothing depends on it but speed: waiters subscribe, then read Postgres, and read again whenever the
+    connection was lost.
+    """
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._lock = threading.Lock()
+        self._waiters: dict[bytes, list[Wake]] = {}
+        self._subscribed: dict[str, threading.Event] = {}
+        self._pubsub = redis.pubsub()  # type: ignore[no-untyped-call]
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def listen(self, identifier: bytes, wake: Wake) -> None:
+        """Call `wake` from now on when this id ends; returns once the subscription stands (or Redis is away)."""
+        channel = self._keys.done(identifier)
+        with self._lock:
+            self._waiters.setdefault(identifier, []).append(wake)
+            confirmed = self._subscribed.get(channel)
+            if confirmed is None:
+                confirmed = self._subscribed[channel] = threading.Event()
+                with contextlib.suppress(*UNAVAILABLE):
+                    self._pubsub.subscribe(channel)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="orchestrator-announcements", daemon=True)
+                self._thread.start()
+        confirmed.wait(1.0)
+
+    def forget(self, identifier: bytes, wake: Wake) -> None:
+        """Stop calling `wake`."""
+        with self._lock:
+            waiting = self._waiters.get(identifier, [])
+            if wake in waiting:
+                waiting.remove(wake)
+            if not waiting:
+                self._waiters.pop(identifier, None)
+
+    def close(self) -> None:
+        """End the thread and its connection."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(2.0)
+        with contextlib.suppress(*UNAVAILABLE):
+            self._pubsub.close()
+
+    def _run(self) -> None:
+        pause = 0.05
+        while not self._closed.is_set():
+            try:
+                message = self._pubsub.get_message(timeout=1.0)
+            except UNAVAILABLE:
+                self._closed.wait(pause)
+                pause = min(pause * 2, 2.0)
+                with contextlib.suppress(*UNAVAILABLE):
+                    self._pubsub.connection and self._pubsub.connection.disconnect()
+                    self._resubscribe()
+                self._wake_everyone()
+                continue
+            if message is None:
+                continue
+            pause = 0.05
+            if message["type"] == "subscribe":
+                self._subscribed[message["channel"].decode()].set()
+            elif message["type"] == "message":
+                self._deliver(message["data"])
+
+    def _resubscribe(self) -> None:
+        with self._lock:
+            if self._subscribed:
+                self._pubsub.subscribe(*self._subscribed)
+
+    def _deliver(self, data: bytes) -> None:
+        try:
+            ended = decode(list[Ended], data)
+        except Malformed:
+            return  # a stranger's message on our channel; Postgres is the truth
+        for item in ended:
+            with self._lock:
+                waiting = list(self._waiters.get(item.id, ()))
+            for wake in waiting:
+                wake(item)
+
+    def _wake_everyone(self) -> None:
+        with self._lock:
+            waiting = [wake for wakes in self._waiters.values() for wake in wakes]
+        for wake in waiting:
+            wake(None)

@@ -1,0 +1,127 @@
+"""Messages as bytes, and back. Whatever does not decode raises `Malformed` and is set aside by the reader."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, TypeVar
+
+import msgspec
+
+from orchestrator.domain.task import Dispatch, Flush, TaskError
+
+M = TypeVar("M")
+
+
+class Malformed(ValueError):
+    """Bytes that are not the message they should be."""
+
+
+class Attempt(msgspec.Struct, frozen=True, array_like=True):
+    """One attempt of one task."""
+
+    id: bytes
+    attempt: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker says of itself every second, written by its parent process."""
+
+    worker: str
+    host: str
+    pid: int
+    queues: list[str]
+    slots: int
+    """How many tasks it runs at once."""
+    names: str
+    """Digest of the task names that it knows."""
+    generation: str
+    started_at: float
+    held: bytes = b""
+    """Attempts that it has and whose reports are not yet known to be applied: 16 + 4 bytes each."""
+    running: int = 0
+    doubtful: bool = False
+    """It was stopped or cut off, starts nothing new, and asks which of its attempts are still current."""
+    burst: bool = False
+    """It wants to be told to drain when its queues are empty."""
+    draining: bool = False
+
+
+class Order(msgspec.Struct, frozen=True, array_like=True):
+    """What the leader tells one worker."""
+
+    stop: list[Attempt] = []
+    """Attempts that are no longer current: stop them, and report nothing of them."""
+    drain: bool = False
+    go_on: bool = False
+    """The doubtful worker's attempts were checked; those not in `stop` are current."""
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a task or run, as told to waiting clients."""
+
+    id: bytes
+    state: str
+    result: bytes | None = None
+    """The encoded result where it is small; None means: read it from Postgres."""
+    error: TaskError | None = None
+
+
+class Applied(msgspec.Struct, frozen=True, array_like=True):
+    """Events up to `cursor` of `generation` are in Postgres."""
+
+    generation: str
+    cursor: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+encode = _encoder.encode
+
+
+def decode(kind: type[M], data: bytes) -> M:
+    """Decode one message of the given kind."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        return decoder.decode(data)  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"{kind} expected: {error}") from error
+
+
+def decode_flush(data: bytes) -> Flush:
+    """Decode the reports of one worker flush."""
+    return decode(Flush, data)
+
+
+def decode_dispatches(data: bytes) -> list[Dispatch]:
+    """Decode one dispatch message: the tasks that travel in it."""
+    return decode(list[Dispatch], data)
+
+
+ATTEMPT_SIZE = 20
+
+
+def pack_attempt(identifier: bytes, attempt: int) -> bytes:
+    """Return an attempt in the fixed-size form that heartbeats use."""
+    return identifier + attempt.to_bytes(4, "big")
+
+
+def unpack_attempts(data: bytes) -> list[tuple[bytes, int]]:
+    """Return the attempts of a heartbeat."""
+    return [
+        (data[start : start + 16], int.from_bytes(data[start + 16 : start + 20], "big"))
+        for start in range(0, len(data) - ATTEMPT_SIZE + 1, ATTEMPT_SIZE)
+    ]
+
+
+def names_digest(names: list[str]) -> str:
+    """Return the digest under which a worker publishes the task names that it knows."""
+    return hashlib.blake2b("\n".join(sorted(names)).encode(), digest_size=8).hexdigest()
+
+
+def stream_position(entry: str) -> tuple[int, int]:
+    """Return a stream entry's id as numbers that compare in stream order."""
+    milliseconds, _, sequence = entry.partition("-")
+    return int(milliseconds), int(sequence or 0)

@@ -1,0 +1,88 @@
+"""Every Redis key and channel, written once.
+
+All keys of a shard carry the same hash tag, so that scripts may use them together in a cluster.
+`G` is the generation: a name for one life of the Redis data. When data is lost, a new generation begins
+under new stream names, and nothing that belonged to the old one can be mistaken for the new.
+
+    {orchestrator:0}:generation         string   the current generation, written by the leader
+    {orchestrator:0}:term               string   the leader's term; a deposed leader's push is refused
+    {orchestrator:0}:applied            string   [generation, cursor]: events up to here are in Postgres
+    {orchestrator:0}:canary             string   written by the leader to learn whether Redis takes writes
+    {orchestrator:0}:events:G           stream   reports of workers, one entry per flush, read by the leader
+    {orchestrator:0}:nudges             stream   "something is new in Postgres", capped
+    {orchestrator:0}:queue:G:<queue>    stream   dispatch messages, read by the consumer group `workers`
+    {orchestrator:0}:quarantine         stream   messages that could not be understood or applied, capped
+    {orchestrator:0}:workers            set      ids of workers that have a heartbeat, or had one
+    {orchestrator:0}:worker:<id>        string   heartbeat, expires
+    {orchestrator:0}:names:<hash>       string   task names that a worker knows, expires
+    {orchestrator:0}:orders:<id>        stream   the leader's orders to one worker: stop, drain, go on
+    {orchestrator:0}:done:<0..15>       channel  tasks and runs that ended, once per tick, by hash of the id
+    {orchestrator:0}:applied            channel  the same as the key, once per tick
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROUP = "workers"
+DONE_CHANNELS = 16
+NUDGE_CAP = 100
+QUARANTINE_CAP = 1_000
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The names of one shard's keys."""
+
+    shard: int = 0
+
+    @property
+    def prefix(self) -> str:
+        return f"{{orchestrator:{self.shard}}}"
+
+    @property
+    def generation(self) -> str:
+        return f"{self.prefix}:generation"
+
+    @property
+    def term(self) -> str:
+        return f"{self.prefix}:term"
+
+    @property
+    def applied(self) -> str:
+        return f"{self.prefix}:applied"
+
+    @property
+    def canary(self) -> str:
+        return f"{self.prefix}:canary"
+
+    @property
+    def nudges(self) -> str:
+        return f"{self.prefix}:nudges"
+
+    @property
+    def quarantine(self) -> str:
+        return f"{self.prefix}:quarantine"
+
+    @property
+    def workers(self) -> str:
+        return f"{self.prefix}:workers"
+
+    def events(self, generation: str) -> str:
+        return f"{self.prefix}:events:{generation}"
+
+    def queue(self, generation: str, queue: str) -> str:
+        return f"{self.prefix}:queue:{generation}:{queue}"
+
+    def worker(self, worker: str) -> str:
+        return f"{self.prefix}:worker:{worker}"
+
+    def names(self, digest: str) -> str:
+        return f"{self.prefix}:names:{digest}"
+
+    def orders(self, worker: str) -> str:
+        return f"{self.prefix}:orders:{worker}"
+
+    def done(self, identifier: bytes) -> str:
+        """Return the channel on which the end of this task or run is announced."""
+        return f"{self.prefix}:done:{identifier[-1] % DONE_CHANNELS}"

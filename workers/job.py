@@ -1,0 +1,116 @@
+"""One task that a worker process has received, on its way through the process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import Enum
+from functools import lru_cache
+
+import msgspec
+
+from orchestrator.domain.task import DEFAULT_OPTIONS, Dispatch, NewTask, TaskOptions
+
+_lock = threading.Lock()
+
+
+class Stage(Enum):
+    """How far a job has come in this process."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+
+
+class Bundle:
+    """A message: dropped from the stream when all its tasks have been reported."""
+
+    __slots__ = ("entry", "generation", "queue", "reported", "size")
+
+    def __init__(self, generation: str, queue: str, entry: str, size: int) -> None:
+        self.generation = generation
+        self.queue = queue
+        self.entry = entry
+        self.size = size
+        self.reported: set[int] = set()
+        """Slots of the tasks that have been reported."""
+
+
+class Job:
+    """A received task. Whoever moves it on first wins: its runner, the clock, a drain, or an order to stop."""
+
+    __slots__ = (
+        "announced",
+        "bundle",
+        "children",
+        "counter",
+        "deadline",
+        "dispatch",
+        "interrupt",
+        "interrupted_by",
+        "options",
+        "received_at",
+        "revoked",
+        "slot",
+        "stage",
+        "started_at",
+    )
+
+    def __init__(self, dispatch: Dispatch, bundle: Bundle, slot: int, received_at: float) -> None:
+        self.dispatch = dispatch
+        self.bundle = bundle
+        self.slot = slot
+        self.received_at = received_at
+        self.options = parse_options(dispatch.options)
+        self.stage = Stage.WAITING
+        self.started_at = 0.0
+        self.deadline: float | None = None
+        self.announced = False
+        self.revoked = False
+        self.interrupted_by: type[BaseException] | None = None
+        self.interrupt: Callable[[type[BaseException]], None] | None = None
+        """How the running code is interrupted; set by what runs it."""
+        self.counter = 0
+        self.children: list[NewTask] = []
+
+    def begin(self, now: float) -> bool:
+        """Take the job to run it; False if it was given back or revoked in the meantime."""
+        with _lock:
+            if self.stage is not Stage.WAITING:
+                return False
+            self.stage = Stage.RUNNING
+            self.started_at = now
+            if self.options.timeout is not None:
+                self.deadline = now + self.options.timeout
+            return True
+
+    def take_back(self) -> bool:
+        """Take the job away before it has begun."""
+        with _lock:
+            if self.stage is not Stage.WAITING:
+                return False
+            self.stage = Stage.DONE
+            return True
+
+    def finish(self) -> bool:
+        """Claim the right to report the end of the run; False if someone else has."""
+        with _lock:
+            if self.stage is not Stage.RUNNING:
+                return False
+            self.stage = Stage.DONE
+            return True
+
+    def stop_with(self, reason: type[BaseException]) -> None:
+        """Interrupt the running code with an exception of this type; once is enough."""
+        with _lock:
+            if self.stage is not Stage.RUNNING or self.interrupted_by is not None:
+                return
+            self.interrupted_by = reason
+            if self.interrupt is not None:
+                self.interrupt(reason)
+
+
+@lru_cache(maxsize=1024)
+def parse_options(text: str | None) -> TaskOptions:
+    """Decode options; tasks of one kind share them."""
+    return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS

@@ -1,0 +1,199 @@
+"""Everything that a worker process is running, and what runs it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from orchestrator.domain.task import AttemptReport, Returned, Started
+from orchestrator.errors import TaskAborted, TaskTimeout
+from orchestrator.workers.coroutines import Coroutines
+from orchestrator.workers.held import HeldAttempts
+from orchestrator.workers.isolated import Isolation
+from orchestrator.workers.job import Job, Stage
+from orchestrator.workers.reporter import Reporter
+from orchestrator.workers.runner import Runner, interruption
+from orchestrator.workers.threads import Threads
+
+_LOOK = 0.05
+"""Seconds between two looks at the clock while anything is here."""
+_ANNOUNCE_AFTER = 0.05
+"""Seconds after which a run is worth a report of its own; most tasks have ended by then."""
+_HAND_BACK_AFTER = 0.2
+"""Seconds that a received task may wait for a thread before another worker may have it."""
+_STOP_GRACE = 5.0
+"""Seconds that interrupted code has to end before its attempt is reported without it."""
+
+
+class Pool:
+    """Runs jobs, watches their time, and reports how they end."""
+
+    def __init__(
+        self, runner: Runner, isolation: Isolation, reporter: Reporter, held: HeldAttempts, concurrency: int
+    ) -> None:
+        self._runner = runner
+        self._isolation = isolation
+        self._reporter = reporter
+        self._held = held
+        self.concurrency = concurrency
+        self._threads = Threads(concurrency, self._run)
+        self._coroutines = Coroutines(self._run_async)
+        self._jobs: dict[int, Job] = {}
+        """Everything that was received and whose code has not ended."""
+        self._busy = threading.Event()
+        self._freed = threading.Event()
+        self._finished = 0
+        self._rate = 0.0
+        self._measured_at = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to watch the time, in a thread of its own."""
+        threading.Thread(target=self._keep_time, name="timekeeper", daemon=True).start()
+
+    # -- taking in
+
+    def room(self) -> int:
+        """Return how many tasks may be received now: free slots, and what is finished in the next 20 ms."""
+        ahead = min(500, int(self._rate * 0.02))
+        return min(self.concurrency + ahead - len(self._jobs), self._held.room)
+
+    def wait_for_room(self, timeout: float) -> int:
+        """Return the room, waiting for some if there is none."""
+        if (room := self.room()) > 0:
+            return room
+        self._freed.clear()
+        if (room := self.room()) <= 0:
+            self._freed.wait(timeout)
+            room = self.room()
+        return max(0, room)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Run these jobs."""
+        for job in jobs:
+            self._jobs[id(job)] = job
+        self._busy.set()
+        synchronous: list[Job] = []
+        asynchronous: list[Job] = []
+        for job in jobs:
+            task = self._runner.find(job)
+            on_loop = task is not None and task.is_async and not self._isolated(job)
+            (asynchronous if on_loop else synchronous).append(job)
+        if synchronous:
+            self._threads.submit(synchronous)
+        if asynchronous:
+            self._coroutines.submit(asynchronous)
+
+    # -- running
+
+    def _run(self, job: Job) -> float:
+        """Run a job in the current thread; return how long it took."""
+        if not job.begin(time.monotonic()):
+            return 0.0
+        report = self._isolation.run(job) if self._isolated(job) else self._runner.run(job)
+        self._end(job, report)
+        return time.monotonic() - job.started_at
+
+    async def _run_async(self, job: Job) -> None:
+        if job.begin(time.monotonic()):
+            self._end(job, await self._runner.run_async(job))
+
+    @staticmethod
+    def _isolated(job: Job) -> bool:
+        return job.dispatch.alone or job.options.isolation == "process"
+
+    def _end(self, job: Job, report: AttemptReport) -> None:
+        if job.finish():
+            self._reporter.report(report, job)
+        self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        self._jobs.pop(id(job), None)
+        self._finished += 1
+        self._freed.set()
+
+    # -- the clock
+
+    def _keep_time(self) -> None:
+        while True:
+            self._busy.wait()
+            if not self._jobs:
+                self._busy.clear()
+                self._held.show_running(0)
+                if self._jobs:
+                    self._busy.set()
+                self._measure(time.monotonic())
+                continue
+            self._look(time.monotonic())
+            threading.Event().wait(_LOOK)
+
+    def _look(self, now: float) -> None:
+        running = 0
+        stale = False
+        for job in list(self._jobs.values()):
+            if job.stage is Stage.RUNNING:
+                running += 1
+                self._check_running(job, now)
+            elif now - job.received_at > _HAND_BACK_AFTER:
+                stale = True
+                self._hand_back(job, "no free slot")
+        self._held.show_running(running)
+        if not stale:
+            self._threads.relieve()
+        self._measure(now)
+
+    def _check_running(self, job: Job, now: float) -> None:
+        if not job.announced and now - job.started_at > _ANNOUNCE_AFTER:
+            job.announced = True
+            self._reporter.report(Started(job.dispatch.id, job.dispatch.attempt, now - job.started_at))
+        if job.deadline is not None and now > job.deadline:
+            job.stop_with(TaskTimeout)
+            if now > job.deadline + _STOP_GRACE and job.finish():
+                # The code does not stop. Its attempt has ended all the same; its slot is free when it really ends.
+                self._reporter.report(self._runner.failure(job, interruption(job, TaskTimeout)), job)
+
+    def _measure(self, now: float) -> None:
+        elapsed = now - self._measured_at
+        if elapsed >= _LOOK:
+            self._rate = 0.5 * self._rate + 0.5 * self._finished / elapsed
+            self._finished = 0
+            self._measured_at = now
+
+    # -- giving back
+
+    def revoke(self, attempts: Iterable[tuple[bytes, int]]) -> None:
+        """Stop attempts that no longer count; whatever they still report is ignored by the leader."""
+        wanted = set(attempts)
+        for job in list(self._jobs.values()):
+            if (job.dispatch.id, job.dispatch.attempt) in wanted:
+                job.revoked = True
+                job.stop_with(TaskAborted)
+                self._hand_back(job, "cancelled")
+
+    def hand_back_waiting(self) -> None:
+        """Give back what has not begun."""
+        for job in list(self._jobs.values()):
+            self._hand_back(job, "worker stops")
+
+    def hand_back_running(self) -> None:
+        """Give back what is running; the process is about to end, and the code in it with it."""
+        for job in list(self._jobs.values()):
+            if job.finish():
+                self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, "worker stops"), job)
+
+    def wait_until_idle(self, timeout: float) -> bool:
+        """Wait until nothing is left here."""
+        deadline = time.monotonic() + timeout
+        while self._jobs:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._freed.clear()
+            if self._jobs:
+                self._freed.wait(min(left, 1.0))
+        return True
+
+    def _hand_back(self, job: Job, reason: str) -> None:
+        if job.take_back():
+            self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
+            self._forget(job)

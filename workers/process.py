@@ -1,0 +1,175 @@
+"""One worker process: receive, run, report, until its parent says to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+import msgspec
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.settings import Settings
+from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import Attempt, Malformed, decode, encode
+from orchestrator.transport.connection import UNAVAILABLE, connect
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.worker import Received, StreamsGone, WorkerStreams
+from orchestrator.workers.held import HeldAttempts
+from orchestrator.workers.isolated import Isolation
+from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.loading import load_app
+from orchestrator.workers.pool import Pool
+from orchestrator.workers.reporter import Reporter
+from orchestrator.workers.runner import Runner
+from orchestrator.workers.spec import WorkerSpec
+
+log = get_logger("worker")
+
+EXIT_UNUSABLE = 3
+"""The application cannot be loaded: starting again would not help."""
+
+_PATIENCE = 1.0
+"""Seconds that a read waits before the process looks whether it should stop."""
+_MOST_MESSAGES = 100
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """Child to parent: ready, and these are the tasks I know."""
+
+    names: list[str]
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True, tag="command"):
+    """Parent to child."""
+
+    verb: Literal["pause", "resume", "drain", "stop"]
+    stop: list[Attempt] = []
+    """With `stop`: the attempts to end."""
+
+
+def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, pipe: Connection[Any, Any]) -> int:
+    """Run a worker process; return its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on
+    try:
+        app = load_app(spec.app)
+        if not app.tasks:
+            log.warning("the application %s has no tasks", spec.app)
+    except OrchestratorError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
+    process = WorkerProcess(spec, settings, worker, held)
+    isolation = Isolation(spec.app, process.reporter)
+    process.pool = Pool(Runner(app, process.reporter), isolation, process.reporter, held, spec.concurrency)
+    signal.signal(signal.SIGTERM, lambda *_: process.drain())
+    pipe.send_bytes(encode(Hello(sorted(app.tasks))))
+    threading.Thread(target=process.obey, args=(pipe,), name="orders", daemon=True).start()
+    process.run()
+    isolation.close()
+    return 0
+
+
+class WorkerProcess:
+    """Receives tasks and gives them to the pool."""
+
+    pool: Pool
+
+    def __init__(self, spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts) -> None:
+        self._spec = spec
+        self._settings = settings
+        self._worker = worker
+        self._held = held
+        url = settings.require_redis()
+        self._streams = WorkerStreams(connect(url), Keys())
+        self.reporter = Reporter(WorkerStreams(connect(url), Keys()), worker, held)
+        self._joined = ""
+        self._bundle = 1.0
+        self._draining = threading.Event()
+        self._may_start = threading.Event()
+        self._may_start.set()
+
+    def run(self) -> None:
+        """Work until drained."""
+        self.reporter.start()
+        self.pool.start()
+        while not self._draining.is_set():
+            if not self._may_start.wait(_PATIENCE):
+                continue
+            room = self.pool.wait_for_room(_PATIENCE)
+            if room > 0 and not self._draining.is_set():
+                self._accept(self._receive(room))
+        self.pool.hand_back_waiting()
+        if not self.pool.wait_until_idle(self._settings.drain_timeout):
+            log.warning("tasks still run after %g s; they are handed back", self._settings.drain_timeout)
+            self.pool.hand_back_running()
+        self.reporter.wait_until_applied(5.0)
+
+    def drain(self) -> None:
+        """Take no more, finish what runs, hand back the rest."""
+        self._draining.set()
+        self._may_start.set()
+
+    def _receive(self, room: int) -> list[Received]:
+        try:
+            generation = self._join()
+            if not generation:
+                return []
+            count = max(1, min(_MOST_MESSAGES, int(room / self._bundle)))
+            return self._streams.take(generation, self._worker, self._spec.queues, count, _PATIENCE)
+        except StreamsGone:
+            self._joined = ""
+            self._draining.wait(0.1)
+        except UNAVAILABLE as error:
+            log.warning("Redis is away: %s", error)
+            self._draining.wait(0.5)
+        return []
+
+    def _join(self) -> str:
+        """Make sure that the queues of the current generation can be read; return the generation."""
+        if self._joined and self._joined == self.reporter.generation:
+            return self._joined
+        generation = self._streams.generation()
+        if generation is None:
+            self._draining.wait(0.2)  # no leader has begun yet
+            return ""
+        self._streams.join(generation, self._spec.queues)
+        self._joined = generation
+        if not self.reporter.generation:
+            self.reporter.generation = generation
+        return generation
+
+    def _accept(self, received: list[Received]) -> None:
+        now = time.monotonic()
+        jobs: list[Job] = []
+        for queue, entry, tasks in received:
+            bundle = Bundle(self._joined, queue, entry, len(tasks))
+            jobs.extend(Job(task, bundle, self._held.add(task.id, task.attempt), now) for task in tasks)
+        if jobs:
+            self._bundle = 0.5 * self._bundle + 0.5 * len(jobs) / len(received)
+            self.pool.submit(jobs)
+            if not self._may_start.is_set():
+                self.pool.hand_back_waiting()
+
+    # -- the parent's commands
+
+    def obey(self, pipe: Connection[Any, Any]) -> None:
+        """Do what the parent says; if it is gone, nobody beats for this process, and it must not go on."""
+        while True:
+            try:
+                command = decode(Command, pipe.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(1)
+            except Malformed:
+                continue  # cannot happen between a parent and the child it forked
+            if command.verb == "pause":
+                self._may_start.clear()
+            elif command.verb == "resume":
+                self._may_start.set()
+            elif command.verb == "drain":
+                self.drain()
+            else:
+                self.pool.revoke((attempt.id, attempt.attempt) for attempt in command.stop)

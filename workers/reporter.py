@@ -1,0 +1,200 @@
+"""Hand reports to the leader: in batches, kept until they are applied, sent again if Redis loses them.
+
+Each report belongs to a slot in the shared table of held attempts. The slot is cleared when the leader says that
+the report is in Postgres, so that until then nobody takes the attempt for lost.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from orchestrator.domain.task import Enqueued, Flush, NewTask, Report, Succeeded
+from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import Applied, encode, stream_position
+from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.worker import WorkerStreams
+from orchestrator.workers.held import HeldAttempts
+from orchestrator.workers.job import Job
+
+log = get_logger("worker")
+
+_BATCH = 1_000
+_BATCH_BYTES = 2_000_000
+_ASK_AGAIN = 1.0
+
+
+class Item(NamedTuple):
+    """A report that has not been applied yet."""
+
+    report: Report
+    job: Job | None = None
+    """The job that it ends."""
+    applied: threading.Event | None = None
+    """Set for someone who waits until it is applied."""
+
+
+class _Flight(NamedTuple):
+    """A batch that stands in the events stream."""
+
+    generation: str
+    entry: str
+    items: list[Item]
+
+
+class Reporter:
+    """Owns the events stream on the worker's side, and with it the generation."""
+
+    def __init__(self, streams: WorkerStreams, worker: str, held: HeldAttempts) -> None:
+        self._streams = streams
+        self._worker = worker
+        self._held = held
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._unapplied: deque[_Flight] = deque()
+        self._lock = threading.Lock()
+        self._listening = False
+        self._empty = threading.Event()
+        self._empty.set()
+        self.generation = ""
+
+    def start(self) -> None:
+        """Begin to send, in a thread of its own."""
+        threading.Thread(target=self._run, name="reporter", daemon=True).start()
+
+    def report(self, report: Report, job: Job | None = None) -> None:
+        """Send a report; if it ends a job, its message is dropped from the queue with it."""
+        self._empty.clear()
+        self._queue.put(Item(report, job))
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> None:
+        """Send tasks that a running task enqueued, and return once they are in Postgres."""
+        if not tasks:
+            return
+        self._listen()
+        applied = threading.Event()
+        self._empty.clear()
+        self._queue.put(Item(Enqueued(list(tasks)), None, applied))
+        applied.wait()
+
+    def wait_until_applied(self, timeout: float) -> bool:
+        """Wait until the leader has everything; used before the process ends."""
+        self._queue.put(None)
+        return self._empty.wait(timeout)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        backlog: list[Item] = []
+        pause = 0.05
+        while True:
+            backlog.extend(self._gather(wait=not backlog))
+            batch, backlog = _split(backlog)
+            try:
+                resend = self._flush(batch)
+                pause = 0.05
+            except UNAVAILABLE as error:
+                log.warning("Redis is away; %d reports wait: %s", len(batch) + len(backlog), error)
+                resend = batch
+                threading.Event().wait(pause)
+                pause = min(pause * 2, 1.0)
+            backlog = [*resend, *backlog]
+            if not backlog and not self._unapplied and self._queue.empty():
+                self._empty.set()
+
+    def _gather(self, *, wait: bool) -> Iterable[Item]:
+        """Yield what is there to report; wait for the first, but not for ever while something is unapplied."""
+        try:
+            if wait:
+                item = self._queue.get(timeout=_ASK_AGAIN if self._unapplied or not self.generation else None)
+                if item is not None:
+                    yield item
+            for _ in range(_BATCH):
+                item = self._queue.get_nowait()
+                if item is not None:
+                    yield item
+        except queue.Empty:
+            return
+
+    def _flush(self, batch: list[Item]) -> list[Item]:
+        """Send a batch, and learn what was applied; return what must be sent again."""
+        if not self.generation:
+            self.generation = self._streams.generation() or ""
+            if not self.generation:
+                threading.Event().wait(0.2)  # no leader has begun yet
+                return batch
+        done = self._finished_messages(batch)
+        body = encode(Flush(self._worker, [item.report for item in batch])) if batch else None
+        receipt = self._streams.flush(self.generation, body, done)
+        if receipt.applied is not None:
+            self.note_applied(receipt.applied)
+        if receipt.generation is not None and receipt.generation != self.generation:
+            return self._begin_generation(receipt.generation, batch)
+        if batch and receipt.entry is None:
+            threading.Event().wait(0.2)  # Redis has lost the stream, and no leader has begun anew yet
+            return batch
+        if batch and receipt.entry is not None:
+            with self._lock:
+                self._unapplied.append(_Flight(self.generation, receipt.entry, batch))
+            if receipt.applied is not None:
+                self.note_applied(receipt.applied)
+        return []
+
+    def _finished_messages(self, batch: Iterable[Item]) -> dict[str, list[str]]:
+        """Return the messages, by queue, of which every task has now been reported."""
+        done: dict[str, list[str]] = {}
+        for item in batch:
+            if item.job is None:
+                continue
+            bundle = item.job.bundle
+            bundle.reported.add(item.job.slot)
+            if len(bundle.reported) == bundle.size and bundle.generation == self.generation:
+                done.setdefault(bundle.queue, []).append(bundle.entry)
+        return {name: list(dict.fromkeys(entries)) for name, entries in done.items()}
+
+    def _begin_generation(self, generation: str, batch: list[Item]) -> list[Item]:
+        """Redis has lost its data: whatever was not applied is sent again."""
+        with self._lock:
+            lost = [item for flight in self._unapplied for item in flight.items]
+            self._unapplied.clear()
+        log.warning("generation %s has begun; %d reports are sent again", generation, len(lost) + len(batch))
+        self.generation = generation
+        return [*lost, *batch]
+
+    # -- what was applied
+
+    def note_applied(self, applied: Applied) -> None:
+        """Let go of every report that is in Postgres."""
+        position = stream_position(applied.cursor)
+        with self._lock:
+            while self._unapplied:
+                flight = self._unapplied[0]
+                if flight.generation != applied.generation or stream_position(flight.entry) > position:
+                    break
+                self._unapplied.popleft()
+                for item in flight.items:
+                    if item.job is not None:
+                        self._held.drop(item.job.slot)
+                    if item.applied is not None:
+                        item.applied.set()
+
+    def _listen(self) -> None:
+        """Hear at once what was applied, from the first time that somebody waits for it."""
+        with self._lock:
+            if self._listening:
+                return
+            self._listening = True
+        self._streams.listen_applied(self.note_applied)
+
+
+def _split(backlog: list[Item]) -> tuple[list[Item], list[Item]]:
+    """Return the part of a backlog that fits one entry, and the rest."""
+    size = 0
+    for place, item in enumerate(backlog):
+        if isinstance(item.report, Succeeded):
+            size += len(item.report.result)
+        if place and (size > _BATCH_BYTES or place >= _BATCH):
+            return backlog[:place], backlog[place:]
+    return backlog, []

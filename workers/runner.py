@@ -1,0 +1,185 @@
+"""Run one task and turn what happens into a report."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+import msgspec
+
+from orchestrator.domain.ids import derived_id
+from orchestrator.domain.task import AttemptReport, Failed, NewTask, Returned, Succeeded, TaskError
+from orchestrator.errors import InvalidTask, PayloadError, TaskTimeout
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.context import TaskContext, enter
+from orchestrator.sdk.payload import encode_value
+from orchestrator.sdk.task import Task
+from orchestrator.workers.interrupt import interrupt_thread, uninterrupted
+from orchestrator.workers.job import Job
+
+_UNKNOWN_DELAY = 0.5
+_MESSAGE_LIMIT = 10_000
+_TRACEBACK_LIMIT = 50_000
+_decode_call = msgspec.msgpack.Decoder(tuple[list[Any], dict[str, Any]]).decode
+
+
+class Outbox(Protocol):
+    """Where tasks go that a running task enqueues."""
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> None:
+        """Return once the leader has them in Postgres."""
+
+
+class JobOutlet:
+    """The way out for one running task."""
+
+    def __init__(self, job: Job, outbox: Outbox) -> None:
+        self._job = job
+        self._outbox = outbox
+
+    def context(self) -> TaskContext:
+        dispatch = self._job.dispatch
+        return TaskContext(
+            task_id=UUID(bytes=dispatch.id),
+            task_name=dispatch.name,
+            attempt=dispatch.attempt,
+            queue=dispatch.queue,
+            run_id=UUID(bytes=dispatch.run_id) if dispatch.run_id else None,
+            position=dispatch.position,
+        )
+
+    def next_id(self) -> bytes:
+        self._job.counter += 1
+        return derived_id(self._job.dispatch.id, self._job.dispatch.attempt, self._job.counter)
+
+    def enqueue(self, tasks: Sequence[NewTask]) -> None:
+        self._outbox.hand_over(tasks)
+
+    def enqueue_on_success(self, tasks: Sequence[NewTask]) -> None:
+        self._job.children.extend(tasks)
+
+
+class Runner:
+    """Runs jobs of one application."""
+
+    def __init__(self, app: Orchestrator, outbox: Outbox) -> None:
+        self._tasks = app.tasks
+        self._limit = app.settings.max_payload
+        self._outbox = outbox
+
+    def find(self, job: Job) -> Task[..., Any] | None:
+        """Return the task that a job names, if this application has it."""
+        return self._tasks.get(job.dispatch.name)
+
+    def run(self, job: Job) -> AttemptReport:
+        """Run a synchronous task in the current thread."""
+        task = self.find(job)
+        if task is None:
+            return unknown(job)
+        thread = threading.get_ident()
+        job.interrupt = lambda reason: interrupt_thread(thread, reason)
+        try:
+            arguments, keywords = self._arguments(task, job)
+            enter(JobOutlet(job, self._outbox))
+            if task.is_async:
+                value = asyncio.run(task.function(*arguments, **keywords))
+            else:
+                value = task.function(*arguments, **keywords)
+            return self._success(job, value)
+        except BaseException as error:  # whatever a task raises is its failure, SystemExit too
+            return self.failure(job, error)
+        finally:
+            enter(None)
+            uninterrupted(thread)
+
+    async def run_async(self, job: Job) -> AttemptReport:
+        """Run an asynchronous task on the current event loop."""
+        task = self.find(job)
+        if task is None:
+            return unknown(job)
+        current = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        assert current is not None
+        job.interrupt = lambda _: _ignore(loop.call_soon_threadsafe(current.cancel))
+        try:
+            arguments, keywords = self._arguments(task, job)
+            enter(JobOutlet(job, self._outbox))
+            return self._success(job, await task.function(*arguments, **keywords))
+        except BaseException as error:  # whatever a task raises is its failure, CancelledError too
+            return self.failure(job, error)
+
+    def _arguments(self, task: Task[..., Any], job: Job) -> tuple[list[Any], dict[str, Any]]:
+        arguments, keywords = task.signature.restore(*_decode_call(job.dispatch.payload))
+        if task.signature.context_parameter is not None:
+            keywords[task.signature.context_parameter] = JobOutlet(job, self._outbox).context()
+        return arguments, keywords
+
+    def _success(self, job: Job, value: Any) -> Succeeded:
+        data = encode_value(value, f"The result of task {job.dispatch.name!r}", self._limit)
+        duration = time.monotonic() - job.started_at
+        return Succeeded(job.dispatch.id, job.dispatch.attempt, duration, data, job.children)
+
+    @staticmethod
+    def failure(job: Job, error: BaseException) -> Failed:
+        """Return the report of a failed attempt; what was interrupted failed for the reason of the interruption."""
+        reason = job.interrupted_by
+        if reason is not None and isinstance(error, (reason, asyncio.CancelledError)):
+            error = interruption(job, reason).with_traceback(error.__traceback__)
+        # The same arguments will not fit next time either.
+        retryable = not isinstance(error, (InvalidTask, PayloadError)) or bool(_frames(error))
+        return Failed(
+            job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, describe(error), retryable
+        )
+
+
+def unknown(job: Job) -> Returned:
+    """Return the report for a task that this process does not know: another worker may."""
+    return Returned(job.dispatch.id, job.dispatch.attempt, "unknown task", _UNKNOWN_DELAY)
+
+
+def interruption(job: Job, reason: type[BaseException]) -> BaseException:
+    """Return the exception that ends a job from outside."""
+    if reason is TaskTimeout:
+        return TaskTimeout(f"ran longer than its timeout of {job.options.timeout:g} s")
+    return reason()
+
+
+def describe(error: BaseException) -> TaskError:
+    """Return an error as data, within limits, and with no character that the stores refuse."""
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    try:
+        message = str(error)
+    except Exception as unprintable:  # a broken __str__ must not hide the failure itself
+        message = f"(its text could not be had: {type(unprintable).__name__})"
+    chain = traceback.TracebackException(kind, error, _first_user_frame(error), limit=-50)
+    text = "".join(chain.format())
+    return TaskError(_clean(name, 500), _clean(message, _MESSAGE_LIMIT), _clean(text, _TRACEBACK_LIMIT))
+
+
+def _frames(error: BaseException) -> object:
+    """Return the first frame of the user's own code, or None if the error never reached any."""
+    frame = error.__traceback__
+    while frame is not None and "/orchestrator/" in frame.tb_frame.f_code.co_filename.replace("\\", "/"):
+        frame = frame.tb_next
+    return frame
+
+
+def _first_user_frame(error: BaseException) -> Any:
+    return error.__traceback__.tb_next if error.__traceback__ is not None else None
+
+
+def _clean(text: str, limit: int) -> str:
+    text = text.encode("utf-8", "replace").decode().replace("\0", "\\0")
+    return text if len(text) <= limit else f"{text[: limit // 2]}\n…\n{text[-limit // 2 :]}"
+
+
+def _ignore(_: object) -> None:
+    return None

@@ -1,0 +1,19 @@
+"""What a worker is asked to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """The command line of a worker, as data."""
+
+    app: str
+    """Where the application is: `module:app`."""
+    queues: tuple[str, ...] = ("default",)
+    processes: int = 1
+    concurrency: int = 10
+    """Tasks that one process runs at once."""
+    burst: bool = False
+    """Work until the queues are empty, then exit."""
