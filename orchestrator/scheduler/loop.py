@@ -55,11 +55,13 @@ class Scheduler:
         settings: Settings,
         *,
         clock_offset: timedelta = timedelta(),
+        on_ended: Callable[[int], None] = lambda _: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._streams = streams
         self._monotonic = monotonic
+        self._on_ended = on_ended
         self._leadership = Leadership(engine, lease=settings.lease, clock_offset=clock_offset)
         self._stopping = threading.Event()
         self.leading = threading.Event()
@@ -155,6 +157,7 @@ class Scheduler:
         self._careful = False
         self._cursor = cursor
         self._dispatcher.committed(tick, self._monotonic())
+        self._on_ended(len(tick.ended))
         self._watch.revoke(tick.revoked, self._monotonic())
         self._hear(self._publish, tick, withdraw, bool(inbound.entries))
 
@@ -190,7 +193,7 @@ class Scheduler:
             fail_unknown(tick, self._fleet, limit)
             advance_runs(tick)
         busy = agenda.inbox or agenda.cancelling_runs or agenda.pending_runs or _is_due(agenda.next_due, tick.now)
-        if busy or tick.landed or thorough:
+        if busy or tick.delayed:
             agenda = waiting.agenda(tick.connection)
         self._agenda = agenda
         self._patience = self._until_next(agenda, tick.now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 
+from orchestrator.scheduler.janitor import Janitor
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.notifications import listen
 from orchestrator.settings import Settings
@@ -21,12 +22,13 @@ log = get_logger("scheduler")
 def run_scheduler(settings: Settings) -> int:
     """Run a scheduler; return its exit code."""
     keys = Keys()
-    engine = database.engine_for(settings.require_database(), pool_size=2, name="orchestrator scheduler")
+    engine = database.engine_for(settings.require_database(), pool_size=3, name="orchestrator scheduler")
     with engine.connect() as connection:
         database.check_schema(connection)
     redis = connect(settings.require_redis())
     check_server(redis)
-    scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings)
+    janitor = Janitor(engine)
+    scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note)
     waker = connect(settings.require_redis(), patience=1.0)
 
     def stop(*_: object) -> None:
@@ -36,6 +38,7 @@ def run_scheduler(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     threading.Thread(target=listen, args=(settings, keys), name="notifications", daemon=True).start()
+    janitor.start()
     log.info("scheduler ready")
     scheduler.run()
     engine.dispose()

@@ -68,6 +68,7 @@ def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, i
         transitions.start(tick.connection, started, tick.now)
     endings = _decide(tick, unhappy, again, loss_limit) if unhappy else []
     if again:
+        tick.delayed = tick.delayed or any(row.delay > 0 for row in again)
         tick.note(transitions.again(tick.connection, again, tick.now))
     if endings:
         errors = {ending.id: error for ending, error in endings}

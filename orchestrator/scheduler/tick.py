@@ -32,6 +32,8 @@ class Tick:
     """By queue, how many tasks are no longer in flight."""
     finished: Counter[str] = field(default_factory=Counter)
     """By queue, how many tasks a worker finished."""
+    delayed: bool = False
+    """A task was given a time at which it is due."""
     claimed: list[Claimed] = field(default_factory=list)
     """Tasks to push after the commit."""
     revoked: list[Moved] = field(default_factory=list)

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 
 from orchestrator.domain.task import NewTask
 from orchestrator.store import arrays
+from orchestrator.store.statement import Statement
 
 _INSERT_TASK = text(
     """
@@ -80,21 +81,23 @@ def _escape(value: str) -> str:
 
 
 # A task that was enqueued inside another may be reported twice, and may even have ended in between.
-_ADOPT = """
+_ADOPT = Statement(
+    """
 INSERT INTO orchestrator.tasks (id, name, queue, priority, wake_at, payload, options)
-SELECT n.id, n.name, n.queue, n.priority, %(now)s + n.delay * interval '1 second', n.payload, n.options
+SELECT n.id, n.name, n.queue, n.priority, %(now)s::timestamptz + n.delay * interval '1 second', n.payload, n.options
   FROM unnest(%(ids)s::uuid[], %(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[],
               %(delays)s::double precision[], %(payloads)s::bytea[], %(options)s::jsonb[])
        AS n(id, name, queue, priority, delay, payload, options)
  WHERE NOT EXISTS (SELECT FROM orchestrator.ended_tasks e WHERE e.id = n.id)
     ON CONFLICT (id) DO NOTHING
 """
+)
 
 
 def adopt_tasks(connection: Connection, tasks: Sequence[NewTask], now: datetime) -> None:
     """Create the tasks that running tasks enqueued; those that exist already stay as they are."""
-    connection.exec_driver_sql(
-        _ADOPT,
+    _ADOPT(
+        connection,
         {
             "now": now,
             "ids": arrays.uuids(task.id for task in tasks),

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 _MIRROR = """
 INSERT INTO orchestrator.workers AS w (id, host, pid, queues, names, slots, running, state, started_at, seen_at)
 SELECT b.id, b.host, b.pid, ARRAY(SELECT jsonb_array_elements_text(b.queues)),
-       ARRAY(SELECT jsonb_array_elements_text(b.names)), b.slots, b.running, b.state, to_timestamp(b.started_at), %(now)s
+       ARRAY(SELECT jsonb_array_elements_text(b.names)), b.slots, b.running, b.state, to_timestamp(b.started_at), %(now)s::timestamptz
   FROM jsonb_to_recordset(%(beats)s::jsonb)
        AS b(id text, host text, pid int, queues jsonb, names jsonb, slots int, running int, state text, started_at float8)
     ON CONFLICT (id) DO UPDATE
@@ -44,7 +44,7 @@ def mirror(connection: Connection, workers: Sequence[WorkerRow], now: datetime) 
 _GONE = """
 UPDATE orchestrator.workers SET state = 'dead', running = 0 WHERE state <> 'dead' AND NOT (id = ANY(%(live)s::text[]))
 """
-_FORGET = "DELETE FROM orchestrator.workers WHERE state = 'dead' AND seen_at < %(now)s - interval '1 hour'"
+_FORGET = "DELETE FROM orchestrator.workers WHERE state = 'dead' AND seen_at < %(now)s::timestamptz - interval '1 hour'"
 
 
 def mark_gone(connection: Connection, live: Sequence[str], now: datetime) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, text
 
 from orchestrator.store import arrays
+from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
 
 
@@ -36,18 +37,18 @@ def add(connection: Connection, kind: Wish, target: bytes) -> None:
     connection.execute(_ADD, {"kind": str(kind), "target": target.hex()})
 
 
-_READ = "SELECT id, kind, target::text FROM orchestrator.inbox ORDER BY id LIMIT %(limit)s"
+_READ = Statement("SELECT id, kind, target::text FROM orchestrator.inbox ORDER BY id LIMIT %(limit)s")
 
 
 def read(connection: Connection, limit: int) -> list[Item]:
     """Return the oldest requests."""
-    rows = connection.exec_driver_sql(_READ, {"limit": limit})
+    rows = _READ(connection, {"limit": limit})
     return [Item(row[0], row[1], identifier(row[2])) for row in rows]
 
 
-_REMOVE = "DELETE FROM orchestrator.inbox WHERE id = ANY(%(ids)s::bigint[])"
+_REMOVE = Statement("DELETE FROM orchestrator.inbox WHERE id = ANY(%(ids)s::bigint[])")
 
 
 def remove(connection: Connection, ids: list[int]) -> None:
     """Forget requests that have been applied."""
-    connection.exec_driver_sql(_REMOVE, {"ids": arrays.numbers(ids)})
+    _REMOVE(connection, {"ids": arrays.numbers(ids)})

@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from orchestrator.store.statement import Statement
+
 _ACQUIRE = """
 INSERT INTO orchestrator.leases AS held (shard, owner, term, expires_at, address)
-VALUES (%(shard)s, %(owner)s::uuid, 1, clock_timestamp() + %(lease)s * interval '1 second', %(address)s)
+VALUES (%(shard)s, %(owner)s::uuid, 1, clock_timestamp() + %(lease)s::double precision * interval '1 second', %(address)s)
     ON CONFLICT (shard) DO UPDATE
    SET owner = excluded.owner, term = held.term + 1, address = excluded.address,
-       expires_at = clock_timestamp() + %(lease)s * interval '1 second'
+       expires_at = clock_timestamp() + %(lease)s::double precision * interval '1 second'
  WHERE held.owner = excluded.owner OR held.expires_at < clock_timestamp()
 RETURNING term
 """
@@ -44,18 +46,21 @@ def remaining(connection: Connection, shard: int) -> float:
     return row[0] if row else 0.0
 
 
-_HOLD = "SELECT now() FROM orchestrator.leases WHERE shard = %(shard)s AND term = %(term)s FOR SHARE"
+_HOLD = Statement("SELECT now() FROM orchestrator.leases WHERE shard = %(shard)s AND term = %(term)s FOR SHARE")
 
-_RENEW = """
-UPDATE orchestrator.leases SET expires_at = clock_timestamp() + %(lease)s * interval '1 second'
+_RENEW = Statement(
+    """
+UPDATE orchestrator.leases SET expires_at = clock_timestamp() + %(lease)s::double precision * interval '1 second'
  WHERE shard = %(shard)s AND term = %(term)s RETURNING now()
 """
+)
 
 
 def hold(connection: Connection, shard: int, term: int, renew: float | None) -> datetime | None:
     """Lock the lease for this transaction, renewing it for `renew` seconds if given; return the time, or None if deposed."""
-    statement = _HOLD if renew is None else _RENEW
-    row = connection.exec_driver_sql(statement, {"shard": shard, "term": term, "lease": renew}).one_or_none()
+    parameters = {"shard": shard, "term": term}
+    result = _HOLD(connection, parameters) if renew is None else _RENEW(connection, parameters | {"lease": renew})
+    row = result.one_or_none()
     return row[0] if row else None
 
 
@@ -87,14 +92,16 @@ def read_cursor(connection: Connection, shard: int) -> Cursor | None:
     return Cursor(*row) if row else None
 
 
-_SAVE_CURSOR = """
+_SAVE_CURSOR = Statement(
+    """
 INSERT INTO orchestrator.cursors (shard, generation, position, server)
 VALUES (%(shard)s, %(generation)s, %(position)s, %(server)s)
     ON CONFLICT (shard) DO UPDATE
    SET generation = excluded.generation, position = excluded.position, server = excluded.server
 """
+)
 
 
 def save_cursor(connection: Connection, shard: int, cursor: Cursor) -> None:
     """Record how far events are applied, in the transaction that applied them."""
-    connection.exec_driver_sql(_SAVE_CURSOR, {"shard": shard, **cursor._asdict()})
+    _SAVE_CURSOR(connection, {"shard": shard, **cursor._asdict()})

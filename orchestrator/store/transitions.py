@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.states import TaskState, sources_of
 from orchestrator.store import arrays
+from orchestrator.store.statement import Statement
 from orchestrator.store.tables import READY
 
 
@@ -48,7 +49,8 @@ def _moved(rows: Iterable[Any]) -> list[Moved]:
 
 # -- pending → dispatched
 
-_CLAIM = f"""
+_CLAIM = Statement(
+    f"""
 WITH ready AS (
     SELECT next.id
       FROM unnest(%(queues)s::text[], %(rooms)s::int[]) AS queue(name, room)
@@ -59,12 +61,13 @@ WITH ready AS (
             LIMIT queue.room) AS next
 )
 UPDATE orchestrator.tasks t
-   SET status = 'dispatched', attempt = t.attempt + 1, dispatched_at = %(now)s
+   SET status = 'dispatched', attempt = t.attempt + 1, dispatched_at = %(now)s::timestamptz
   FROM ready
  WHERE t.id = ready.id AND t.status IN {_among(sources_of(TaskState.DISPATCHED))}
 RETURNING t.id::text, t.attempt, t.name, t.payload, t.queue, t.options::text, t.run_id::text, t.position, t.alone,
           t.priority, t.seq
 """
+)
 
 
 class Claimed(NamedTuple):
@@ -84,7 +87,7 @@ class Claimed(NamedTuple):
 def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
     """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first."""
     parameters = {"queues": list(rooms), "rooms": arrays.numbers(rooms.values()), "now": now}
-    rows = sorted(connection.exec_driver_sql(_CLAIM, parameters), key=lambda row: (-row[9], row[10]))
+    rows = sorted(_CLAIM(connection, parameters), key=lambda row: (-row[9], row[10]))
     return [
         Claimed(
             identifier(row[0]),
@@ -103,13 +106,15 @@ def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[
 
 # -- dispatched → running
 
-_STARTED = f"""
+_STARTED = Statement(
+    f"""
 UPDATE orchestrator.tasks t
-   SET status = 'running', started_at = %(now)s - r.age * interval '1 second', worker = r.worker
+   SET status = 'running', started_at = %(now)s::timestamptz - r.age * interval '1 second', worker = r.worker
   FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(ages)s::double precision[], %(workers)s::text[])
        AS r(id, attempt, age, worker)
  WHERE t.id = r.id AND t.attempt = r.attempt AND t.status IN {_among(sources_of(TaskState.RUNNING))}
 """
+)
 
 
 class Beginning(NamedTuple):
@@ -123,8 +128,8 @@ class Beginning(NamedTuple):
 
 def start(connection: Connection, rows: Sequence[Beginning], now: datetime) -> None:
     """Record that attempts are running."""
-    connection.exec_driver_sql(
-        _STARTED,
+    _STARTED(
+        connection,
         {
             "now": now,
             "ids": arrays.uuids(row.id for row in rows),
@@ -137,10 +142,11 @@ def start(connection: Connection, rows: Sequence[Beginning], now: datetime) -> N
 
 # -- in flight → pending
 
-_AGAIN = f"""
+_AGAIN = Statement(
+    f"""
 WITH back AS (
     UPDATE orchestrator.tasks t
-       SET status = 'pending', wake_at = %(now)s + r.delay * interval '1 second', hold = r.hold,
+       SET status = 'pending', wake_at = %(now)s::timestamptz + r.delay * interval '1 second', hold = r.hold,
            failures = t.failures + r.failures, losses = t.losses + r.losses, alone = t.alone OR r.alone,
            dispatched_at = NULL, started_at = NULL, worker = NULL
       FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(delays)s::double precision[], %(failures)s::int[],
@@ -151,11 +157,12 @@ WITH back AS (
     RETURNING t.id, t.queue, t.run_id, t.attempt, r.outcome, r.error, r.worker, r.duration
 ), kept AS (
     INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
-    SELECT id, attempt, outcome, error, worker, %(now)s - duration * interval '1 second', %(now)s
+    SELECT id, attempt, outcome, error, worker, %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz
       FROM back WHERE outcome IS NOT NULL
 )
 SELECT id::text, 'pending', queue, run_id::text, attempt, 'dispatched' FROM back
 """
+)
 
 
 class Again(NamedTuple):
@@ -191,7 +198,7 @@ def again(connection: Connection, rows: Sequence[Again], now: datetime) -> list[
         "durations": arrays.numbers(row.duration for row in rows),
         "holds": [row.hold for row in rows],
     }
-    return _moved(connection.exec_driver_sql(_AGAIN, parameters))
+    return _moved(_AGAIN(connection, parameters))
 
 
 # -- open → ended: the row moves to ended_tasks
@@ -199,7 +206,8 @@ def again(connection: Connection, rows: Sequence[Again], now: datetime) -> list[
 _ENDED_COLUMNS = """id, seq, name, queue, priority, status, reason, attempt, failures, losses, run_id, position,
                     payload, options, result, error, worker, created_at, started_at, ended_at"""
 
-_SUCCEEDED = f"""
+_SUCCEEDED = Statement(
+    f"""
 WITH gone AS (
     DELETE FROM orchestrator.tasks t
      USING unnest(%(ids)s::uuid[], %(attempts)s::int[], %(results)s::bytea[], %(durations)s::double precision[],
@@ -210,11 +218,12 @@ WITH gone AS (
 ), kept AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
     SELECT id, seq, name, queue, priority, 'success', NULL, attempt, failures, losses, run_id, position,
-           payload, options, result, NULL, finisher, created_at, %(now)s - duration * interval '1 second', %(now)s
+           payload, options, result, NULL, finisher, created_at, %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz
       FROM gone
 )
 SELECT id::text, 'success', queue, run_id::text, attempt, status FROM gone
 """
+)
 
 
 class Success(NamedTuple):
@@ -237,11 +246,11 @@ def succeed(connection: Connection, rows: Sequence[Success], now: datetime) -> l
         "durations": arrays.numbers(row.duration for row in rows),
         "workers": arrays.words(row.worker for row in rows),
     }
-    return _moved(connection.exec_driver_sql(_SUCCEEDED, parameters))
+    return _moved(_SUCCEEDED(connection, parameters))
 
 
-def _end_statement(state: TaskState) -> str:
-    return f"""
+def _end_statement(state: TaskState) -> Statement:
+    return Statement(f"""
 WITH gone AS (
     DELETE FROM orchestrator.tasks t
      USING unnest(%(ids)s::uuid[], %(attempts)s::int[], %(reasons)s::text[], %(errors)s::jsonb[],
@@ -254,11 +263,11 @@ WITH gone AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
     SELECT id, seq, name, queue, priority, '{state}', reason, attempt, failures + failed, losses + lost, run_id,
            position, payload, options, NULL, error, coalesce(finisher, worker), created_at,
-           coalesce(%(now)s - duration * interval '1 second', started_at), %(now)s
+           coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at), %(now)s::timestamptz
       FROM gone
 )
 SELECT id::text, '{state}', queue, run_id::text, attempt, status FROM gone
-"""
+""")
 
 
 _END = {state: _end_statement(state) for state in (TaskState.FAILED, TaskState.CANCELLED, TaskState.SKIPPED)}
@@ -291,12 +300,13 @@ def end(connection: Connection, state: TaskState, rows: Sequence[Ending], now: d
         "workers": [row.worker for row in rows],
         "durations": arrays.numbers(row.duration for row in rows),
     }
-    return _moved(connection.exec_driver_sql(_END[state], parameters))
+    return _moved(_END[state](connection, parameters))
 
 
 # -- ended → pending: the row moves back
 
-_REVIVED = f"""
+_REVIVED = Statement(
+    f"""
 WITH back AS (
     DELETE FROM orchestrator.ended_tasks e
      USING unnest(%(ids)s::uuid[]) AS wanted(id)
@@ -315,8 +325,9 @@ WITH back AS (
 )
 SELECT id::text, 'pending', queue, run_id::text, attempt, status FROM back
 """
+)
 
 
 def revive(connection: Connection, ids: Sequence[bytes]) -> list[Moved]:
     """Open failed or skipped tasks again, with a fresh count of failures and the fence where it was."""
-    return _moved(connection.exec_driver_sql(_REVIVED, {"ids": arrays.uuids(ids)}))
+    return _moved(_REVIVED(connection, {"ids": arrays.uuids(ids)}))

@@ -9,35 +9,41 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.store import arrays
+from orchestrator.store.statement import Statement
 from orchestrator.store.tables import READY
 from orchestrator.store.transitions import identifier
 
-_PROMOTE = """
+_PROMOTE = Statement(
+    """
 UPDATE orchestrator.tasks t SET wake_at = NULL
   FROM (SELECT id FROM orchestrator.tasks
-         WHERE wake_at <= %(now)s AND hold IS NULL ORDER BY wake_at LIMIT %(limit)s) AS due
+         WHERE wake_at <= %(now)s::timestamptz AND hold IS NULL ORDER BY wake_at LIMIT %(limit)s) AS due
  WHERE t.id = due.id
 """
+)
 
 
 def promote_due(connection: Connection, now: datetime, limit: int) -> int:
     """Make tasks ready whose time has come; return how many."""
-    return connection.exec_driver_sql(_PROMOTE, {"now": now, "limit": limit}).rowcount
+    return _PROMOTE(connection, {"now": now, "limit": limit}).rowcount
 
 
-_OVERDUE = """
+_OVERDUE = Statement(
+    """
 SELECT id::text, name, queue FROM orchestrator.tasks
- WHERE wake_at <= %(now)s AND hold = 'unknown' ORDER BY wake_at LIMIT %(limit)s
+ WHERE wake_at <= %(now)s::timestamptz AND hold = 'unknown' ORDER BY wake_at LIMIT %(limit)s
 """
+)
 
 
 def overdue_unknown(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, str, str]]:
     """Return id, name and queue of tasks that no worker has known for too long."""
-    rows = connection.exec_driver_sql(_OVERDUE, {"now": now, "limit": limit})
+    rows = _OVERDUE(connection, {"now": now, "limit": limit})
     return [(identifier(row[0]), row[1], row[2]) for row in rows]
 
 
-_RELEASE = """
+_RELEASE = Statement(
+    """
 UPDATE orchestrator.tasks t SET hold = NULL, wake_at = NULL
   FROM (SELECT held.id FROM orchestrator.tasks held
           JOIN unnest(%(queues)s::text[], %(names)s::text[]) AS known(queue, name)
@@ -45,6 +51,7 @@ UPDATE orchestrator.tasks t SET hold = NULL, wake_at = NULL
          WHERE held.hold = 'unknown' LIMIT %(limit)s) AS known
  WHERE t.id = known.id
 """
+)
 
 
 def release_known(connection: Connection, known: Sequence[tuple[str, str]], limit: int) -> int:
@@ -54,7 +61,7 @@ def release_known(connection: Connection, known: Sequence[tuple[str, str]], limi
         "names": [name for _, name in known],
         "limit": limit,
     }
-    return connection.exec_driver_sql(_RELEASE, parameters).rowcount
+    return _RELEASE(connection, parameters).rowcount
 
 
 class Agenda(NamedTuple):
@@ -67,18 +74,20 @@ class Agenda(NamedTuple):
     held: bool
 
 
-_AGENDA = """
+_AGENDA = Statement(
+    """
 SELECT EXISTS (SELECT FROM orchestrator.inbox),
        EXISTS (SELECT FROM orchestrator.runs WHERE status = 'pending'),
        EXISTS (SELECT FROM orchestrator.runs WHERE cancelling AND ended_at IS NULL),
        (SELECT min(wake_at) FROM orchestrator.tasks WHERE wake_at IS NOT NULL),
        EXISTS (SELECT FROM orchestrator.tasks WHERE hold IS NOT NULL)
 """
+)
 
 
 def agenda(connection: Connection) -> Agenda:
     """Look, with one index probe each, whether anything waits."""
-    return Agenda(*connection.exec_driver_sql(_AGENDA).one())
+    return Agenda(*_AGENDA(connection).one())
 
 
 class InFlight(NamedTuple):
@@ -94,22 +103,26 @@ class InFlight(NamedTuple):
     """Seconds since it was dispatched."""
 
 
-_IN_FLIGHT = """
+_IN_FLIGHT = Statement(
+    """
 SELECT id::text, attempt, queue, status, alone, worker, extract(epoch FROM now() - dispatched_at)::double precision
   FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')
 """
+)
 
 
 def in_flight(connection: Connection) -> list[InFlight]:
     """Return every task that is dispatched or running; the windows keep this small."""
-    return [InFlight(identifier(row[0]), *row[1:]) for row in connection.exec_driver_sql(_IN_FLIGHT)]
+    return [InFlight(identifier(row[0]), *row[1:]) for row in _IN_FLIGHT(connection)]
 
 
-_CURRENT = """
+_CURRENT = Statement(
+    """
 SELECT t.id::text, t.attempt FROM orchestrator.tasks t
   JOIN unnest(%(ids)s::uuid[], %(attempts)s::int[]) AS asked(id, attempt) ON t.id = asked.id AND t.attempt = asked.attempt
  WHERE t.status IN ('dispatched', 'running')
 """
+)
 
 
 def current(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
@@ -118,7 +131,7 @@ def current(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> se
         "ids": arrays.uuids(task for task, _ in attempts),
         "attempts": arrays.numbers(attempt for _, attempt in attempts),
     }
-    return {(identifier(row[0]), row[1]) for row in connection.exec_driver_sql(_CURRENT, parameters)}
+    return {(identifier(row[0]), row[1]) for row in _CURRENT(connection, parameters)}
 
 
 _BUSY = f"""
@@ -132,10 +145,12 @@ def is_busy(connection: Connection, queues: Sequence[str]) -> bool:
     return bool(connection.exec_driver_sql(_BUSY, {"queues": list(queues)}).scalar_one())
 
 
-_POLICIES = """
+_POLICIES = Statement(
+    """
 SELECT t.id::text, t.failures, t.losses, t.alone, t.options::text
   FROM orchestrator.tasks t JOIN unnest(%(ids)s::uuid[]) AS wanted(id) ON t.id = wanted.id
 """
+)
 
 
 class Policy(NamedTuple):
@@ -149,5 +164,5 @@ class Policy(NamedTuple):
 
 def policies(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Policy]:
     """Return the policies of open tasks."""
-    rows = connection.exec_driver_sql(_POLICIES, {"ids": arrays.uuids(ids)})
+    rows = _POLICIES(connection, {"ids": arrays.uuids(ids)})
     return {identifier(row[0]): Policy(*row[1:]) for row in rows}

@@ -1,0 +1,40 @@
+"""Statements that are planned once per connection.
+
+The leader sends the same few statements hundreds of times a second, and planning one can take longer than running
+it. Prepared with a generic plan, they also cannot be led astray by statistics that are missing or out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any, Unpack
+
+from sqlalchemy import Connection, CursorResult
+
+_PARAMETER = re.compile(r"%\((\w+)\)s(::[a-z]+(?: precision)?(?:\[\])?)?")
+
+
+class Statement:
+    """One SQL statement with named parameters, prepared on first use of a connection."""
+
+    def __init__(self, sql: str) -> None:
+        found = _PARAMETER.findall(sql)
+        names = list(dict.fromkeys(name for name, _ in found))
+        casts = {name: cast for name, cast in found if cast}
+        body = _PARAMETER.sub(lambda match: f"${names.index(match[1]) + 1}{match[2] or ''}", sql)
+        self.sql = sql
+        self._name = f"orchestrator_{hashlib.blake2b(sql.encode(), digest_size=6).hexdigest()}"
+        self._prepare = f"PREPARE {self._name} AS {body}"
+        arguments = ", ".join(f"%({name})s{casts.get(name, '')}" for name in names)
+        self._execute = f"EXECUTE {self._name}" + (f"({arguments})" if names else "")
+
+    def __call__(
+        self, connection: Connection, parameters: dict[str, Any] | None = None
+    ) -> CursorResult[Unpack[tuple[Any, ...]]]:
+        """Run it."""
+        prepared: set[str] = connection.info.setdefault("orchestrator_prepared", set())
+        if self._name not in prepared:
+            connection.exec_driver_sql(self._prepare)
+            prepared.add(self._name)
+        return connection.exec_driver_sql(self._execute, parameters)
