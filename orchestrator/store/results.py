@@ -19,9 +19,12 @@ class TaskOutcome(NamedTuple):
     error: TaskError | None = None
 
 
-# Both halves see one snapshot, so a task that is moving is found in exactly one of them.
+# Both halves see one snapshot, so a task that is moving is found in exactly one of them. A task that somebody has
+# asked to be tried again is not ended for its caller, although the leader has yet to open it.
 _OUTCOME = """
-SELECT status, result, error FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
+SELECT CASE WHEN EXISTS (SELECT FROM orchestrator.inbox WHERE target = %(id)s::uuid AND kind = 'retry task')
+            THEN 'pending' ELSE status END, result, error
+  FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
  UNION ALL
 SELECT status, NULL, NULL FROM orchestrator.tasks WHERE id = %(id)s::uuid
 """
@@ -37,7 +40,9 @@ def outcome(connection: Connection, task: bytes) -> TaskOutcome | None:
 
 
 _PROGRESS = """
-SELECT status, total, open, success, failed, cancelled, skipped FROM orchestrator.runs WHERE id = %(id)s::uuid
+SELECT CASE WHEN EXISTS (SELECT FROM orchestrator.inbox WHERE target = %(id)s::uuid AND kind = 'retry run')
+            THEN 'running' ELSE status END, total, open, success, failed, cancelled, skipped
+  FROM orchestrator.runs WHERE id = %(id)s::uuid
 """
 
 

@@ -1,0 +1,55 @@
+"""Stacks of real processes on empty tables and an empty Redis; everything is stopped afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.stack import HERE, Stack, using
+
+sys.path.insert(0, str(HERE))  # as the workers see it: `project` is a top-level module
+
+import project
+
+_TABLES = "tasks, ended_tasks, attempts, runs, inbox, leases, cursors, workers"
+
+
+@pytest.fixture
+def settings() -> dict[str, float]:
+    """Settings that differ from the defaults; a test overrides this."""
+    return {}
+
+
+@contextmanager
+def fresh_stack(database_url: str, redis_url: str, folder: Path, **settings: float) -> Iterator[Stack]:
+    """Yield services without processes, and stop whatever a test has started."""
+    stack = Stack(database_url, redis_url, folder, **settings)
+    stack.redis.flushall()
+    with stack.engine.connect() as connection:
+        tables = ", ".join(f"orchestrator.{table}" for table in _TABLES.split(", "))
+        connection.exec_driver_sql(f"TRUNCATE {tables}")
+    with using(project.app, stack):
+        try:
+            yield stack
+        finally:
+            stack.close()
+
+
+@pytest.fixture
+def stack(database_url: str, redis_url: str, tmp_path: Path, settings: dict[str, float]) -> Iterator[Stack]:
+    """Services without processes."""
+    with fresh_stack(database_url, redis_url, tmp_path, **settings) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def running(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A scheduler and a worker of two processes, for all tests of a module that disturb nothing."""
+    with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
+        stack.scheduler()
+        stack.worker(processes=2)
+        yield stack

@@ -1,0 +1,153 @@
+"""The application that the acceptance tests run: a user's module, imported by real workers.
+
+Tasks write to a log file outside the system, so that a test can count what really ran.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import Orchestrator, TaskContext
+
+app = Orchestrator()
+
+
+def wait_for(path: str) -> None:
+    """Wait, inside a task, until the test says go by creating a file."""
+    while not Path(path).exists():
+        time.sleep(0.005)
+
+
+def log(path: str, line: str) -> None:
+    """Append one line, whole or not at all."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
+@app.task
+def noop() -> None:
+    pass
+
+
+@app.task
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@app.task
+async def add_async(a: int, b: int) -> int:
+    await asyncio.sleep(0.001)
+    return a + b
+
+
+@app.task
+def move(point: Point, by: int = 1) -> Point:
+    return Point(point.x + by, point.y + by)
+
+
+@app.task
+def who(ctx: TaskContext, label: str) -> list[str]:
+    return [label, str(ctx.task_id), ctx.task_name, str(ctx.attempt)]
+
+
+@app.task
+def logged(path: str, number: int) -> int:
+    log(path, str(number))
+    return number
+
+
+@app.task
+def held(started: str, go: str) -> int:
+    """Say that it started, then wait for leave to end."""
+    log(started, str(os.getpid()))
+    wait_for(go)
+    return os.getpid()
+
+
+@app.task(retries=3)
+def flaky(path: str, failures: int) -> int:
+    log(path, "try")
+    tries = len(Path(path).read_text().splitlines())
+    if tries <= failures:
+        raise ValueError(f"failure {tries}")
+    return tries
+
+
+@app.task
+def broken(text: str) -> None:
+    raise LookupError(text)
+
+
+@app.task
+def unserialisable() -> object:
+    return object()
+
+
+@app.task(timeout=0.3)
+def too_long() -> None:
+    while True:
+        time.sleep(0.005)
+
+
+@app.task(timeout=0.3)
+async def too_long_async() -> None:
+    await asyncio.sleep(60)
+
+
+@app.task(timeout=0.3, isolation="process")
+def too_long_isolated() -> None:
+    time.sleep(60)
+
+
+@app.task(isolation="process")
+def isolated(number: int) -> list[int]:
+    return [number, os.getpid()]
+
+
+@app.task
+def kills_its_process(path: str) -> None:
+    log(path, str(os.getpid()))
+    os.kill(os.getpid(), 9)
+
+
+@app.task
+def parent(path: str, count: int) -> list[str]:
+    return [logged.enqueue(path, number).id for number in range(count)]
+
+
+@app.task
+async def parent_async(path: str, count: int) -> list[str]:
+    return [(await logged.aenqueue(path, number)).id for number in range(count)]
+
+
+@app.task(isolation="process")
+def parent_isolated(path: str, count: int) -> list[str]:
+    return [logged.enqueue(path, number).id for number in range(count)]
+
+
+@app.task(retries=1)
+def parent_on_success(path: str, tries: str) -> str:
+    """Fail the first time; the child of the failed try must never exist."""
+    log(tries, "try")
+    child = logged.options(on_success=True).enqueue(path, len(Path(tries).read_text().splitlines()))
+    if len(Path(tries).read_text().splitlines()) == 1:
+        raise RuntimeError("the first try fails")
+    return child.id
+
+
+@app.task
+def waits_for_another() -> int:
+    return add.enqueue(1, 2).result(5)

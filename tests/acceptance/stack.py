@@ -1,0 +1,147 @@
+"""Real processes around real Postgres and Redis: started, watched, killed and stopped by a test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from redis import Redis
+from sqlalchemy import Engine, text
+
+from orchestrator import Orchestrator, Settings
+from orchestrator.settings import load_settings
+from orchestrator.store.database import engine_for
+
+HERE = Path(__file__).parent
+T = TypeVar("T")
+
+
+def eventually(condition: Callable[[], T], what: str, timeout: float = 30.0) -> T:
+    """Return the condition's first true value, or fail after a while, saying what never came."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout} s")
+        time.sleep(0.01)
+    return value
+
+
+class Process:
+    """One command of ours, running."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator", *arguments],
+                cwd=HERE,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    def logged(self, words: str, times: int = 1) -> bool:
+        return self.log.read_text().count(words) >= times
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def signal_group(self, number: signal.Signals) -> None:
+        os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal_group(signal.SIGKILL)
+        self._process.wait(10)
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self, timeout: float = 40.0) -> int:
+        return self._process.wait(timeout)
+
+    def stop(self) -> int:
+        if self.is_running():
+            self.signal(signal.SIGTERM)
+        return self.wait()
+
+
+class Stack:
+    """Schedulers and workers of one test, and a look into the database."""
+
+    def __init__(self, database_url: str, redis_url: str, folder: Path, **settings: float) -> None:
+        self.folder = folder
+        self.settings: Settings = load_settings(
+            folder=folder, environ={}, database_url=database_url, redis_url=redis_url, **settings
+        )
+        extra = {f"ORCHESTRATOR_{name.upper()}": str(value) for name, value in settings.items()}
+        self.environment = {
+            **os.environ,
+            **extra,
+            "ORCHESTRATOR_DATABASE_URL": database_url,
+            "ORCHESTRATOR_REDIS_URL": redis_url,
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.engine: Engine = engine_for(database_url, autocommit=True)
+        self.redis: Redis = Redis.from_url(redis_url)
+        self.processes: list[Process] = []
+        self._count = 0
+
+    def scheduler(self) -> Process:
+        process = self._start("scheduler", ["scheduler"])
+        eventually(lambda: process.logged("scheduler ready"), f"scheduler ready, see {process.log}")
+        return process
+
+    def worker(self, *options: str, processes: int = 1, wait: bool = True) -> Process:
+        arguments = ["worker", "--app", "project:app", "--processes", str(processes), *options]
+        process = self._start("worker", arguments)
+        if wait:
+            eventually(lambda: process.logged("ready:", processes), f"worker ready, see {process.log}")
+        return process
+
+    def _start(self, name: str, arguments: list[str]) -> Process:
+        self._count += 1
+        process = Process(arguments, self.environment, self.folder / f"{self._count}-{name}.log")
+        self.processes.append(process)
+        return process
+
+    def sql(self, statement: str, **parameters: object) -> list[tuple[object, ...]]:
+        with self.engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(text(statement), parameters)]
+
+    def scalar(self, statement: str, **parameters: object) -> object:
+        return self.sql(statement, **parameters)[0][0]
+
+    def close(self) -> None:
+        for kind in ("worker", "scheduler"):
+            running = [process for process in self.processes if process.is_running() and kind in process.log.name]
+            for process in running:
+                process.signal_group(signal.SIGCONT)
+                process.signal(signal.SIGTERM)
+            for process in running:
+                try:
+                    process.wait(40)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+        self.engine.dispose()
+        self.redis.close()
+
+
+@contextmanager
+def using(app: Orchestrator, stack: Stack) -> Iterator[None]:
+    """Point an application at a stack for as long as the block lasts."""
+    app.close()
+    app._settings = stack.settings
+    try:
+        yield
+    finally:
+        app.close()
+        app._settings = None

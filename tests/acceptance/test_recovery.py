@@ -1,0 +1,255 @@
+"""Whatever dies in between: nothing is lost, nothing is recorded twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import project
+import pytest
+from redis import Redis
+
+from orchestrator import TaskFailed
+from tests.acceptance.stack import Process, Stack, eventually
+
+RESULTS = "SELECT count(*), count(DISTINCT id) FROM orchestrator.ended_tasks WHERE status = 'success'"
+
+
+@pytest.fixture
+def settings() -> dict[str, float]:
+    """Impatient, so that the tests need not be patient."""
+    return {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0}
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def started_by(path: Path, count: int = 1) -> list[int]:
+    """Wait until the task has started `count` times; return the processes."""
+    eventually(lambda: len(lines(path)) >= count, f"{count} starts in {path.name}")
+    return [int(line) for line in lines(path)]
+
+
+def all_succeed_once(stack: Stack, count: int, timeout: float = 60.0) -> None:
+    eventually(lambda: stack.scalar("SELECT count(*) FROM orchestrator.ended_tasks") == count, "all end", timeout)
+    assert stack.sql(RESULTS) == [(count, count)]
+    assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 0
+    assert stack.scalar("SELECT coalesce(sum(failures), 0) FROM orchestrator.ended_tasks") == 0
+
+
+def leader(stack: Stack) -> Process:
+    """Return the process that holds the lease."""
+
+    def find() -> Process | None:
+        rows = stack.sql("SELECT address FROM orchestrator.leases WHERE expires_at > now()")
+        pid = int(str(rows[0][0]).rpartition(":")[2]) if rows else 0
+        return next((process for process in stack.processes if process.pid == pid and process.is_running()), None)
+
+    return eventually(find, "somebody leads")
+
+
+def test_a_killed_process_loses_no_task(stack: Stack, tmp_path: Path) -> None:
+    stack.scheduler()
+    worker = stack.worker()
+    handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
+    first = started_by(tmp_path / "started")[0]
+    began = time.monotonic()
+    os.kill(first, signal.SIGKILL)
+    second = started_by(tmp_path / "started", 2)[1]
+    assert time.monotonic() - began < 10
+    (tmp_path / "go").touch()
+    assert handle.result(20) == second != first
+    assert worker.logged("with 1 tasks; they will run elsewhere")
+    all_succeed_once(stack, 1)
+    assert stack.sql("SELECT outcome FROM orchestrator.attempts") == [("lost",)]
+
+
+def test_a_killed_machine_loses_no_task(stack: Stack, tmp_path: Path) -> None:
+    stack.scheduler()
+    first = stack.worker()
+    handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
+    started_by(tmp_path / "started")
+    stack.worker()
+    first.kill()
+    began = time.monotonic()
+    started_by(tmp_path / "started", 2)
+    assert time.monotonic() - began < 8
+    (tmp_path / "go").touch()
+    handle.result(20)
+    all_succeed_once(stack, 1)
+
+
+def test_a_long_task_runs_once_while_its_worker_lives(stack: Stack, tmp_path: Path) -> None:
+    stack.scheduler()
+    stack.worker(processes=2)
+    handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
+    started_by(tmp_path / "started")
+    deadline = time.monotonic() + 3 * stack.settings.worker_ttl
+    eventually(lambda: time.monotonic() > deadline, "several TTLs pass")
+    (tmp_path / "go").touch()
+    handle.result(20)
+    assert len(lines(tmp_path / "started")) == 1
+
+
+def test_a_task_that_kills_its_process_is_stopped_and_its_neighbours_live(stack: Stack, tmp_path: Path) -> None:
+    stack.scheduler()
+    stack.worker(processes=2)
+    culprit = project.kills_its_process.enqueue(str(tmp_path / "kills"))
+    neighbours = project.app.enqueue_many(project.add, [(number, 0) for number in range(200)])
+    with pytest.raises(TaskFailed, match="The process that ran this attempt died") as caught:
+        culprit.result(60)
+    assert caught.value.kind == "WorkerLost"
+    assert len(lines(tmp_path / "kills")) == 1 + stack.settings.loss_limit
+    assert [handle.result(30) for handle in neighbours] == list(range(200))
+    assert stack.sql("SELECT failures, losses FROM orchestrator.ended_tasks WHERE status = 'failed'") == [(0, 3)]
+
+
+def test_a_killed_leader_loses_and_repeats_nothing(stack: Stack, tmp_path: Path) -> None:
+    for _ in range(2):
+        stack.scheduler()
+    stack.worker(processes=2)
+    path = tmp_path / "log"
+    run = project.app.start_many(project.logged, [(str(path), number) for number in range(4_000)])
+    for threshold in (500, 1_500, 2_500):
+        eventually(lambda limit=threshold: run.progress().counters.success >= limit, f"{threshold} tasks")
+        leader(stack).kill()
+        stack.scheduler()
+    assert run.wait(60) == "success"
+    all_succeed_once(stack, 4_000)
+    assert sorted(set(map(int, lines(path)))) == list(range(4_000))
+    assert stack.scalar("SELECT term >= 4 FROM orchestrator.leases") is True
+
+
+def test_two_schedulers_and_exactly_one_writes(stack: Stack) -> None:
+    schedulers = [stack.scheduler(), stack.scheduler()]
+    stack.worker(processes=2)
+    run = project.app.start_many(project.noop, [()] * 2_000)
+    assert run.wait(60) == "success"
+    assert sum(scheduler.logged("leading, term") for scheduler in schedulers) == 1
+    assert stack.scalar("SELECT term FROM orchestrator.leases") == 1
+    standby = next(scheduler for scheduler in schedulers if scheduler is not leader(stack))
+    leader(stack).stop()
+    eventually(lambda: standby.logged("leading, term 2"), "the standby takes over", 5)
+    assert project.add.enqueue(1, 1).result(20) == 2
+
+
+def test_a_leader_that_was_stopped_past_its_lease_steps_down(stack: Stack) -> None:
+    first = stack.scheduler()
+    stack.worker(processes=2)
+    run = project.app.start_many(project.noop, [()] * 3_000)
+    eventually(lambda: run.progress().counters.success > 300, "some tasks")
+    first.signal(signal.SIGSTOP)
+    second = stack.scheduler()
+    eventually(lambda: second.logged("leading, term 2"), "the second leads", 15)
+    first.signal(signal.SIGCONT)
+    assert run.wait(60) == "success"
+    eventually(lambda: first.logged("standing by") or first.logged("trying again"), "the first stands by", 15)
+    all_succeed_once(stack, 3_000)
+    assert leader(stack) is second
+
+
+def test_flushall_during_a_run(stack: Stack, tmp_path: Path) -> None:
+    stack.scheduler()
+    stack.worker(processes=2)
+    holding = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
+    started_by(tmp_path / "started")
+    run = project.app.start_many(project.logged, [(str(tmp_path / "log"), number) for number in range(1_000)])
+    for threshold in (100, 500):
+        eventually(lambda limit=threshold: run.progress().counters.success >= limit, f"{threshold} tasks")
+        stack.redis.flushall()
+    assert run.wait(60) == "success"
+    assert set(map(int, lines(tmp_path / "log"))) == set(range(1_000))
+    (tmp_path / "go").touch()
+    holding.result(30)
+    assert len(lines(tmp_path / "started")) == 1, "a living worker had it"
+    all_succeed_once(stack, 1_001)
+
+
+def test_redis_restarts_without_its_data(stack: Stack, tmp_path: Path, services: object) -> None:
+    redis = services.redis  # type: ignore[attr-defined]
+    stack.scheduler()
+    stack.worker(processes=2)
+    holding = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
+    started_by(tmp_path / "started")
+    run = project.app.start_many(project.logged, [(str(tmp_path / "log"), number) for number in range(1_000)])
+    eventually(lambda: run.progress().counters.success >= 100, "some tasks")
+    stack.redis.config_set("save", "")
+    stack.redis.config_set("appendonly", "no")
+    redis.kill()
+    (tmp_path / "go").touch()  # it ends while Redis is away; its worker keeps the report
+    redis.start()
+    Redis.from_url(redis.url).flushall()
+    holding.result(30)
+    assert run.wait(60) == "success"
+    assert len(lines(tmp_path / "started")) == 1
+    all_succeed_once(stack, 1_001)
+
+
+def test_a_worker_that_was_stopped_comes_back_humbly(stack: Stack, tmp_path: Path) -> None:
+    stack.scheduler()
+    first = stack.worker()
+    handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
+    started_by(tmp_path / "started")
+    second = stack.worker()
+    first.signal_group(signal.SIGSTOP)
+    started_by(tmp_path / "started", 2)
+    first.signal_group(signal.SIGCONT)
+    eventually(lambda: first.logged("asking which tasks still count"), "it asks")
+    (tmp_path / "go").touch()
+    handle.result(20)
+    assert len(lines(tmp_path / "started")) == 2
+    all_succeed_once(stack, 1)
+    assert second.stop() == 0
+    many = project.app.enqueue_many(project.add, [(number, 0) for number in range(300)])
+    assert [each.result(20) for each in many] == list(range(300)), "the first works again"
+
+
+def test_drain_finishes_what_runs_and_hands_back_the_rest(stack: Stack, tmp_path: Path) -> None:
+    stack.scheduler()
+    worker = stack.worker("--concurrency", "2")
+    run = project.app.start_many(project.held, [(str(tmp_path / "started"), str(tmp_path / "go"))] * 5)
+    started_by(tmp_path / "started", 2)
+    worker.signal(signal.SIGTERM)
+    eventually(lambda: worker.logged("draining"), "it drains")
+    (tmp_path / "go").touch()
+    assert worker.wait(20) == 0
+    eventually(lambda: run.progress().counters.success == 2, "two ended")
+    assert stack.scalar("SELECT sum(failures + losses) FROM orchestrator.tasks") == 0
+    stack.worker()
+    assert run.wait(30) == "success"
+    all_succeed_once(stack, 5)
+
+
+def test_burst_works_until_empty_and_exits(stack: Stack) -> None:
+    stack.scheduler()
+    handles = project.app.enqueue_many(project.add, [(number, 0) for number in range(500)])
+    worker = stack.worker("--burst", wait=False)
+    assert worker.wait(40) == 0
+    assert [handle.result(5) for handle in handles] == list(range(500))
+
+
+class TestUnknownTasks:
+    """A task that no live worker knows."""
+
+    @pytest.fixture
+    def settings(self) -> dict[str, float]:
+        return {"worker_ttl": 2.0, "heartbeat": 0.5, "unknown_task_timeout": 3.0}
+
+    def test_it_waits_and_then_fails_with_what_is_known(self, stack: Stack) -> None:
+        stack.scheduler()
+        stack.worker()
+
+        @project.app.task(name="nobody.knows")
+        def stranger() -> None: ...
+
+        try:
+            handle = stranger.enqueue()
+            held = "SELECT hold FROM orchestrator.tasks WHERE name = 'nobody.knows'"
+            eventually(lambda: stack.sql(held) == [("unknown",)], "it is held back")
+            with pytest.raises(TaskFailed, match=r"knows the task 'nobody.knows'. They know: .*project.add"):
+                handle.result(30)
+        finally:
+            del project.app.tasks["nobody.knows"]
