@@ -44,10 +44,11 @@ def main() -> None:
             process.wait(40)
         services.stop()
     console.print("\n[green]✓[/] Stopped. Where to look next:")
-    console.print("  examples/tour.py                               the application you just ran")
-    console.print("  cd examples && orchestrator dev --app tour:app everything in one terminal, with logs")
-    console.print("  orchestrator enqueue greet Ada --wait          from a second terminal in that folder")
-    console.print("  orchestrator status                            and tasks, runs, queues, workers")
+    console.print("  examples/tour.py                        the application you just ran")
+    console.print("  source .venv/bin/activate; cd examples")
+    console.print("  orchestrator dev --app tour:app         everything in one terminal, with logs")
+    console.print("  orchestrator enqueue greet Ada --wait   in a second terminal in that folder")
+    console.print("  orchestrator status                     and tasks, runs, queues, workers")
 
 
 def run_example(console: Console) -> None:

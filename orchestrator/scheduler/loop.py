@@ -250,7 +250,10 @@ class Scheduler:
             self._drain(cursor)
         self._serial += 1
         generation = f"{self._leadership.term}-{self._serial}"
-        log.warning("Redis %s; generation %s begins", "has changed" if cursor.generation else "is new", generation)
+        if cursor.generation:
+            log.warning("Redis has lost data or restarted; generation %s begins", generation)
+        else:
+            log.info("generation %s begins", generation)
         self._cursor = Cursor(generation, "0-0", state.server)
         self._confirmed = "0-0"
         with self._leadership.writing(self._monotonic()) as (connection, _):
