@@ -58,7 +58,13 @@ def run_example(console: Console) -> None:
     console.print("greet.enqueue('Ada').result()   ", greet.enqueue("Ada").result(timeout=30))
     console.print("flaky.enqueue(0.3).result()     ", flaky.enqueue(0.3).result(timeout=60))
     run = app.start_many(count_primes, CHUNKS, name="primes")
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("count_primes", total=len(CHUNKS))
         while (state := run.progress()).status in ("pending", "running"):

@@ -146,7 +146,8 @@ def _validated(settings: Settings) -> Settings:
             raise ConfigurationError(f"Setting {name}: expected a positive number, found {value!r}.")
     if settings.worker_ttl < 2 * settings.heartbeat:
         raise ConfigurationError(
-            f"Setting worker_ttl: expected at least twice the heartbeat ({settings.heartbeat}), found {settings.worker_ttl}."
+            f"Setting worker_ttl: expected at least twice the heartbeat ({settings.heartbeat}), "
+            f"found {settings.worker_ttl}."
         )
     for name, schemes in (
         ("database_url", ("postgresql", "postgres")),

@@ -9,11 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from redis import Redis
 from sqlalchemy import create_engine, text
 
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import database
+
+# The same examples in every run: a failure belongs to the commit that shows it.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +36,9 @@ def services() -> Iterator[EmbeddedServices]:
 def database_url(services: EmbeddedServices) -> str:
     """An empty database with the current schema."""
     name = f"test_{uuid.uuid4().hex}"
-    admin = create_engine(services.postgres.url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT")
+    admin = create_engine(
+        services.postgres.url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT"
+    )
     with admin.connect() as connection:
         connection.execute(text(f"CREATE DATABASE {name} TEMPLATE orchestrator"))
     admin.dispose()

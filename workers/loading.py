@@ -23,7 +23,8 @@ def load_app(where: str) -> Orchestrator:
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise ConfigurationError(
-                f"There is no module {module_name!r} to find the application in. Looked in {folder} and the installed packages."
+                f"There is no module {module_name!r} to find the application in. "
+                f"Looked in {folder} and the installed packages."
             ) from error
         raise
     if attribute:

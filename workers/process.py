@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -61,6 +62,10 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
             log.warning("the application %s has no tasks", spec.app)
     except OrchestratorError as error:
         print(f"Error: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
+    except Exception:  # noqa: BLE001  # the user's module fails to import: show where, and do not try again and again
+        traceback.print_exc()
+        print(f"Error: the application {spec.app} cannot be imported; the reason is above.", file=sys.stderr)
         return EXIT_UNUSABLE
     process = WorkerProcess(spec, settings, worker, held)
     isolation = Isolation(spec.app, process.reporter)

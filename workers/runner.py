@@ -91,7 +91,7 @@ class Runner:
             else:
                 value = task.function(*arguments, **keywords)
             return self._success(job, value)
-        except BaseException as error:  # whatever a task raises is its failure, SystemExit too
+        except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, SystemExit too
             return self.failure(job, error)
         finally:
             enter(None)
@@ -110,13 +110,13 @@ class Runner:
             arguments, keywords = self._arguments(task, job)
             enter(JobOutlet(job, self._outbox))
             return self._success(job, await task.function(*arguments, **keywords))
-        except BaseException as error:  # whatever a task raises is its failure, CancelledError too
+        except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, CancelledError too
             return self.failure(job, error)
 
     def _arguments(self, task: Task[..., Any], job: Job) -> tuple[list[Any], dict[str, Any]]:
         arguments, keywords = task.signature.restore(*_decode_call(job.dispatch.payload))
-        if task.signature.context_parameter is not None:
-            keywords[task.signature.context_parameter] = JobOutlet(job, self._outbox).context()
+        if task.signature.wants_context:
+            task.signature.add_context(JobOutlet(job, self._outbox).context(), arguments, keywords)
         return arguments, keywords
 
     def _success(self, job: Job, value: Any) -> Succeeded:
@@ -157,7 +157,7 @@ def describe(error: BaseException) -> TaskError:
     )
     try:
         message = str(error)
-    except Exception as unprintable:  # a broken __str__ must not hide the failure itself
+    except Exception as unprintable:  # noqa: BLE001  # a broken __str__ must not hide the failure itself
         message = f"(its text could not be had: {type(unprintable).__name__})"
     chain = traceback.TracebackException(kind, error, _first_user_frame(error), limit=-50)
     text = "".join(chain.format())

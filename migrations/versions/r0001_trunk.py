@@ -72,6 +72,7 @@ CREATE TABLE orchestrator.ended_tasks (
     CONSTRAINT ended_tasks_have_ended CHECK (status IN ('success', 'failed', 'cancelled', 'skipped'))
 );
 CREATE INDEX ended_tasks_not_success ON orchestrator.ended_tasks (ended_at) WHERE status <> 'success';
+CREATE INDEX ended_tasks_by_time ON orchestrator.ended_tasks USING brin (ended_at) WITH (autosummarize = on);
 CREATE INDEX ended_tasks_of_run ON orchestrator.ended_tasks (run_id, position) WHERE run_id IS NOT NULL;
 
 CREATE TABLE orchestrator.attempts (
@@ -140,6 +141,29 @@ CREATE TABLE orchestrator.workers (
     started_at timestamptz NOT NULL,
     seen_at timestamptz NOT NULL
 );
+
+COMMENT ON TABLE orchestrator.attempts IS 'append-only: attempts after which the task was tried again';
+COMMENT ON COLUMN orchestrator.attempts.outcome IS 'failed or lost; the attempt that ended a task is in ended_tasks';
+COMMENT ON COLUMN orchestrator.cursors.generation IS 'one life of the Redis data';
+COMMENT ON COLUMN orchestrator.cursors.position IS 'the last event that was applied';
+COMMENT ON COLUMN orchestrator.cursors.server IS 'the Redis server''s run id';
+COMMENT ON COLUMN orchestrator.ended_tasks.reason IS 'why it did not succeed, in a word or two';
+COMMENT ON COLUMN orchestrator.ended_tasks.error IS 'kind, message, traceback';
+COMMENT ON TABLE orchestrator.inbox IS 'what anyone but the leader wants changed; applied and deleted by the next tick';
+COMMENT ON COLUMN orchestrator.leases.owner IS 'one scheduler process';
+COMMENT ON COLUMN orchestrator.leases.address IS 'for people: host and process id of the owner';
+COMMENT ON COLUMN orchestrator.tasks.seq IS 'order of arrival; older first within a priority';
+COMMENT ON COLUMN orchestrator.tasks.blockers IS 'upstreams it still waits for';
+COMMENT ON COLUMN orchestrator.tasks.wake_at IS 'not before; null when ready or in flight';
+COMMENT ON COLUMN orchestrator.tasks.hold IS 'why it is kept back: ''unknown'' = no live worker knows it';
+COMMENT ON COLUMN orchestrator.tasks.attempt IS 'the fence; grows with every claim';
+COMMENT ON COLUMN orchestrator.tasks.failures IS 'what the retry policy charges';
+COMMENT ON COLUMN orchestrator.tasks.losses IS 'processes it took down with it';
+COMMENT ON COLUMN orchestrator.tasks.alone IS 'runs in a process of its own';
+COMMENT ON COLUMN orchestrator.tasks.position IS 'place among the tasks of its run';
+COMMENT ON COLUMN orchestrator.tasks.options IS 'TaskOptions; null where all are defaults';
+COMMENT ON TABLE orchestrator.workers IS 'a mirror of the fleet for people to look at; the truth is in the heartbeats';
+COMMENT ON COLUMN orchestrator.workers.state IS 'live, draining or dead';
 """
 
 

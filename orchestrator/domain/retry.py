@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+_Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How often a task is tried again, and how long it waits before each try."""
 
-    max: int = 0
+    max: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """Retries after the first try: 3 means up to four tries."""
     backoff: Literal["exponential", "linear", "constant"] = "exponential"
-    base: float = 1.0
+    base: _Seconds = 1.0
     """Seconds before the first retry."""
-    cap: float = 600.0
+    cap: _Seconds = 600.0
     """Longest wait in seconds."""
-    jitter: float = 0.1
+    jitter: Annotated[float, Meta(ge=0, le=1)] = 0.1
     """Share of the wait by which it varies, so that a thousand failures do not come back at once."""
 
 

@@ -102,7 +102,8 @@ class Leadership:
             connection.exec_driver_sql(
                 f"SET lock_timeout = {limit}; SET statement_timeout = {limit}; "
                 f"SET idle_in_transaction_session_timeout = {limit}; SET jit = off; "
-                "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
+                "SET plan_cache_mode = force_generic_plan; "
+                "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
             )
             connection.commit()
             self._connection = connection

@@ -27,7 +27,6 @@ from orchestrator.store.waiting import InFlight
 from orchestrator.transport.codec import Malformed, decode_dispatches
 from orchestrator.transport.leader import LeaderStreams, Message
 
-
 _MINIMUM_AGE = 1.0
 """Seconds since the dispatch before anyone asks: a fast queue is never read through."""
 

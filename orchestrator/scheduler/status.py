@@ -141,7 +141,7 @@ def lost_error(losses: int, limit: int) -> TaskError:
     """Describe the death of the process that had an attempt."""
     return TaskError(
         "WorkerLost",
-        f"The process that ran this attempt died ({losses} of {limit} losses that count). Out of memory, killed, or crashed.",
+        f"The process that ran this attempt died: killed, out of memory, or crashed ({losses} of {limit} such losses).",
     )
 
 
@@ -156,7 +156,7 @@ def error_json(error: TaskError) -> str:
 
 
 def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Sequence[Reported]], None]) -> None:
-    """Apply reports although one of them cannot be: halve under savepoints until the culprit is alone, and set it aside."""
+    """Apply reports although one of them cannot be: halve under savepoints until it is alone, and set it aside."""
     try:
         with tick.connection.begin_nested():
             before = _mark(tick)

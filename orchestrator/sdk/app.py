@@ -13,7 +13,6 @@ from uuid import UUID
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, UnknownTask, did_you_mean
-from orchestrator.sdk.context import current_outlet
 from orchestrator.sdk.handle import Handle, RunHandle
 from orchestrator.sdk.options import CallOptions, check_name, with_options
 from orchestrator.sdk.signature import Signature
@@ -81,16 +80,16 @@ class Orchestrator:
     def enqueue_many(self, task: Task[..., R], calls: Iterable[Call]) -> list[Handle[R]]:
         """Enqueue any number of calls in one transaction: all of them or, if one is refused, none."""
         tasks = [_new(task, call) for call in calls]
-        outlet = current_outlet()
-        if outlet is not None:
-            outlet.enqueue(tasks)
+        hand_over = task.way_out()
+        if hand_over is not None:
+            hand_over(tasks)
         elif tasks:
             self.backend.enqueue_many(tasks)
         return [Handle(self, new.id, task) for new in tasks]
 
     def start_many(self, task: Task[..., R], items: Iterable[Any], *, name: str | None = None) -> RunHandle[R]:
-        """Start a run of one task per item. An item is one argument; a tuple or list is all of them, a mapping named ones."""
-        if current_outlet() is not None:
+        """Start a run of one task per item: one argument, a tuple or list of all, or a mapping of named ones."""
+        if task.way_out() is not None:
             raise OrchestratorError(
                 "A run cannot be started inside a task, which has no database. Enqueue the tasks instead."
             )

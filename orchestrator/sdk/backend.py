@@ -7,15 +7,16 @@ SQLAlchemy and a database driver.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy import Connection, Engine, exc
 
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.run import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
-from orchestrator.domain.ids import to_text
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import NotFound, OrchestratorError, SchemaError, WrongState
 from orchestrator.settings import Settings
@@ -189,10 +190,8 @@ class Backend:
                 left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - loop.time())
                 if left <= 0:
                     return None
-                try:
+                with contextlib.suppress(TimeoutError):  # then it is time to look again
                     await asyncio.wait_for(woken.wait(), left)
-                except TimeoutError:
-                    pass  # time to look again
                 woken.clear()
                 found = _complete(heard) or await asyncio.to_thread(look)
             return found

@@ -81,7 +81,8 @@ class Handle(Generic[R]):
     def _value(self, ended: Ended | None, timeout: float | None) -> R:
         if ended is None:
             raise ResultTimeout(
-                f"{self!r} had no result after {timeout} s. It goes on; ask again, or see `orchestrator tasks show {self.id}`."
+                f"{self!r} had no result after {timeout} s. It goes on; "
+                f"ask again, or see `orchestrator tasks show {self.id}`."
             )
         if ended.state == TaskState.SUCCESS:
             value = decode_value(ended.result or b"\xc0")
@@ -156,7 +157,7 @@ class RunHandle(Generic[R]):
         if state != "success":
             counters = self.progress().counters
             raise RunFailed(
-                f"{self!r} ended as {state}: {counters.success} of {counters.total} tasks succeeded, {counters.failed} failed, "
+                f"{self!r} ended as {state}: of {counters.total} tasks, {counters.failed} failed and "
                 f"{counters.cancelled} were cancelled. See `orchestrator runs show {self.id}`."
             )
         for data in self._app.backend.run_results(self._id):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -17,6 +16,7 @@ from orchestrator.errors import InvalidTask, UnknownOption, did_you_mean
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _PRIORITIES = range(-100, 101)
+_CENTURY = 100 * 365 * 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +40,26 @@ class CallOptions:
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue)
-        if not isinstance(self.priority, int) or self.priority not in _PRIORITIES:
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int) or self.priority not in _PRIORITIES:
             raise InvalidTask(f"Option priority: expected a whole number from -100 to 100, found {self.priority!r}.")
         if _seconds("delay", self.delay) < 0:
             raise InvalidTask(f"Option delay: expected zero or more seconds, found {self.delay!r}.")
         if self.timeout is not None and _seconds("timeout", self.timeout) <= 0:
             raise InvalidTask(f"Option timeout: expected more than zero seconds, found {self.timeout!r}.")
-        if not isinstance(self.retries, RetryPolicy) and (
-            isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0
-        ):
-            raise InvalidTask(f"Option retries: expected zero or more, or a Retry, found {self.retries!r}.")
+        try:
+            msgspec.convert(msgspec.structs.asdict(self.policy), RetryPolicy)  # a struct does not check its arguments
+        except msgspec.ValidationError as error:
+            raise InvalidTask(
+                f"Option retries: expected zero or more, or a Retry, found {self.retries!r}: {error}."
+            ) from None
         if self.isolation not in get_args(Isolation):
             raise InvalidTask(f"Option isolation: expected 'thread' or 'process', found {self.isolation!r}.")
+        if not isinstance(self.on_success, bool):
+            raise InvalidTask(f"Option on_success: expected True or False, found {self.on_success!r}.")
+
+    @property
+    def policy(self) -> RetryPolicy:
+        return self.retries if isinstance(self.retries, RetryPolicy) else RetryPolicy(max=self.retries)
 
     @property
     def delay_seconds(self) -> float:
@@ -59,9 +67,8 @@ class CallOptions:
 
     def stored(self) -> str | None:
         """Return what travels with the task, as JSON; None where all of it is default."""
-        policy = self.retries if isinstance(self.retries, RetryPolicy) else RetryPolicy(max=self.retries)
         timeout = None if self.timeout is None else _seconds("timeout", self.timeout)
-        options = TaskOptions(retry=policy, timeout=timeout, isolation=self.isolation)
+        options = TaskOptions(retry=self.policy, timeout=timeout, isolation=self.isolation)
         return None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode()
 
 
@@ -86,8 +93,7 @@ def check_name(what: str, name: object) -> str:
 
 
 def _seconds(name: str, value: object) -> float:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidTask(f"Option {name}: expected seconds or a timedelta, found {value!r}.")
-    return float(cast("float", value))
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not abs(seconds) <= _CENTURY:
+        raise InvalidTask(f"Option {name}: expected seconds or a timedelta, up to a hundred years, found {value!r}.")
+    return float(seconds)

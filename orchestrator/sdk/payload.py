@@ -7,17 +7,15 @@ them back in the types that the task's signature names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
 from orchestrator.errors import PayloadError
 
 _REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-_KEPT = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
+_NATIVE = (bytes, bytearray)
+"""What MessagePack carries as it is. UUIDs, decimals and naive times travel as text, and are made from it."""
 
 
 def _encode_other(value: Any) -> Any:
@@ -45,7 +43,7 @@ def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
     except _REFUSALS:
         for place, value in [*enumerate(arguments, 1), *keywords.items()]:
             encode_value(value, f"Argument {place} of task {name!r}", limit)
-        raise
+        return encode_value((arguments, keywords), f"The arguments of task {name!r}", limit)  # a keyword is at fault
     return _checked(data, f"The arguments of task {name!r}", limit)
 
 
@@ -79,4 +77,4 @@ def convert(value: Any, kind: Any) -> Any:
     """Turn plain data into the annotated type."""
     if kind is Any or kind is None:
         return value
-    return msgspec.convert(value, kind, builtin_types=_KEPT, dec_hook=_decode_other)
+    return msgspec.convert(value, kind, builtin_types=_NATIVE, dec_hook=_decode_other)

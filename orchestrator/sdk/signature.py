@@ -22,9 +22,11 @@ class Signature:
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name = name
         hints = _hints(function)
-        parameters = inspect.signature(function).parameters.values()
-        self.context_parameter = next((p.name for p in parameters if hints.get(p.name) is TaskContext), None)
-        visible = [p for p in parameters if p.name != self.context_parameter]
+        parameters = list(inspect.signature(function).parameters.values())
+        self._context = next(
+            ((place, p) for place, p in enumerate(parameters) if hints.get(p.name) is TaskContext), None
+        )
+        visible = [p for p in parameters if hints.get(p.name) is not TaskContext]
         self._signature = inspect.Signature(visible)
         self._kinds = {p.name: hints[p.name] for p in visible if hints.get(p.name, Any) is not Any}
         self._result = hints.get("return", Any)
@@ -58,6 +60,20 @@ class Signature:
         return restored, {
             name: self._restore(name if name in known else self._double_star, value) for name, value in keywords.items()
         }
+
+    @property
+    def wants_context(self) -> bool:
+        """Say whether the function has a parameter for its context."""
+        return self._context is not None
+
+    def add_context(self, context: TaskContext, arguments: list[Any], keywords: dict[str, Any]) -> None:
+        """Put the context where the function wants it."""
+        assert self._context is not None
+        place, parameter = self._context
+        if parameter.kind in _POSITIONAL and place <= len(arguments):
+            arguments.insert(place, context)
+        else:
+            keywords[parameter.name] = context
 
     def restore_result(self, value: Any) -> Any:
         """Turn a decoded result into the annotated type."""

@@ -56,17 +56,11 @@ class Task(Generic[P, R]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Have a worker run it; the task is durable when this returns."""
         task = self.new(args, kwargs)
-        outlet = current_outlet()
-        if outlet is None:
-            if self.call_options.on_success:
-                raise InvalidTask(
-                    "Option on_success: only a task that runs inside a worker can succeed; this is not one."
-                )
+        hand_over = self.way_out()
+        if hand_over is None:
             self._app.backend.enqueue(task)
-        elif self.call_options.on_success:
-            outlet.enqueue_on_success([task])
         else:
-            outlet.enqueue([task])
+            hand_over([task])
         return Handle(self._app, task.id, self)
 
     delay = enqueue
@@ -77,11 +71,20 @@ class Task(Generic[P, R]):
 
     def enqueue_in(self: Task[P, R], connection: Connection, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Enqueue inside the caller's own transaction: the task exists only if that commits."""
-        if current_outlet() is not None and self.call_options.on_success:
+        if self.call_options.on_success:
             raise InvalidTask("Option on_success does not go with enqueue_in: the transaction decides.")
         task = self.new(args, kwargs)
         self._app.backend.enqueue_in(connection, task)
         return Handle(self._app, task.id, self)
+
+    def way_out(self) -> Callable[[Sequence[NewTask]], None] | None:
+        """Return how the task that is running here, if any, hands over what it enqueues with these options."""
+        outlet = current_outlet()
+        if outlet is not None:
+            return outlet.enqueue_on_success if self.call_options.on_success else outlet.enqueue
+        if self.call_options.on_success:
+            raise InvalidTask("Option on_success: only a task that runs inside a worker can succeed; this is not one.")
+        return None
 
     def new(
         self,

@@ -24,7 +24,7 @@ def engine_for(url: str, *, autocommit: bool = False, pool_size: int = 5, name: 
     """Return an engine for a Postgres URL; psycopg2 unless the URL names another driver."""
     try:
         parsed = make_url(url)
-    except exc.ArgumentError as error:
+    except (exc.ArgumentError, ValueError) as error:
         raise ConfigurationError(
             f"Setting database_url: expected postgresql://user:password@host/database, found {url!r}."
         ) from error

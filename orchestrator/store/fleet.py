@@ -12,9 +12,11 @@ from sqlalchemy import Connection
 _MIRROR = """
 INSERT INTO orchestrator.workers AS w (id, host, pid, queues, names, slots, running, state, started_at, seen_at)
 SELECT b.id, b.host, b.pid, ARRAY(SELECT jsonb_array_elements_text(b.queues)),
-       ARRAY(SELECT jsonb_array_elements_text(b.names)), b.slots, b.running, b.state, to_timestamp(b.started_at), %(now)s::timestamptz
+       ARRAY(SELECT jsonb_array_elements_text(b.names)), b.slots, b.running, b.state,
+       to_timestamp(b.started_at), %(now)s::timestamptz
   FROM jsonb_to_recordset(%(beats)s::jsonb)
-       AS b(id text, host text, pid int, queues jsonb, names jsonb, slots int, running int, state text, started_at float8)
+       AS b(id text, host text, pid int, queues jsonb, names jsonb, slots int, running int, state text,
+            started_at float8)
     ON CONFLICT (id) DO UPDATE
    SET queues = excluded.queues, names = excluded.names, slots = excluded.slots, running = excluded.running,
        state = excluded.state, seen_at = excluded.seen_at

@@ -19,7 +19,8 @@ from orchestrator.store.statement import Statement
 
 _ACQUIRE = """
 INSERT INTO orchestrator.leases AS held (shard, owner, term, expires_at, address)
-VALUES (%(shard)s, %(owner)s::uuid, 1, clock_timestamp() + %(lease)s::double precision * interval '1 second', %(address)s)
+VALUES (%(shard)s, %(owner)s::uuid, 1, clock_timestamp() + %(lease)s::double precision * interval '1 second',
+        %(address)s)
     ON CONFLICT (shard) DO UPDATE
    SET owner = excluded.owner, term = held.term + 1, address = excluded.address,
        expires_at = clock_timestamp() + %(lease)s::double precision * interval '1 second'
@@ -36,7 +37,8 @@ def acquire(connection: Connection, shard: int, owner: str, lease: float, addres
 
 
 _REMAINING = """
-SELECT extract(epoch FROM expires_at - clock_timestamp())::double precision FROM orchestrator.leases WHERE shard = %(shard)s
+SELECT extract(epoch FROM expires_at - clock_timestamp())::double precision
+  FROM orchestrator.leases WHERE shard = %(shard)s
 """
 
 
@@ -57,7 +59,7 @@ UPDATE orchestrator.leases SET expires_at = clock_timestamp() + %(lease)s::doubl
 
 
 def hold(connection: Connection, shard: int, term: int, renew: float | None) -> datetime | None:
-    """Lock the lease for this transaction, renewing it for `renew` seconds if given; return the time, or None if deposed."""
+    """Lock the lease until the transaction ends, and renew it if asked; return the time, or None if deposed."""
     parameters = {"shard": shard, "term": term}
     result = _HOLD(connection, parameters) if renew is None else _RENEW(connection, parameters | {"lease": renew})
     row = result.one_or_none()

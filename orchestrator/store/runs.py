@@ -41,7 +41,8 @@ def _rows(result: Iterable[Any]) -> list[RunRow]:
 _BEGIN = Statement(
     f"""
 UPDATE orchestrator.runs r SET status = 'running', started_at = %(now)s::timestamptz
- WHERE r.id IN (SELECT id FROM orchestrator.runs WHERE status = 'pending' AND NOT cancelling ORDER BY id LIMIT %(limit)s)
+ WHERE r.id IN (SELECT id FROM orchestrator.runs
+                 WHERE status = 'pending' AND NOT cancelling ORDER BY id LIMIT %(limit)s)
 RETURNING {_COUNTERS}
 """
 )

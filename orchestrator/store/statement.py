@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any, Unpack
+from typing import Any
 
 from sqlalchemy import Connection, CursorResult
 
@@ -31,7 +31,7 @@ class Statement:
 
     def __call__(
         self, connection: Connection, parameters: dict[str, Any] | None = None
-    ) -> CursorResult[Unpack[tuple[Any, ...]]]:
+    ) -> CursorResult[*tuple[Any, ...]]:
         """Run it."""
         prepared: set[str] = connection.info.setdefault("orchestrator_prepared", set())
         if self._name not in prepared:

@@ -117,6 +117,7 @@ ended_tasks = Table(
     CheckConstraint(_one_of(ENDED_TASK_STATES), name="ended_tasks_have_ended"),
 )
 Index("ended_tasks_not_success", ended_tasks.c.ended_at, postgresql_where=text("status <> 'success'"))
+Index("ended_tasks_by_time", ended_tasks.c.ended_at, postgresql_using="brin", postgresql_with={"autosummarize": "on"})
 Index(
     "ended_tasks_of_run",
     ended_tasks.c.run_id,
@@ -178,7 +179,7 @@ inbox = Table(
 leases = Table(
     "leases",
     metadata,
-    Column("shard", Integer, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
     Column("owner", Uuid, nullable=False, comment="one scheduler process"),
     Column("term", BigInteger, nullable=False),
     Column("expires_at", DateTime(timezone=True), nullable=False),
@@ -188,7 +189,7 @@ leases = Table(
 cursors = Table(
     "cursors",
     metadata,
-    Column("shard", Integer, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
     Column("generation", Text, nullable=False, comment="one life of the Redis data"),
     Column("position", Text, nullable=False, comment="the last event that was applied"),
     Column("server", Text, nullable=False, comment="the Redis server's run id"),

@@ -157,7 +157,8 @@ WITH back AS (
     RETURNING t.id, t.queue, t.run_id, t.attempt, r.outcome, r.error, r.worker, r.duration
 ), kept AS (
     INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
-    SELECT id, attempt, outcome, error, worker, %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz
+    SELECT id, attempt, outcome, error, worker,
+           %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz
       FROM back WHERE outcome IS NOT NULL
 )
 SELECT id::text, 'pending', queue, run_id::text, attempt, 'dispatched' FROM back
@@ -218,7 +219,8 @@ WITH gone AS (
 ), kept AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
     SELECT id, seq, name, queue, priority, 'success', NULL, attempt, failures, losses, run_id, position,
-           payload, options, result, NULL, finisher, created_at, %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz
+           payload, options, result, NULL, finisher, created_at,
+           %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz
       FROM gone
 )
 SELECT id::text, 'success', queue, run_id::text, attempt, status FROM gone
@@ -320,7 +322,8 @@ WITH back AS (
     SELECT id, attempt, 'failed', error, worker, started_at, ended_at FROM back WHERE status = 'failed' AND attempt > 0
     ON CONFLICT DO NOTHING
 ), opened AS (
-    INSERT INTO orchestrator.tasks (id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at)
+    INSERT INTO orchestrator.tasks
+           (id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at)
     SELECT id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at FROM back
 )
 SELECT id::text, 'pending', queue, run_id::text, attempt, status FROM back

@@ -119,7 +119,8 @@ def in_flight(connection: Connection) -> list[InFlight]:
 _CURRENT = Statement(
     """
 SELECT t.id::text, t.attempt FROM orchestrator.tasks t
-  JOIN unnest(%(ids)s::uuid[], %(attempts)s::int[]) AS asked(id, attempt) ON t.id = asked.id AND t.attempt = asked.attempt
+  JOIN unnest(%(ids)s::uuid[], %(attempts)s::int[]) AS asked(id, attempt)
+    ON t.id = asked.id AND t.attempt = asked.attempt
  WHERE t.status IN ('dispatched', 'running')
 """
 )

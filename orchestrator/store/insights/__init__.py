@@ -5,8 +5,8 @@ snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in 
 """
 
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, list_queues, list_workers
-from orchestrator.store.insights.system import Events, Leader, Overview, UnknownTasks, overview
 from orchestrator.store.insights.runs import RunFilter, RunView, list_runs, show_run
+from orchestrator.store.insights.system import Events, Leader, Overview, UnknownTasks, overview
 from orchestrator.store.insights.tasks import (
     AttemptView,
     ErrorView,

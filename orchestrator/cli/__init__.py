@@ -1,0 +1,41 @@
+"""The command line. Each command is a module of this package, loaded when it is called.
+
+So a worker never pays for SQLAlchemy and a database driver, which it does not need.
+"""
+
+from __future__ import annotations
+
+import click
+
+from orchestrator.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "dev": "Run everything here, with its own Postgres and Redis.",
+    "scheduler": "Run a scheduler.",
+    "worker": "Run tasks.",
+    "db": "Prepare and check the database.",
+    "enqueue": "Enqueue a task.",
+    "tasks": "Look at tasks, cancel and retry them.",
+    "runs": "Look at runs, watch, cancel and retry them.",
+    "queues": "Show what stands in each queue.",
+    "workers": "Show the fleet.",
+    "status": "Show how the system is doing.",
+}
+
+
+@click.group(
+    cls=LazyGroup, package=__name__, commands_help=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(package_name="orchestrator", prog_name="orchestrator")
+def main() -> None:
+    """A durable task queue and workflow engine.
+
+    \b
+    Example:
+      orchestrator dev --app shop.tasks:app        everything in one terminal
+      orchestrator enqueue resize a.png --wait     and in another one
+      orchestrator status
+
+    Settings come from ORCHESTRATOR_… in the environment, from [tool.orchestrator] in pyproject.toml, or
+    from an `orchestrator dev` that runs in this folder.
+    """

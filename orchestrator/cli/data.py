@@ -1,0 +1,39 @@
+"""Arguments and results as people read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from orchestrator.sdk.payload import decode_value
+
+
+def call_text(name: str, payload: bytes) -> str:
+    """Return an encoded call as one would write it: `resize("a.png", width=200)`."""
+    arguments, keywords = decode_value(payload)
+    written: Iterable[str] = (
+        *(data_text(argument) for argument in arguments),
+        *(f"{keyword}={data_text(argument)}" for keyword, argument in keywords.items()),
+    )
+    return f"{name}({', '.join(written)})"
+
+
+def data_text(plain: Any) -> str:
+    """Return plain data as JSON or, where JSON has no word for it, as Python writes it."""
+    if isinstance(plain, bytes):
+        return repr(plain)
+    try:
+        return json.dumps(msgspec.to_builtins(plain, str_keys=True), ensure_ascii=False)
+    except (TypeError, ValueError):
+        return repr(plain)
+
+
+def as_json(plain: Any) -> Any:
+    """Return plain data as it can stand in a JSON document, whatever it is."""
+    try:
+        return msgspec.to_builtins(plain, str_keys=True)
+    except (TypeError, ValueError):
+        return repr(plain)

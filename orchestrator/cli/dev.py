@@ -1,0 +1,186 @@
+"""`orchestrator dev`: Postgres, Redis, a scheduler and a worker, in one terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from orchestrator.cli.changes import Changes
+from orchestrator.cli.children import Child, say
+from orchestrator.cli.options import app_option
+from orchestrator.embedded import DATABASE, DEFAULT_FOLDER, EmbeddedServices, remove_services_file, write_services_file
+from orchestrator.settings import SERVICES_FILE, Settings, load_settings
+from orchestrator.store import database
+from orchestrator.telemetry import configure_logging
+
+_INTERVAL = 0.3
+"""Seconds between two looks at the children and the files."""
+_MARGIN = 15.0
+"""Seconds that a child gets to end beyond the drain timeout."""
+
+
+@click.command("dev", context_settings={"show_default": True})
+@app_option
+@click.option("--reload", is_flag=True, help="Restart the worker when a *.py file under this folder changes.")
+@click.option("--processes", type=click.IntRange(1), default=1, help="How many worker processes to run.")
+def command(app: str | None, reload: bool, processes: int) -> None:
+    """Run everything in this terminal: Postgres and Redis of its own, a scheduler and a worker.
+
+    Data is kept in .orchestrator/ in this folder. A database_url or redis_url that is set in the environment or in
+    pyproject.toml is used instead of an embedded server. Other orchestrator commands that are run in this folder
+    find the same services. Ctrl-C stops everything in good order; a second one hurries.
+
+    \b
+    Example:
+      orchestrator dev --app shop.tasks:app --reload
+    """
+    configure_logging()
+    with _interrupts() as interrupts, ExitStack() as stack:
+        settings = _start_services(stack, app)
+        if interrupts.requested.is_set():
+            sys.exit(0)
+        team = _Team(settings, processes, Changes(Path.cwd()) if reload else None, interrupts)
+        stack.callback(team.stop)
+        team.start()
+        sys.exit(team.watch())
+
+
+class _Interrupts:
+    """Ctrl-C, SIGTERM and a closed terminal: the first asks for the end, the second for a quick one."""
+
+    def __init__(self) -> None:
+        self.requested = threading.Event()
+        self.urgent = threading.Event()
+
+    def note(self, *_: object) -> None:
+        (self.urgent if self.requested.is_set() else self.requested).set()
+
+
+@contextmanager
+def _interrupts() -> Iterator[_Interrupts]:
+    interrupts = _Interrupts()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupts.note) for number in numbers}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start_services(stack: ExitStack, app: str | None) -> Settings:
+    """Start what is not set elsewhere, bring the schema up to date, and tell other commands; undone by the stack."""
+    services = EmbeddedServices(DEFAULT_FOLDER)
+    services.postgres.claim()  # refuses if another `orchestrator dev` runs in this folder
+    stack.callback(services.stop)
+    services.redis.claim()
+    remove_services_file(services.folder)  # left from a crash: it tells of services that are gone
+    (services.folder / ".gitignore").write_text("*\n", encoding="utf-8")
+    settings = _without_services_file(load_settings(app=app), app)
+    if not settings.database_url:
+        say("dev", f"starting Postgres in {DEFAULT_FOLDER}/postgres")
+        services.postgres.start()
+        settings = replace(settings, database_url=services.postgres.create_database(DATABASE))
+    if not settings.redis_url:
+        say("dev", f"starting Redis in {DEFAULT_FOLDER}/redis")
+        services.redis.start()
+        settings = replace(settings, redis_url=services.redis_url)
+    database.upgrade(settings.database_url)
+    urls = {"database_url": settings.database_url, "redis_url": settings.redis_url}
+    write_services_file(services.folder, **urls, app=settings.app, pid=os.getpid())
+    (services.folder / SERVICES_FILE.name).chmod(0o600)  # a URL may hold a password
+    stack.callback(remove_services_file, services.folder)
+    stack.callback(say, "dev", "stopping the services")
+    return settings
+
+
+def _without_services_file(settings: Settings, app: str | None) -> Settings:
+    """Return the settings without what an `orchestrator dev` of a folder above has left for its own."""
+    path = next((path for parent in Path.cwd().parents if (path := parent / SERVICES_FILE).is_file()), None)
+    if path is None:
+        return settings
+    try:
+        left = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return settings  # half-written: the settings were read without it, too
+    return replace(
+        settings,
+        database_url="" if settings.database_url == left.get("database_url") else settings.database_url,
+        redis_url="" if settings.redis_url == left.get("redis_url") else settings.redis_url,
+        app="" if app is None and settings.app == left.get("app") else settings.app,
+    )
+
+
+class _Team:
+    """The scheduler and the worker. Nobody is restarted in silence: if one ends by itself, everything ends."""
+
+    def __init__(self, settings: Settings, processes: int, changes: Changes | None, interrupts: _Interrupts) -> None:
+        self._settings = settings
+        self._processes = processes
+        self._changes = changes
+        self._interrupts = interrupts
+        self._children: dict[str, Child] = {}
+
+    def start(self) -> None:
+        """Start the scheduler and, if there is an application, a worker."""
+        say("dev", f"database  {self._settings.database_url}")
+        say("dev", f"redis     {self._settings.redis_url}")
+        self._start("scheduler")
+        if self._settings.app:
+            say("dev", f"app       {self._settings.app}")
+            self._start("worker", "--app", self._settings.app, "--processes", str(self._processes))
+        else:
+            say(
+                "dev",
+                "no application is given, so no worker runs. Give it with --app module:app, or as "
+                'app = "module:app" under [tool.orchestrator] in pyproject.toml',
+            )
+        say("dev", "ready; in another terminal, in this folder: orchestrator status   (Ctrl-C stops everything)")
+
+    def watch(self) -> int:
+        """Wait until the user wants the end, or a child has ended by itself; return the exit code."""
+        while not self._interrupts.requested.wait(_INTERVAL):
+            for role, child in list(self._children.items()):
+                if child.exit_code is not None:
+                    say("dev", f"the {role} has ended unexpectedly, with exit code {child.exit_code}")
+                    if role != "worker" or self._changes is None:
+                        return 1
+                    del self._children[role]
+                    say("dev", "the worker starts again when a file changes")
+            if self._changes and self._settings.app and (changed := self._changes.poll()):
+                self._restart_worker(changed)
+        return 0
+
+    def stop(self) -> None:
+        """End the worker, then the scheduler, which first records what the worker reports."""
+        for role in ("worker", "scheduler"):
+            self._stop(role)
+
+    def _restart_worker(self, changed: list[str]) -> None:
+        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        say("dev", f"changed: {names}; restarting the worker")
+        self._stop("worker")
+        if not self._interrupts.requested.is_set():
+            self._start("worker", "--app", self._settings.app, "--processes", str(self._processes))
+
+    def _start(self, role: str, *options: str) -> None:
+        environment = {
+            "ORCHESTRATOR_DATABASE_URL": self._settings.database_url,
+            "ORCHESTRATOR_REDIS_URL": self._settings.redis_url,
+        }
+        self._children[role] = Child(role, [role, *options], environment)
+
+    def _stop(self, role: str) -> None:
+        child = self._children.pop(role, None)
+        if child is not None and child.exit_code is None:
+            say("dev", f"stopping the {role}")
+            child.stop(self._settings.drain_timeout + _MARGIN, self._interrupts.urgent)

@@ -1,0 +1,59 @@
+"""A group whose commands are loaded when they are called, and whose errors are messages, not tracebacks."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from redis.exceptions import RedisError
+
+from orchestrator.errors import OrchestratorError, did_you_mean
+
+
+class LazyGroup(click.Group):
+    """Finds the command `name` as the attribute `command` of the module `package.name`."""
+
+    def __init__(self, *args: Any, package: str, commands_help: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._package = package
+        self._help = commands_help
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(self._help)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
+        if name not in self._help:
+            return None
+        found: click.Command = importlib.import_module(f"{self._package}.{name}").command
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self._help and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], self._help)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._help.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error that was raised on purpose, or an outage, ends it with a message."""
+        try:
+            return super().invoke(ctx)
+        except OrchestratorError as error:
+            raise click.ClickException(str(error)) from error
+        except RedisError as error:
+            raise click.ClickException(f"Redis cannot be used: {error}") from error
+        except _database_errors() as error:
+            raise click.ClickException(f"Postgres cannot be used: {str(error.orig or error).strip()}") from error
+
+
+def _database_errors() -> Any:
+    """Return what an outage of Postgres looks like; where the store is not loaded, there can be none."""
+    database = sys.modules.get("orchestrator.store.database")
+    return database.UNAVAILABLE if database else ()

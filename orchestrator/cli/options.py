@@ -1,0 +1,47 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+app_option = click.option(
+    "--app", metavar="MODULE:APP", help="The application. Default: the setting `app`.", show_default=False
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def page_options(command: F) -> F:
+    """Add the options of a list that goes back in time, page by page."""
+    command = click.option("--before", type=click.UUID, metavar="ID", help="Continue after this id.")(command)
+    return click.option(
+        "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many to show."
+    )(command)
+
+
+def status_option(states: Any) -> Callable[[F], F]:
+    """Return the option that filters by state."""
+    return click.option(
+        "--status",
+        "statuses",
+        multiple=True,
+        type=click.Choice([str(state) for state in states]),
+        help="Only in this state; may be repeated.",
+    )
+
+
+def require_app(settings: Settings) -> str:
+    """Return where the application is, or say how to give it."""
+    if not settings.app:
+        raise ConfigurationError(
+            "No application is given. Give it with --app module:app (e.g. --app shop.tasks:app), as ORCHESTRATOR_APP, "
+            'or as app = "module:app" under [tool.orchestrator] in pyproject.toml.'
+        )
+    return settings.app

@@ -1,0 +1,26 @@
+"""A connection for commands that only look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection
+
+from orchestrator.settings import load_settings
+from orchestrator.store import database
+
+
+@contextmanager
+def reading() -> Iterator[Connection]:
+    """Open a connection to a database that is at the right revision; times come in UTC."""
+    engine = database.engine_for(
+        load_settings().require_database(), autocommit=True, pool_size=1, name="orchestrator command"
+    )
+    try:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SET timezone = 'UTC'")
+            database.check_schema(connection)
+            yield connection
+    finally:
+        engine.dispose()

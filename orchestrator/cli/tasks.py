@@ -1,0 +1,200 @@
+"""`orchestrator tasks`."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import click
+from rich.text import Text
+
+from orchestrator.cli.data import as_json as data_json
+from orchestrator.cli.data import call_text, data_text
+from orchestrator.cli.options import json_option, page_options, status_option
+from orchestrator.cli.output import print_fields, print_json, print_table, state
+from orchestrator.cli.reading import reading
+from orchestrator.cli.sending import sending
+from orchestrator.cli.times import ago, between, present, when
+from orchestrator.domain.states import TaskState
+from orchestrator.errors import NotFound
+from orchestrator.sdk.payload import decode_value
+from orchestrator.store import insights
+from orchestrator.store.insights import AttemptView, TaskDetail, TaskFilter, TaskView
+
+
+@click.group("tasks")
+def command() -> None:
+    """Look at tasks, cancel and retry them.
+
+    \b
+    Example:
+      orchestrator tasks list --status failed
+    """
+
+
+@command.command("list")
+@status_option(TaskState)
+@click.option("--queue", help="Only of this queue.")
+@click.option("--name", help="Only of this task name.")
+@click.option("--run", type=click.UUID, metavar="ID", help="Only of this run.")
+@page_options
+@json_option
+def list_(
+    statuses: tuple[str, ...],
+    queue: str | None,
+    name: str | None,
+    run: UUID | None,
+    limit: int,
+    before: UUID | None,
+    as_json: bool,
+) -> None:
+    """List tasks, open and ended, newest first.
+
+    \b
+    Example:
+      orchestrator tasks list --status failed --status cancelled --queue mail
+      orchestrator tasks list --run 0199b2f4-… --json
+    """
+    wanted = TaskFilter(statuses=tuple(TaskState(status) for status in statuses), queue=queue, name=name, run=run)
+    with reading() as connection:
+        tasks = insights.list_tasks(connection, wanted, limit=limit, before=before)
+    more = tasks[-1].id if len(tasks) == limit else None
+    if as_json:
+        print_json({"tasks": tasks, "next": more})
+        return
+    now = present()
+    print_table(
+        ("id", "name…", "queue…", "status…", "attempt>", "created", "took>"),
+        [
+            (
+                str(task.id),
+                task.name,
+                task.queue,
+                _state(task, now),
+                task.attempt,
+                ago(task.created_at, now),
+                between(task.started_at, task.ended_at or now),
+            )
+            for task in tasks
+        ],
+        empty="No task matches.",
+    )
+    if more:
+        click.echo(f"Older ones: add --before {more}", err=True)
+
+
+@command.command()
+@click.argument("task", type=click.UUID, metavar="ID")
+@json_option
+def show(task: UUID, as_json: bool) -> None:
+    """Show all that is known of one task: its call, result, attempts and error.
+
+    \b
+    Example:
+      orchestrator tasks show 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    with reading() as connection:
+        detail = insights.show_task(connection, task)
+    if detail is None:
+        raise NotFound(f"No task has the id {task}.")
+    if as_json:
+        print_json(_document(detail))
+    else:
+        _print(detail)
+
+
+@command.command()
+@click.argument("tasks", type=click.UUID, metavar="ID…", nargs=-1, required=True)
+def cancel(tasks: tuple[UUID, ...]) -> None:
+    """Cancel tasks, wherever they stand.
+
+    The leading scheduler does it at once or, where none runs, when one starts. A task that runs is interrupted.
+
+    \b
+    Example:
+      orchestrator tasks cancel 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    with sending() as app:
+        for task in tasks:
+            app.handle(task).cancel()
+            click.echo(f"Asked to cancel task {task}.")
+
+
+@command.command()
+@click.argument("tasks", type=click.UUID, metavar="ID…", nargs=-1, required=True)
+def retry(tasks: tuple[UUID, ...]) -> None:
+    """Open failed or skipped tasks again, with all their tries.
+
+    \b
+    Example:
+      orchestrator tasks retry 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    with sending() as app:
+        for task in tasks:
+            app.handle(task).retry()
+            click.echo(f"Asked to retry task {task}.")
+
+
+def _state(task: TaskView, now: datetime) -> Text:
+    if task.status != TaskState.PENDING:
+        return state(task.status, task.reason if task.reason and task.reason != task.status else "")
+    if task.blockers:
+        return state(task.status, f"waits for {task.blockers}")
+    if task.hold:
+        return state(task.status, task.hold)
+    return state(task.status, ago(task.wake_at, now) if task.wake_at and task.wake_at > now else "")
+
+
+def _document(detail: TaskDetail) -> dict[str, Any]:
+    """Return the task with its payload and result as data; `args` and `kwargs` take the payload's place."""
+    document = {field.name: getattr(detail, field.name) for field in dataclasses.fields(detail)}
+    arguments, keywords = decode_value(document.pop("payload"))
+    result = None if detail.result is None else data_json(decode_value(detail.result))
+    return document | {"args": data_json(arguments), "kwargs": data_json(keywords), "result": result}
+
+
+def _print(detail: TaskDetail) -> None:
+    now = present()
+    print_fields(
+        {
+            "task": str(detail.id),
+            "call": call_text(detail.name, detail.payload),
+            "status": _state(detail, now),
+            "result": None if detail.result is None else data_text(decode_value(detail.result)),
+            "queue": detail.queue + (f", priority {detail.priority}" if detail.priority else ""),
+            "options": data_text(detail.options) if detail.options else None,
+            "run": f"{detail.run_id}, position {detail.position}" if detail.run_id else None,
+            "worker": detail.worker,
+            "created": when(detail.created_at, now),
+            "started": when(detail.started_at, now),
+            "ended": when(detail.ended_at, now),
+            "took": between(detail.started_at, detail.ended_at),
+        }
+    )
+    if detail.attempts:
+        click.echo()
+        print_table(
+            ("attempt>", "outcome", "worker…", "started", "took>", "error…"),
+            [
+                (
+                    attempt.attempt,
+                    state(attempt.outcome),
+                    attempt.worker,
+                    ago(attempt.started_at, now),
+                    between(attempt.started_at, attempt.ended_at or now),
+                    _error(attempt),
+                )
+                for attempt in detail.attempts
+            ],
+        )
+    failed = next((attempt.error for attempt in reversed(detail.attempts) if attempt.error), detail.error)
+    if failed and detail.status != TaskState.CANCELLED:
+        click.echo(f"\nLast error: {failed.kind}: {failed.message}")
+        if failed.traceback:
+            click.echo(f"\nRemote traceback:\n{failed.traceback.rstrip()}")
+
+
+def _error(attempt: AttemptView) -> str:
+    return f"{attempt.error.kind}: {attempt.error.message}".partition("\n")[0] if attempt.error else ""

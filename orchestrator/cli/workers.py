@@ -1,0 +1,47 @@
+"""`orchestrator workers`."""
+
+from __future__ import annotations
+
+import click
+
+from orchestrator.cli.options import json_option
+from orchestrator.cli.output import print_json, print_table, state
+from orchestrator.cli.reading import reading
+from orchestrator.cli.times import ago, present
+from orchestrator.store import insights
+
+
+@click.command("workers")
+@json_option
+def command(as_json: bool) -> None:
+    """Show the fleet, as the leading scheduler sees it.
+
+    \b
+    Example:
+      orchestrator workers
+      orchestrator workers --json | jq '.workers[] | {host, pid, names}'
+    """
+    with reading() as connection:
+        workers = insights.list_workers(connection)
+    if as_json:
+        print_json({"workers": workers})
+        return
+    now = present()
+    print_table(
+        ("worker", "host…", "pid>", "state", "running>", "queues…", "tasks>", "started", "seen"),
+        [
+            (
+                worker.id,
+                worker.host,
+                worker.pid,
+                state(worker.state),
+                f"{worker.running}/{worker.slots}",
+                ",".join(worker.queues),
+                len(worker.names),
+                ago(worker.started_at, now),
+                ago(worker.seen_at, now),
+            )
+            for worker in workers
+        ],
+        empty="No worker has been seen. Start one: orchestrator worker --app module:app",
+    )

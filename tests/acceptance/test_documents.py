@@ -1,0 +1,113 @@
+"""The code in the README and the guides runs as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from orchestrator.settings import Settings
+from tests.acceptance.stack import eventually
+
+REPOSITORY = Path(__file__).parents[2]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = Path(sys.executable).parent / "orchestrator"
+
+
+def python_files(document: Path) -> dict[str, str]:
+    """Return the Python blocks of a document by the file name in their first line."""
+    blocks = [body for language, body in FENCE.findall(document.read_text()) if language == "python"]
+    return {body.splitlines()[0].removeprefix("# "): body for body in blocks}
+
+
+def commands(document: Path) -> list[str]:
+    """Return what a document tells people to type."""
+    blocks = [body for language, body in FENCE.findall(document.read_text()) if language == "console"]
+    lines = [line for body in blocks for line in body.splitlines() if line.startswith("$ ")]
+    return [line.removeprefix("$ ").split("  #")[0].strip() for line in lines]
+
+
+@contextmanager
+def dev(folder: Path, app: str) -> Iterator[None]:
+    """Run `orchestrator dev` in a folder, as the README says."""
+    log = folder / "dev.log"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [COMMAND, "dev", "--app", app], cwd=folder, stdout=output, stderr=output, env=environment
+        )
+    try:
+        eventually(lambda: "ready:" in log.read_text() or process.poll() is not None, "dev is ready", 60)
+        assert process.poll() is None, log.read_text()
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0, log.read_text()
+
+
+def run(folder: Path, *arguments: str | Path, **environment: str) -> str:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
+    done = subprocess.run(arguments, cwd=folder, env=clean | environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("document", "app", "scripts"),
+    [
+        ("README.md", "tasks:app", {"use.py": "a.png at 200px", "transactional.py": "g.png at 100px"}),
+        ("docs/tasks.md", "app:app", {"use.py": "order 1: 9.90 charged"}),
+    ],
+)
+def test_the_code_runs_as_written(document: str, app: str, scripts: dict[str, str], tmp_path: Path) -> None:
+    files = python_files(REPOSITORY / document)
+    for name, body in files.items():
+        (tmp_path / name).write_text(body)
+    assert {*scripts, f"{app.partition(':')[0]}.py"} == set(files)
+    with dev(tmp_path, app):
+        database = eval_services(tmp_path)["database_url"].replace("postgresql:", "postgresql+psycopg2:")
+        for name, expected in scripts.items():
+            assert expected in run(tmp_path, sys.executable, name, DATABASE_URL=database)
+        for command in commands(REPOSITORY / document):
+            if command.startswith(("orchestrator enqueue", "orchestrator status")):
+                run(tmp_path, COMMAND, *command.split()[1:])
+
+
+def eval_services(folder: Path) -> dict[str, str]:
+    import json
+
+    document: dict[str, str] = json.loads((folder / ".orchestrator" / "services.json").read_text())
+    return document
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    for command in commands(REPOSITORY / "README.md"):
+        program = command.split()[0]
+        if program.startswith("./"):
+            assert os.access(REPOSITORY / program, os.X_OK), program
+        elif program == "orchestrator":
+            run(REPOSITORY, COMMAND, command.split()[1], "--help")
+
+
+def test_every_link_leads_somewhere() -> None:
+    for document in [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_the_table_of_settings_is_complete() -> None:
+    text = (REPOSITORY / "docs" / "operations.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", text.partition("<!-- settings -->")[2], re.MULTILINE)
+    source = (REPOSITORY / "orchestrator" / "settings.py").read_text()
+    for field in fields(Settings):
+        assert (field.name, str(field.default)) in {(name, default.strip()) for name, default, _ in rows}
+    for name, _, description in rows:
+        assert f'"""{description}"""' in source, name

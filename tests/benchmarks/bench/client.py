@@ -1,0 +1,146 @@
+"""The client process: enqueues and measures, in the contestant's own environment.
+
+It reads one JSON request a line from standard input, and answers with one line. Everything is timed in here, with one
+clock, so that what the harness does costs nothing. Only the standard library, and the contestant's module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+from tests.benchmarks.bench.queues.base import Queue, Sender
+
+DEADLINE = 600.0
+"""Seconds after which a pass has failed."""
+WAITERS = 32
+"""Threads that wait for results under load."""
+
+
+class Client:
+    """What the harness can ask for; each method is a request, and what it returns is the answer."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def prepare(self) -> dict[str, str]:
+        """Get ready to enqueue; return the versions."""
+        self._queue.prepare()
+        return {package: importlib.metadata.version(package) for package in self._queue.packages}
+
+    def wait_until_ready(self) -> None:
+        """Wait for everything but the workers."""
+        _poll(self._queue.ready)
+
+    def enqueue_bulk(self, count: int) -> float:
+        """Return the seconds that a bulk enqueue took."""
+        return _timed(lambda: self._queue.enqueue_bulk(count))
+
+    def enqueue_singly(self, count: int) -> float:
+        """Return the seconds that enqueueing one by one took."""
+        return _timed(lambda: self._queue.enqueue_singly(count))
+
+    def drain(self, total: int) -> tuple[int, float]:
+        """Watch workers come up and clear a backlog: return tasks and seconds from the first visible end to the last.
+
+        So the start of the processes is left out, for all contestants alike.
+        """
+        first = _poll(self._queue.ended)
+        began = time.perf_counter()
+        self._queue.wait_for_last()
+        _poll(lambda: self._queue.ended() >= total)
+        elapsed = time.perf_counter() - began
+        self._queue.check(total)
+        return total - first, elapsed
+
+    def run_through(self, count: int, total: int) -> float:
+        """Enqueue in bulk while workers run: return the seconds from the start of that call to the last end."""
+        began = time.perf_counter()
+        self._queue.enqueue_bulk(count)
+        self._queue.wait_for_last()
+        _poll(lambda: self._queue.ended() >= total)
+        elapsed = time.perf_counter() - began
+        self._queue.check(total)
+        return elapsed
+
+    def idle_latencies(self, count: int) -> list[float]:
+        """Return the seconds from enqueue to result of tasks that have the system for themselves."""
+        for _ in range(5):
+            self._queue.round_trip()
+        latencies = []
+        for _ in range(count):
+            time.sleep(random.uniform(0.002, 0.006))  # never in step with anything that ticks
+            latencies.append(_timed(self._queue.round_trip))
+        return latencies
+
+    def load_latencies(self, rate: float, seconds: float) -> list[float]:
+        """Enqueue at a steady rate whatever happens; return the seconds from when each was due to its result."""
+        sender = cast(Sender, self._queue)
+        latencies: list[float] = []
+        lock = threading.Lock()
+
+        def wait(handle: Any, due: float) -> None:
+            handle.result(60)
+            latency = time.perf_counter() - due
+            with lock:
+                latencies.append(latency)
+
+        with ThreadPoolExecutor(WAITERS) as waiters:
+            began = time.perf_counter()
+            futures = []
+            for number in range(int(rate * seconds)):
+                due = began + number / rate
+                time.sleep(max(0.0, due - time.perf_counter()))
+                futures.append(waiters.submit(wait, sender.send(), due))
+            for future in futures:
+                future.result()
+        return latencies
+
+    def check(self, total: int) -> None:
+        """Check that each of `total` tasks ended once with success."""
+        self._queue.check(total)
+
+
+def _timed(function: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def _poll(function: Callable[[], int]) -> int:
+    """Ask until the answer is not 0; rest ten times as long as the asking took."""
+    deadline = time.perf_counter() + DEADLINE
+    while time.perf_counter() < deadline:
+        began = time.perf_counter()
+        if answer := function():
+            return answer
+        time.sleep(max(0.002, 10 * (time.perf_counter() - began)))
+    raise TimeoutError(f"nothing came of it in {DEADLINE:g} s")
+
+
+def main(module: str) -> None:
+    """Answer requests until standard input closes."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints must not land among the answers
+    client = Client(importlib.import_module(module).queue)
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        try:
+            answer = {"value": getattr(client, name)(*arguments)}
+        except Exception:  # noqa: BLE001
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

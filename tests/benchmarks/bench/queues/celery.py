@@ -1,0 +1,78 @@
+"""Celery with Redis as broker and result backend, tuned for short tasks as its manual advises.
+
+It acknowledges a task before running it, which is its default and its fastest: a worker that dies loses it.
+"""
+
+from __future__ import annotations
+
+from celery import Celery
+from celery.result import AsyncResult
+from redis import Redis
+
+from tests.benchmarks.bench.queues.base import expect, redis_url
+
+BROKER, RESULTS = 1, 2
+
+
+def _url(number: int) -> str:
+    return redis_url(number).replace("unix://", "redis+socket://").replace("?db=", "?virtual_host=")
+
+
+app = Celery("bench", broker=_url(BROKER), backend=_url(RESULTS))
+app.conf.update(
+    worker_prefetch_multiplier=128,
+    worker_disable_rate_limits=True,
+    worker_send_task_events=False,
+    worker_hijack_root_logger=False,
+    task_send_sent_event=False,
+    task_track_started=False,
+    broker_connection_retry_on_startup=True,
+)
+
+
+@app.task(name="noop")
+def noop() -> int:
+    """Do nothing."""
+    return 1
+
+
+class CeleryQueue:
+    """Prefork, two processes."""
+
+    packages = ("celery", "kombu", "redis", "hiredis")
+
+    def prepare(self) -> None:
+        self._broker = Redis.from_url(redis_url(BROKER))
+        self._results = Redis.from_url(redis_url(RESULTS))
+        self._kept: list[AsyncResult] = []
+
+    def ready(self) -> bool:
+        return True
+
+    def enqueue_bulk(self, count: int) -> None:
+        # Kept: a result that is dropped costs another round trip, to unsubscribe.
+        with app.producer_or_acquire() as producer:
+            self._kept = [noop.apply_async(producer=producer) for _ in range(count)]
+
+    def enqueue_singly(self, count: int) -> None:
+        self._kept = [noop.delay() for _ in range(count)]
+
+    def wait_for_last(self) -> None:
+        self._kept[-1].get(timeout=300)
+
+    def ended(self) -> int:
+        return int(self._results.dbsize())  # one key for each result; nothing else lives in that database
+
+    def check(self, total: int) -> None:
+        expect("tasks left in the queue", self._broker.llen("celery"), 0)
+        expect("results", self.ended(), total)
+        succeeded = sum(b'"SUCCESS"' in value for value in self._results.mget(self._results.keys()))
+        expect("results that say success", succeeded, total)
+        stats = app.control.inspect(timeout=5).stats() or {}
+        expect("executions that the worker counted", [node["total"] for node in stats.values()], [{"noop": total}])
+
+    def round_trip(self) -> None:
+        noop.delay().get(timeout=60)
+
+
+queue = CeleryQueue()

@@ -1,0 +1,62 @@
+"""Dramatiq with Redis as broker and result backend, and only the middleware that this work needs."""
+
+from __future__ import annotations
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Retries
+from dramatiq.results import Results
+from dramatiq.results.backends import RedisBackend
+from redis import Redis
+
+from tests.benchmarks.bench.queues.base import expect, redis_url, settle
+
+BROKER, RESULTS = 3, 4
+
+results = RedisBackend(url=redis_url(RESULTS))
+broker = RedisBroker(url=redis_url(BROKER), middleware=[Retries(), Results(backend=results)])
+dramatiq.set_broker(broker)
+
+
+@dramatiq.actor(store_results=True)
+def noop() -> int:
+    """Do nothing."""
+    return 1
+
+
+class DramatiqQueue:
+    """Two processes."""
+
+    packages = ("dramatiq", "redis", "hiredis")
+
+    def prepare(self) -> None:
+        self._broker = Redis.from_url(redis_url(BROKER))
+        self._results = Redis.from_url(redis_url(RESULTS))
+
+    def ready(self) -> bool:
+        return True
+
+    def enqueue_bulk(self, count: int) -> None:
+        for _ in range(count):
+            self._last = noop.send()
+
+    def enqueue_singly(self, count: int) -> None:
+        for _ in range(count):
+            noop.send()
+
+    def wait_for_last(self) -> None:
+        self._last.get_result(backend=results, block=True, timeout=300_000)
+
+    def ended(self) -> int:
+        return int(self._results.dbsize())  # one key for each result; nothing else lives in that database
+
+    def check(self, total: int) -> None:
+        settle("tasks left in the queue", lambda: self._broker.hlen("dramatiq:default.msgs"), 0)
+        expect("dead letters", self._broker.zcard("dramatiq:default.XQ"), 0)
+        expect("results", self.ended(), total)
+
+    def round_trip(self) -> None:
+        noop.send().get_result(backend=results, block=True, timeout=60_000)
+
+
+queue = DramatiqQueue()

@@ -1,0 +1,73 @@
+"""Ours, through its public API; SQL only to check what it did."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine, text
+
+from orchestrator import Orchestrator
+from orchestrator.sdk.handle import Handle
+from orchestrator.store import database
+from tests.benchmarks.bench.queues.base import expect
+
+app = Orchestrator()
+
+
+@app.task
+def noop() -> int:
+    """Do nothing."""
+    return 1
+
+
+class OrchestratorQueue:
+    """Postgres and Redis, a scheduler, a worker of two processes, all with default settings."""
+
+    packages = ("orchestrator", "redis", "hiredis", "psycopg2-binary", "SQLAlchemy", "msgspec")
+    _engine: Engine
+    _last: Handle[int]
+
+    def prepare(self) -> None:
+        url = app.settings.require_database()
+        database.upgrade(url)
+        self._engine = database.engine_for(url, autocommit=True, name="benchmark")
+
+    def ready(self) -> bool:
+        return bool(self._number("SELECT count(*) FROM orchestrator.leases WHERE expires_at > now()"))
+
+    def enqueue_bulk(self, count: int) -> None:
+        self._last = app.enqueue_many(noop, [()] * count)[-1]
+
+    def enqueue_singly(self, count: int) -> None:
+        for _ in range(count):
+            noop.enqueue()
+
+    def wait_for_last(self) -> None:
+        self._last.result(300)
+
+    def ended(self) -> int:
+        return self._number("SELECT count(*) FROM orchestrator.ended_tasks")
+
+    def check(self, total: int) -> None:
+        expect("open tasks", self._number("SELECT count(*) FROM orchestrator.tasks"), 0)
+        with self._engine.connect() as connection:
+            grouped = connection.execute(
+                text(
+                    "SELECT status, attempt, result, count(*), count(DISTINCT id) FROM orchestrator.ended_tasks"
+                    " GROUP BY status, attempt, result"
+                )
+            ).all()
+        found = [(status, attempt, bytes(result or b""), rows, ids) for status, attempt, result, rows, ids in grouped]
+        expect("ended tasks by status, attempt, result", found, [("success", 1, b"\x01", total, total)])
+
+    def round_trip(self) -> None:
+        noop.enqueue().result(60)
+
+    def send(self) -> Handle[int]:
+        """Enqueue one task."""
+        return noop.enqueue()
+
+    def _number(self, query: str) -> int:
+        with self._engine.connect() as connection:
+            return int(connection.execute(text(query)).scalar_one())
+
+
+queue = OrchestratorQueue()

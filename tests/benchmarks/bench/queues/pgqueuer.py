@@ -1,0 +1,100 @@
+"""PGQueuer on asyncpg and uvloop. It keeps no results: a task's success is a row in its log.
+
+A worker writes its log in batches or every 100 ms, which is why it waits long for a single task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import asyncpg
+import uvloop
+from pgqueuer import PgQueuer
+from pgqueuer.core.completion import CompletionWatcher
+from pgqueuer.db import AsyncpgDriver
+from pgqueuer.models import Job
+from pgqueuer.queries import Queries
+
+from tests.benchmarks.bench.queues.base import expect
+
+DSN = os.environ["BENCH_DATABASE_URL"]
+
+
+@asynccontextmanager
+async def worker() -> AsyncIterator[PgQueuer]:
+    """Make a worker; `pgq run` calls this."""
+    connection = await asyncpg.connect(DSN)
+    manager = PgQueuer.from_asyncpg_connection(connection)
+
+    @manager.entrypoint("noop")
+    async def noop(job: Job) -> None:
+        """Do nothing."""
+        del job
+
+    yield manager
+    await connection.close()
+
+
+class PgQueuerQueue:
+    """Two processes, one connection each."""
+
+    packages = ("pgqueuer", "asyncpg", "uvloop")
+
+    def prepare(self) -> None:
+        self._loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._loop.run(self._connect())
+
+    async def _connect(self) -> None:
+        self._connection = await asyncpg.connect(DSN)
+        self._queries = Queries(AsyncpgDriver(self._connection))
+        await self._queries.install()
+        listening = AsyncpgDriver(await asyncpg.connect(DSN))
+        self._watcher = CompletionWatcher(listening, queries=Queries(listening), debounce=timedelta(milliseconds=1))
+        await self._watcher.__aenter__()
+
+    def ready(self) -> bool:
+        return True
+
+    def enqueue_bulk(self, count: int) -> None:
+        self._last = self._loop.run(self._queries.enqueue(["noop"] * count, [None] * count, [0] * count))[-1]
+
+    def enqueue_singly(self, count: int) -> None:
+        async def enqueue() -> None:
+            for _ in range(count):
+                await self._queries.enqueue("noop", None)
+
+        self._loop.run(enqueue())
+
+    def wait_for_last(self) -> None:
+        self._loop.run(self._wait_for(self._last))
+
+    async def _wait_for(self, job: int) -> None:
+        expect("status", await asyncio.wait_for(self._watcher.wait_for(job), 300), "successful")
+
+    def ended(self) -> int:
+        return self._number("SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'")
+
+    def check(self, total: int) -> None:
+        expect("tasks left in the queue", self._number("SELECT count(*) FROM pgqueuer"), 0)
+        expect("successes", self.ended(), total)
+        expect(
+            "tasks that succeeded",
+            self._number("SELECT count(DISTINCT job_id) FROM pgqueuer_log WHERE status = 'successful'"),
+            total,
+        )
+
+    def round_trip(self) -> None:
+        self._loop.run(self._round_trip())
+
+    async def _round_trip(self) -> None:
+        await self._wait_for((await self._queries.enqueue("noop", None))[0])
+
+    def _number(self, query: str) -> int:
+        return int(self._loop.run(self._connection.fetchval(query)))
+
+
+queue = PgQueuerQueue()

@@ -1,0 +1,41 @@
+"""The harness's end of a client process."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.benchmarks.bench.contestants import Contestant
+from tests.benchmarks.bench.programs import Failed, Program, Programs
+
+
+class RemoteClient:
+    """Sends requests to a client process. Its methods are those of `client.Client`."""
+
+    def __init__(self, programs: Programs, contestant: Contestant) -> None:
+        command = ["-P", "-m", "tests.benchmarks.bench.client", contestant.module]
+        self._program: Program = programs.start("client", [contestant.python, *command], piped=True)
+
+    def ask(self, name: str, *arguments: object) -> Any:
+        """Make a request and return the answer."""
+        self.send(name, *arguments)
+        return self.receive()
+
+    def send(self, name: str, *arguments: object) -> None:
+        """Make a request; the answer can wait."""
+        pipe = self._program.process.stdin
+        assert pipe is not None
+        pipe.write(json.dumps([name, arguments]).encode() + b"\n")
+        pipe.flush()
+
+    def receive(self) -> Any:
+        """Return the answer to the last request."""
+        pipe = self._program.process.stdout
+        assert pipe is not None
+        line = pipe.readline()
+        if not line:
+            raise Failed(f"The client process ended.\n{self._program.said()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Failed(answer["error"])
+        return answer["value"]

@@ -1,0 +1,85 @@
+"""Medians over the rounds, ratios to the peers, and the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+MEASURES = {
+    "backlog_rate": ("backlog, workers start later", "tasks/s"),
+    "running_rate": ("bulk enqueue to last end, workers running", "tasks/s"),
+    "bulk_rate": ("enqueue in bulk", "tasks/s"),
+    "single_rate": ("enqueue one by one", "tasks/s"),
+    "idle_p50": ("idle, enqueue to result, p50", "ms"),
+    "idle_p99": ("idle, enqueue to result, p99", "ms"),
+    "load_p50": ("under load, p50", "ms"),
+    "load_p99": ("under load, p99", "ms"),
+}
+"""Each measure's title and unit, in the order of the table."""
+
+
+def medians(rounds: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Fold one contestant's rounds into one."""
+    rounds = list(rounds)
+    folded: dict[str, Any] = {name: median(found[name] for found in rounds) for name in MEASURES if name in rounds[0]}
+    folded["memory"] = {
+        process: median(found["memory"][process] for found in rounds)
+        for process in rounds[0]["memory"]
+        if all(process in found["memory"] for found in rounds)
+    }
+    folded["versions"] = rounds[0]["versions"]
+    return folded
+
+
+def ratios(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, float]:
+    """Return ours ÷ theirs for what both have."""
+    return {name: ours[name] / theirs[name] for name in MEASURES if name in ours and name in theirs}
+
+
+def show(console: Console, report: Mapping[str, Any]) -> None:
+    """Print everything that was measured."""
+    results: Mapping[str, Mapping[str, Any]] = report["results"]
+    options = report["options"]
+    title = f"Medians of {options['rounds']} rounds, {options['tasks']:,} tasks, {report['machine']['cores']} cores"
+    titles = [f"{name} {found['versions'][name]}" for name, found in results.items()]
+    rows = [
+        [MEASURES[name][0], MEASURES[name][1], *(_number(found.get(name)) for found in results.values())]
+        for name in MEASURES
+    ]
+    rows.append(["memory of its processes, PSS", "MB", *(_number(sum(r["memory"].values())) for r in results.values())])
+    _print(console, title, ["", "", *titles], rows)
+    if report["ratios"]:
+        ratio_rows = [
+            [MEASURES[name][0], *(f"{found[name]:.2f}" if name in found else "" for found in report["ratios"].values())]
+            for name in MEASURES
+            if any(name in found for found in report["ratios"].values())
+        ]
+        _print(console, "Ours ÷ theirs (more is better for rates, less for times)", ["", *report["ratios"]], ratio_rows)
+    _print_pairs(console, "Memory, PSS, after the passes", "MB", results["orchestrator"]["memory"])
+    if report.get("million"):
+        _print_pairs(console, f"Scheduler, PSS, {options['million']:,} tasks pending", "MB", report["million"])
+    if report.get("idle"):
+        _print_pairs(console, f"Idle for {options['idle']:g} s", "% of a core", report["idle"])
+
+
+def _print_pairs(console: Console, title: str, unit: str, pairs: Mapping[str, float]) -> None:
+    _print(console, title, ["", unit], [[name, _number(value)] for name, value in pairs.items()])
+
+
+def _print(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for position, name in enumerate(header):
+        table.add_column(name, justify="left" if position == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"

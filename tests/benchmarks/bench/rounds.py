@@ -1,0 +1,81 @@
+"""One contestant's passes: backlog, running, idle latency, latency under load, memory, enqueue rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import Any
+
+from tests.benchmarks.bench.contestants import OURS, Contestant
+from tests.benchmarks.bench.programs import memory, running
+from tests.benchmarks.bench.remote import RemoteClient
+from tests.benchmarks.bench.services import Services
+
+Say = Callable[[str], None]
+"""Called before each pass with its name."""
+
+PASSES = ("start", "backlog", "running", "idle latency", "memory", "enqueue")
+"""What every contestant does; ours also does `load latency`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much of everything."""
+
+    tasks: int = 20_000
+    singles: int = 2_000
+    probes: int = 500
+    rate: float = 300.0
+    seconds: float = 10.0
+
+
+def run_round(contestant: Contestant, services: Services, sizes: Sizes, say: Say) -> dict[str, Any]:
+    """Take one contestant through all its passes, on empty services; return what was measured."""
+    with running(*services.fresh()) as programs:
+        say("start")
+        client = RemoteClient(programs, contestant)
+        found: dict[str, Any] = {"versions": client.ask("prepare")}
+        fixed = (
+            [programs.start("scheduler", [contestant.python, *contestant.scheduler])] if contestant.scheduler else []
+        )
+        client.ask("wait_until_ready")
+
+        say("backlog")
+        found["bulk_rate"] = sizes.tasks / client.ask("enqueue_bulk", sizes.tasks)
+        client.send("drain", sizes.tasks)
+        commands = contestant.commands()
+        names = ["worker"] if len(commands) == 1 else [f"worker {number}" for number in range(1, len(commands) + 1)]
+        workers = [programs.start(name, command) for name, command in zip(names, commands, strict=True)]
+        tasks, seconds = client.receive()
+        found["backlog_rate"] = tasks / seconds
+
+        say("running")
+        ended = 2 * sizes.tasks
+        found["running_rate"] = sizes.tasks / client.ask("run_through", sizes.tasks, ended)
+
+        say("idle latency")
+        time.sleep(1.0)
+        found |= _percentiles("idle", client.ask("idle_latencies", sizes.probes))
+        ended += 5 + sizes.probes
+        client.ask("check", ended)
+        if contestant is OURS:
+            say("load latency")
+            found |= _percentiles("load", client.ask("load_latencies", sizes.rate, sizes.seconds))
+            ended += int(sizes.rate * sizes.seconds)
+            client.ask("check", ended)
+
+        say("memory")
+        found["memory"] = memory(*fixed, *workers)
+        for worker in workers:
+            programs.stop(worker)
+
+        say("enqueue")
+        found["single_rate"] = sizes.singles / client.ask("enqueue_singly", sizes.singles)
+        return found
+
+
+def _percentiles(name: str, latencies: list[float]) -> dict[str, float]:
+    cuts = quantiles(latencies, n=100, method="inclusive")
+    return {f"{name}_p50": cuts[49] * 1e3, f"{name}_p99": cuts[98] * 1e3}

@@ -1,0 +1,721 @@
+"""The command line against real Postgres and Redis: what it reads, what it writes, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg2
+import pytest
+from click.testing import CliRunner, Result
+from redis import Redis
+from sqlalchemy import Connection, Engine, make_url
+
+from orchestrator.cli import main
+from orchestrator.cli.progress import watch_run
+from orchestrator.domain.states import RunState, TaskState
+from orchestrator.domain.task import NewTask
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.payload import encode_call
+from orchestrator.store import database, enqueue, fleet, inbox, insights, leases, runs, transitions
+from orchestrator.store.fleet import WorkerRow
+from orchestrator.store.insights import RunFilter, RunView, TaskFilter
+from orchestrator.store.leases import Cursor
+from orchestrator.store.transitions import Again, Beginning, Claimed, Ending, Success
+from orchestrator.transport.codec import Ended, encode
+from orchestrator.transport.keys import Keys
+
+ERROR = json.dumps({"kind": "ValueError", "message": "oh [no]", "traceback": "Traceback …\nValueError: oh [no]"})
+NOBODY = "00000000-0000-7000-8000-000000000000"
+SHOP = """
+from orchestrator import Orchestrator
+app = Orchestrator()
+
+@app.task(queue="typed", retries=2)
+def resize(path: str, width: int = 100) -> str: ...
+
+@app.task(name="one.same")
+def one(): ...
+
+@app.task(name="two.same")
+def two(): ...
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = database.engine_for(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    with engine.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def run(database_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run a command in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", redis_url)
+    return lambda *words: CliRunner().invoke(main, [str(word) for word in words])
+
+
+@pytest.fixture
+def read(run: Callable[..., Result]) -> Callable[..., Any]:
+    """Run a command with --json and return its document."""
+
+    def document(*words: object) -> Any:
+        result = run(*words, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return document
+
+
+class Story:
+    """Tasks of one queue, brought to all kinds of states through the store, as a leader would."""
+
+    def __init__(self, connection: Connection, queue: str) -> None:
+        self.connection = connection
+        self.queue = queue
+
+    def new(self, *arguments: Any, name: str = "shop.resize", run_id: bytes | None = None, **options: Any) -> bytes:
+        payload = encode_call(name, arguments, {"width": 200}, 1_000)
+        task = NewTask(id=Orchestrator.new_id(), name=name, queue=self.queue, payload=payload, run_id=run_id, **options)
+        enqueue.copy_tasks(self.connection, [task])
+        return task.id
+
+    def claimed(self, *arguments: Any, **options: Any) -> bytes:
+        task = self.new(*arguments, priority=100, **options)  # before all others
+        claimed = transitions.claim(self.connection, {self.queue: 1}, self.now)
+        assert [found.id for found in claimed] == [task]
+        return task
+
+    def running(self, *arguments: Any, **options: Any) -> bytes:
+        task = self.claimed(*arguments, **options)
+        transitions.start(self.connection, [Beginning(task, 1, 0.5, "worker-1")], self.now)
+        return task
+
+    def succeeded(self, result: Any, **options: Any) -> bytes:
+        task = self.claimed("a.png", **options)
+        rows = [Success(task, 1, msgspec.msgpack.encode(result), 1.25, "worker-1")]
+        assert transitions.succeed(self.connection, rows, self.now)
+        return task
+
+    def failed(self, **options: Any) -> bytes:
+        task = self.claimed("a.png", **options)
+        ending = Ending(task, 1, "ValueError", ERROR, failures=1, worker="worker-1", duration=0.5)
+        assert transitions.end(self.connection, TaskState.FAILED, [ending], self.now)
+        return task
+
+    def held(self) -> bytes:
+        task = self.claimed("a.png", name="shop.unheard_of")
+        transitions.again(self.connection, [Again(task, 1, 60.0, hold="unknown")], self.now)
+        return task
+
+    @property
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+
+@contextmanager
+def story(engine: Engine, queue: str) -> Iterator[Story]:
+    with engine.begin() as connection:
+        yield Story(connection, queue)
+
+
+def text(identifier: bytes) -> str:
+    return str(UUID(bytes=identifier))
+
+
+def ids(document: Any) -> list[str]:
+    return [task["id"] for task in document["tasks"]]
+
+
+# -- tasks
+
+
+def test_a_list_holds_open_and_ended_tasks_newest_first(engine: Engine, read: Callable[..., Any]) -> None:
+    with story(engine, "mixed") as tale:
+        made = [tale.succeeded(1), tale.new("a"), tale.failed(), tale.running("b"), tale.new("c", delay=60)]
+    found = read("tasks", "list", "--queue", "mixed")
+    assert set(ids(found)) == set(map(text, made))
+    assert ids(found) == sorted(ids(found), reverse=True)
+    assert found["next"] is None
+    states = {task["id"]: task["status"] for task in found["tasks"]}
+    assert [states[text(task)] for task in made] == ["success", "pending", "failed", "running", "pending"]
+    assert all(task["created_at"].endswith("Z") for task in found["tasks"])
+
+
+def test_filters_narrow_a_list(engine: Engine, read: Callable[..., Any]) -> None:
+    with story(engine, "filtered") as tale:
+        won, lost, waits = tale.succeeded(1), tale.failed(name="shop.other"), tale.new("a")
+
+    def found(*options: str) -> set[str]:
+        return set(ids(read("tasks", "list", "--queue", "filtered", *options)))
+
+    assert found("--status", "failed") == {text(lost)}
+    assert found("--status", "pending") == {text(waits)}
+    assert found("--status", "pending", "--status", "success") == {text(waits), text(won)}
+    assert found("--name", "shop.other") == {text(lost)}
+    assert found("--name", "shop.other", "--status", "pending") == set()
+
+
+def test_a_list_goes_back_page_by_page(engine: Engine, read: Callable[..., Any]) -> None:
+    with story(engine, "pages") as tale:
+        made = [tale.succeeded(1) if number % 2 else tale.failed() for number in range(5)] + [tale.new("a")]
+    seen: list[str] = []
+    options: tuple[str, ...] = ()
+    while True:
+        page = read("tasks", "list", "--queue", "pages", "--limit", "4", *options)
+        seen += ids(page)
+        if page["next"] is None:
+            break
+        options = ("--before", page["next"])
+    assert seen == sorted(map(text, made), reverse=True)
+
+
+def test_a_list_for_people_is_a_table_with_whole_ids(engine: Engine, run: Callable[..., Result]) -> None:
+    with story(engine, "people") as tale:
+        made = [tale.succeeded(1), tale.failed(), tale.held(), tale.new("a", delay=90)]
+    output = run("tasks", "list", "--queue", "people").output
+    header, *lines = output.splitlines()
+    assert header.split() == ["id", "name", "queue", "status", "attempt", "created", "took"]
+    assert {line.split()[0] for line in lines} == set(map(text, made))
+    for part in ("failed (ValueError)", "pending (unknown)", "pending (in 1m)", "1.2s"):
+        assert part in output
+    assert "No task matches." in run("tasks", "list", "--queue", "nobody").output
+
+
+def test_a_task_is_shown_with_its_call_result_and_attempts(
+    engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
+) -> None:
+    with story(engine, "shown") as tale:
+        task = tale.claimed("a.png", options='{"timeout": 30.0}')
+        again = Again(task, 1, failures=1, outcome="failed", error=ERROR, worker="worker-1", duration=0.5)
+        transitions.again(tale.connection, [again], tale.now)
+        transitions.claim(tale.connection, {"shown": 1}, tale.now)
+        result = msgspec.msgpack.encode({"path": "b.png", "sizes": [1, 2]})
+        transitions.succeed(tale.connection, [Success(task, 2, result, 1.25, "worker-2")], tale.now)
+    output = run("tasks", "show", text(task)).output
+    for part in (
+        'shop.resize("a.png", width=200)',
+        '{"path": "b.png", "sizes": [1, 2]}',
+        '{"timeout": 30.0}',
+        "ValueError: oh [no]",
+        "worker-1",
+        "worker-2",
+        "Remote traceback:\nTraceback …",
+    ):
+        assert part in output
+    document = read("tasks", "show", text(task))
+    assert document["args"] == ["a.png"]
+    assert document["kwargs"] == {"width": 200}
+    assert document["result"] == {"path": "b.png", "sizes": [1, 2]}
+    assert [(attempt["attempt"], attempt["outcome"]) for attempt in document["attempts"]] == [
+        (1, "failed"),
+        (2, "success"),
+    ]
+    assert document["attempts"][0]["error"]["message"] == "oh [no]"
+    assert document["options"] == {"timeout": 30.0}
+    assert "payload" not in document
+
+
+def test_open_tasks_are_shown_too(engine: Engine, read: Callable[..., Any]) -> None:
+    with story(engine, "open") as tale:
+        running, waits = tale.running("a"), tale.new("b")
+    [attempt] = read("tasks", "show", text(running))["attempts"]
+    assert (attempt["outcome"], attempt["worker"], attempt["ended_at"]) == ("running", "worker-1", None)
+    assert read("tasks", "show", text(waits))["attempts"] == []
+
+
+def test_bytes_and_strange_results_can_be_shown(
+    engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
+) -> None:
+    with story(engine, "bytes") as tale:
+        task = tale.succeeded(b"\xff\x00")
+    assert r"b'\xff\x00'" in run("tasks", "show", text(task)).output
+    assert read("tasks", "show", text(task))["result"] == "/wA="
+
+
+def test_a_task_that_does_not_exist_is_an_error(run: Callable[..., Result]) -> None:
+    for words in (("tasks", "show", NOBODY), ("tasks", "cancel", NOBODY), ("tasks", "retry", NOBODY)):
+        result = run(*words)
+        assert (result.exit_code, result.stderr) == (1, f"Error: No task has the id {NOBODY}.\n")
+    assert run("runs", "show", NOBODY).stderr == f"Error: No run has the id {NOBODY}.\n"
+
+
+def test_cancel_and_retry_are_written_down_for_the_leader(
+    engine: Engine, connection: Connection, run: Callable[..., Result]
+) -> None:
+    with story(engine, "wishes") as tale:
+        waits, lost, won = tale.new("a"), tale.failed(), tale.succeeded(1)
+    assert run("tasks", "cancel", text(waits)).output == f"Asked to cancel task {text(waits)}.\n"
+    assert run("tasks", "retry", text(lost)).output == f"Asked to retry task {text(lost)}.\n"
+    wishes = {(item.kind, item.target) for item in inbox.read(connection, 1_000)}
+    assert {("cancel task", waits), ("retry task", lost)} <= wishes
+    refused = run("tasks", "cancel", text(won))
+    assert refused.exit_code == 1
+    assert refused.stderr == f"Error: Cannot cancel task {text(won)}: it is in state 'success'.\n"
+
+
+# -- runs
+
+
+def make_run(engine: Engine, name: str, endings: str) -> bytes:
+    """Make a run of one task for each letter: s succeeded, f failed, o still open."""
+    run_id = Orchestrator.new_id()
+    with story(engine, name) as tale:
+        for position, ending in enumerate(endings):
+            make = {"s": lambda **place: tale.succeeded(1, **place), "f": tale.failed, "o": tale.running}[ending]
+            make(run_id=run_id, position=position)
+        enqueue.insert_run(tale.connection, run_id, name, len(endings))
+        runs.begin(tale.connection, tale.now, 1_000)
+        counts = {letter: endings.count(letter) for letter in "sf"}
+        delta = {"opened": -counts["s"] - counts["f"], "success": counts["s"], "failed": counts["f"]}
+        runs.count(tale.connection, {run_id: delta})
+    return run_id
+
+
+def test_runs_are_listed_and_shown(engine: Engine, run: Callable[..., Result], read: Callable[..., Any]) -> None:
+    done, going = make_run(engine, "thumbs", "sf"), make_run(engine, "thumbs", "so")
+    with engine.begin() as connection:
+        runs.end(connection, RunState.FAILED, [done], datetime.now(UTC))
+    listed = read("runs", "list", "--name", "thumbs")
+    assert [found["id"] for found in listed["runs"]] == [text(going), text(done)]
+    assert [found["id"] for found in read("runs", "list", "--name", "thumbs", "--status", "failed")["runs"]] == [
+        text(done)
+    ]
+    page = read("runs", "list", "--name", "thumbs", "--limit", "1")
+    assert page["next"] == text(going)
+    assert [found["id"] for found in read("runs", "list", "--before", page["next"], "--name", "thumbs")["runs"]] == [
+        text(done)
+    ]
+    shown = read("runs", "show", text(going))
+    assert (shown["status"], shown["total"], shown["open"], shown["success"]) == ("running", 2, 1, 1)
+    people = run("runs", "show", text(done)).output
+    assert "2: 1 success, 1 failed" in people
+    assert f"orchestrator tasks list --run {text(done)} --status failed" in people
+    assert text(going) in run("runs", "list").output
+
+
+def test_the_tasks_of_a_run_are_listed(engine: Engine, read: Callable[..., Any]) -> None:
+    run_id = make_run(engine, "mine", "sfo")
+    make_run(engine, "other", "s")
+    found = read("tasks", "list", "--run", text(run_id))
+    assert {task["position"]: task["status"] for task in found["tasks"]} == {0: "success", 1: "failed", 2: "running"}
+    assert ids(read("tasks", "list", "--run", text(run_id), "--status", "failed")) == [
+        task["id"] for task in found["tasks"] if task["status"] == "failed"
+    ]
+
+
+def test_watch_prints_changes_and_ends_with_the_run(engine: Engine, run: Callable[..., Result]) -> None:
+    good, bad = make_run(engine, "good", "ss"), make_run(engine, "bad", "sf")
+    with engine.begin() as connection:
+        runs.end(connection, RunState.SUCCESS, [good], datetime.now(UTC))
+        runs.end(connection, RunState.FAILED, [bad], datetime.now(UTC))
+    won = run("runs", "watch", text(good))
+    assert (won.exit_code, won.output) == (0, "good 2/2 success\n")
+    lost = run("runs", "watch", text(bad))
+    assert (lost.exit_code, lost.output) == (1, "bad 2/2 failed, 1 failed\n")
+    document = run("runs", "watch", text(bad), "--json")
+    assert json.loads(document.stdout)["status"] == "failed"
+
+
+def test_watch_follows_a_run_that_moves(
+    engine: Engine, connection: Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = make_run(engine, "moving", "so")
+    looks = 0
+
+    def look() -> RunView:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            with engine.begin() as other:
+                runs.count(other, {run_id: {"opened": -1, "success": 1}})
+                runs.end(other, RunState.SUCCESS, [run_id], datetime.now(UTC))
+        found = insights.show_run(connection, UUID(bytes=run_id))
+        connection.rollback()
+        assert found is not None
+        return found
+
+    assert watch_run(look).status == "success"
+    assert capsys.readouterr().out.splitlines() == ["moving 1/2 running", "moving 2/2 success"]
+
+
+def test_runs_are_cancelled_and_retried_by_wish(
+    engine: Engine, connection: Connection, run: Callable[..., Result]
+) -> None:
+    going, lost = make_run(engine, "going", "o"), make_run(engine, "lost", "f")
+    with engine.begin() as other:
+        runs.end(other, RunState.FAILED, [lost], datetime.now(UTC))
+    assert run("runs", "cancel", text(going)).exit_code == 0
+    assert run("runs", "retry", text(lost)).exit_code == 0
+    wishes = {(item.kind, item.target) for item in inbox.read(connection, 1_000)}
+    assert {("cancel run", going), ("retry run", lost)} <= wishes
+
+
+# -- the system
+
+
+def make_worker(engine: Engine, name: str, queues: list[str], state: str = "live") -> None:
+    row = WorkerRow(
+        id=name,
+        host="here",
+        pid=7,
+        queues=queues,
+        names=["shop.resize"],
+        slots=10,
+        running=3,
+        state=state,
+        started_at=0.0,
+    )
+    with engine.begin() as connection:
+        fleet.mirror(connection, [row], datetime.now(UTC))
+
+
+def test_queues_count_every_open_task_once(
+    engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
+) -> None:
+    with story(engine, "counted") as tale:
+        tale.held()
+        tale.running("b")
+        tale.claimed("c")
+        tale.new("d", delay=60)
+        tale.new("e")
+        tale.succeeded(1)
+    make_worker(engine, "counting", ["counted", "idle"])
+    make_worker(engine, "leaving", ["counted"], state="draining")
+    queues = {queue["queue"]: queue for queue in read("queues")["queues"]}
+    counts = queues["counted"]
+    kinds = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
+    assert tuple(counts[kind] for kind in kinds) == (1, 1, 1, 0, 1, 1)
+    assert (counts["workers"], counts["slots"]) == (1, 10)
+    assert 0 <= counts["oldest_ready"] < 60
+    assert (queues["idle"]["ready"], queues["idle"]["workers"], queues["idle"]["oldest_ready"]) == (0, 1, None)
+    assert "counted" in run("queues").output
+
+
+def test_workers_are_listed_and_the_unheard_do_not_count(
+    engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
+) -> None:
+    make_worker(engine, "fresh", ["served"])
+    make_worker(engine, "silent", ["served"])
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "UPDATE orchestrator.workers SET seen_at = now() - interval '1 minute' WHERE id = 'silent'"
+        )
+    states = {worker["id"]: worker["state"] for worker in read("workers")["workers"]}
+    assert (states["fresh"], states["silent"]) == ("live", "unheard")
+    [served] = [queue for queue in read("queues")["queues"] if queue["queue"] == "served"]
+    assert served["workers"] == 1
+    assert "3/10" in run("workers").output
+
+
+def test_status_tells_how_it_is_going_and_what_is_wrong(
+    engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
+) -> None:
+    before = read("status")
+    with story(engine, "system") as tale:
+        tale.failed()
+        tale.succeeded(1)
+        tale.held()
+        tale.new("a")
+    after = read("status")
+    assert set(after) == {
+        "leader",
+        "revision",
+        "open",
+        "ended_last_minute",
+        "ended_last_hour",
+        "workers",
+        "slots",
+        "running",
+        "inbox",
+        "unknown_tasks",
+        "unserved_queues",
+        "events",
+    }
+    assert after["leader"] is None
+    assert after["revision"] == database.REVISION
+    assert after["open"]["unknown"] == before["open"]["unknown"] + 1
+    assert after["open"]["ready"] == before["open"]["ready"] + 1
+    assert after["ended_last_minute"]["failed"] == before["ended_last_minute"]["failed"] + 1
+    assert after["ended_last_hour"]["success"] == before["ended_last_hour"]["success"] + 1
+    assert "system" in after["unserved_queues"]
+    assert {"queue": "system", "name": "shop.unheard_of", "tasks": 1} in [
+        {key: unknown[key] for key in ("queue", "name", "tasks")} for unknown in after["unknown_tasks"]
+    ]
+    people = run("status").output
+    assert "! No scheduler leads" in people
+    assert "! Queue 'system' has ready tasks and no live worker" in people
+    assert "! No live worker of queue 'system' knows 'shop.unheard_of': 1 wait, the first fails in " in people
+
+    with engine.begin() as connection:
+        term = leases.acquire(connection, 0, NOBODY, 30.0, "here:7")
+        leases.save_cursor(connection, 0, Cursor("1-1", "5-0", "server"))
+    led = read("status")
+    assert (led["leader"]["address"], led["leader"]["term"]) == ("here:7", term)
+    assert 20 < led["leader"]["lease_remaining"] <= 30
+    assert led["events"] == {"generation": "1-1", "position": "5-0"}
+    people = run("status").output
+    assert f"here:7 leads in term {term}" in people
+    assert "No scheduler leads" not in people
+
+
+def test_insights_find_nothing_where_there_is_nothing(connection: Connection) -> None:
+    nobody = UUID(NOBODY)
+    assert insights.show_task(connection, nobody) is None
+    assert insights.show_run(connection, nobody) is None
+    assert insights.list_tasks(connection, TaskFilter(run=nobody)) == []
+    assert insights.list_runs(connection, RunFilter(name="nobody")) == []
+
+
+# -- enqueue
+
+
+def stored(engine: Engine, identifier: str) -> insights.TaskDetail:
+    with engine.connect() as connection:
+        found = insights.show_task(connection, UUID(identifier))
+    assert found is not None
+    return found
+
+
+def test_enqueue_by_name_needs_no_application(engine: Engine, run: Callable[..., Result]) -> None:
+    result = run(
+        *("enqueue", "far.away", "5", '"5"', "text", "[1, null]", "url=http://x?a=b", 'deep={"a": true}', "NaN=NaN"),
+        *("--queue", "elsewhere", "--priority", "3", "--delay", "60", "--retries", "2", "--timeout", "30"),
+    )
+    assert result.exit_code == 0, result.output
+    task = stored(engine, result.stdout.strip())
+    assert (task.name, task.queue, task.priority) == ("far.away", "elsewhere", 3)
+    assert task.wake_at is not None
+    assert task.options == {"retry": {"max": 2}, "timeout": 30.0}
+    arguments, keywords = msgspec.msgpack.decode(task.payload)
+    assert arguments == [5, "5", "text", [1, None]]
+    assert keywords == {"url": "http://x?a=b", "deep": {"a": True}, "NaN": "NaN"}
+
+
+def test_enqueue_with_an_application_checks_the_call(
+    engine: Engine, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "cli_shop.py").write_text(SHOP, encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text('[tool.orchestrator]\napp = "cli_shop:app"\n', encoding="utf-8")
+
+    result = run("enqueue", "resize", "a.png", "width=200", "--priority", "1")
+    assert result.exit_code == 0, result.output
+    task = stored(engine, result.stdout.strip())
+    assert (task.name, task.queue, task.priority) == ("cli_shop.resize", "typed", 1)
+    assert task.options == {"retry": {"max": 2}}
+
+    def refusal(*words: str) -> str:
+        refused = run("enqueue", *words)
+        assert refused.exit_code == 1
+        return refused.stderr
+
+    assert "No task is called 'resise'. Did you mean 'resize'? Known: cli_shop.resize, " in refusal("resise")
+    assert "Several tasks are called 'same': one.same, two.same. Give the full name." in refusal("same")
+    assert "missing a required argument: 'path'" in refusal("resize")
+    assert "argument 'width': expected int" in refusal("resize", "a.png", "wide")
+    assert "Option delay: expected zero or more" in refusal("resize", "a.png", "--delay", "-1")
+    assert "Option priority" in refusal("resize", "a.png", "--priority", "1000")
+
+
+@pytest.mark.parametrize("words", [("a=1", "a=2"), ("a=1", "b")])
+def test_named_arguments_are_given_once_and_last(run: Callable[..., Result], words: tuple[str, ...]) -> None:
+    assert run("enqueue", "far.away", *words).exit_code == 2
+
+
+def test_enqueue_wait_prints_the_result(engine: Engine, run: Callable[..., Result], redis_url: str) -> None:
+    def work() -> None:
+        """Do what a leader and a worker would."""
+        deadline = time.monotonic() + 30
+        claimed: list[Claimed] = []
+        while not claimed and time.monotonic() < deadline:
+            time.sleep(0.05)
+            with engine.begin() as connection:
+                claimed = transitions.claim(connection, {"awaited": 1}, datetime.now(UTC))
+                rows = [Success(task.id, 1, msgspec.msgpack.encode({"answer": 42}), 0.1, "w") for task in claimed]
+                transitions.succeed(connection, rows, datetime.now(UTC))
+        with Redis.from_url(redis_url) as redis:
+            for row in rows:
+                redis.publish(Keys().done(row.id), encode([Ended(row.id, "success", row.result)]))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    result = run("enqueue", "far.away", "--queue", "awaited", "--wait")
+    worker.join()
+    assert result.exit_code == 0, result.output
+    assert result.stdout == '{"answer": 42}\n'
+    assert UUID(result.stderr.strip())
+
+
+# -- failures
+
+
+@pytest.mark.parametrize("words", [("status",), ("tasks", "list"), ("db", "check"), ("enqueue", "far.away")])
+def test_an_unreachable_postgres_is_a_message(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/nothing")
+    result = run(*words)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: Postgres cannot be ")
+    assert "Connection refused" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_an_unreachable_redis_is_a_message(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", "redis://127.0.0.1:1/0")
+    result = run("scheduler")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: Redis cannot be used: ")
+
+
+def test_missing_settings_are_a_message(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORCHESTRATOR_DATABASE_URL")
+    result = run("status")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: Setting database_url is not set. Set ORCHESTRATOR_DATABASE_URL")
+
+
+def test_db_upgrade_and_check(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, database_url: str) -> None:
+    name = f"empty_{os.getpid()}"
+    other = make_url(database_url).set(database=name).render_as_string(hide_password=False)
+    admin = psycopg2.connect(database_url)
+    admin.autocommit = True
+    with admin.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+    admin.close()
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", other)
+    for words in (("db", "check"), ("status",)):
+        missing = run(*words)
+        assert missing.exit_code == 1
+        assert "orchestrator db upgrade" in missing.stderr
+    document = run("db", "check", "--json")
+    assert document.exit_code == 1
+    assert json.loads(document.stdout) == {"revision": None, "needed": database.REVISION, "ok": False}
+    for _ in range(2):
+        assert run("db", "upgrade").output == f"The database is at revision {database.REVISION}.\n"
+    assert run("db", "check").exit_code == 0
+    assert json.loads(run("db", "check", "--json").stdout)["ok"] is True
+
+
+# -- dev
+
+
+class Dev:
+    """`orchestrator dev` in a folder, and what it says."""
+
+    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
+        self.folder = folder
+        self.said = folder / "said.txt"
+        with self.said.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator", "dev", *options],
+                cwd=folder,
+                env={**inherited, **environment},
+                stdout=file,
+                stderr=file,
+            )
+
+    def wait_for(self, text: str, patience: float = 60.0) -> None:
+        deadline = time.monotonic() + patience
+        while text not in self.said.read_text(encoding="utf-8"):
+            assert time.monotonic() < deadline, self.said.read_text(encoding="utf-8")
+            assert self.process.poll() is None, self.said.read_text(encoding="utf-8")
+            time.sleep(0.05)
+
+    def __enter__(self) -> Dev:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o755)  # Postgres may have to run as another user
+    return tmp_path
+
+
+def test_dev_brings_its_own_services_and_takes_them_away(folder: Path) -> None:
+    below = folder / "below"
+    below.mkdir()
+    with Dev(folder) as dev:
+        dev.wait_for("ready; in another terminal")
+        dev.wait_for("leading, term 1")
+        services = json.loads((folder / ".orchestrator" / "services.json").read_text(encoding="utf-8"))
+        assert services["pid"] == dev.process.pid
+        assert "no application is given" in dev.said.read_text(encoding="utf-8")
+
+        command = [sys.executable, "-m", "orchestrator"]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
+        found = subprocess.run(
+            [*command, "status", "--json"], cwd=below, env=clean, capture_output=True, text=True, check=True
+        )
+        assert json.loads(found.stdout)["leader"]["term"] == 1
+        second = subprocess.run([*command, "dev"], cwd=folder, env=clean, capture_output=True, text=True, check=False)
+        assert second.returncode == 1
+        assert f"already running, started by process {dev.process.pid}" in second.stderr
+
+        dev.process.send_signal(signal.SIGTERM)
+        assert dev.process.wait(60) == 0
+        said = dev.said.read_text(encoding="utf-8")
+        assert (
+            said.index("stopping the scheduler") < said.index("scheduler stopped") < said.index("stopping the services")
+        )
+    assert not (folder / ".orchestrator" / "services.json").exists()
+
+
+def test_dev_uses_services_that_are_set_and_stops_when_a_child_dies(
+    folder: Path, database_url: str, redis_url: str
+) -> None:
+    urls = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
+    with Dev(folder, "--app", "no_such_module:app", **urls) as dev:
+        assert dev.process.wait(60) == 1
+    said = dev.said.read_text(encoding="utf-8")
+    assert "no_such_module" in said
+    assert "the worker has ended unexpectedly, with exit code 1" in said
+    assert "starting Postgres" not in said
+    assert not (folder / ".orchestrator" / "services.json").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+def test_what_dev_started_ends_with_it_even_if_it_is_killed(folder: Path, database_url: str, redis_url: str) -> None:
+    urls = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
+    with Dev(folder, **urls) as dev:
+        dev.wait_for("scheduler ready")
+        dev.process.kill()
+        dev.process.wait()
+    engine = database.engine_for(database_url, autocommit=True)  # a transaction would see the same list for ever
+    deadline = time.monotonic() + 20
+    with engine.connect() as connection:
+        while connection.exec_driver_sql(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'orchestrator scheduler' "
+            "AND datname = current_database()"
+        ).scalar_one():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    engine.dispose()

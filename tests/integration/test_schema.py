@@ -1,0 +1,174 @@
+"""The migrations and `store/tables.py` say the same, and nobody works on a schema of another release."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, text
+
+from orchestrator import Settings
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.errors import ConfigurationError, SchemaError
+from orchestrator.scheduler.process import run_scheduler
+from orchestrator.store import database
+from orchestrator.store.tables import SCHEMA, metadata
+
+
+@pytest.fixture
+def empty_url(services: EmbeddedServices) -> str:
+    """A database without any table."""
+    name = f"empty_{uuid.uuid4().hex}"
+    admin = create_engine(services.postgres.url.replace("postgresql:", "postgresql+psycopg2:"))
+    with admin.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    admin.dispose()
+    return services.postgres.database_url(name)
+
+
+@pytest.fixture
+def empty(empty_url: str) -> Iterator[Engine]:
+    engine = database.engine_for(empty_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def migrated(database_url: str) -> Iterator[Connection]:
+    engine = database.engine_for(database_url)
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+# -- the two descriptions
+
+
+def test_alembic_finds_no_difference(migrated: Connection) -> None:
+    options = {
+        "include_schemas": True,
+        "include_name": lambda name, kind, _: kind != "schema" or name == SCHEMA,
+        "version_table_schema": SCHEMA,
+        "compare_type": True,
+        "compare_server_default": True,
+    }
+    assert compare_metadata(MigrationContext.configure(migrated, opts=options), metadata) == []
+
+
+CATALOGUE = {
+    "columns": """
+        SELECT table_name, column_name, data_type, is_nullable, column_default, is_identity, udt_name
+          FROM information_schema.columns WHERE table_schema = 'orchestrator'""",
+    "indexes": "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = 'orchestrator'",
+    "constraints": """
+        SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid)
+          FROM pg_constraint WHERE connamespace = 'orchestrator'::regnamespace""",
+}
+
+
+@pytest.mark.parametrize("what", CATALOGUE)
+def test_the_catalogue_is_the_same_either_way(migrated: Connection, empty: Engine, what: str) -> None:
+    """Alembic does not compare checks, nor the predicates of partial indexes, on which everything here rests."""
+    with empty.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+        metadata.create_all(connection)
+        created = catalogue(connection, what)
+    assert created
+    assert catalogue(migrated, what) == created
+
+
+def catalogue(connection: Connection, what: str) -> set[tuple[Any, ...]]:
+    rows = {tuple(row) for row in connection.execute(text(CATALOGUE[what]))}
+    return {row for row in rows if "alembic_version" not in str(row[0])}
+
+
+def test_the_newest_migration_is_the_one_that_this_release_asks_for(migrated: Connection) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(database._MIGRATIONS))
+    scripts = ScriptDirectory.from_config(config)
+    assert scripts.get_heads() == [database.REVISION]
+    assert database.current_revision(migrated) == database.REVISION
+    revisions = [script.revision for script in scripts.walk_revisions()][::-1]
+    assert revisions == sorted(revisions)  # check_schema compares them as text
+
+
+def test_a_migration_can_be_undone_and_done_again(empty: Engine, empty_url: str) -> None:
+    database.upgrade(empty_url)
+    with empty.begin() as connection:
+        database.check_schema(connection)
+        connection.execute(text(f"DROP SCHEMA {SCHEMA} CASCADE"))
+    database.upgrade(empty_url)
+    with empty.connect() as connection:
+        database.check_schema(connection)
+
+
+def test_two_upgrades_at_once_do_it_once(empty: Engine, empty_url: str) -> None:
+    failures: list[BaseException] = []
+
+    def upgrade() -> None:
+        try:
+            database.upgrade(empty_url)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=upgrade) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    with empty.connect() as connection:
+        database.check_schema(connection)
+
+
+# -- what people are told
+
+
+def test_a_database_without_tables(empty: Engine) -> None:
+    with (
+        empty.connect() as connection,
+        pytest.raises(SchemaError, match="no orchestrator tables yet.*`orchestrator db up"),
+    ):
+        database.check_schema(connection)
+
+
+@pytest.mark.parametrize(
+    ("revision", "message"),
+    [
+        ("0000", r"at revision 0000; this release needs .*Run `orchestrator db upgrade`"),
+        ("9999", r"at revision 9999, newer than this release knows .*Upgrade the package"),
+    ],
+)
+def test_a_schema_of_another_release(migrated: Connection, revision: str, message: str) -> None:
+    with migrated.begin() as transaction:
+        migrated.execute(text(f"UPDATE {SCHEMA}.alembic_version SET version_num = :to"), {"to": revision})
+        with pytest.raises(SchemaError, match=message):
+            database.check_schema(migrated)
+        transaction.rollback()
+
+
+def test_an_upgrade_that_was_interrupted_counts_as_missing(empty: Engine, empty_url: str) -> None:
+    """The version table may exist without a row."""
+    database.upgrade(empty_url)
+    with empty.begin() as connection:
+        connection.execute(text(f"DELETE FROM {SCHEMA}.alembic_version"))
+        with pytest.raises(SchemaError, match="no orchestrator tables yet"):
+            database.check_schema(connection)
+
+
+def test_the_scheduler_refuses_an_old_schema(empty_url: str, redis_url: str) -> None:
+    with pytest.raises(SchemaError, match="`orchestrator db upgrade`"):
+        run_scheduler(Settings(database_url=empty_url, redis_url=redis_url))
+
+
+@pytest.mark.parametrize("url", ["nonsense", "postgresql://user:x@host:notaport/db"])
+def test_a_url_that_is_none(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="Setting database_url: expected postgresql://"):
+        database.engine_for(url)

@@ -1,0 +1,134 @@
+"""Every command explains itself, and loads only what it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli import COMMANDS, main
+
+READS = {
+    "db check",
+    "tasks list",
+    "tasks show",
+    "runs list",
+    "runs show",
+    "runs watch",
+    "queues",
+    "workers",
+    "status",
+}
+
+
+def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield " ".join((*path, name)), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+ALL = dict(commands())
+
+
+def test_the_commands_are_these() -> None:
+    assert set(ALL) == {
+        *COMMANDS,
+        "db upgrade",
+        "db check",
+        *(f"tasks {verb}" for verb in ("list", "show", "cancel", "retry")),
+        *(f"runs {verb}" for verb in ("list", "show", "watch", "cancel", "retry")),
+    }
+
+
+@pytest.mark.parametrize("name", ["", *ALL])
+def test_help_explains_every_option_and_gives_an_example(name: str) -> None:
+    result = CliRunner().invoke(main, [*name.split(), "--help"])
+    assert result.exit_code == 0
+    assert "Example:\n" in result.output
+    assert f"orchestrator {name}".rstrip() in result.output.partition("Example:")[2]
+    command = ALL[name] if name else main
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("name", sorted(READS))
+def test_every_read_speaks_json(name: str) -> None:
+    assert "--json" in CliRunner().invoke(main, [*name.split(), "--help"]).output
+
+
+def test_the_short_help_of_the_list_matches_the_command() -> None:
+    for name, text in COMMANDS.items():
+        assert ALL[name].help
+        assert text.rstrip(".").split()[0] == str(ALL[name].help).split()[0]
+
+
+def test_defaults_are_shown() -> None:
+    worker = CliRunner().invoke(main, ["worker", "--help"]).output
+    assert "[default: default]" in worker
+    assert "[default: 10" in worker
+    assert "(one per" in worker
+    assert "[default: 1;" in CliRunner().invoke(main, ["dev", "--help"]).output
+
+
+def test_an_unknown_command_is_a_usage_error_with_the_nearest_one() -> None:
+    result = CliRunner().invoke(main, ["taks"])
+    assert result.exit_code == 2
+    assert "No such command 'taks'. Did you mean 'tasks'?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["tasks", "show", "123"], ["tasks", "show"], ["worker", "--processes", "0"], ["tasks", "list", "--status", "x"]],
+)
+def test_bad_usage_exits_with_2(words: list[str]) -> None:
+    assert CliRunner().invoke(main, words).exit_code == 2
+
+
+_WORKER_WITHOUT_DATABASE = """
+import sys
+from orchestrator.cli import main
+from orchestrator.cli import worker
+asked = []
+worker.run_worker = lambda spec, settings: asked.append((spec, settings)) or 0
+try:
+    main(["worker", "--app", "shop:app", "--queues", "a, b", "--processes", "2", "--concurrency", "3", "--burst"])
+except SystemExit as end:
+    assert end.code == 0, end.code
+[(spec, settings)] = asked
+assert settings.app == "shop:app"
+assert (spec.app, spec.queues, spec.processes, spec.concurrency, spec.burst) == ("shop:app", ("a", "b"), 2, 3, True)
+heavy = {"sqlalchemy", "psycopg2", "alembic", "rich", "orchestrator.store"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_a_worker_loads_neither_sqlalchemy_nor_psycopg2(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WORKER_WITHOUT_DATABASE], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_worker_without_an_application_says_how_to_give_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ORCHESTRATOR_APP", raising=False)
+    result = CliRunner().invoke(main, ["worker"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: No application is given. Give it with --app module:app")
+
+
+def test_python_m_is_the_same_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "--version"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.startswith("orchestrator, version ")

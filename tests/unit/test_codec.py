@@ -1,0 +1,216 @@
+"""Whatever bytes arrive: they are a message, or Malformed. Nothing else is ever raised."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.domain.task import (
+    Dispatch,
+    Enqueued,
+    Failed,
+    Flush,
+    Lost,
+    NewTask,
+    Report,
+    Returned,
+    Started,
+    Succeeded,
+    TaskError,
+)
+from orchestrator.transport.codec import (
+    Applied,
+    Ended,
+    Heartbeat,
+    Malformed,
+    Order,
+    decode,
+    decode_dispatches,
+    decode_flush,
+    encode,
+    names_digest,
+    pack_attempt,
+    stream_position,
+    unpack_attempts,
+)
+
+ids = st.binary(min_size=16, max_size=16)
+attempts = st.integers(1, 2**31 - 1)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+seconds = st.floats(0, 1e6)
+optional_ids = st.none() | ids
+new_tasks = st.builds(
+    NewTask, ids, texts, texts, st.binary(max_size=30), st.integers(-100, 100), seconds, st.none() | texts, optional_ids
+)
+errors = st.builds(TaskError, texts, texts, texts)
+all_reports: st.SearchStrategy[Report] = st.one_of(
+    st.builds(Started, ids, attempts, seconds),
+    st.builds(Succeeded, ids, attempts, seconds, st.binary(max_size=30), st.lists(new_tasks, max_size=3)),
+    st.builds(Failed, ids, attempts, seconds, errors, st.booleans()),
+    st.builds(Returned, ids, attempts, texts, seconds),
+    st.builds(Lost, ids, attempts, st.booleans()),
+    st.builds(Enqueued, st.lists(new_tasks, max_size=3)),
+)
+flushes = st.builds(Flush, texts, st.lists(all_reports, max_size=5))
+dispatches = st.lists(
+    st.builds(Dispatch, ids, attempts, texts, st.binary(max_size=30), texts, st.none() | texts, optional_ids),
+    max_size=5,
+)
+
+
+@given(flushes)
+def test_a_flush_comes_back_as_it_was(flush: Flush) -> None:
+    assert decode_flush(encode(flush)) == flush
+
+
+@given(dispatches)
+def test_dispatches_come_back_as_they_were(tasks: list[Dispatch]) -> None:
+    assert decode_dispatches(encode(tasks)) == tasks
+
+
+# -- fuzz
+
+
+def understood(read: Callable[[bytes], Any], data: bytes) -> bool:
+    """Say whether the bytes are a message; fail for any error but Malformed."""
+    try:
+        message = read(data)
+    except Malformed:
+        return False
+    assert isinstance(message, (Flush, list))
+    return True
+
+
+READERS = [decode_flush, decode_dispatches]
+
+
+@settings(max_examples=1_000)
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"\xdd\xff\xff\xff\xff")  # an array of four billion
+@example(b"\xdf\xff\xff\xff\xff")
+@example(b"\x92\xa1w\xdd\xff\xff\xff\xff")
+@example(b"\xc6\xff\xff\xff\xff")  # four gigabytes
+@example(b"\x92\xa2\xff\xfe\x90")  # text that is not UTF-8
+@example(b"\xc7\x0c\xff" + b"\xff" * 12)  # a time stamp that cannot be
+@example(b"\x91" * 100_000)  # nesting without end
+@example(b"\x92\xa1w" + b"\x91" * 100_000)
+@example(b"\x81" * 100_000)
+def test_random_bytes(data: bytes) -> None:
+    for read in READERS:
+        understood(read, data)
+
+
+def mutate(data: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
+    for place, cut, inserted in changes:
+        at = place % (len(data) + 1)
+        data = data[:at] + inserted + data[at + cut :]
+    return data
+
+
+changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 4), st.binary(max_size=6)), min_size=1, max_size=4)
+
+
+@settings(max_examples=300)
+@given(flushes, changes)
+def test_mutated_flushes(flush: Flush, damage: list[tuple[int, int, bytes]]) -> None:
+    understood(decode_flush, mutate(encode(flush), damage))
+
+
+@settings(max_examples=500)
+@given(dispatches, changes)
+def test_mutated_dispatches(tasks: list[Dispatch], damage: list[tuple[int, int, bytes]]) -> None:
+    understood(decode_dispatches, mutate(encode(tasks), damage))
+
+
+@given(flushes, st.integers(0, 10_000))
+def test_a_truncated_flush_is_malformed(flush: Flush, place: int) -> None:
+    data = encode(flush)
+    assert not understood(decode_flush, data[: place % len(data)])
+
+
+structures = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.binary(max_size=20)
+    | texts
+    | st.sampled_from(["started", "succeeded", "failed", "returned", "lost", "enqueued"]),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(texts | st.integers(-5, 5), inner, max_size=4),
+    max_leaves=30,
+)
+
+
+@settings(max_examples=300)
+@given(structures)
+def test_other_data(value: Any) -> None:
+    """Well-formed MessagePack that is something else."""
+    for read in READERS:
+        understood(read, encode(value))
+        understood(read, encode(["w", [value]]))
+        understood(read, encode([value]))
+
+
+@pytest.mark.parametrize("kind", [Heartbeat, Order, list[Ended], Applied, list[str]])
+def test_the_other_messages_too(kind: Any) -> None:
+    for data in (b"", b"\xc0", b"\xff" * 9, encode(["a", 1, None]), b"\x91" * 50_000, b"\xa2\xff\xfe"):
+        try:
+            decode(kind, data)
+        except Malformed as error:
+            assert "expected" in str(error)
+
+
+def test_malformed_says_what_was_expected() -> None:
+    with pytest.raises(Malformed, match="Flush.* expected"):
+        decode_flush(b"\x01")
+    with pytest.raises(Malformed, match="Dispatch.* expected"):
+        decode_dispatches(b"\x01")
+
+
+# -- compatibility: the order of fields is the wire format
+
+
+def test_a_newer_release_may_add_fields_at_the_end() -> None:
+    fields = msgspec.msgpack.decode(encode(Dispatch(b"i" * 16, 1, "n", b"p", "q")))
+    assert decode_dispatches(encode([[*fields, "something new"]])) == [Dispatch(b"i" * 16, 1, "n", b"p", "q")]
+    started = msgspec.msgpack.decode(encode(Started(b"i" * 16, 1, 0.5)))
+    assert decode_flush(encode(["w", [[*started, "new"]], "new"])) == Flush("w", [Started(b"i" * 16, 1, 0.5)])
+
+
+def test_an_older_release_may_leave_the_last_fields_out() -> None:
+    assert decode_dispatches(encode([[b"i" * 16, 1, "n", b"p", "q"]])) == [Dispatch(b"i" * 16, 1, "n", b"p", "q")]
+    assert decode_flush(encode(["w", [["returned", b"i" * 16, 1, "r"]]])) == Flush("w", [Returned(b"i" * 16, 1, "r")])
+
+
+# -- heartbeats and stream positions
+
+
+@given(st.lists(st.tuples(ids, st.integers(1, 2**32 - 1)), max_size=20), st.binary(max_size=19))
+def test_held_attempts_come_back_as_they_were(held: list[tuple[bytes, int]], torn: bytes) -> None:
+    packed = b"".join(pack_attempt(*attempt) for attempt in held)
+    assert unpack_attempts(packed) == held
+    assert unpack_attempts(packed + torn) == held
+
+
+@given(st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)), st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)))
+def test_stream_positions_compare_as_numbers(one: tuple[int, int], other: tuple[int, int]) -> None:
+    positions = [stream_position(f"{milliseconds}-{sequence}") for milliseconds, sequence in (one, other)]
+    assert positions == [one, other]
+    assert stream_position("9-9") < stream_position("10-0") < stream_position("10-2") < stream_position("10-10")
+
+
+@given(st.lists(texts, unique=True))
+def test_the_digest_of_names_ignores_their_order(names: list[str]) -> None:
+    assert names_digest(names) == names_digest(names[::-1])
+    assert names_digest([*names, "one more\x01"]) != names_digest(names)
+
+
+def test_attempts_are_twenty_bytes() -> None:
+    assert pack_attempt(b"i" * 16, 258) == b"i" * 16 + struct.pack(">I", 258)

@@ -1,0 +1,162 @@
+"""How much is handed out ahead of time, and how it is packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.domain.task import Dispatch
+from orchestrator.scheduler.dispatch import BUNDLE, Dispatcher
+from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store.transitions import Claimed
+from orchestrator.transport.codec import Heartbeat, decode_dispatches, names_digest
+
+NOW = datetime(2026, 11, 15, tzinfo=UTC)
+
+
+class Postgres:
+    """Notes what is claimed; there is never anything ready."""
+
+    def __init__(self) -> None:
+        self.info: dict[str, Any] = {}
+        self.rooms: list[dict[str, int]] = []
+
+    def exec_driver_sql(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Sequence[Any]:
+        if parameters is None:
+            assert "'dispatched'" in statement  # the claim is being prepared
+        else:
+            rooms = parameters["rooms"].strip("{}").split(",")
+            self.rooms.append(dict(zip(parameters["queues"], map(int, rooms), strict=True)))
+        return []
+
+
+def fleet_of(**slots: int) -> Fleet:
+    fleet = Fleet(5.0)
+    beats = [
+        Heartbeat(queue, "host", 1, [queue], count, names_digest(["job"]), "", 0.0) for queue, count in slots.items()
+    ]
+    fleet.look(beats, 1.0, lambda _: ["job"])
+    return fleet
+
+
+def tick(postgres: Postgres | None = None) -> Tick:
+    return Tick(postgres or Postgres(), NOW)  # type: ignore[arg-type]
+
+
+def claimed(number: int, queue: str = "a", *, alone: bool = False) -> Claimed:
+    return Claimed(number.to_bytes(16, "big"), 1, "job", b"\x92\x90\x80", queue, None, None, number, alone)
+
+
+def rooms(dispatcher: Dispatcher, current: Tick | None = None) -> dict[str, int]:
+    postgres = Postgres()
+    current = current or tick()
+    current.connection = postgres  # type: ignore[assignment]
+    dispatcher.claim(current, 300.0)
+    return postgres.rooms[0] if postgres.rooms else {}
+
+
+# -- the window
+
+
+def test_each_queue_gets_its_free_slots() -> None:
+    dispatcher = Dispatcher(fleet_of(a=10, b=3), batch=1_000)
+    assert rooms(dispatcher) == {"a": 10, "b": 3}
+    dispatcher.recount({"a": 4, "b": 3, "nobody": 7})
+    assert rooms(dispatcher) == {"a": 6}
+    assert dispatcher.in_flight == 14
+
+
+def test_without_a_worker_nothing_is_claimed() -> None:
+    assert rooms(Dispatcher(fleet_of(), batch=1_000)) == {}
+
+
+def test_one_tick_claims_no_more_than_a_batch() -> None:
+    assert rooms(Dispatcher(fleet_of(a=5_000), batch=1_000)) == {"a": 1_000}
+
+
+def test_what_lands_in_a_tick_makes_room_in_the_same_tick() -> None:
+    dispatcher = Dispatcher(fleet_of(a=10), batch=1_000)
+    dispatcher.recount({"a": 10})
+    assert rooms(dispatcher) == {}
+    landing = tick()
+    landing.landed["a"] = 4
+    assert rooms(dispatcher, landing) == {"a": 4}
+
+
+def test_a_commit_moves_the_counts() -> None:
+    dispatcher = Dispatcher(fleet_of(a=10), batch=1_000)
+    first = tick()
+    first.claimed = [claimed(number) for number in range(8)]
+    dispatcher.committed(first, 100.0)
+    assert dispatcher.in_flight == 8
+    second = tick()
+    second.landed["a"] = 5
+    dispatcher.committed(second, 100.001)
+    assert dispatcher.in_flight == 3
+    assert rooms(dispatcher) == {"a": 7}
+
+
+def test_a_fast_queue_is_kept_ahead_of_its_slots() -> None:
+    dispatcher = Dispatcher(fleet_of(a=10), batch=1_000)
+    now = 100.0
+    dispatcher.committed(tick(), now)
+    for _ in range(50):
+        busy = tick()
+        busy.finished["a"] = 100
+        now += 0.1
+        dispatcher.committed(busy, now)
+    assert 100 <= rooms(dispatcher)["a"] <= 10 + 100
+    for _ in range(100):  # idle: the window closes again
+        now += 0.1
+        dispatcher.committed(tick(), now)
+    assert rooms(dispatcher) == {"a": 10}
+
+
+# -- messages
+
+
+def unpacked(messages: Mapping[str, Sequence[bytes]]) -> dict[str, list[list[Dispatch]]]:
+    return {queue: [decode_dispatches(body) for body in bodies] for queue, bodies in messages.items()}
+
+
+def test_a_short_line_is_spread_over_the_slots() -> None:
+    dispatcher = Dispatcher(fleet_of(a=10), batch=1_000)
+    for count in (1, 5, 10, 19):
+        bundles = unpacked(dispatcher.messages([claimed(number) for number in range(count)]))["a"]
+        assert [len(bundle) for bundle in bundles] == [1] * count
+
+
+def test_a_long_line_is_bundled() -> None:
+    dispatcher = Dispatcher(fleet_of(a=10), batch=10_000)
+    bundles = unpacked(dispatcher.messages([claimed(number) for number in range(1_000)]))["a"]
+    assert {len(bundle) for bundle in bundles} == {BUNDLE}
+
+
+def test_a_message_carries_the_whole_task() -> None:
+    task = Claimed(b"i" * 16, 7, "job", b"payload", "a", '{"timeout":1.0}', b"r" * 16, 3, True)
+    (bundle,) = unpacked(Dispatcher(fleet_of(a=10), batch=10).messages([task]))["a"]
+    assert bundle == [Dispatch(b"i" * 16, 7, "job", b"payload", "a", '{"timeout":1.0}', b"r" * 16, 3, True)]
+
+
+lines = st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=200)
+
+
+@given(lines, st.integers(1, 20))
+def test_nothing_is_lost_doubled_or_reordered_on_the_way_into_messages(
+    line: list[tuple[str, bool]], slots: int
+) -> None:
+    tasks = [claimed(number, queue, alone=alone) for number, (queue, alone) in enumerate(line)]
+    messages = unpacked(Dispatcher(fleet_of(a=slots, b=1), batch=1_000).messages(tasks))
+    for queue, bundles in messages.items():
+        sent = [task for bundle in bundles for task in bundle]
+        for alone in (False, True):
+            wanted = [task.id for task in tasks if task.queue == queue and task.alone is alone]
+            assert [task.id for task in sent if task.alone is alone] == wanted
+        assert all(len(bundle) <= BUNDLE for bundle in bundles)
+        assert all(len(bundle) == 1 for bundle in bundles if any(task.alone for task in bundle))
+    assert sum(len(bundle) for bundles in messages.values() for bundle in bundles) == len(tasks)

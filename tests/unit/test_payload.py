@@ -1,0 +1,503 @@
+"""Arguments and results arrive in the annotated types; whatever cannot be accepted fails in the caller."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import time as time_of_day
+from decimal import Decimal
+from typing import Any, Literal, Optional
+from uuid import UUID
+
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import create_engine, text
+
+from orchestrator import (
+    ConfigurationError,
+    InvalidTask,
+    Orchestrator,
+    PayloadError,
+    Retry,
+    Settings,
+    UnknownOption,
+    UnknownTask,
+)
+from orchestrator.domain.task import Dispatch, Failed, NewTask, Succeeded
+from orchestrator.sdk.context import enter
+from orchestrator.sdk.payload import decode_value
+from orchestrator.sdk.task import Task
+from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.runner import JobOutlet, Runner
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    when: datetime
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    points: list[Point]
+    by_name: dict[str, Point]
+    owner: UUID | None = None
+    price: Decimal = Decimal(0)
+    colour: Colour = Colour.RED
+
+
+class Box(msgspec.Struct):
+    id: UUID
+    weight: Decimal
+    inside: list[Point] = []
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    born: date
+    seen: datetime
+    key: UUID
+    photo: bytes = b"\xff\x00"
+    balance: Decimal = Decimal("1.10")
+    friends: list[Person] = []
+
+
+@dataclasses.dataclass
+class Household:
+    people: list[Person]
+    head: Person | None = None
+
+
+NAIVE = datetime(2026, 11, 15, 1, 2, 3, 456789)
+AWARE = NAIVE.replace(tzinfo=UTC)
+ELSEWHERE = NAIVE.replace(tzinfo=timezone(timedelta(hours=5, minutes=30)))
+KEY = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
+POINT = Point(1, NAIVE, "a")
+PERSON = Person(name="Ada", born=date(1815, 12, 10), seen=AWARE, key=KEY)
+FRIENDLY = Person(name="Charles", born=date(1791, 12, 26), seen=NAIVE, key=KEY, photo=b"", friends=[PERSON])
+
+ROUND_TRIPS: list[tuple[Any, Any]] = [
+    (None, None),
+    (True, bool),
+    (-(2**63), int),
+    (2**64 - 1, int),
+    (1.5, float),
+    (math.inf, float),
+    ("ä\0\n\U0001f600", str),
+    ("", str),
+    ([1, "a", None, [True]], list[Any]),
+    ({"a": {"b": [1]}}, dict[str, Any]),
+    ({1: "a"}, dict[int, str]),
+    ((1, "a"), tuple[int, str]),
+    ({1, 2}, set[int]),
+    ("fast", Literal["fast", "slow"]),
+    (NAIVE, datetime),
+    (AWARE, datetime),
+    (ELSEWHERE, datetime),
+    (NAIVE.date(), date),
+    (time_of_day(1, 2, 3), time_of_day),
+    (timedelta(days=-1, microseconds=7), timedelta),
+    (KEY, UUID),
+    (Decimal("1.10"), Decimal),
+    (Decimal("-1E+30"), Decimal),
+    (b"\x00\xff", bytes),
+    (b"", bytes),
+    (bytearray(b"ab"), bytearray),
+    (Colour.RED, Colour),
+    (Level.HIGH, Level),
+    (POINT, Point),
+    ([POINT, POINT], list[Point]),
+    ({"a": [POINT]}, dict[str, list[Point]]),
+    (Shape([POINT], {"p": POINT}, KEY, Decimal("9.99")), Shape),
+    (Box(KEY, Decimal("0.1"), [POINT]), Box),
+    ([Box(KEY, Decimal(1))], list[Box]),
+    (PERSON, Person),
+    (FRIENDLY, Person),
+    ([PERSON, FRIENDLY], list[Person]),
+    (Household([PERSON], FRIENDLY), Household),
+    (None, Optional[Point]),
+    (POINT, Optional[Point]),
+    (None, datetime | None),
+    (NAIVE, datetime | None),
+    (AWARE, datetime | None),
+    ([None, KEY], list[UUID | None]),
+    ({KEY: AWARE}, dict[UUID, datetime]),
+]
+
+
+class NoOutbox:
+    """For tasks that enqueue nothing."""
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> None:
+        raise AssertionError(tasks)
+
+
+def job_for(new: NewTask) -> Job:
+    dispatch = Dispatch(new.id, 1, new.name, new.payload, new.queue, new.options)
+    job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
+    assert job.begin(time.monotonic())
+    return job
+
+
+@pytest.fixture
+def app() -> Orchestrator:
+    """An application without services: whatever tried to write would fail with ConfigurationError."""
+    return Orchestrator(Settings(max_payload=10_000))
+
+
+def echo_task(app: Orchestrator, kind: Any, seen: list[Any]) -> Task[..., Any]:
+    def echo(value: Any) -> Any:
+        seen.append(value)
+        return value
+
+    echo.__annotations__ = {"value": kind, "return": kind}
+    return app.task(name="echo")(echo)
+
+
+@pytest.mark.parametrize(("value", "kind"), ROUND_TRIPS, ids=lambda part: f"{part!r:.40}")
+@pytest.mark.parametrize("named", [False, True], ids=["positional", "named"])
+def test_round_trip(app: Orchestrator, value: Any, kind: Any, named: bool) -> None:
+    """Caller → payload → worker → function → result → caller."""
+    seen: list[Any] = []
+    task = echo_task(app, kind, seen)
+    new = task.new((), {"value": value}) if named else task.new((value,), {})
+    report = Runner(app, NoOutbox()).run(job_for(new))
+    assert isinstance(report, Succeeded), report
+    returned = task.signature.restore_result(decode_value(report.result))
+    for arrived in (*seen, returned):
+        assert arrived == value
+        assert type(arrived) is type(value)
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**63), 2**64 - 1)
+        | st.floats(allow_nan=False)
+        | st.binary()
+        # A lone surrogate is refused, below.
+        | st.text(st.characters(exclude_categories=["Cs"])),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
+        max_leaves=20,
+    )
+)
+def test_plain_data_needs_no_annotation(value: Any) -> None:
+    task = Orchestrator(Settings()).task(name="t")(lambda value: value)
+    ((arrived,), _) = task.signature.restore(*decode_value(task.new((value,), {}).payload))
+    assert arrived == value
+
+
+def test_time_zones_keep_the_moment(app: Orchestrator) -> None:
+    seen: list[Any] = []
+    Runner(app, NoOutbox()).run(job_for(echo_task(app, datetime, seen).new((ELSEWHERE,), {})))
+    assert seen == [ELSEWHERE]
+    assert seen[0].utcoffset() == timedelta(0)
+
+
+def test_variable_arguments_are_annotated_one_by_one(app: Orchestrator) -> None:
+    def collect(*points: Point, **ids: UUID) -> list[Any]:
+        assert points == (POINT, POINT)
+        assert ids == {"a": KEY}
+        return []
+
+    task = app.task(name="collect")(collect)
+    assert isinstance(Runner(app, NoOutbox()).run(job_for(task.new((POINT, POINT), {"a": KEY}))), Succeeded)
+
+
+def test_an_argument_that_does_not_fit_its_annotation_fails_once_and_for_all(app: Orchestrator) -> None:
+    task = app.task(name="typed", retries=3)(_typed)
+    report = Runner(app, NoOutbox()).run(job_for(task.new(("not a number",), {})))
+    assert isinstance(report, Failed)
+    assert not report.retryable
+    assert "'typed', argument 'number': expected int" in report.error.message
+
+
+def _typed(number: int) -> int:
+    return number
+
+
+def test_a_result_that_cannot_be_serialised_fails_the_task(app: Orchestrator) -> None:
+    report = Runner(app, NoOutbox()).run(job_for(app.task(name="odd")(lambda: object()).new((), {})))
+    assert isinstance(report, Failed)
+    assert "The result of task 'odd' cannot be serialised" in report.error.message
+
+
+# -- what the caller is refused
+
+
+def resize(path: str, width: int = 100, *, exact: bool = False) -> str:
+    return f"{path}{width}{exact}"
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def loop() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+BAD_ARGUMENTS: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+    ("an object", (object(),), {}, PayloadError, "Argument 1 of task 'resize' cannot be serialised: builtins.object"),
+    ("a function", ("a", len), {}, PayloadError, "Argument 2 of task 'resize' .*builtin_function"),
+    ("a class", (Person,), {}, PayloadError, "Argument 1 of task 'resize' cannot be serialised"),
+    ("an object inside", ("a",), {"width": {"k": [object()]}}, PayloadError, "Argument width of task 'resize'"),
+    ("a generator", ((part for part in "ab"),), {}, PayloadError, "Argument 1 .*generator is not plain data"),
+    ("an open file", (open,), {}, PayloadError, "Argument 1 of task 'resize' cannot be serialised"),
+    ("an exception", (ValueError("x"),), {}, PayloadError, "ValueError is not plain data"),
+    ("a huge integer", (2**64,), {}, PayloadError, "Argument 1 of task 'resize' cannot be serialised"),
+    ("a lone surrogate", ("\ud800",), {}, PayloadError, "Argument 1 .*surrogates"),
+    ("a surrogate key", ({"\udfff": 1},), {}, PayloadError, "Argument 1 .*surrogates"),
+    ("deep nesting", (nested(10_000),), {}, PayloadError, "Argument 1 .*recursion"),
+    ("a loop", ("a", loop()), {}, PayloadError, "Argument 2 .*recursion"),
+    (
+        "too much",
+        ("x" * 10_001,),
+        {},
+        PayloadError,
+        "arguments of task 'resize': 10,0.. bytes, .* 10,000 .*max_payload",
+    ),
+    ("too few", (), {}, InvalidTask, r"Task 'resize': missing a required argument: 'path'.* resize\(path"),
+    ("too many", ("a", 1, True), {}, InvalidTask, "Task 'resize': too many positional arguments"),
+    ("an unknown name", ("a",), {"widht": 1}, InvalidTask, "Task 'resize': got an unexpected keyword .*'widht'"),
+    ("one twice", ("a",), {"path": "b"}, InvalidTask, "Task 'resize': multiple values for argument 'path'"),
+    ("keyword only", ("a", 1, True), {}, InvalidTask, "Task 'resize': too many positional"),
+]
+bad_arguments = pytest.mark.parametrize(
+    ("arguments", "keywords", "error", "message"),
+    [case[1:] for case in BAD_ARGUMENTS],
+    ids=[c[0] for c in BAD_ARGUMENTS],
+)
+
+
+@bad_arguments
+def test_bad_arguments(
+    app: Orchestrator, arguments: tuple[Any, ...], keywords: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    task = app.task(name="resize")(resize)
+    for call in (task.enqueue, task.delay, lambda *a, **k: app.enqueue("resize", *a, **k)):
+        with pytest.raises(error, match=message):
+            call(*arguments, **keywords)
+    call_as_data = {**dict(zip(["path", "width"], arguments, strict=False)), **keywords} if keywords else arguments
+    if not (keywords and "path" in keywords):
+        with pytest.raises(error):
+            app.enqueue_many(task, [("good.png",), call_as_data])
+
+
+def test_a_keyword_that_is_no_text_is_refused(app: Orchestrator) -> None:
+    with pytest.raises(PayloadError, match=r"The arguments of task 'any' cannot be serialised.*surrogates"):
+        app.task(name="any")(lambda **names: names).enqueue(**{"\ud800": 1})
+
+
+def test_a_good_call_gets_as_far_as_the_database(app: Orchestrator) -> None:
+    """So that the tests above know that nothing was about to be written."""
+    with pytest.raises(ConfigurationError, match="database_url|redis_url"):
+        app.task(name="resize")(resize).enqueue("a.png")
+
+
+BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"retires": 3}, UnknownOption, "Unknown task option 'retires'. Did you mean 'retries'"),
+    ({"timeuot": 3}, UnknownOption, "Unknown task option 'timeuot'. Did you mean 'timeout'"),
+    ({"xyzzy": 3}, UnknownOption, "Unknown task option 'xyzzy'. Known: queue, priority, delay"),
+    ({"delay": -1}, InvalidTask, "Option delay: expected zero or more seconds, found -1"),
+    ({"delay": -1e-9}, InvalidTask, "Option delay"),
+    ({"delay": timedelta(seconds=-1)}, InvalidTask, "Option delay: .*timedelta"),
+    ({"delay": math.nan}, InvalidTask, "Option delay: .*found nan"),
+    ({"delay": math.inf}, InvalidTask, "Option delay: .*found inf"),
+    ({"delay": 1e300}, InvalidTask, "Option delay: .*a hundred years"),
+    ({"delay": 10**400}, InvalidTask, "Option delay: .*a hundred years"),
+    ({"delay": timedelta.max}, InvalidTask, "Option delay: .*a hundred years"),
+    ({"delay": True}, InvalidTask, "Option delay: .*found True"),
+    ({"delay": "60"}, InvalidTask, "Option delay: .*found '60'"),
+    ({"delay": None}, InvalidTask, "Option delay: .*found None"),
+    ({"timeout": 0}, InvalidTask, "Option timeout: expected more than zero seconds, found 0"),
+    ({"timeout": -5}, InvalidTask, "Option timeout"),
+    ({"timeout": math.nan}, InvalidTask, "Option timeout"),
+    ({"timeout": math.inf}, InvalidTask, "Option timeout"),
+    ({"timeout": True}, InvalidTask, "Option timeout: .*found True"),
+    ({"timeout": "5"}, InvalidTask, "Option timeout"),
+    ({"retries": -1}, InvalidTask, "Option retries: .*found -1"),
+    ({"retries": True}, InvalidTask, "Option retries: .*found True"),
+    ({"retries": 1.5}, InvalidTask, "Option retries"),
+    ({"retries": "3"}, InvalidTask, "Option retries: .*found '3'"),
+    ({"retries": None}, InvalidTask, "Option retries"),
+    ({"retries": 10**30}, InvalidTask, "Option retries"),
+    ({"retries": Retry(max=-1)}, InvalidTask, "Option retries: .*max"),
+    ({"retries": Retry(max="3")}, InvalidTask, "Option retries: .*max"),  # type: ignore[arg-type]
+    ({"retries": Retry(base=-1)}, InvalidTask, "Option retries: .*base"),
+    ({"retries": Retry(base=math.nan)}, InvalidTask, "Option retries: .*base"),
+    ({"retries": Retry(cap=math.inf)}, InvalidTask, "Option retries: .*cap"),
+    ({"retries": Retry(jitter=1.5)}, InvalidTask, "Option retries: .*jitter"),
+    ({"retries": Retry(backoff="quadratic")}, InvalidTask, "Option retries: .*backoff"),  # type: ignore[arg-type]
+    ({"queue": ""}, InvalidTask, "A queue name has 1 to 128 letters.*found ''"),
+    ({"queue": "a b"}, InvalidTask, "A queue name .*found 'a b'"),
+    ({"queue": "a\n"}, InvalidTask, "A queue name"),
+    ({"queue": "a\0"}, InvalidTask, "A queue name"),
+    ({"queue": "a,b"}, InvalidTask, "A queue name"),
+    ({"queue": "q" * 129}, InvalidTask, "A queue name"),
+    ({"queue": None}, InvalidTask, "A queue name .*found None"),
+    ({"queue": 7}, InvalidTask, "A queue name"),
+    ({"isolation": "container"}, InvalidTask, "Option isolation: expected 'thread' or 'process', found 'container'"),
+    ({"isolation": None}, InvalidTask, "Option isolation"),
+    ({"priority": 101}, InvalidTask, "Option priority: expected a whole number from -100 to 100, found 101"),
+    ({"priority": -101}, InvalidTask, "Option priority"),
+    ({"priority": 10**9}, InvalidTask, "Option priority"),
+    ({"priority": 1.0}, InvalidTask, "Option priority"),
+    ({"priority": True}, InvalidTask, "Option priority: .*found True"),
+    ({"priority": "high"}, InvalidTask, "Option priority: .*found 'high'"),
+    ({"on_success": "no"}, InvalidTask, "Option on_success: expected True or False, found 'no'"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD_OPTIONS, ids=lambda part: f"{part!r:.50}")
+def test_bad_options(app: Orchestrator, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    """On the decorator and per call alike."""
+    with pytest.raises(error, match=message):
+        app.task(name="resize", **options)(resize)
+    assert not app.tasks
+    with pytest.raises(error, match=message):
+        app.task(name="resize")(resize).options(**options)
+
+
+def test_good_options_travel_with_the_task(app: Orchestrator) -> None:
+    task = app.task(
+        name="resize", queue="images/a", priority=-100, retries=Retry(max=2, base=0.5), timeout=timedelta(minutes=1)
+    )(resize)
+    new = task.options(delay=timedelta(hours=1), isolation="process", priority=100).new(("a",), {})
+    assert (new.queue, new.priority, new.delay) == ("images/a", 100, 3600.0)
+    job = job_for(new)
+    assert (job.options.retry, job.options.timeout, job.options.isolation) == (Retry(max=2, base=0.5), 60.0, "process")
+    assert app.task(name="resize")(resize).new(("a",), {}).options is None
+
+
+def test_unknown_task_with_the_nearest_name(app: Orchestrator) -> None:
+    app.task(name="images.resize")(resize)
+    with pytest.raises(UnknownTask, match=r"'images.risize'. Did you mean 'images.resize'\? Known: images.resize."):
+        app.enqueue("images.risize", "a.png")
+    with pytest.raises(UnknownTask, match=r"No task is called 'xyzzy'. Known: images.resize."):
+        app.enqueue("xyzzy")
+
+
+@pytest.mark.parametrize("name", ["", "two words", "x" * 129, "nul\0", "\ud800", 7, "a,b"])
+def test_bad_task_names(app: Orchestrator, name: Any) -> None:
+    with pytest.raises(InvalidTask, match="A task name has 1 to 128 letters"):
+        app.task(name=name)(resize)
+
+
+def test_two_functions_cannot_be_one_task(app: Orchestrator) -> None:
+    app.task(name="same")(resize)
+    with pytest.raises(InvalidTask, match="Two functions want to be the task 'same'"):
+        app.task(name="same")(_typed)
+
+
+# -- on_success
+
+
+class Gathered:
+    """Takes what a running task hands over."""
+
+    def __init__(self) -> None:
+        self.tasks: list[NewTask] = []
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> None:
+        self.tasks.extend(tasks)
+
+
+def test_on_success_is_refused_where_no_task_runs(app: Orchestrator) -> None:
+    task = app.task(name="resize", on_success=True)(resize)
+    calls: list[Callable[[], object]] = [
+        lambda: task.enqueue("a"),
+        lambda: app.enqueue_many(task, [("a",)]),
+        lambda: app.start_many(task, ["a"]),
+        lambda: task.enqueue_in(None, "a"),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with pytest.raises(InvalidTask, match="Option on_success"):
+            call()
+
+
+def test_inside_a_task_on_success_waits_for_the_success(app: Orchestrator) -> None:
+    task = app.task(name="resize")(resize)
+    later = task.options(on_success=True)
+    job, gathered = job_for(task.new(("a",), {})), Gathered()
+    enter(JobOutlet(job, gathered))
+    try:
+        later.enqueue("1")
+        app.enqueue_many(later, [("2",), ("3",)])
+        task.enqueue("4")
+        app.enqueue_many(task, [("5",)])
+    finally:
+        enter(None)
+    assert [decode_value(new.payload)[0][0] for new in job.children] == ["1", "2", "3"]
+    assert [decode_value(new.payload)[0][0] for new in gathered.tasks] == ["4", "5"]
+    assert len({new.id for new in [*job.children, *gathered.tasks]}) == 5
+
+
+# -- nothing is written
+
+
+@pytest.fixture
+def live_app(database_url: str, redis_url: str) -> Iterator[Orchestrator]:
+    app = Orchestrator(Settings(database_url=database_url, redis_url=redis_url, max_payload=10_000))
+    yield app
+    app.close()
+
+
+def rows(database_url: str) -> tuple[int, int]:
+    engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg2:"))
+    with engine.connect() as connection:
+        counts = [
+            connection.execute(text(f"SELECT count(*) FROM orchestrator.{t}")).scalar_one() for t in ("tasks", "runs")
+        ]
+    engine.dispose()
+    return counts[0], counts[1]
+
+
+def test_one_bad_call_among_thousands_leaves_nothing(live_app: Orchestrator, database_url: str) -> None:
+    """The bad one comes after the first chunk has been copied."""
+    task = live_app.task(name="resize")(resize)
+    for bad, error in [((object(),), PayloadError), (("a", 1, 2), InvalidTask), (("x" * 10_001,), PayloadError)]:
+        calls = [("a.png",)] * 6_000 + [bad]
+        with pytest.raises(error):
+            live_app.enqueue_many(task, calls)
+        with pytest.raises(error):
+            live_app.start_many(task, calls)
+    with pytest.raises(InvalidTask, match="A run name"):
+        live_app.start_many(task, ["a.png"], name="no good")
+    assert rows(database_url) == (0, 0)
+
+
+def test_a_transaction_that_is_rolled_back_leaves_nothing(live_app: Orchestrator, database_url: str) -> None:
+    task = live_app.task(name="resize")(resize)
+    engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg2:"))
+    with engine.connect() as connection:
+        with connection.begin() as transaction:
+            task.enqueue_in(connection, "a.png")
+            transaction.rollback()
+        with pytest.raises(PayloadError), connection.begin():
+            task.enqueue_in(connection, "a.png")
+            task.enqueue_in(connection, object())  # type: ignore[arg-type]
+    engine.dispose()
+    assert rows(database_url) == (0, 0)

@@ -1,0 +1,80 @@
+"""The public names, and what importing them costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import orchestrator
+
+PUBLIC = [
+    "ConfigurationError",
+    "Handle",
+    "InvalidTask",
+    "NotFound",
+    "Orchestrator",
+    "OrchestratorError",
+    "PayloadError",
+    "Progress",
+    "ResultTimeout",
+    "Retry",
+    "RunFailed",
+    "RunHandle",
+    "SchemaError",
+    "Settings",
+    "Task",
+    "TaskAborted",
+    "TaskCancelled",
+    "TaskContext",
+    "TaskEnded",
+    "TaskFailed",
+    "TaskSkipped",
+    "TaskTimeout",
+    "UnknownOption",
+    "UnknownTask",
+    "WrongState",
+    "current_task",
+]
+
+
+def test_exported_names() -> None:
+    assert orchestrator.__all__ == PUBLIC
+    present = {
+        name
+        for name, value in vars(orchestrator).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert present == set(PUBLIC)
+
+
+def test_every_error_is_exported_and_has_one_root() -> None:
+    tree = [value for value in vars(orchestrator.errors).values() if isinstance(value, type)]  # type: ignore[attr-defined]
+    errors = [kind for kind in tree if issubclass(kind, Exception)]
+    assert {kind.__name__ for kind in errors} <= set(PUBLIC)
+    assert all(issubclass(kind, orchestrator.OrchestratorError) for kind in errors)
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert orchestrator.__version__ == project["version"]
+
+
+@pytest.mark.parametrize("module", ["orchestrator", "orchestrator.workers.supervisor", "orchestrator.workers.isolated"])
+def test_workers_and_clients_load_no_database_driver(module: str) -> None:
+    """They cost 20 MB a process; the SDK loads them on first use."""
+    heavy = "('sqlalchemy', 'psycopg2', 'alembic', 'click', 'rich', 'pydantic', 'orchestrator.store')"
+    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_types_ship() -> None:
+    assert files("orchestrator").joinpath("py.typed").is_file()
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert "py.typed" in project["tool"]["setuptools"]["package-data"]["orchestrator"]

@@ -1,0 +1,172 @@
+"""The reconciler's table: what is left alone, what is given back, what is a loss."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from orchestrator.domain.task import Dispatch, Lost, Returned
+from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.reconcile import Reconciler
+from orchestrator.scheduler.status import Reported
+from orchestrator.store.waiting import InFlight
+from orchestrator.transport.codec import Heartbeat, encode, pack_attempt
+from orchestrator.transport.leader import Message
+
+A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
+TTL = 5.0
+
+
+def in_flight(task: bytes = A, *, attempt: int = 1, worker: str | None = None, age: float = 9.0) -> InFlight:
+    status = "running" if worker else "dispatched"
+    return InFlight(task, attempt, "default", status, alone=False, worker=worker, age=age)
+
+
+def message(entry: str, *members: bytes, consumer: str | None, attempt: int = 1) -> Message:
+    body = encode([Dispatch(task, attempt, "job", b"", "default") for task in members])
+    return Message(entry, body, consumer)
+
+
+class Streams:
+    """The messages that stand in the one queue."""
+
+    def __init__(self, *messages: Message) -> None:
+        self._messages = list(messages)
+        self.reads = 0
+
+    def messages(self, generation: str, queue: str) -> list[Message]:
+        assert (generation, queue) == ("g", "default")
+        self.reads += 1
+        return self._messages
+
+
+class Situation:
+    """A fleet after its grace, with one live worker and one dead."""
+
+    def __init__(self, *, grace: bool = False, held: bytes = b"") -> None:
+        self.fleet = Fleet(TTL)
+        self.reconciler = Reconciler(self.fleet)
+        self._now = 0.0
+        self._held = held
+        self._look("live", "dead")
+        for _ in range(20):
+            self._look("live")
+        assert self.fleet.is_dead("dead")
+        assert not self.fleet.in_grace
+        if grace:
+            self.fleet.grace()
+
+    def _look(self, *workers: str) -> None:
+        self._now += 1.0
+        plain = Heartbeat("", "host", 1, ["default"], 10, "", "", 0.0, self._held)
+        beats = [msgspec.structs.replace(plain, worker=worker) for worker in workers]
+        self.fleet.look(beats, self._now, lambda _: [])
+
+    def judge(self, streams: Streams, *tasks: InFlight) -> tuple[list[Reported], dict[str, list[str]]]:
+        suspicion = self.reconciler.suspects(streams, "g", tasks)  # type: ignore[arg-type]
+        return self.reconciler.judge(suspicion)
+
+
+NOTHING: tuple[list[Reported], dict[str, list[str]]] = ([], {})
+
+
+def test_held_by_a_live_worker_is_left_alone_however_long_it_runs() -> None:
+    situation = Situation(held=pack_attempt(A, 1))
+    streams = Streams(message("1-0", A, consumer="live"))
+    for _ in range(3):
+        assert situation.judge(streams, in_flight(worker="live", age=1e6)) == NOTHING
+    assert streams.reads == 0
+
+
+def test_a_message_that_nobody_received_is_a_backlog() -> None:
+    situation = Situation()
+    for _ in range(3):
+        assert situation.judge(Streams(message("1-0", A, consumer=None)), in_flight(age=1e6)) == NOTHING
+
+
+def test_a_message_whose_receiver_does_not_list_it_is_taken_back_the_second_time() -> None:
+    situation = Situation()
+    streams = Streams(message("1-0", A, consumer="live"))
+    assert situation.judge(streams, in_flight()) == NOTHING
+    reports, withdraw = situation.judge(streams, in_flight())
+    assert reports == [("reconcile", "live", Returned(A, 1, "message lost"))]
+    assert withdraw == {"default": ["1-0"]}
+
+
+def test_a_message_received_by_a_dead_worker_is_a_loss() -> None:
+    reports, withdraw = Situation().judge(Streams(message("1-0", A, consumer="dead")), in_flight())
+    assert reports == [("reconcile", "dead", Lost(A, 1, alone=False))]
+    assert withdraw == {"default": ["1-0"]}
+
+
+def test_running_on_a_dead_worker_without_a_message_is_a_loss() -> None:
+    reports, withdraw = Situation().judge(Streams(), in_flight(worker="dead"))
+    assert reports == [("reconcile", "dead", Lost(A, 1, alone=False))]
+    assert not withdraw
+
+
+def test_no_message_and_nobody_has_it_means_that_the_message_was_lost() -> None:
+    situation = Situation()
+    assert situation.judge(Streams(), in_flight()) == NOTHING
+    reports, withdraw = situation.judge(Streams(), in_flight())
+    assert reports == [("reconcile", "nobody", Returned(A, 1, "message lost"))]
+    assert not withdraw
+
+
+def test_once_and_then_fine_is_not_twice() -> None:
+    """The table must be seen out of order two times running."""
+    situation = Situation()
+    for _ in range(5):
+        assert situation.judge(Streams(), in_flight()) == NOTHING
+        assert situation.judge(Streams(message("1-0", A, consumer=None)), in_flight()) == NOTHING
+
+
+def test_another_attempt_is_another_matter() -> None:
+    situation = Situation()
+    assert situation.judge(Streams(), in_flight(attempt=1)) == NOTHING
+    assert situation.judge(Streams(), in_flight(attempt=2)) == NOTHING
+
+
+def test_a_worker_that_is_silent_but_not_yet_dead_is_waited_for() -> None:
+    situation = Situation()
+    for _ in range(3):
+        assert situation.judge(Streams(message("1-0", A, consumer="stranger")), in_flight()) == NOTHING
+        assert situation.judge(Streams(), in_flight(worker="stranger")) == NOTHING
+
+
+@pytest.mark.parametrize("consumer", ["dead", "live", "stranger"])
+def test_nothing_is_judged_lost_in_grace(consumer: str) -> None:
+    situation = Situation(grace=True)
+    for _ in range(3):
+        assert situation.judge(Streams(message("1-0", A, consumer=consumer)), in_flight()) == NOTHING
+        assert situation.judge(Streams(), in_flight(worker=consumer)) == NOTHING
+        assert situation.judge(Streams(), in_flight()) == NOTHING
+
+
+def test_what_was_just_dispatched_is_not_asked_about() -> None:
+    situation, streams = Situation(), Streams()
+    for _ in range(3):
+        assert situation.judge(streams, in_flight(age=0.5)) == NOTHING
+    assert streams.reads == 0
+
+
+def test_a_bundle_is_judged_member_by_member_and_withdrawn_once() -> None:
+    streams = Streams(message("1-0", A, B, consumer="dead"), message("2-0", C, consumer=None))
+    reports, withdraw = Situation().judge(streams, in_flight(A), in_flight(B), in_flight(C))
+    assert reports == [("reconcile", "dead", Lost(task, 1, alone=False)) for task in (A, B)]
+    assert withdraw == {"default": ["1-0"]}
+
+
+def test_messages_of_attempts_that_are_over_are_swept() -> None:
+    streams = Streams(
+        message("1-0", A, consumer="dead", attempt=1),  # A is at its second attempt
+        message("2-0", A, consumer=None, attempt=2),
+        message("3-0", B, C, consumer="live"),  # B has ended, C has not
+    )
+    _, withdraw = Situation(held=pack_attempt(C, 1)).judge(streams, in_flight(A, attempt=2), in_flight(C))
+    assert withdraw == {"default": ["1-0"]}
+
+
+def test_a_message_that_cannot_be_read_is_left_to_its_worker() -> None:
+    streams = Streams(Message("1-0", b"\xff\xff", "live"), message("2-0", A, consumer=None))
+    assert Situation().judge(streams, in_flight(A)) == NOTHING

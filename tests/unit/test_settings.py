@@ -1,0 +1,113 @@
+"""Settings: who wins, and what is said when a value cannot be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import SERVICES_FILE, Settings, load_settings
+
+
+def write_pyproject(folder: Path, text: str) -> None:
+    (folder / "pyproject.toml").write_text(f"[tool.orchestrator]\n{text}\n", encoding="utf-8")
+
+
+def write_services(folder: Path, text: str) -> None:
+    (folder / SERVICES_FILE).parent.mkdir(parents=True)
+    (folder / SERVICES_FILE).write_text(text, encoding="utf-8")
+
+
+def test_without_any_source_every_setting_has_its_default(tmp_path: Path) -> None:
+    assert load_settings(tmp_path, environ={}) == Settings()
+
+
+def test_arguments_win_over_environment_over_pyproject_over_services_file(tmp_path: Path) -> None:
+    write_services(tmp_path, json.dumps({"database_url": "postgresql://services", "redis_url": "redis://services"}))
+
+    def found(environ: dict[str, str] | None = None, **given: Any) -> str:
+        return load_settings(tmp_path, environ=environ or {}, **given).database_url
+
+    assert found() == "postgresql://services"
+    write_pyproject(tmp_path, 'database_url = "postgresql://pyproject"')
+    assert found() == "postgresql://pyproject"
+    environ = {"ORCHESTRATOR_DATABASE_URL": "postgresql://environment"}
+    assert found(environ) == "postgresql://environment"
+    assert found(environ, database_url="postgresql://argument") == "postgresql://argument"
+    assert load_settings(tmp_path, environ=environ).redis_url == "redis://services"
+
+
+def test_an_argument_of_none_and_an_empty_variable_say_nothing(tmp_path: Path) -> None:
+    write_pyproject(tmp_path, 'app = "shop:app"')
+    assert load_settings(tmp_path, environ={"ORCHESTRATOR_APP": ""}, app=None).app == "shop:app"
+
+
+def test_files_are_found_in_the_folders_above(tmp_path: Path) -> None:
+    write_services(tmp_path, json.dumps({"redis_url": "redis://above", "pid": 1}))
+    write_pyproject(tmp_path, "batch = 7")
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    settings = load_settings(below, environ={})
+    assert (settings.redis_url, settings.batch) == ("redis://above", 7)
+
+
+def test_a_half_written_services_file_counts_as_absent(tmp_path: Path) -> None:
+    write_services(tmp_path, '{"database_url": "postgresql://ho')
+    assert load_settings(tmp_path, environ={}) == Settings()
+
+
+def test_a_pyproject_of_somebody_else_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1\n", encoding="utf-8")
+    assert load_settings(tmp_path, environ={}) == Settings()
+
+
+def test_text_from_the_environment_becomes_a_number(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, environ={"ORCHESTRATOR_LEASE": "2.5", "ORCHESTRATOR_BATCH": "10"})
+    assert (settings.lease, settings.batch) == (2.5, 10)
+
+
+@pytest.mark.parametrize(
+    ("environ", "pyproject", "given", "message"),
+    [
+        ({"ORCHESTRATOR_BATCH": "many"}, "", {}, "Setting batch in environment: expected int, found 'many'"),
+        ({}, "lease = true", {}, r"Setting lease in \[tool.orchestrator\]: expected float, found True"),
+        ({}, "app = 3", {}, r"Setting app in \[tool.orchestrator\]: expected str, found 3"),
+        ({}, 'databse_url = "x"', {}, "Unknown setting 'databse_url'.*Did you mean 'database_url'"),
+        ({}, "", {"leese": 1}, "Unknown setting 'leese' in argument.*Did you mean 'lease'"),
+        ({"ORCHESTRATOR_LEASE": "0"}, "", {}, "Setting lease: expected a positive number, found 0.0"),
+        ({"ORCHESTRATOR_LEASE": "nan"}, "", {}, "Setting lease: expected a positive number, found nan"),
+        ({"ORCHESTRATOR_LEASE": "inf"}, "", {}, "Setting lease: expected a positive number, found inf"),
+        ({"ORCHESTRATOR_WORKER_TTL": "1.5"}, "", {}, "worker_ttl: expected at least twice the heartbeat.*found 1.5"),
+        ({"ORCHESTRATOR_DATABASE_URL": "mysql://x"}, "", {}, "Setting database_url: .*postgresql://.*'mysql://x'"),
+        ({"ORCHESTRATOR_REDIS_URL": "localhost:6379"}, "", {}, "Setting redis_url: .*redis://.*'localhost:6379'"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_source(
+    tmp_path: Path, environ: dict[str, str], pyproject: str, given: dict[str, Any], message: str
+) -> None:
+    write_pyproject(tmp_path, pyproject)
+    with pytest.raises(ConfigurationError, match=message):
+        load_settings(tmp_path, environ=environ, **given)
+
+
+def test_a_broken_pyproject_is_named(tmp_path: Path) -> None:
+    write_pyproject(tmp_path, "batch =")
+    with pytest.raises(ConfigurationError, match=r"pyproject\.toml is not valid TOML"):
+        load_settings(tmp_path, environ={})
+
+
+@pytest.mark.parametrize("driver", ["postgresql", "postgres", "postgresql+psycopg2"])
+def test_every_way_to_write_a_postgres_url_is_taken(tmp_path: Path, driver: str) -> None:
+    url = f"{driver}://user@host/database"
+    assert load_settings(tmp_path, environ={}, database_url=url).require_database() == url
+
+
+def test_a_missing_url_says_what_to_set_and_that_dev_exists(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, environ={})
+    with pytest.raises(ConfigurationError, match=r"ORCHESTRATOR_DATABASE_URL.*pyproject\.toml.*orchestrator dev"):
+        settings.require_database()
+    with pytest.raises(ConfigurationError, match=r"ORCHESTRATOR_REDIS_URL.*pyproject\.toml.*orchestrator dev"):
+        settings.require_redis()
