@@ -7,12 +7,13 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, UnknownTask, did_you_mean
+from orchestrator.sdk.context import TaskContext
 from orchestrator.sdk.handle import Handle, RunHandle
 from orchestrator.sdk.options import CallOptions, check_name, with_options
 from orchestrator.sdk.signature import Signature
@@ -41,6 +42,10 @@ class Orchestrator:
 
     # -- tasks
 
+    @overload
+    def task(self, function: Callable[Concatenate[TaskContext, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[TaskContext, P], R], /) -> Task[P, R]: ...
     @overload
     def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
     @overload
@@ -147,15 +152,17 @@ class Orchestrator:
         return await asyncio.to_thread(function, *args, **kwargs)
 
 
-class _Decorator:
+class _Decorator(Protocol):
     """The type of `@app.task(...)` with options."""
 
+    @overload
+    def __call__(self, function: Callable[Concatenate[TaskContext, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[TaskContext, P], R], /) -> Task[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-    def __call__(self, function: Callable[..., Any], /) -> Task[..., Any]:
-        raise NotImplementedError
 
 
 def _new(task: Task[..., Any], call: Call, run_id: bytes | None = None, position: int | None = None) -> NewTask:

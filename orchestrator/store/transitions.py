@@ -4,8 +4,9 @@ Only the leader calls these, inside the tick's transaction. Each statement retur
 and whatever follows (counters, announcements) derives from those rows alone. The guards are written from the
 transition table.
 
-A planner trap, tested: joined to an `unnest` that it cannot estimate, Postgres may scan a whole partial index
-instead of probing the primary key. So the joins are on the primary key, and `tasks_in_flight` is keyed by id too.
+A planner trap, tested: joined to an `unnest` that it cannot estimate, Postgres may start from the tasks in flight and
+loop over the whole batch for each of them. So attempts are found one by one, in a subquery that cannot be turned
+round, and written where they were found; that is safe because only the leader changes rows.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ from orchestrator.store.tables import READY
 
 def _among(states: Iterable[TaskState]) -> str:
     return "({})".format(", ".join(f"'{state}'" for state in states))
+
+
+def _current(states: Iterable[TaskState]) -> str:
+    """Return a join that finds the row of each reported attempt `r` which still counts, as `found.place`."""
+    return f"""CROSS JOIN LATERAL (
+           SELECT ctid AS place FROM orchestrator.tasks
+            WHERE id = r.id AND attempt = r.attempt AND status IN {_among(states)} LIMIT 1) AS found"""
 
 
 def identifier(value: str | None) -> bytes:
@@ -112,7 +120,8 @@ UPDATE orchestrator.tasks t
    SET status = 'running', started_at = %(now)s::timestamptz - r.age * interval '1 second', worker = r.worker
   FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(ages)s::double precision[], %(workers)s::text[])
        AS r(id, attempt, age, worker)
- WHERE t.id = r.id AND t.attempt = r.attempt AND t.status IN {_among(sources_of(TaskState.RUNNING))}
+ {_current(sources_of(TaskState.RUNNING))}
+ WHERE t.ctid = found.place
 """
 )
 
@@ -153,7 +162,8 @@ WITH back AS (
                   %(losses)s::int[], %(alone)s::boolean[], %(outcomes)s::text[], %(errors)s::jsonb[],
                   %(workers)s::text[], %(durations)s::double precision[], %(holds)s::text[])
            AS r(id, attempt, delay, failures, losses, alone, outcome, error, worker, duration, hold)
-     WHERE t.id = r.id AND t.attempt = r.attempt AND t.status IN {_among(sources_of(TaskState.PENDING)[:2])}
+     {_current(sources_of(TaskState.PENDING)[:2])}
+     WHERE t.ctid = found.place
     RETURNING t.id, t.queue, t.run_id, t.attempt, r.outcome, r.error, r.worker, r.duration
 ), kept AS (
     INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
@@ -214,7 +224,8 @@ WITH gone AS (
      USING unnest(%(ids)s::uuid[], %(attempts)s::int[], %(results)s::bytea[], %(durations)s::double precision[],
                   %(workers)s::text[])
            AS r(id, attempt, result, duration, worker)
-     WHERE t.id = r.id AND t.attempt = r.attempt AND t.status IN {_among(sources_of(TaskState.SUCCESS))}
+     {_current(sources_of(TaskState.SUCCESS))}
+     WHERE t.ctid = found.place
     RETURNING t.*, r.result, r.duration, r.worker AS finisher
 ), kept AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})

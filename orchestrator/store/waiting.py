@@ -118,10 +118,10 @@ def in_flight(connection: Connection) -> list[InFlight]:
 
 _CURRENT = Statement(
     """
-SELECT t.id::text, t.attempt FROM orchestrator.tasks t
-  JOIN unnest(%(ids)s::uuid[], %(attempts)s::int[]) AS asked(id, attempt)
-    ON t.id = asked.id AND t.attempt = asked.attempt
- WHERE t.status IN ('dispatched', 'running')
+SELECT asked.id::text, asked.attempt FROM unnest(%(ids)s::uuid[], %(attempts)s::int[]) AS asked(id, attempt)
+ CROSS JOIN LATERAL (
+       SELECT FROM orchestrator.tasks
+        WHERE id = asked.id AND attempt = asked.attempt AND status IN ('dispatched', 'running') LIMIT 1) AS found
 """
 )
 

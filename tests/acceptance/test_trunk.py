@@ -22,8 +22,8 @@ def test_results_come_back_in_the_annotated_types(running: Stack) -> None:
 
 
 def test_a_task_receives_its_context(running: Stack) -> None:
-    handle = project.who.enqueue(label="x")
-    assert handle.result(20) == ["x", handle.id, "project.who", "1"]
+    for handle in (project.who.enqueue(label="x"), project.who.enqueue("x")):
+        assert handle.result(20) == ["x", handle.id, "project.who", "1"]
 
 
 def test_async_twins(running: Stack) -> None:

@@ -207,7 +207,6 @@ def test_tasks_are_probed_by_id(leader: Leader, name: str) -> None:
     [
         ("claim", "tasks_ready"),
         ("promote_due", "tasks_due"),
-        ("overdue_unknown", "tasks_due"),
         ("release_known", "tasks_held"),
         ("in_flight", "tasks_in_flight"),
         ("open_tasks", "tasks_of_run"),
