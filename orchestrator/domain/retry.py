@@ -10,7 +10,7 @@ from msgspec import Meta
 _Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 
 
-class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How often a task is tried again, and how long it waits before each try."""
 
     max: Annotated[int, Meta(ge=0, le=1_000_000)] = 0

@@ -30,7 +30,7 @@ from orchestrator.domain.task import (
 )
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import enqueue, transitions, waiting
-from orchestrator.store.database import UNAVAILABLE
+from orchestrator.store.database import is_outage
 from orchestrator.store.transitions import Again, Beginning, Ending, Success
 from orchestrator.transport.codec import encode
 
@@ -61,7 +61,7 @@ def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, i
         else:
             unhappy.append((worker, report))
     if children:
-        enqueue.adopt_tasks(tick.connection, children, tick.now)
+        _adopt(tick, children)
     if succeeded:
         _succeed(tick, succeeded, inline_result)
     if started:
@@ -83,8 +83,12 @@ def _succeed(tick: Tick, succeeded: Sequence[tuple[str, Succeeded]], inline_resu
     tick.note(moved, results=results, by_worker=True)
     with_children = {report.id: report.children for _, report in succeeded if report.children}
     if with_children:
-        children = [child for task in moved for child in with_children.get(task.id, ())]
-        enqueue.adopt_tasks(tick.connection, children, tick.now)
+        _adopt(tick, [child for task in moved for child in with_children.get(task.id, ())])
+
+
+def _adopt(tick: Tick, children: Sequence[NewTask]) -> None:
+    tick.delayed = tick.delayed or any(child.delay > 0 for child in children)
+    enqueue.adopt_tasks(tick.connection, children, tick.now)
 
 
 def _decide(
@@ -146,8 +150,11 @@ def lost_error(losses: int, limit: int) -> TaskError:
 
 
 def parse_options(text: str | None) -> TaskOptions:
-    """Decode stored options."""
-    return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
+    """Decode stored options; those that another release wrote and that make no sense here count as the defaults."""
+    try:
+        return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
+    except msgspec.ValidationError:
+        return DEFAULT_OPTIONS
 
 
 def error_json(error: TaskError) -> str:
@@ -161,9 +168,9 @@ def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Se
         with tick.connection.begin_nested():
             before = _mark(tick)
             apply(reports)
-    except UNAVAILABLE:
-        raise
-    except (exc.SQLAlchemyError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+    except (exc.SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
+        if is_outage(error):
+            raise
         _reset(tick, before)
         if len(reports) == 1:
             entry, worker, report = reports[0]

@@ -21,5 +21,5 @@ def blobs(values: Iterable[bytes | None]) -> str:
 
 
 def words(values: Iterable[str]) -> str:
-    """Return words that hold no quote, comma or backslash (states, worker ids) as a `text[]` literal."""
-    return "{" + ",".join(values) + "}"
+    """Return short texts (states, worker ids) as a `text[]` literal."""
+    return "{" + ",".join('"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values) + "}"

@@ -104,7 +104,7 @@ class LeaderStreams:
         self._claim_term = redis.register_script(_CLAIM_TERM)
         self._begin = redis.register_script(_BEGIN)
         self._push = redis.register_script(_PUSH)
-        self._last_nudge = "$"
+        self._last_nudge = "0-0"
 
     # -- leadership and generations
 
@@ -131,6 +131,7 @@ class LeaderStreams:
         keys = [self._keys.term, self._keys.generation, self._keys.events(generation)]
         if not self._begin(keys=keys, args=[term, generation]):
             raise Deposed
+        self._last_nudge = "0-0"
         current = (self._keys.events(generation), self._keys.queue(generation, ""))
         for pattern in (self._keys.events("*"), self._keys.queue("*", "*")):
             old = [

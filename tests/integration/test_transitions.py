@@ -376,6 +376,26 @@ def test_a_task_that_never_ran_has_no_history(connection: Connection) -> None:
     assert history(connection, task) == []
 
 
+def test_a_worker_may_have_any_name(connection: Connection) -> None:
+    """Reports of several travel in one statement, and none may shift the others."""
+    names = ["a,b", 'quo"te', "back\\slash", "{}", "NULL", "", "ü w"]
+    tasks = [put(connection, T.DISPATCHED) for _ in names]
+    rows = [Success(task, 1, b"", 0.1, name) for task, name in zip(tasks, names, strict=True)]
+    assert len(transitions.succeed(connection, rows, NOW)) == len(names)
+    assert [row(connection, task).columns["worker"] for task in tasks] == names
+
+
+def test_any_text_and_any_bytes_survive_the_copy(connection: Connection) -> None:
+    name = "tab\t back\\slash \\N new\nline return\r ü \U0001f600 \\."
+    options = '{"text": "quote \\" backslash \\\\ tab \\t"}'
+    new = NewTask(new_id(), name, "q\\t", bytes(range(256)), -3, 0.0, options, new_id(), 2)
+    assert enqueue.copy_tasks(connection, [new]) == 1
+    columns = row(connection, new.id).columns
+    assert (columns["name"], columns["queue"], bytes(columns["payload"])) == (name, "q\\t", bytes(range(256)))
+    assert columns["options"] == {"text": 'quote " backslash \\ tab \t'}
+    assert (columns["priority"], columns["position"], columns["run_id"].bytes) == (-3, 2, new.run_id)
+
+
 # -- adoption
 
 
@@ -528,7 +548,7 @@ def test_counters_are_exact_through_endings_and_revival(connection: Connection) 
         ),
     )
     check("failed", open=0, success=1, failed=3, cancelled=1, skipped=1)
-    retry_tasks(tick, runs.retryable_tasks(connection, [run], 100))
+    assert retry_tasks(tick, runs.retryable_tasks(connection, run, NOW, 100)) == 4
     check("running", open=4, success=1, cancelled=1)
     for task in (tasks[0], tasks[2], tasks[4], tasks[5]):
         claim(connection, task)
@@ -630,7 +650,7 @@ class Life(RuleBasedStateMachine):
     @rule(choice=st.integers(0, 1))
     def retry_run(self, choice: int) -> None:
         run = self.runs[choice % len(self.runs)]
-        retry_tasks(self.tick, runs.retryable_tasks(self.connection, [run], 100))
+        retry_tasks(self.tick, runs.retryable_tasks(self.connection, run, NOW, 100))
 
     @rule(choice=st.integers(0, 9))
     def cancel_run(self, choice: int) -> None:

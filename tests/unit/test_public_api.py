@@ -15,8 +15,10 @@ import orchestrator
 
 PUBLIC = [
     "ConfigurationError",
+    "ExpressionError",
     "Handle",
     "InvalidTask",
+    "InvalidWorkflow",
     "NotFound",
     "Orchestrator",
     "OrchestratorError",

@@ -1,0 +1,1499 @@
+"""The scheduler, tick by tick, on a real Postgres and a real Redis, with workers that do what the test says.
+
+No process is started and no time passes by itself: the leader's own clock is turned by hand, and Postgres's clock is
+offset where something has to become due.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from redis import Redis
+from sqlalchemy import Engine, text
+
+from orchestrator import Handle, Orchestrator, Retry, RunHandle, Settings, TaskCancelled, TaskFailed
+from orchestrator.domain.ids import derived_id, time_ordered_id
+from orchestrator.domain.task import (
+    Dispatch,
+    Enqueued,
+    Failed,
+    Flush,
+    Lost,
+    NewTask,
+    Report,
+    Returned,
+    Started,
+    Succeeded,
+    TaskError,
+)
+from orchestrator.scheduler.leadership import TermOver
+from orchestrator.scheduler.loop import Scheduler
+from orchestrator.store import database, enqueue
+from orchestrator.transport.codec import (
+    Applied,
+    Attempt,
+    Ended,
+    Heartbeat,
+    Order,
+    decode,
+    encode,
+    names_digest,
+    pack_attempt,
+)
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import GROUP, Keys
+from orchestrator.transport.leader import Deposed, LeaderStreams
+from orchestrator.transport.worker import Receipt, WorkerStreams
+from tests.waiting import eventually
+
+KEYS = Keys()
+ERROR = TaskError("ValueError", "no", "a traceback")
+ONE = b"\x01"
+"""The number 1, as a result."""
+TTL = 5.0
+TABLES = ("tasks", "ended_tasks", "attempts", "runs", "inbox", "leases", "cursors", "workers")
+
+
+class Clock:
+    """The leader's own clock; it stands still until it is turned."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Worker:
+    """A worker made of its streams alone."""
+
+    def __init__(self, redis: Redis, name: str, *, knows: Sequence[str], slots: int, queues: Sequence[str]) -> None:
+        self.name = name
+        self.alive = True
+        self.doubtful = self.burst = self.draining = False
+        self.held: list[tuple[bytes, int]] = []
+        self._redis = redis
+        self._streams = WorkerStreams(redis, KEYS)
+        self._knows = list(knows)
+        self._slots = slots
+        self._queues = list(queues)
+        self._messages: list[tuple[str, str, set[tuple[bytes, int]]]] = []
+        self._last_order = {name: "0-0"}
+
+    def learn(self, *names: str) -> None:
+        self._knows.extend(names)
+
+    def beat(self) -> None:
+        held = b"".join(pack_attempt(*attempt) for attempt in self.held)
+        beat = Heartbeat(
+            self.name,
+            "host",
+            1,
+            self._queues,
+            self._slots,
+            names_digest(self._knows),
+            "",
+            1.0,
+            held,
+            len(self.held),
+            self.doubtful,
+            self.burst,
+            self.draining,
+        )
+        self._streams.beat([beat], self._knows, 600.0)
+
+    def die(self) -> None:
+        """Stop beating, as if its heartbeat had expired."""
+        self.alive = False
+        self._redis.delete(KEYS.worker(self.name))
+
+    def take(self) -> list[Dispatch]:
+        """Receive what there is, and hold it."""
+        generation = self._streams.generation()
+        assert generation is not None
+        self._streams.join(generation, self._queues)
+        taken: list[Dispatch] = []
+        for queue, entry, tasks in self._streams.take(generation, self.name, self._queues, 1_000, 0.001):
+            self._messages.append((queue, entry, {(task.id, task.attempt) for task in tasks}))
+            taken += tasks
+        self.held += [(task.id, task.attempt) for task in taken]
+        return taken
+
+    def report(self, *reports: Report) -> Receipt:
+        """Hand reports in, and drop the messages of which nothing is left."""
+        ended = {(report.id, report.attempt) for report in reports if not isinstance(report, (Started, Enqueued))}
+        done: dict[str, list[str]] = {}
+        for queue, entry, members in self._messages:
+            members -= ended
+            if not members:
+                done.setdefault(queue, []).append(entry)
+        self._messages = [message for message in self._messages if message[2]]
+        self.held = [attempt for attempt in self.held if attempt not in ended]
+        return self.flush(encode(Flush(self.name, list(reports))), done)
+
+    def flush(self, body: bytes, done: dict[str, list[str]] | None = None) -> Receipt:
+        generation = self._streams.generation()
+        assert generation is not None
+        receipt = self._streams.flush(generation, body, done or {})
+        assert receipt.entry is not None
+        return receipt
+
+    def succeed(self, *tasks: Dispatch, result: bytes = ONE) -> None:
+        self.report(*(Succeeded(task.id, task.attempt, 0.1, result) for task in tasks))
+
+    def fail(self, *tasks: Dispatch, retryable: bool = True) -> None:
+        self.report(*(Failed(task.id, task.attempt, 0.1, ERROR, retryable) for task in tasks))
+
+    def start(self, *tasks: Dispatch) -> None:
+        self.report(*(Started(task.id, task.attempt, 0.1) for task in tasks))
+
+    def orders(self) -> list[Order]:
+        return [order for _, order in self._streams.orders(self._last_order, 0.001)]
+
+
+class System:
+    """A leader, its services, and an application that enqueues."""
+
+    def __init__(self, engine: Engine, redis: Redis, settings: Settings) -> None:
+        self.engine = engine
+        self.redis = redis
+        self.settings = settings
+        self.clock = Clock()
+        self.workers: list[Worker] = []
+        self.schedulers: list[Scheduler] = []
+        self.app = Orchestrator(settings)
+        self.job = self.app.task(name="job")(lambda number=0: number)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.schedulers[-1]
+
+    def close(self) -> None:
+        for scheduler in self.schedulers:
+            scheduler._leadership.disconnect()
+        self.app.close()
+
+    # -- the leader
+
+    def stand_by(self, *, offset: float = 0.0) -> Scheduler:
+        """Return a scheduler that does not lead yet."""
+        streams = LeaderStreams(connect(self.settings.redis_url), KEYS)
+        return Scheduler(
+            self.engine, streams, self.settings, clock_offset=timedelta(seconds=offset), monotonic=self.clock
+        )
+
+    def lead(self, *, offset: float = 0.0) -> Scheduler:
+        """Have a new scheduler take over, whose day is `offset` seconds ahead."""
+        scheduler = self.stand_by(offset=offset)
+        self.expire_lease()
+        assert scheduler._leadership.acquire()
+        scheduler.take_over()
+        self.schedulers.append(scheduler)
+        return scheduler
+
+    def expire_lease(self) -> None:
+        self.sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.scheduler.tick()
+
+    def look(self, times: int = 1, *, after: float = 1.0) -> None:
+        """Let a second pass, in which live workers beat, and tick."""
+        for _ in range(times):
+            self.clock.now += after
+            for worker in self.workers:
+                if worker.alive:
+                    worker.beat()
+            self.scheduler.tick()
+
+    def look_until(self, condition: Callable[[], object]) -> None:
+        """Look until something has come about; half a minute of the leader's time is enough for anything here."""
+        for _ in range(30):
+            if condition():
+                return
+            self.look()
+        raise AssertionError("not within 30 looks")
+
+    def settle(self) -> None:
+        """Let the grace of a new leader pass."""
+        self.look_until(lambda: not self.scheduler._fleet.in_grace)
+
+    # -- workers
+
+    def worker(self, name: str = "w1", *, knows: Sequence[str] = ("job",), slots: int = 10, queue: str = "default") -> Worker:
+        worker = Worker(self.redis, name, knows=knows, slots=slots, queues=[queue])
+        worker.beat()
+        self.workers.append(worker)
+        return worker
+
+    def dispatch(self, count: int = 1, **options: Any) -> list[Handle[Any]]:
+        """Enqueue tasks and have them dispatched."""
+        task = self.job.options(**options)
+        handles = [task.enqueue(number) for number in range(count)]
+        self.look()
+        assert self.states(*handles) == ["dispatched"] * count
+        return handles
+
+    # -- what is there
+
+    def sql(self, statement: str, **parameters: Any) -> list[Any]:
+        with self.engine.begin() as connection:
+            result = connection.execute(text(statement), parameters)
+            return list(result.mappings()) if result.returns_rows else []
+
+    def row(self, handle: Handle[Any] | str | bytes) -> dict[str, Any]:
+        """Return a task's row, from whichever table it is in."""
+        identifier = UUID(bytes=handle) if isinstance(handle, bytes) else getattr(handle, "id", handle)
+        for table in ("tasks", "ended_tasks"):
+            for found in self.sql(f"SELECT * FROM orchestrator.{table} WHERE id = CAST(:id AS uuid)", id=str(identifier)):
+                return dict(found)
+        raise AssertionError(f"{identifier} is nowhere")
+
+    def states(self, *handles: Handle[Any]) -> list[str]:
+        return [self.row(handle)["status"] for handle in handles]
+
+    def count(self, table: str) -> int:
+        return int(self.sql(f"SELECT count(*) AS count FROM orchestrator.{table}")[0]["count"])
+
+    def make_old(self) -> None:
+        """Let everything in flight have been dispatched a minute ago."""
+        self.sql("UPDATE orchestrator.tasks SET dispatched_at = dispatched_at - interval '1 minute'")
+
+    @property
+    def generation(self) -> str:
+        value = self.redis.get(KEYS.generation)
+        assert isinstance(value, bytes)
+        return value.decode()
+
+    def messages(self, queue: str = "default") -> list[tuple[bytes, int]]:
+        """Return the attempts whose messages stand in a queue's stream."""
+        entries: Any = self.redis.xrange(KEYS.queue(self.generation, queue))
+        return [(task.id, task.attempt) for _, fields in entries for task in decode(list[Dispatch], fields[b"d"])]
+
+    def quarantine(self) -> list[dict[bytes, bytes]]:
+        entries: Any = self.redis.xrange(KEYS.quarantine)
+        return [fields for _, fields in entries]
+
+
+@pytest.fixture(scope="module")
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = database.engine_for(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def system(engine: Engine, database_url: str, redis_url: str) -> Iterator[System]:
+    """Everything empty, and a leader in its first term."""
+    settings = Settings(database_url=database_url, redis_url=redis_url, lease=60.0, safety_scan=0.01, worker_ttl=TTL)
+    redis = connect(redis_url)
+    redis.flushall()
+    with engine.begin() as connection:
+        for table in TABLES:
+            connection.execute(text(f"DELETE FROM orchestrator.{table}"))
+    system = System(engine, redis, settings)
+    system.lead()
+    yield system
+    system.close()
+    redis.close()
+
+
+def raw(handle: Handle[Any] | RunHandle[Any]) -> bytes:
+    return UUID(handle.id).bytes
+
+
+# -- the straight line
+
+
+def test_from_enqueue_to_result(system: System) -> None:
+    worker = system.worker()
+    handle = system.job.options(timeout=9).enqueue(7)
+    assert handle.status() == "pending"
+    system.look()
+    assert handle.status() == "dispatched"
+    (task,) = worker.take()
+    assert (task.id, task.attempt, task.name, task.queue, task.alone) == (raw(handle), 1, "job", "default", False)
+    assert task.options is not None
+    worker.start(task)
+    system.tick()
+    row = system.row(handle)
+    assert (row["status"], row["worker"]) == ("running", "w1")
+    assert system.messages() == [(task.id, 1)]  # kept until the report is accepted
+    worker.succeed(task)
+    system.tick()
+    assert handle.result(0) == 1
+    row = system.row(handle)
+    assert (row["attempt"], row["failures"], row["losses"], row["worker"]) == (1, 0, 0, "w1")
+    assert system.messages() == []
+    assert system.count("tasks") == 0
+
+
+def test_what_is_applied_is_recorded_published_and_trimmed(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    pubsub = system.redis.pubsub(ignore_subscribe_messages=True)
+    pubsub.subscribe(KEYS.applied, KEYS.done(raw(handle)))
+    eventually(lambda: len(pubsub.channels) == 2 and pubsub.get_message() is None)
+    receipt = worker.report(*(Succeeded(task.id, task.attempt, 0.1, ONE) for task in worker.take()))
+    system.tick()
+    assert receipt.entry is not None
+    (cursor,) = system.sql("SELECT generation, position FROM orchestrator.cursors")
+    assert (cursor["generation"], cursor["position"]) == (system.generation, receipt.entry)
+    assert system.redis.xlen(KEYS.events(system.generation)) == 0
+    heard: dict[str, bytes] = {}
+
+    def hear() -> bool:
+        message = pubsub.get_message()
+        if message is not None:
+            heard[message["channel"].decode()] = message["data"]
+        return len(heard) == 2
+
+    eventually(hear)
+    pubsub.close()
+    assert decode(Applied, heard[KEYS.applied]) == Applied(system.generation, receipt.entry)
+    assert decode(list[Ended], heard[KEYS.done(raw(handle))]) == [Ended(raw(handle), "success", ONE)]
+
+
+def test_a_task_that_ends_between_two_ticks_keeps_its_duration(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    worker.report(Started(task.id, 1, 2.0), Succeeded(task.id, 1, 2.5, ONE))
+    system.tick()
+    row = system.row(handle)
+    assert row["ended_at"] - row["started_at"] == timedelta(seconds=2.5)
+
+
+def test_a_nudge_between_two_reads_is_not_missed(system: System) -> None:
+    """No second has passed, so it is the nudge alone that has the leader look."""
+    system.worker()
+    system.look()
+    handle = system.job.enqueue()
+    system.tick()
+    assert handle.status() == "dispatched"
+
+
+def test_a_write_whose_nudge_was_lost_is_found(system: System) -> None:
+    system.worker()
+    new = NewTask(time_ordered_id(1, os.urandom(10)), "job", "default", b"\x92\x90\x80")
+    with system.engine.begin() as connection:
+        enqueue.insert_task(connection, new)
+    system.look()
+    assert system.row(new.id)["status"] == "dispatched"
+
+
+def test_without_a_worker_nothing_is_dispatched(system: System) -> None:
+    handle = system.job.enqueue()
+    elsewhere = system.worker(queue="elsewhere")
+    system.look(3)
+    assert handle.status() == "pending"
+    assert elsewhere.take() == []
+
+
+def test_no_more_is_dispatched_than_there_are_slots(system: System) -> None:
+    worker = system.worker(slots=3)
+    handles = [system.job.enqueue(number) for number in range(10)]
+    system.look(2)
+    assert system.states(*handles) == ["dispatched"] * 3 + ["pending"] * 7
+    worker.succeed(*worker.take()[:2])
+    system.tick()
+    assert system.states(*handles) == ["success"] * 2 + ["dispatched"] * 3 + ["pending"] * 5
+
+
+def test_a_delayed_task_waits_in_postgres(system: System) -> None:
+    worker = system.worker()
+    handle = system.job.options(delay=60).enqueue()
+    system.look(3)
+    assert (handle.status(), worker.take()) == ("pending", [])
+    system.lead(offset=61)
+    system.look()
+    assert handle.status() == "dispatched"
+
+
+def test_the_fleet_is_mirrored_for_people(system: System) -> None:
+    worker = system.worker(slots=4)
+    system.worker("w2", knows=["job", "other"])
+    system.look()
+    rows = {row["id"]: row for row in system.sql("SELECT * FROM orchestrator.workers")}
+    assert {name: (row["state"], row["slots"], row["names"]) for name, row in rows.items()} == {
+        "w1": ("live", 4, ["job"]),
+        "w2": ("live", 10, ["job", "other"]),
+    }
+    worker.die()
+    system.look()
+    assert [row["id"] for row in system.sql("SELECT id FROM orchestrator.workers WHERE state = 'dead'")] == ["w1"]
+
+
+# -- failures
+
+
+def test_a_failure_is_tried_again_after_its_backoff(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch(retries=Retry(max=3, base=60, jitter=0))
+    worker.fail(*worker.take())
+    system.look(3)
+    row = system.row(handle)
+    assert (row["status"], row["attempt"], row["failures"]) == ("pending", 1, 1)
+    (attempt,) = system.sql("SELECT *, CAST(:id AS uuid) FROM orchestrator.attempts", id=handle.id)
+    assert (attempt["attempt"], attempt["outcome"], attempt["error"]["kind"]) == (1, "failed", "ValueError")
+    assert row["wake_at"] - attempt["ended_at"] == timedelta(seconds=60)
+    system.lead(offset=59)
+    system.look()
+    assert handle.status() == "pending"
+    system.lead(offset=61)
+    system.look()
+    row = system.row(handle)
+    assert (row["status"], row["attempt"], row["failures"]) == ("dispatched", 2, 1)
+    worker.fail(*worker.take())
+    system.tick()
+    (_, second) = system.sql("SELECT ended_at FROM orchestrator.attempts ORDER BY attempt")
+    assert system.row(handle)["wake_at"] - second["ended_at"] == timedelta(seconds=120)
+
+
+def test_a_task_fails_when_its_tries_are_used_up(system: System) -> None:
+    worker = system.worker()
+    handle = system.job.options(retries=Retry(max=2, base=0.001, jitter=0)).enqueue()
+    system.look()
+    for attempt in (1, 2, 3):
+        taken: list[Dispatch] = []
+        system.look_until(lambda taken=taken: taken.extend(worker.take()) or taken)  # type: ignore[misc]
+        assert [task.attempt for task in taken] == [attempt]
+        worker.fail(*taken)
+    system.tick()
+    row = system.row(handle)
+    assert (row["status"], row["reason"], row["attempt"], row["failures"]) == ("failed", "ValueError", 3, 3)
+    assert system.count("attempts") == 2
+    with pytest.raises(TaskFailed, match="ValueError: no") as caught:
+        handle.result(0)
+    assert (caught.value.kind, caught.value.traceback) == ("ValueError", "a traceback")
+    system.look(3)
+    assert worker.take() == []
+
+
+def test_what_no_retry_can_mend_fails_at_once(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch(retries=5)
+    worker.fail(*worker.take(), retryable=False)
+    system.tick()
+    assert handle.status() == "failed"
+
+
+def test_what_is_given_back_costs_no_try(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    for attempt in range(1, 6):
+        (task,) = worker.take()
+        assert task.attempt == attempt
+        worker.report(Returned(task.id, task.attempt, "drained"))
+        system.tick()
+    row = system.row(handle)
+    assert (row["status"], row["attempt"], row["failures"], row["losses"]) == ("dispatched", 6, 0, 0)
+    assert system.count("attempts") == 0
+
+
+def test_a_failed_task_can_be_retried_by_hand(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    worker.fail(*worker.take())
+    system.tick()
+    handle.retry()
+    system.look()
+    row = system.row(handle)
+    assert (row["status"], row["attempt"], row["failures"]) == ("dispatched", 2, 0)
+    worker.succeed(*worker.take())
+    system.tick()
+    assert handle.status() == "success"
+
+
+# -- unknown tasks
+
+
+def test_what_no_worker_knows_is_held_and_released_when_one_learns_it(system: System) -> None:
+    worker = system.worker()
+    other = system.app.task(name="other")(lambda: None)
+    handle = other.enqueue()
+    system.look(2)
+    row = system.row(handle)
+    assert (row["status"], row["hold"], row["failures"]) == ("pending", "unknown", 0)
+    assert worker.take() == []
+    newer = system.worker("w2", knows=["job", "other"])
+    system.look(2)
+    row = system.row(handle)
+    assert (row["status"], row["hold"]) == ("dispatched", None)
+    newer.succeed(*newer.take())
+    system.tick()
+    assert handle.status() == "success"
+
+
+def test_an_old_worker_hands_a_new_task_back_free(system: System) -> None:
+    """In a rolling deploy both read the same queue."""
+    old, new = system.worker("old"), system.worker("new", knows=["job", "other"])
+    handle = system.app.task(name="other")(lambda: None).enqueue()
+    system.look()
+    (task,) = old.take()
+    old.report(Returned(task.id, task.attempt, "unknown task", 0.5))
+    system.tick()
+    row = system.row(handle)
+    assert (row["status"], row["failures"], row["hold"]) == ("pending", 0, None)
+    system.lead(offset=1)
+    system.look()
+    new.succeed(*new.take())
+    system.tick()
+    row = system.row(handle)
+    assert (row["status"], row["attempt"]) == ("success", 2)
+
+
+def test_what_no_worker_has_known_for_long_fails_with_the_names_that_are_known(system: System) -> None:
+    system.worker(knows=["job", "jobs.more"])
+    system.worker("w2", knows=["job", "elsewhere"], queue="elsewhere")
+    handle = system.app.task(name="other")(lambda: None).enqueue()
+    system.look(2)
+    system.lead(offset=system.settings.unknown_task_timeout - 10)
+    system.look(2)
+    assert handle.status() == "pending"
+    system.lead(offset=system.settings.unknown_task_timeout + 10)
+    system.look()
+    assert system.row(handle)["reason"] == "unknown task"
+    with pytest.raises(TaskFailed, match=r"queue 'default' knows the task 'other'. They know: job, jobs.more\."):
+        handle.result(0)
+
+
+def test_a_worker_that_learns_a_name_just_in_time_saves_the_task(system: System) -> None:
+    worker = system.worker()
+    handle = system.app.task(name="other")(lambda: None).enqueue()
+    system.look(2)
+    worker.learn("other")
+    system.lead(offset=system.settings.unknown_task_timeout + 10)
+    system.look()
+    assert handle.status() == "dispatched"
+
+
+def test_what_is_held_can_be_cancelled(system: System) -> None:
+    system.worker()
+    handle = system.app.task(name="other")(lambda: None).enqueue()
+    system.look(2)
+    handle.cancel()
+    system.look()
+    assert handle.status() == "cancelled"
+
+
+# -- cancel
+
+
+def test_cancel_while_pending(system: System) -> None:
+    handle = system.job.enqueue()
+    handle.cancel()
+    system.look()
+    assert handle.status() == "cancelled"
+    worker = system.worker()
+    system.look(2)
+    assert worker.take() == []
+    with pytest.raises(TaskCancelled):
+        handle.result(0)
+
+
+def test_cancel_while_dispatched_takes_the_message_back(system: System) -> None:
+    worker = system.worker()
+    handle, other = system.dispatch(2)
+    handle.cancel()
+    system.look()
+    assert system.states(handle, other) == ["cancelled", "dispatched"]
+    assert [task.id for task in worker.take()] == [raw(other)]
+
+
+def test_cancel_of_one_in_a_bundle_leaves_its_neighbours(system: System) -> None:
+    worker = system.worker(slots=1)
+    system.scheduler._dispatcher._rates["default"] = 1_000.0  # a fast queue is bundled
+    handles = system.dispatch(6)
+    assert system.redis.xlen(KEYS.queue(system.generation, "default")) == 1
+    handles[2].cancel()
+    system.look()
+    worker.succeed(*worker.take())
+    system.tick()
+    assert system.states(*handles) == ["success"] * 2 + ["cancelled"] + ["success"] * 3
+
+
+def test_cancel_while_running_stops_the_worker_and_its_report_counts_no_more(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    worker.start(task)
+    system.look()
+    handle.cancel()
+    system.look()
+    assert handle.status() == "cancelled"
+    stop = Order(stop=[Attempt(task.id, 1)])
+    assert worker.orders() == [stop]
+    system.look(2)
+    assert worker.orders() == [stop, stop]  # repeated while the heartbeat lists it
+    worker.succeed(task)
+    system.look(2)
+    assert handle.status() == "cancelled"
+    assert worker.orders() in ([], [stop])
+    system.look()
+    assert worker.orders() == []
+
+
+def test_requests_are_applied_in_the_order_in_which_they_came(system: System) -> None:
+    """Retry, then cancel: what was opened again is cancelled."""
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    worker.fail(*worker.take())
+    system.tick()
+    for kind in ("retry task", "cancel task"):
+        system.sql("INSERT INTO orchestrator.inbox (kind, target) VALUES (:kind, :target)", kind=kind, target=handle.id)
+    system.look()
+    assert handle.status() == "cancelled"
+    assert system.count("inbox") == 0
+
+
+def test_requests_for_what_does_not_exist_or_has_ended_do_nothing(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    worker.succeed(*worker.take())
+    system.tick()
+    before = system.row(handle)
+    for kind in ("cancel task", "retry task", "cancel run", "retry run", "make coffee"):
+        for target in (handle.id, str(UUID(int=7))):
+            system.sql("INSERT INTO orchestrator.inbox (kind, target) VALUES (:kind, :target)", kind=kind, target=target)
+    system.look()
+    assert system.row(handle) == before
+    assert system.count("inbox") == 0
+
+
+# -- runs
+
+
+def test_a_run_of_a_thousand_ends_exactly_with_its_last_task(system: System) -> None:
+    worker = system.worker(slots=1_000)
+    run = system.app.start_many(system.job, range(1_000), name="thousand")
+    assert run.progress().status == "pending"
+    system.look()
+    assert run.progress().status == "running"
+    tasks = worker.take()
+    assert len({task.position for task in tasks}) == 1_000
+    worker.start(*tasks[:10])
+    worker.succeed(*tasks[:400])
+    worker.succeed(*tasks[200:999])  # some of them again
+    system.tick(3)
+    progress = run.progress()
+    assert (progress.status, progress.counters.open, progress.counters.success) == ("running", 1, 999)
+    worker.succeed(tasks[999])
+    system.tick()
+    progress = run.progress()
+    assert (progress.status, progress.counters.open, progress.counters.success) == ("success", 0, 1_000)
+    assert run.wait(0) == "success"
+    assert run.results(0) == [1] * 1_000
+
+
+def test_a_run_with_many_failures_is_retried_in_slices_and_each_task_once(engine: Engine, system: System) -> None:
+    """One statement for all of them would take longer than a leader's statement may."""
+    worker = system.worker(slots=1_000)
+    run = system.app.start_many(system.job, range(350))
+    system.look()
+    worker.fail(*worker.take())
+    system.tick()
+    assert run.progress().status == "failed"
+    small = System(engine, system.redis, Settings(**{**vars(system.settings), "batch": 10}))
+    small.clock, small.workers = system.clock, system.workers
+    small.lead()
+    small.look()
+    run.retry()
+    small.look()
+    assert (run.progress().status, run.progress().counters.failed) == ("running", 250)
+    worker.fail(*worker.take())  # again: not to be opened a second time by the same request
+    small.look_until(lambda: small.count("inbox") == 0)
+    system.lead()
+    system.look()
+    assert run.progress().counters.open == 350 - run.progress().counters.failed > 0
+    worker.succeed(*worker.take())
+    system.look(2)
+    again = run.progress().counters
+    assert (again.open, again.failed + again.success) == (0, 350)
+    assert system.sql("SELECT max(attempt) AS most FROM orchestrator.ended_tasks")[0]["most"] == 2
+    small.close()
+
+
+def test_a_retry_that_opens_nothing_does_not_stay_in_the_inbox(engine: Engine, system: System) -> None:
+    """Of a run that was cancelled after hundreds of its tasks had failed."""
+    worker = system.worker(slots=1_000)
+    run = system.app.start_many(system.job, range(250))
+    system.look()
+    worker.fail(*worker.take()[:200])
+    system.tick()
+    run.cancel()
+    system.look_until(lambda: run.progress().status == "cancelled")
+    small = System(engine, system.redis, Settings(**{**vars(system.settings), "batch": 10}))
+    small.clock = system.clock
+    small.lead()
+    small.sql("INSERT INTO orchestrator.inbox (kind, target) VALUES ('retry run', :target)", target=run.id)
+    small.look(2)
+    assert small.count("inbox") == 0
+    assert (run.progress().status, run.progress().counters.failed) == ("cancelled", 200)
+    small.close()
+
+
+def test_an_empty_run_succeeds(system: System) -> None:
+    run = system.app.start_many(system.job, [])
+    system.look()
+    assert run.progress().status == "success"
+
+
+def test_a_run_whose_tasks_end_before_it_has_begun(system: System) -> None:
+    """Its nudge may be lost, and its tasks claimed by a tick that did not look for new runs."""
+    worker = system.worker()
+    system.look()
+    run = system.app.start_many(system.job, [1, 2])
+    with system.engine.begin() as connection:
+        connection.execute(text("UPDATE orchestrator.runs SET status = 'running' WHERE false"))
+    system.redis.delete(KEYS.nudges)
+    system.tick()
+    tasks = worker.take()
+    assert (len(tasks), run.progress().status) == (2, "pending")
+    worker.succeed(*tasks)
+    system.tick()
+    system.look()
+    assert (run.progress().status, run.progress().counters.success) == ("success", 2)
+
+
+def test_cancel_a_run_in_every_stage_of_its_tasks(system: System) -> None:
+    worker = system.worker(slots=4)
+    run = system.app.start_many(system.job, range(3_000))
+    system.look()
+    tasks = sorted(worker.take(), key=lambda task: task.position or 0)
+    worker.succeed(tasks[0])
+    worker.start(tasks[1])
+    system.tick()
+    worker.held = [(tasks[1].id, 1)]
+    run.cancel()
+    system.look_until(lambda: run.progress().status == "cancelled")
+    counters = run.progress().counters
+    assert (counters.total, counters.open, counters.success, counters.cancelled) == (3_000, 0, 1, 2_999)
+    assert system.count("tasks") == 0
+    assert Order(stop=[Attempt(tasks[1].id, 1)]) in worker.orders()
+    assert worker.take() == []
+
+
+def test_cancel_a_run_that_has_not_begun(system: System) -> None:
+    run = system.app.start_many(system.job, range(10))
+    run.cancel()
+    system.look_until(lambda: run.progress().status == "cancelled")
+    assert run.progress().counters.cancelled == 10
+
+
+def test_retry_a_run(system: System) -> None:
+    worker = system.worker()
+    run = system.app.start_many(system.job, range(10))
+    system.look()
+    tasks = worker.take()
+    worker.succeed(*tasks[:6])
+    worker.fail(*tasks[6:])
+    system.tick()
+    counters = run.progress().counters
+    assert (run.progress().status, counters.success, counters.failed, counters.open) == ("failed", 6, 4, 0)
+    run.retry()
+    system.look()
+    counters = run.progress().counters
+    assert (run.progress().status, counters.success, counters.failed, counters.open) == ("running", 6, 0, 4)
+    again = worker.take()
+    assert {task.id for task in again} == {task.id for task in tasks[6:]}
+    assert {task.attempt for task in again} == {2}
+    worker.succeed(*again)
+    system.tick()
+    counters = run.progress().counters
+    assert (run.progress().status, counters.success, counters.open) == ("success", 10, 0)
+    assert system.count("attempts") == 4
+
+
+# -- what cannot be applied
+
+
+def poison(worker: str = "w1", *reports: Report) -> bytes:
+    return encode(Flush(worker, list(reports)))
+
+
+def enqueued(**changes: Any) -> Enqueued:
+    fields = {"id": time_ordered_id(1, os.urandom(10)), "name": "job", "queue": "default", "payload": b"\x92\x90\x80"}
+    return Enqueued([NewTask(**{**fields, **changes})])
+
+
+ID = time_ordered_id(5, bytes(10))
+POISON: dict[str, bytes] = {
+    "nothing": b"",
+    "noise": b"\xff\xfe\xfd",
+    "another message": encode(["w1", "reports"]),
+    "an unknown report": encode(["w1", [["exploded", ID, 1]]]),
+    "an id of three bytes": poison("w1", Succeeded(b"abc", 1, 0.1, ONE)),
+    "an empty id": poison("w1", enqueued(id=b"")),
+    "an id of seventeen bytes": poison("w1", Lost(ID + b"x", 1, alone=False)),
+    "a huge attempt": poison("w1", Succeeded(ID, 2**40, 0.1, ONE)),
+    "an impossible duration": poison("w1", Succeeded(ID, 1, float("inf"), ONE)),
+    "an impossible age": poison("w1", Started(ID, 1, float("inf"))),
+    "an impossible delay": poison("w1", Returned(ID, 1, "", float("inf"))),
+    "a huge priority": poison("w1", enqueued(priority=10**6)),
+    "a NUL in a name": poison("w1", enqueued(name="a\0b")),
+    "options that are no JSON": poison("w1", enqueued(options="{")),
+    "options with a NUL": poison("w1", enqueued(options='{"a": "\\u0000"}')),
+    "a queue that fits no index": poison("w1", enqueued(queue=os.urandom(5_000).hex())),
+    "a child of a far future": poison("w1", enqueued(delay=1e300)),
+    "a worker with a NUL": poison("\0", Started(ID, 1, 0.1)),
+    "a worker that is no word": poison('"{', Succeeded(ID, 1, 0.1, ONE)),
+}
+HARMLESS = ("an impossible age", "an impossible duration", "an impossible delay", "a worker that is no word")
+"""Postgres may never look at these, because the task does not exist."""
+
+
+@pytest.mark.parametrize("name", POISON)
+def test_what_cannot_be_applied_is_set_aside_alone(system: System, name: str) -> None:
+    """Good reports of the same batch, before and after it, are applied; and the loop goes on."""
+    worker = system.worker()
+    handles = system.dispatch(5)
+    tasks = worker.take()
+    worker.succeed(*tasks[:2])
+    worker.flush(POISON[name])
+    worker.succeed(*tasks[2:4])
+    system.tick(2)
+    assert system.states(*handles) == ["success"] * 4 + ["dispatched"]
+    quarantined = system.quarantine()
+    if name not in HARMLESS or quarantined:
+        (entry,) = quarantined
+        assert entry[b"error"]
+        assert b"-" in entry[b"entry"]
+    worker.succeed(tasks[4])
+    system.tick()
+    assert system.states(*handles) == ["success"] * 5
+    assert len(system.quarantine()) == len(quarantined)
+    assert system.count("tasks") == 0
+
+
+def test_one_bad_report_in_a_flush_does_not_take_the_others_with_it(system: System) -> None:
+    worker = system.worker(slots=50)
+    handles = system.dispatch(50)
+    tasks = worker.take()
+    reports: list[Report] = [Succeeded(task.id, 1, 0.1, ONE) for task in tasks]
+    child = enqueued()
+    reports[10:10] = [Succeeded(b"abc", 1, 0.1, ONE), child]
+    reports[40:40] = [enqueued(priority=10**6), Failed(b"abc", 1, 0.1, ERROR)]
+    worker.report(*(report for report in reports if not isinstance(report, Enqueued) and len(report.id) == 16))
+    system.redis.xtrim(KEYS.events(system.generation), maxlen=0)
+    worker.flush(encode(Flush("w1", reports)))
+    system.tick(2)
+    assert system.states(*handles) == ["success"] * 50
+    assert system.row(child.tasks[0].id)["status"] in ("pending", "dispatched")
+    assert len(system.quarantine()) == 3
+    system.tick(3)
+    assert len(system.quarantine()) == 3
+
+
+def test_counters_are_exact_although_a_batch_was_halved(system: System) -> None:
+    """What an undone half had counted must not count."""
+    worker = system.worker(slots=20)
+    run = system.app.start_many(system.job, range(20))
+    system.look()
+    tasks = worker.take()
+    for start in range(0, 20, 2):
+        worker.succeed(*tasks[start : start + 2])
+        worker.flush(POISON["an id of three bytes"])
+    system.tick(2)
+    assert len(system.quarantine()) == 10
+    assert (run.progress().status, run.progress().counters.success) == ("success", 20)
+    assert system.scheduler._dispatcher.in_flight == 0
+
+
+def test_options_of_another_release_do_not_stop_the_loop(system: System) -> None:
+    """They are valid JSON, and only the decision about a failure reads them."""
+    worker = system.worker()
+    strange = enqueued(options='{"retry": {"max": "many"}, "colour": "blue"}')
+    system.look()
+    worker.report(strange)
+    system.tick(2)
+    (handle,) = system.dispatch()
+    tasks = worker.take()
+    worker.fail(*tasks)
+    system.tick(3)
+    assert handle.status() == "failed"
+    (other,) = system.dispatch()
+    worker.succeed(*worker.take())
+    system.tick()
+    assert other.status() == "success"
+
+
+def test_what_cannot_be_applied_does_not_stop_a_leader_that_reads_an_old_stream_to_its_end(system: System) -> None:
+    """Redis has restarted and kept its data: what stands in the stream is applied before a new generation begins."""
+    worker = system.worker()
+    handles = system.dispatch(2)
+    tasks = worker.take()
+    old = system.generation
+    worker.succeed(tasks[0])
+    worker.flush(POISON["an id of three bytes"])
+    worker.flush(POISON["noise"])
+    worker.succeed(tasks[1])
+    system.sql("UPDATE orchestrator.cursors SET server = 'an earlier life'")
+    system.lead()
+    system.look(2)
+    assert system.generation != old
+    assert system.states(*handles) == ["success"] * 2
+    assert len(system.quarantine()) == 2
+    assert system.redis.exists(KEYS.events(old)) == 0
+
+
+def test_a_message_that_no_worker_can_read_is_set_aside_and_its_task_dispatched_again(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    stream = KEYS.queue(system.generation, "default")
+    system.redis.delete(stream)
+    system.redis.xadd(stream, {"d": b"\xff\xff"})
+    assert worker.take() == []
+    assert len(system.quarantine()) == 1
+    assert system.redis.xlen(stream) == 0
+    system.make_old()
+    system.look_until(lambda: system.row(handle)["attempt"] == 2)
+    assert [task.attempt for task in worker.take()] == [2]
+
+
+# -- leadership
+
+
+def test_a_standby_does_not_lead_while_the_lease_lasts(system: System) -> None:
+    standby = system.stand_by()
+    assert not standby._leadership.acquire()
+    system.look(5)
+    assert not standby._leadership.acquire()
+    standby._leadership.disconnect()
+
+
+def test_a_deposed_leader_cannot_write(system: System) -> None:
+    worker = system.worker()
+    first = system.scheduler
+    (handle,) = system.dispatch()
+    tasks = worker.take()
+    system.job.enqueue()
+    second = system.lead()
+    assert second._leadership.term == first._leadership.term + 1
+    worker.succeed(*tasks)
+    before = system.sql("SELECT * FROM orchestrator.tasks ORDER BY seq")
+    cursor = system.sql("SELECT * FROM orchestrator.cursors")
+    for _ in range(3):
+        with pytest.raises(TermOver):
+            first.tick()
+    assert system.sql("SELECT * FROM orchestrator.tasks ORDER BY seq") == before
+    assert system.sql("SELECT * FROM orchestrator.cursors") == cursor
+    second.tick()
+    assert handle.status() == "success"  # the report is still there for the one that leads
+
+
+def test_a_deposed_leader_cannot_push(system: System) -> None:
+    """It may have committed just before it was stopped, and wake up with messages in its hands."""
+    system.worker()
+    system.look()
+    first, generation = system.scheduler, system.generation
+    term = first._leadership.term
+    system.lead()
+    stream = KEYS.queue(generation, "default")
+    for attempt in (
+        lambda: first._streams.push(generation, term, {"default": [b"stale"]}),
+        lambda: first._streams.begin_generation(term, "stale"),
+        lambda: first._streams.claim_term(term),
+    ):
+        with pytest.raises(Deposed):
+            attempt()
+    assert system.redis.exists(stream) == 0
+    assert system.generation == generation
+    system.scheduler._streams.push(generation, term + 1, {"default": [b"fresh"]})
+    assert system.redis.xlen(stream) == 1
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_a_takeover_waits_for_the_tick_that_is_under_way(system: System, renews: bool) -> None:
+    first, second = system.scheduler, system.stand_by()
+    system.look()
+    system.expire_lease()
+    acquired: list[bool] = []
+    thread = threading.Thread(target=lambda: acquired.append(second._leadership.acquire()))
+    waits = "SELECT count(*) AS count FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with first._leadership.writing(system.clock() + 3_600 if renews else 0.0):
+        thread.start()
+        eventually(lambda: acquired or system.sql(waits)[0]["count"] == 1)
+        assert not acquired
+    thread.join(10)
+    assert acquired == [not renews]
+    if not renews:
+        with pytest.raises(TermOver):
+            first.tick()
+    second._leadership.disconnect()
+
+
+def test_a_new_leader_goes_on_where_the_last_one_stopped(system: System) -> None:
+    worker = system.worker()
+    handles = system.dispatch(4)
+    tasks = worker.take()
+    worker.succeed(tasks[0])
+    system.tick()
+    worker.succeed(tasks[1])
+    generation = system.generation
+    system.lead()
+    worker.succeed(tasks[2])
+    system.look(3)
+    assert system.generation == generation
+    assert system.states(*handles) == ["success"] * 3 + ["dispatched"]
+    assert system.row(handles[3])["attempt"] == 1
+    assert system.scheduler._dispatcher.in_flight == 1
+
+
+def test_a_leader_that_died_between_commit_and_push_loses_nothing(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Exception):
+        """The end of the process."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    worker = system.worker()
+    system.look()
+    handle = system.job.enqueue()
+    monkeypatch.setattr(system.scheduler._streams, "push", die)
+    with pytest.raises(Killed):
+        system.look()
+    row = system.row(handle)
+    assert (row["status"], row["attempt"], worker.take()) == ("dispatched", 1, [])
+    system.make_old()
+    system.lead()
+    system.look_until(lambda: system.row(handle)["attempt"] == 2)
+    assert [task.attempt for task in worker.take()] == [2]
+
+
+# -- what is lost on the way
+
+
+def test_a_lost_message_costs_a_fence_number_and_no_try(system: System) -> None:
+    worker = system.worker()
+    system.settle()
+    lost, fine = system.dispatch(2)
+    entries: Any = system.redis.xrange(KEYS.queue(system.generation, "default"))
+    system.redis.xdel(KEYS.queue(system.generation, "default"), entries[0][0])
+    system.make_old()
+    system.look_until(lambda: system.row(lost)["attempt"] == 2)
+    row = system.row(lost)
+    assert (row["status"], row["failures"], row["losses"], row["alone"]) == ("dispatched", 0, 0, False)
+    assert system.row(fine)["attempt"] == 1
+    tasks = worker.take()
+    assert {(task.id, task.attempt) for task in tasks} == {(raw(fine), 1), (raw(lost), 2)}
+
+
+def test_an_unread_backlog_is_not_lost(system: System) -> None:
+    system.worker()
+    system.settle()
+    handles = system.dispatch(5)
+    system.make_old()
+    system.look(20)
+    assert [system.row(handle)["attempt"] for handle in handles] == [1] * 5
+
+
+def test_a_long_task_is_left_alone_while_its_worker_lives(system: System) -> None:
+    worker = system.worker()
+    system.settle()
+    (handle,) = system.dispatch()
+    worker.start(*worker.take())
+    system.tick()
+    system.make_old()
+    system.look(50)
+    row = system.row(handle)
+    assert (row["status"], row["attempt"]) == ("running", 1)
+
+
+def test_a_message_that_its_receiver_never_got_is_taken_back(system: System) -> None:
+    """The answer to its read was lost: the message counts as received, and no heartbeat lists it."""
+    worker = system.worker()
+    system.settle()
+    (handle,) = system.dispatch()
+    worker.take()
+    worker.held = []
+    system.make_old()
+    system.look_until(lambda: system.row(handle)["attempt"] == 2)
+    row = system.row(handle)
+    assert (row["failures"], row["losses"], row["alone"]) == (0, 0, False)
+    assert system.messages() == [(raw(handle), 2)]
+
+
+def test_the_first_loss_is_free_and_the_next_attempt_runs_alone(system: System) -> None:
+    """Only a loss in a process of its own is held against a task, up to the limit."""
+    system.worker("spare", slots=1)
+    system.settle()
+    (handle,) = system.dispatch()
+    seen: list[tuple[int, bool, int]] = []
+    for attempt in range(1, 10):
+        victim = system.worker(f"victim{attempt}")
+        (task,) = victim.take()
+        row = system.row(handle)
+        seen.append((task.attempt, task.alone, row["losses"]))
+        victim.start(task)
+        system.look()
+        victim.die()
+        system.make_old()
+        system.look_until(lambda attempt=attempt: system.row(handle)["attempt"] > attempt or handle.status() == "failed")  # type: ignore[misc]
+        if handle.status() == "failed":
+            break
+        assert system.messages() == [(raw(handle), attempt + 1)]
+    assert seen == [(1, False, 0), (2, True, 0), (3, True, 1), (4, True, 2)]
+    row = system.row(handle)
+    assert (row["reason"], row["losses"], row["failures"]) == ("worker lost", 3, 0)
+    assert [a["outcome"] for a in system.sql("SELECT outcome FROM orchestrator.attempts")] == ["lost"] * 3
+    with pytest.raises(TaskFailed, match="WorkerLost"):
+        handle.result(0)
+
+
+def test_the_neighbours_of_a_task_that_kills_its_worker_are_not_blamed(system: System) -> None:
+    system.settle()
+    victim = system.worker("victim")
+    handles = system.dispatch(5)
+    victim.take()
+    victim.die()
+    system.make_old()
+    survivor = system.worker("survivor")
+    system.look_until(lambda: all(system.row(handle)["attempt"] == 2 for handle in handles))
+    assert {(row["losses"], row["failures"], row["alone"]) for row in map(system.row, handles)} == {(0, 0, True)}
+    tasks = survivor.take()
+    assert all(task.alone for task in tasks)
+    survivor.succeed(*tasks)
+    system.tick()
+    assert system.states(*handles) == ["success"] * 5
+
+
+def test_a_loss_that_its_parent_reports_needs_no_waiting(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    worker.report(Lost(task.id, 1, alone=False))
+    system.tick()
+    row = system.row(handle)
+    assert (row["status"], row["attempt"], row["alone"], row["losses"]) == ("dispatched", 2, True, 0)
+
+
+def test_a_success_outranks_the_loss_of_its_process(system: System) -> None:
+    """The child died after it had finished; its parent cannot know."""
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    worker.report(Lost(task.id, 1, alone=False))
+    worker.report(Succeeded(task.id, 1, 0.1, ONE))
+    system.tick()
+    assert handle.status() == "success"
+
+
+def test_messages_are_withdrawn_although_a_cancel_comes_in_the_same_tick(system: System) -> None:
+    worker, spare = system.worker(), system.worker("spare")
+    system.settle()
+    lost, cancelled = system.dispatch(2)
+    tasks = worker.take()
+    worker.report(Returned(tasks[1].id, 1, "drained"))
+    system.tick()
+    assert {handle.status() for handle in (lost, cancelled)} == {"dispatched"}
+    worker.die()
+    system.make_old()
+    lost_handle = lost if raw(lost) == tasks[0].id else cancelled
+    other = cancelled if lost_handle is lost else lost
+    for _ in range(10):
+        if system.row(lost_handle)["attempt"] == 2:
+            break
+        if system.scheduler._fleet._fair - system.scheduler._fleet._seen["w1"] >= TTL - 1:
+            other.cancel()
+        system.look()
+    assert other.status() == "cancelled"
+    assert system.messages() == [(raw(lost_handle), 2)]
+    assert [task.id for task in spare.take()] == [raw(lost_handle)]
+
+
+def test_redis_without_memory_is_not_a_dead_fleet(system: System) -> None:
+    worker = system.worker()
+    system.settle()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    worker.start(task)
+    system.tick()
+    system.make_old()
+    worker.die()
+    system.redis.config_set("maxmemory", 1)
+    try:
+        system.look(20)
+    finally:
+        system.redis.config_set("maxmemory", 0)
+    worker.alive = True
+    system.look(5)
+    assert system.row(handle)["attempt"] == 1
+    worker.succeed(task)
+    system.tick()
+    assert handle.status() == "success"
+
+
+# -- generations
+
+
+def test_after_flushall_only_what_nobody_has_is_run_again(system: System) -> None:
+    worker = system.worker()
+    system.settle()
+    kept, running, lost = system.dispatch(3)
+    taken = {task.id: task for task in worker.take()}
+    worker.start(taken[raw(running)])
+    system.tick()
+    unread = system.dispatch()[0]
+    worker.held = [(raw(kept), 1), (raw(running), 1)]  # the third was never delivered
+    old = system.generation
+    system.redis.flushall()
+    system.make_old()
+    system.look()
+    assert system.generation != old
+    system.look_until(lambda: system.row(lost)["attempt"] == 2 and system.row(unread)["attempt"] == 2)
+    system.look(20)
+    assert [(row["attempt"], row["failures"], row["losses"]) for row in map(system.row, (kept, running))] == [(1, 0, 0)] * 2
+    worker.succeed(taken[raw(kept)], taken[raw(running)])
+    worker.succeed(*worker.take())
+    system.tick()
+    assert system.states(kept, running, lost, unread) == ["success"] * 4
+    assert [system.row(handle)["attempt"] for handle in (kept, running, lost, unread)] == [1, 1, 2, 2]
+
+
+def test_nothing_is_judged_before_everyone_had_time_to_be_heard(system: System) -> None:
+    system.worker()
+    system.settle()
+    (handle,) = system.dispatch()
+    system.redis.flushall()
+    system.make_old()
+    for _ in range(int(TTL) - 1):
+        system.look()
+        assert system.row(handle)["attempt"] == 1
+
+
+def test_a_report_from_before_the_flushall_counts_once_when_it_is_sent_again(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    worker.succeed(task)
+    system.redis.flushall()  # the report is gone with everything else
+    worker.held = [(task.id, 1)]
+    system.make_old()
+    system.look(10)
+    worker.succeed(task)
+    worker.succeed(task)
+    system.tick()
+    row = system.row(handle)
+    assert (row["status"], row["attempt"]) == ("success", 1)
+
+
+def test_an_applied_mark_that_went_back_begins_a_generation(system: System) -> None:
+    """A failover dropped the last second."""
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    before: Any = system.redis.get(KEYS.applied)
+    worker.succeed(*worker.take())
+    system.tick()
+    old = system.generation
+    system.redis.set(KEYS.applied, before or encode(Applied(old, "0-1")))
+    system.look()
+    assert system.generation != old
+    assert handle.status() == "success"
+    (again,) = system.dispatch()
+    assert [task.id for task in worker.take()] == [raw(again)]
+
+
+def test_the_streams_of_an_old_generation_are_removed(system: System) -> None:
+    worker = system.worker()
+    system.dispatch(2)
+    worker.take()
+    old = system.generation
+    system.redis.delete(KEYS.generation)
+    system.look()
+    assert system.generation != old
+    assert system.redis.exists(KEYS.events(old), KEYS.queue(old, "default")) == 0
+    assert system.redis.exists(KEYS.events(system.generation)) == 1
+
+
+# -- workers that ask
+
+
+def test_a_doubtful_worker_is_told_which_of_its_attempts_still_count(system: System) -> None:
+    worker = system.worker()
+    system.dispatch(2)
+    current, stale = worker.take()
+    worker.report(Returned(stale.id, 1, "drained"))
+    system.tick()
+    worker.held = [(current.id, 1), (stale.id, 1), (ID, 3)]
+    worker.doubtful = True
+    system.look()
+    orders = worker.orders()
+    assert Order(stop=[Attempt(stale.id, 1), Attempt(ID, 3)], go_on=True) in orders
+
+
+def test_a_doubtful_worker_is_given_nothing_new(system: System) -> None:
+    worker = system.worker()
+    worker.doubtful = True
+    handle = system.job.enqueue()
+    system.look(2)
+    assert handle.status() == "pending"
+
+
+def test_a_burst_worker_is_told_to_drain_when_there_is_no_more(system: System) -> None:
+    worker = system.worker()
+    worker.burst = True
+    system.dispatch()
+    system.look()
+    assert worker.orders() == []
+    worker.succeed(*worker.take())
+    system.tick()
+    system.look()
+    assert Order(drain=True) in worker.orders()
+
+
+# -- tasks that enqueue tasks
+
+
+def child_of(task: Dispatch, number: int, **changes: Any) -> NewTask:
+    identifier = derived_id(task.id, task.attempt, number)
+    return NewTask(**{"id": identifier, "name": "job", "queue": "default", "payload": b"\x92\x90\x80", **changes})
+
+
+def test_what_a_task_enqueues_is_applied_once(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    children = Enqueued([child_of(task, 1, priority=5), child_of(task, 2)])
+    worker.report(children)
+    worker.report(children)  # in one batch
+    system.tick()
+    worker.report(children)  # and in another
+    system.tick()
+    assert system.count("tasks") == 3
+    assert system.row(children.tasks[0].id)["priority"] == 5
+    worker.succeed(task, *worker.take())
+    system.tick()
+    assert (system.count("tasks"), system.count("ended_tasks")) == (0, 3)
+    worker.report(children)  # and after they have ended
+    system.look(2)
+    assert (system.count("tasks"), system.count("ended_tasks")) == (0, 3)
+    assert handle.status() == "success"
+
+
+def test_what_a_task_enqueued_stays_although_it_failed(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    child = child_of(task, 1)
+    worker.report(Enqueued([child]), Failed(task.id, 1, 0.1, ERROR))
+    system.tick()
+    assert handle.status() == "failed"
+    assert system.row(child.id)["status"] == "dispatched"
+
+
+def test_on_success_comes_only_with_the_success_that_counts(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (first,) = worker.take()
+    worker.report(Lost(first.id, 1, alone=False))
+    system.tick()
+    (second,) = worker.take()
+    assert second.attempt == 2
+    early, late = child_of(first, 1), child_of(second, 1)
+    worker.report(Succeeded(first.id, 1, 0.1, ONE, [early]))  # too late: another attempt is current
+    system.tick()
+    assert handle.status() == "dispatched"
+    assert system.count("tasks") == 1
+    worker.report(Succeeded(second.id, 2, 0.1, ONE, [late]))
+    worker.report(Succeeded(second.id, 2, 0.1, ONE, [late]))
+    system.tick(2)
+    assert handle.status() == "success"
+    assert [row["id"].bytes for row in system.sql("SELECT id FROM orchestrator.tasks")] == [late.id]
+
+
+def test_on_success_of_a_cancelled_task_never_comes(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    handle.cancel()
+    system.look()
+    worker.report(Succeeded(task.id, 1, 0.1, ONE, [child_of(task, 1)]))
+    system.look(2)
+    assert (handle.status(), system.count("tasks")) == ("cancelled", 0)
+
+
+def test_a_success_that_came_with_the_cancel_counts_with_all_that_it_brings(system: System) -> None:
+    """In one tick, reports are applied before requests."""
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    handle.cancel()
+    worker.report(Succeeded(task.id, 1, 0.1, ONE, [child_of(task, 1)]))
+    system.look()
+    assert (handle.status(), system.count("tasks")) == ("success", 1)
+
+
+def test_a_child_with_a_delay_waits(system: System) -> None:
+    worker = system.worker()
+    (_,) = system.dispatch()
+    (task,) = worker.take()
+    worker.report(Enqueued([child_of(task, 1, delay=60.0)]), Succeeded(task.id, 1, 0.1, ONE))
+    system.look(2)
+    assert worker.take() == []
+    system.lead(offset=61)
+    system.look()
+    assert len(worker.take()) == 1
+
+
+def test_what_becomes_due_within_the_second_needs_no_look(system: System) -> None:
+    """A short backoff, and a child with a short delay: the leader wakes for them in time."""
+    worker = system.worker()
+    system.dispatch(2, retries=Retry(max=1, base=0.02, jitter=0))
+    failing, parent = worker.take()
+    worker.fail(failing)
+    child = child_of(parent, 1, delay=0.02)
+    worker.report(Enqueued([child]))
+    due: list[Dispatch] = []
+
+    def fires() -> bool:
+        system.tick()
+        due.extend(worker.take())
+        return len(due) == 2
+
+    eventually(fires)
+    assert {(task.id, task.attempt) for task in due} == {(failing.id, 2), (child.id, 1)}
+
+
+# -- batches
+
+
+def test_many_events_are_applied_in_bounded_batches_and_all_at_a_look(engine: Engine, system: System) -> None:
+    worker = system.worker(slots=60)
+    handles = system.dispatch(60)
+    tasks = worker.take()
+    small = System(engine, system.redis, Settings(**{**vars(system.settings), "batch": 10}))
+    small.clock = system.clock
+    small.workers = system.workers
+    small.lead()
+    small.look()
+    for task in tasks:
+        worker.succeed(task)
+    small.tick()
+    assert small.states(*handles).count("success") == 10
+    small.tick()
+    assert small.states(*handles).count("success") == 20
+    small.look()
+    assert small.states(*handles).count("success") == 60
+    small.close()
+
+
+def test_the_group_of_workers_divides_the_work(system: System) -> None:
+    one, two = system.worker("one"), system.worker("two")
+    handles = system.dispatch(20)
+    stream = KEYS.queue(system.generation, "default")
+    first = one.take()
+    second = two.take()
+    assert {task.id for task in first + second} == {raw(handle) for handle in handles}
+    assert system.redis.xpending(stream, GROUP)["pending"] == len(system.messages())
+    one.succeed(*first)
+    two.succeed(*second)
+    system.tick()
+    assert system.states(*handles) == ["success"] * 20
