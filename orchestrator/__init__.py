@@ -3,7 +3,9 @@
 from orchestrator.domain.retry import RetryPolicy as Retry
 from orchestrator.errors import (
     ConfigurationError,
+    ExpressionError,
     InvalidTask,
+    InvalidWorkflow,
     NotFound,
     OrchestratorError,
     PayloadError,
@@ -30,8 +32,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConfigurationError",
+    "ExpressionError",
     "Handle",
     "InvalidTask",
+    "InvalidWorkflow",
     "NotFound",
     "Orchestrator",
     "OrchestratorError",

@@ -7,6 +7,8 @@
     │   ├── UnknownTask           no task of that name is registered
     │   ├── UnknownOption         no option of that name exists
     │   └── PayloadError          an argument or result cannot be serialised, or is too large
+    ├── InvalidWorkflow           a workflow definition or its parameters cannot be accepted
+    │   └── ExpressionError       an expression cannot be read, or does not fit the values it is given
     ├── NotFound                  no task or run has that id
     ├── WrongState                the task or run is in a state that does not allow this
     ├── ResultTimeout             the result did not come in the time the caller gave (also a TimeoutError)
@@ -53,6 +55,14 @@ class UnknownOption(InvalidTask):
 
 class PayloadError(InvalidTask):
     """An argument or a result cannot be serialised, or is too large."""
+
+
+class InvalidWorkflow(OrchestratorError):
+    """A workflow definition or the parameters of a run cannot be accepted; nothing was written."""
+
+
+class ExpressionError(InvalidWorkflow):
+    """An expression cannot be read, or does not fit the values it is given."""
 
 
 class NotFound(OrchestratorError):

@@ -20,6 +20,7 @@ from typing import Any
 
 from orchestrator.domain.task import AttemptReport, Dispatch, Failed, Lost, NewTask, Returned, Succeeded
 from orchestrator.transport.codec import decode, encode
+from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.loading import load_app
 from orchestrator.workers.runner import Outbox, Runner, describe, interruption
@@ -28,8 +29,9 @@ from orchestrator.workers.runner import Outbox, Runner, describe, interruption
 class Isolation:
     """Child processes for one worker process, started as they are needed and kept warm."""
 
-    def __init__(self, app: str, outbox: Outbox) -> None:
+    def __init__(self, app: str, allow: tuple[str, ...], outbox: Outbox) -> None:
         self._app = app
+        self._allow = allow
         self._outbox = outbox
         self._lock = threading.Lock()
         self._idle: list[_Child] = []
@@ -39,7 +41,7 @@ class Isolation:
         with self._lock:
             child = self._idle.pop() if self._idle else None
         if child is None or not child.is_alive():
-            child = _Child(self._app)
+            child = _Child(self._app, self._allow)
         job.interrupt = lambda _: child.kill()
         if job.interrupted_by is not None:
             child.kill()
@@ -80,12 +82,12 @@ class Isolation:
 class _Child:
     """One child process."""
 
-    def __init__(self, app: str) -> None:
+    def __init__(self, app: str, allow: tuple[str, ...]) -> None:
         ours, theirs = Pipe()
         self._pipe = ours
         os.set_inheritable(theirs.fileno(), True)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.workers.isolated", app, str(theirs.fileno())],
+            [sys.executable, "-m", "orchestrator.workers.isolated", app, str(theirs.fileno()), *allow],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )
@@ -119,12 +121,13 @@ class _PipeOutbox:
         self._pipe.recv_bytes()
 
 
-def main(app: str, descriptor: int) -> None:
+def main(app: str, descriptor: int, allow: Sequence[str]) -> None:
     """Run tasks as they come, until the worker closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the worker decides when this process ends
     pipe: Connection[Any, Any] = Connection(descriptor)
-    runner = Runner(load_app(app), _PipeOutbox(pipe))
+    application = load_app(app)
+    runner = Runner(application, _PipeOutbox(pipe), Allowed(application, allow))
     while True:
         try:
             _, data = decode(tuple[str, bytes], pipe.recv_bytes())
@@ -138,4 +141,4 @@ def main(app: str, descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from enum import Enum
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -54,6 +55,7 @@ class Job:
         "slot",
         "stage",
         "started_at",
+        "step",
     )
 
     def __init__(self, dispatch: Dispatch, bundle: Bundle, slot: int, received_at: float) -> None:
@@ -70,6 +72,8 @@ class Job:
         self.interrupted_by: type[BaseException] | None = None
         self.interrupt: Callable[[type[BaseException]], None] | None = None
         """How the running code is interrupted; set by what runs it."""
+        self.step: dict[str, Any] = {}
+        """For a step of a workflow: workflow, step, index and count."""
         self.counter = 0
         self.children: list[NewTask] = []
 

@@ -20,6 +20,7 @@ from orchestrator.transport.codec import Attempt, Malformed, decode, encode
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import Received, StreamsGone, WorkerStreams
+from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.isolated import Isolation
 from orchestrator.workers.job import Bundle, Job
@@ -68,10 +69,11 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
         print(f"Error: the application {spec.app} cannot be imported; the reason is above.", file=sys.stderr)
         return EXIT_UNUSABLE
     process = WorkerProcess(spec, settings, worker, held)
-    isolation = Isolation(spec.app, process.reporter)
-    process.pool = Pool(Runner(app, process.reporter), isolation, process.reporter, held, spec.concurrency)
+    isolation = Isolation(spec.app, spec.allow, process.reporter)
+    allowed = Allowed(app, spec.allow)
+    process.pool = Pool(Runner(app, process.reporter, allowed), isolation, process.reporter, held, spec.concurrency)
     signal.signal(signal.SIGTERM, lambda *_: process.drain())
-    pipe.send_bytes(encode(Hello(sorted(app.tasks))))
+    pipe.send_bytes(encode(Hello(sorted([*app.tasks, *allowed.patterns]))))
     threading.Thread(target=process.obey, args=(pipe,), name="orders", daemon=True).start()
     process.run()
     isolation.close()

@@ -19,13 +19,14 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.context import TaskContext, enter
 from orchestrator.sdk.payload import encode_value
 from orchestrator.sdk.task import Task
+from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.interrupt import interrupt_thread, uninterrupted
 from orchestrator.workers.job import Job
 
 _UNKNOWN_DELAY = 0.5
 _MESSAGE_LIMIT = 10_000
 _TRACEBACK_LIMIT = 50_000
-_decode_call = msgspec.msgpack.Decoder(tuple[list[Any], dict[str, Any]]).decode
+_decode_call = msgspec.msgpack.Decoder().decode
 
 
 class Outbox(Protocol):
@@ -43,14 +44,17 @@ class JobOutlet:
         self._outbox = outbox
 
     def context(self) -> TaskContext:
-        dispatch = self._job.dispatch
+        dispatch, step = self._job.dispatch, self._job.step
         return TaskContext(
             task_id=UUID(bytes=dispatch.id),
-            task_name=dispatch.name,
+            task_name=step.get("step", dispatch.name),
             attempt=dispatch.attempt,
             queue=dispatch.queue,
             run_id=UUID(bytes=dispatch.run_id) if dispatch.run_id else None,
             position=dispatch.position,
+            workflow_name=step.get("workflow"),
+            parallel_index=step.get("index") if step.get("count") is not None else None,
+            parallel_count=step.get("count"),
         )
 
     def next_id(self) -> bytes:
@@ -67,14 +71,16 @@ class JobOutlet:
 class Runner:
     """Runs jobs of one application."""
 
-    def __init__(self, app: Orchestrator, outbox: Outbox) -> None:
+    def __init__(self, app: Orchestrator, outbox: Outbox, allowed: Allowed) -> None:
         self._tasks = app.tasks
+        self._allowed = allowed
         self._limit = app.settings.max_payload
         self._outbox = outbox
 
     def find(self, job: Job) -> Task[..., Any] | None:
-        """Return the task that a job names, if this application has it."""
-        return self._tasks.get(job.dispatch.name)
+        """Return the task that a job names: registered, or a function that the operator allowed."""
+        name = job.dispatch.name
+        return self._tasks.get(name) or self._allowed.find(name)
 
     def run(self, job: Job) -> AttemptReport:
         """Run a synchronous task in the current thread."""
@@ -114,7 +120,15 @@ class Runner:
             return self.failure(job, error)
 
     def _arguments(self, task: Task[..., Any], job: Job) -> tuple[list[Any], dict[str, Any]]:
-        arguments, keywords = task.signature.restore(*_decode_call(job.dispatch.payload))
+        """Decode the call: positional and named arguments, and for a step of a workflow what it knows of itself.
+
+        A step's input is a mapping that holds more than a function need know; it gets what it has parameters for.
+        """
+        arguments, keywords, *step = _decode_call(job.dispatch.payload)
+        if step:
+            job.step = step[0]
+            keywords = task.signature.pick(keywords)
+        arguments, keywords = task.signature.restore(arguments, keywords)
         if task.signature.wants_context:
             task.signature.add_context(JobOutlet(job, self._outbox).context(), arguments, keywords)
         return arguments, keywords

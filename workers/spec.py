@@ -15,5 +15,7 @@ class WorkerSpec:
     processes: int = 1
     concurrency: int = 10
     """Tasks that one process runs at once."""
+    allow: tuple[str, ...] = ()
+    """Modules, files and folders whose plain functions may be run as `module:function` or `file.py:function`."""
     burst: bool = False
     """Work until the queues are empty, then exit."""

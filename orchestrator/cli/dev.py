@@ -137,7 +137,7 @@ class _Team:
         self._start("scheduler")
         if self._settings.app:
             say("dev", f"app       {self._settings.app}")
-            self._start("worker", "--app", self._settings.app, "--processes", str(self._processes))
+            self._start("worker", "--app", self._settings.app, "--processes", str(self._processes), "--allow", ".")
         else:
             say(
                 "dev",
@@ -170,7 +170,7 @@ class _Team:
         say("dev", f"changed: {names}; restarting the worker")
         self._stop("worker")
         if not self._interrupts.requested.is_set():
-            self._start("worker", "--app", self._settings.app, "--processes", str(self._processes))
+            self._start("worker", "--app", self._settings.app, "--processes", str(self._processes), "--allow", ".")
 
     def _start(self, role: str, *options: str) -> None:
         environment = {

@@ -27,8 +27,16 @@ from orchestrator.workers.supervisor import run_worker
     help="How many processes to run.",
 )
 @click.option("--concurrency", type=click.IntRange(1), default=10, help="How many tasks each process runs at once.")
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="MODULE|FILE|FOLDER",
+    help="Let workflows run plain functions from here by name (module:function, file.py:function). May be repeated.",
+)
 @click.option("--burst", is_flag=True, help="Work until the queues are empty, then exit.")
-def command(app: str | None, queues: str, processes: int, concurrency: int, burst: bool) -> None:
+def command(
+    app: str | None, queues: str, processes: int, concurrency: int, allow: tuple[str, ...], burst: bool
+) -> None:
     """Run tasks.
 
     A worker needs Redis and the application, and no database. SIGTERM and Ctrl-C drain it: what runs is finished,
@@ -45,6 +53,7 @@ def command(app: str | None, queues: str, processes: int, concurrency: int, burs
         queues=tuple(check_name("queue", queue.strip()) for queue in queues.split(",")),
         processes=processes,
         concurrency=concurrency,
+        allow=allow,
         burst=burst,
     )
     follow_parent()

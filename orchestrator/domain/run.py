@@ -24,10 +24,12 @@ class RunCounters:
         return self.total - self.open
 
 
-def verdict(counters: RunCounters, cancelling: bool) -> RunState | None:
+def verdict(counters: RunCounters, cancelling: bool, timed_out: bool = False) -> RunState | None:
     """Return the state in which a run ends, or None while a task of it is open."""
     if counters.open:
         return None
+    if timed_out:
+        return RunState.FAILED
     if cancelling:
         return RunState.CANCELLED
     return RunState.FAILED if counters.failed or counters.cancelled else RunState.SUCCESS

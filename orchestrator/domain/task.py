@@ -16,7 +16,7 @@ from orchestrator.domain.retry import RetryPolicy, backoff_delay, has_tries_left
 Isolation = Literal["thread", "process"]
 
 
-class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What travels with a task beside its arguments; the default of each costs nothing to store."""
 
     retry: RetryPolicy = RetryPolicy()
@@ -42,6 +42,7 @@ class NewTask(msgspec.Struct, frozen=True, array_like=True):
     """TaskOptions as JSON, or None where all are defaults."""
     run_id: bytes | None = None
     position: int | None = None
+    step: str | None = None
 
 
 class Dispatch(msgspec.Struct, frozen=True, array_like=True):

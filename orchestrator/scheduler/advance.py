@@ -1,48 +1,121 @@
-"""Advance the runs that a tick has touched: count what moved, and end what is complete."""
+"""Advance the runs that a tick has touched: count what moved, plan what follows, end what is complete.
+
+An end may touch another run, the parent of a child; so this repeats until nothing is touched.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
 from orchestrator.domain.run import verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
+from orchestrator.scheduler.dags import Saved
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import runs
-from orchestrator.store.runs import RunRow
+from orchestrator.store import dags, runs
+from orchestrator.store.runs import TIMED_OUT, RunRow
 from orchestrator.transport.codec import Ended
+
+Deltas = dict[bytes, dict[str, int]]
+Events = dict[bytes, list[tuple[str, str]]]
 
 
 def begin_runs(tick: Tick, limit: int) -> None:
     """Start the runs that were created since the last tick."""
-    conclude(tick, runs.begin(tick.connection, tick.now, limit))
+    begun = runs.begin(tick.connection, tick.now, limit)
+    planned = [row.id for row in begun if row.workflow is not None]
+    conclude(tick, [row for row in begun if row.workflow is None])
+    if planned:
+        _save(tick, defaultdict(lambda: defaultdict(int)), tick.dags.advance(tick, ended={}, begun=planned))
+    advance_runs(tick)
 
 
 def advance_runs(tick: Tick) -> None:
-    """Count the tasks that moved, once per run, and end the runs that have none left open."""
-    deltas: dict[bytes, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for task in tick.moved:
-        if task.run_id is None:
-            continue
-        delta = deltas[task.run_id]
-        if task.state in ENDED_TASK_STATES:
-            delta[task.state] += 1
-            delta["opened"] -= 1
-        elif task.before in ENDED_TASK_STATES:
-            delta[task.before] -= 1
-            delta["opened"] += 1
-    tick.moved.clear()
-    if deltas:
-        conclude(tick, runs.count(tick.connection, deltas))
+    """Count the tasks that moved, once per run, and go on with the runs that they belong to."""
+    while tick.moved or tick.children or tick.reopened:
+        deltas, ended, reopened = _fold(tick)
+        planned = {**dict.fromkeys(ended), **dict.fromkeys(reopened)}
+        saved = tick.dags.advance(tick, ended=ended, reopened=reopened) if planned else {}
+        if deltas or saved:
+            _save(tick, deltas, saved)
+
+
+def expand_runs(tick: Tick, limit: int) -> None:
+    """Create more tasks of large fan-outs."""
+    _save(tick, defaultdict(lambda: defaultdict(int)), tick.dags.expand(tick, limit))
+    advance_runs(tick)
+
+
+def stop_runs(tick: Tick, rows: Iterable[RunRow]) -> None:
+    """Start nothing more of runs that are being cancelled."""
+    planned = [row.id for row in rows if row.workflow is not None and row.state is RunState.RUNNING]
+    if planned:
+        _save(tick, defaultdict(lambda: defaultdict(int)), tick.dags.advance(tick, ended={}, stopped=planned))
 
 
 def conclude(tick: Tick, rows: Iterable[RunRow]) -> None:
-    """End the runs among these that are complete."""
-    complete: dict[RunState, list[bytes]] = defaultdict(list)
+    """End the runs among these that are complete, and tell their parents and lanes."""
+    complete: dict[RunState, dict[bytes, RunRow]] = defaultdict(dict)
     for row in rows:
-        state = verdict(row.counters, row.cancelling)
+        state = verdict(row.counters, row.cancelling, row.reason == TIMED_OUT)
         if state is not None and row.state in run_sources_of(state):
-            complete[state].append(row.id)
-    for state, ids in complete.items():
-        for run_id in runs.end(tick.connection, state, ids, tick.now):
+            complete[state][row.id] = row
+    lanes: Counter[str] = Counter()
+    for state, candidates in complete.items():
+        for run_id in runs.end(tick.connection, state, list(candidates), tick.now):
+            row = candidates[run_id]
             tick.ended.append(Ended(run_id, state))
+            if row.lane is not None:
+                lanes[row.lane] += 1
+            if row.parent_run is not None and row.parent_step is not None:
+                if state is RunState.SUCCESS:
+                    dags.save_output(tick.connection, run_id, tick.dags.output(tick, run_id))
+                tick.children.append((row.parent_run, row.parent_step, str(state)))
+    if lanes:
+        runs.unpark(tick.connection, lanes)
+
+
+def _fold(tick: Tick) -> tuple[Deltas, Events, Events]:
+    """Sum up, by run, what moved: counters, and for runs with a definition what ended or was opened again."""
+    deltas: Deltas = defaultdict(lambda: defaultdict(int))
+    ended: Events = defaultdict(list)
+    reopened: Events = defaultdict(list)
+    for task in tick.moved:
+        if task.run_id is None:
+            continue
+        if task.state in ENDED_TASK_STATES:
+            deltas[task.run_id][task.state] += 1
+            deltas[task.run_id]["opened"] -= 1
+            if task.step is not None:
+                ended[task.run_id].append((task.step, task.state))
+        elif task.before in ENDED_TASK_STATES:
+            deltas[task.run_id][task.before] -= 1
+            deltas[task.run_id]["opened"] += 1
+            if task.step is not None:
+                reopened[task.run_id].append((task.step, task.before))
+    for run, step, state in tick.children:
+        deltas[run][state] += 1
+        deltas[run]["opened"] -= 1
+        ended[run].append((step, state))
+    for run, steps in tick.reopened.items():
+        reopened[run].extend((step, "failed") for step in steps)
+        for _ in steps:
+            deltas[run]["failed"] -= 1
+            deltas[run]["opened"] += 1
+    tick.moved.clear()
+    tick.children.clear()
+    tick.reopened.clear()
+    return deltas, ended, reopened
+
+
+def _save(tick: Tick, deltas: Deltas, saved: Mapping[bytes, Saved]) -> None:
+    """Write counters and plans, one row per run, and end the runs that have nothing left open."""
+    for run, plan in saved.items():
+        delta = deltas[run]
+        delta["total"] += plan.delta.total
+        delta["opened"] += plan.delta.opened
+        for name, number in plan.delta.counts.items():
+            delta[name] += number
+    if deltas:
+        plans = {run: (plan.state, plan.expanding) for run, plan in saved.items()}
+        conclude(tick, runs.count(tick.connection, deltas, plans))

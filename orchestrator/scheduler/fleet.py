@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from orchestrator.transport.codec import Heartbeat, unpack_attempts
 
+_ANY_FUNCTION = "*:*"
+"""Published by workers that may import functions by name (`module:function`): only trying tells what they find."""
+
 Names = Callable[[str], "list[str] | None"]
 
 
@@ -88,7 +91,8 @@ class Fleet:
 
     def knows(self, queue: str, name: str) -> bool:
         """Say whether a live worker of this queue knows a task."""
-        return name in self._known.get(queue, ())
+        known = self._known.get(queue, frozenset())
+        return name in known or (":" in name and _ANY_FUNCTION in known)
 
     def known(self) -> set[tuple[str, str]]:
         """Return every (queue, name) that a live worker can run."""

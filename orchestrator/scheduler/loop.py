@@ -21,7 +21,8 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Engine, exc
 
-from orchestrator.scheduler.advance import advance_runs, begin_runs
+from orchestrator.scheduler.advance import advance_runs, begin_runs, expand_runs
+from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.dispatch import Dispatcher
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.leadership import Leadership, TermOver
@@ -32,7 +33,7 @@ from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.timers import fail_unknown, fire_due, release_known
 from orchestrator.scheduler.watch import Watch
 from orchestrator.settings import Settings
-from orchestrator.store import database, waiting
+from orchestrator.store import database, runs, waiting
 from orchestrator.store.leases import Cursor
 from orchestrator.store.waiting import Agenda
 from orchestrator.telemetry import get_logger
@@ -111,6 +112,7 @@ class Scheduler:
         self._fleet = Fleet(settings.worker_ttl)
         self._dispatcher = Dispatcher(self._fleet, settings.batch)
         self._reconciler = Reconciler(self._fleet)
+        self._dags = Dags(settings.max_payload, settings.batch)
         self._watch = Watch(self._fleet, self._streams, settings)
         self._agenda = _NOTHING
         self._careful = False
@@ -136,7 +138,7 @@ class Scheduler:
         withdraw: dict[str, list[str]] = {}
         try:
             with self._leadership.writing(self._monotonic()) as (connection, now):
-                tick = Tick(connection, now, set_aside=set_aside)
+                tick = Tick(connection, now, self._dags, set_aside=set_aside)
                 self._apply(tick, reports)
                 if suspicion is not None and inbound.complete:
                     lost, withdraw = self._reconciler.judge(suspicion)
@@ -149,7 +151,8 @@ class Scheduler:
                     self._leadership.save_cursor(connection, cursor)
                 self._watch.record(tick)
         except (exc.SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
-            if isinstance(error, database.UNAVAILABLE) or self._careful:
+            self._dags.forget()
+            if database.is_outage(error) or self._careful:
                 raise
             log.error("a report could not be applied; looking for it: %s", _first_line(error))
             self._careful = True
@@ -181,10 +184,15 @@ class Scheduler:
         if agenda.inbox:
             apply_inbox(tick, limit)
             agenda = waiting.agenda(tick.connection)
+        if _is_due(agenda.next_due, tick.now):
+            runs.time_out(tick.connection, tick.now, limit)
+            agenda = waiting.agenda(tick.connection)
         if agenda.cancelling_runs:
             cancel_runs(tick, limit)
         if agenda.pending_runs:
             begin_runs(tick, limit)
+        if agenda.expanding_runs:
+            expand_runs(tick, limit)
         advance_runs(tick)
         if agenda.held and thorough:
             release_known(tick, self._fleet, limit)
@@ -192,14 +200,14 @@ class Scheduler:
             fire_due(tick, limit)
             fail_unknown(tick, self._fleet, limit)
             advance_runs(tick)
-        busy = agenda.inbox or agenda.cancelling_runs or agenda.pending_runs or _is_due(agenda.next_due, tick.now)
+        busy = agenda.is_busy or _is_due(agenda.next_due, tick.now)
         if busy or tick.delayed:
             agenda = waiting.agenda(tick.connection)
         self._agenda = agenda
         self._patience = self._until_next(agenda, tick.now)
 
     def _until_next(self, agenda: Agenda, now: datetime) -> float:
-        if agenda.inbox or agenda.cancelling_runs or agenda.pending_runs:
+        if agenda.is_busy:
             return 0.0
         patience = self._settings.safety_scan
         if agenda.next_due is not None:
@@ -263,17 +271,20 @@ class Scheduler:
 
     def _drain(self, cursor: Cursor) -> None:
         """Apply what still stands in the old generation's stream; its workers may be gone and cannot send it again."""
+        self._careful = True  # nothing that stands there may keep the next generation from beginning
         while inbound := self._streams.read(cursor.generation, self._cursor.position, self._settings.batch, 0.0):
             if not inbound.entries:
                 return
-            reports, _ = _decode(inbound)
+            reports, set_aside = _decode(inbound)
             with self._leadership.writing(self._monotonic()) as (connection, now):
-                tick = Tick(connection, now)
+                tick = Tick(connection, now, self._dags, set_aside=set_aside)
                 self._apply(tick, reports)
                 advance_runs(tick)
                 self._cursor = self._cursor._replace(position=inbound.entries[-1][0])
                 self._leadership.save_cursor(connection, self._cursor)
             self._dispatcher.committed(tick, self._monotonic())
+            self._streams.confirm(cursor.generation, self._cursor.position, tick.ended)
+            self._set_aside(tick)
 
     def _read(self, to_the_end: bool) -> Inbound:
         """Read events: one batch, waiting for the first; or all there are, without waiting."""
@@ -309,15 +320,19 @@ class Scheduler:
         generation = self._cursor.generation
         if tick.claimed:
             self._streams.push(generation, self._leadership.term, self._dispatcher.messages(tick.claimed))
-        for queue, entries in (withdraw | self._watch.unreceived(generation, tick.revoked)).items():
-            self._streams.withdraw(generation, queue, entries)
+        for messages in (withdraw, self._watch.unreceived(generation, tick.revoked)):
+            for queue, entries in messages.items():
+                self._streams.withdraw(generation, queue, entries)
         if moved_on or tick.ended:
             self._streams.confirm(generation, self._cursor.position, tick.ended)
             self._confirmed = self._cursor.position
+        self._set_aside(tick)
+        self._watch.give_orders()
+
+    def _set_aside(self, tick: Tick) -> None:
         for entry, body, error in tick.set_aside:
             log.error("event %s was set aside: %s", entry, error)
             self._streams.set_aside(entry, body, error)
-        self._watch.give_orders()
 
 
 def _decode(inbound: Inbound) -> tuple[list[Reported], list[tuple[str, bytes, str]]]:

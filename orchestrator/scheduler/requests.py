@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from itertools import groupby
+
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.task import TaskError
-from orchestrator.scheduler.advance import advance_runs, conclude
+from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
 from orchestrator.scheduler.status import error_json
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import inbox, runs, transitions
@@ -16,22 +19,23 @@ _CANCELLED_JSON = error_json(_CANCELLED)
 
 
 def apply_inbox(tick: Tick, limit: int) -> None:
-    """Apply the oldest requests, all of a kind at once."""
+    """Apply the oldest requests in their order, neighbours of a kind at once."""
     items = inbox.read(tick.connection, limit)
     if not items:
         return
-    wanted: dict[str, list[bytes]] = {}
-    for item in items:
-        wanted.setdefault(item.kind, []).append(item.target)
-    if ids := wanted.get(Wish.CANCEL_TASK):
-        cancel_tasks(tick, ids)
-    if ids := wanted.get(Wish.CANCEL_RUN):
-        runs.mark_cancelling(tick.connection, ids)
-    if ids := wanted.get(Wish.RETRY_TASK):
-        retry_tasks(tick, ids)
-    if ids := wanted.get(Wish.RETRY_RUN):
-        retry_tasks(tick, runs.retryable_tasks(tick.connection, ids, limit=100_000))
-    inbox.remove(tick.connection, [item.id for item in items])
+    unfinished: set[int] = set()
+    for kind, neighbours in groupby(items, key=lambda item: item.kind):
+        same = list(neighbours)
+        ids = [item.target for item in same]
+        if kind == Wish.CANCEL_TASK:
+            cancel_tasks(tick, ids)
+        elif kind == Wish.CANCEL_RUN:
+            runs.mark_cancelling(tick.connection, ids)
+        elif kind == Wish.RETRY_TASK:
+            retry_tasks(tick, ids)
+        elif kind == Wish.RETRY_RUN:
+            unfinished.update(item.id for item in same if not retry_run(tick, item, 10 * limit))
+    inbox.remove(tick.connection, [item.id for item in items if item.id not in unfinished])
 
 
 def cancel_tasks(tick: Tick, ids: list[bytes]) -> None:
@@ -48,6 +52,8 @@ def cancel_runs(tick: Tick, limit: int) -> None:
     if not cancelling:
         return
     ids = [row.id for row in cancelling]
+    runs.cancel_children(tick.connection, ids)
+    stop_runs(tick, cancelling)
     tasks = runs.open_tasks(tick.connection, ids, limit)
     if tasks:
         cancel_tasks(tick, tasks)
@@ -56,13 +62,34 @@ def cancel_runs(tick: Tick, limit: int) -> None:
         conclude(tick, cancelling)
 
 
-def retry_tasks(tick: Tick, ids: list[bytes]) -> None:
-    """Open failed and skipped tasks again, and their runs with them."""
+def retry_run(tick: Tick, item: inbox.Item, limit: int) -> bool:
+    """Open a slice of the tasks that had failed when this was asked; say whether that was all of them."""
+    asked_at = tick.now - timedelta(seconds=item.age)
+    if retry_tasks(tick, runs.retryable_tasks(tick.connection, item.target, asked_at, limit)) >= limit:
+        return False
+    reopen_run(tick, item.target)
+    return True
+
+
+def reopen_run(tick: Tick, run: bytes) -> None:
+    """Consider anew what a failed run has skipped, and retry its failed child runs."""
+    children = runs.failed_children(tick.connection, run)
+    for child, _ in children:
+        retry_tasks(tick, runs.retryable_tasks(tick.connection, child, tick.now, limit=100_000))
+        reopen_run(tick, child)
+    tick.reopened[run] = [step for _, step in children]
+    runs.reopen(tick.connection, [run])
+    advance_runs(tick)
+
+
+def retry_tasks(tick: Tick, ids: list[bytes]) -> int:
+    """Open failed and skipped tasks again, and their runs with them; return how many."""
     if not ids:
-        return
+        return 0
     moved = transitions.revive(tick.connection, list(dict.fromkeys(ids)))
     tick.note(moved)
     run_ids = list({task.run_id for task in moved if task.run_id is not None})
     if run_ids:
         advance_runs(tick)
         runs.reopen(tick.connection, run_ids)
+    return len(moved)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
@@ -17,6 +18,9 @@ from orchestrator.domain.task import TaskError
 from orchestrator.store.transitions import Claimed, Moved
 from orchestrator.transport.codec import Ended
 
+if TYPE_CHECKING:
+    from orchestrator.scheduler.dags import Dags
+
 
 @dataclass
 class Tick:
@@ -24,8 +28,13 @@ class Tick:
 
     connection: Connection
     now: datetime
+    dags: Dags
     moved: list[Moved] = field(default_factory=list)
     """Tasks whose state changed and whose runs have not been counted yet."""
+    children: list[tuple[bytes, str, str]] = field(default_factory=list)
+    """Child runs that ended: parent, its step, and the state."""
+    reopened: dict[bytes, list[str]] = field(default_factory=dict)
+    """Runs that a person retries, with the steps whose child runs are open again."""
     ended: list[Ended] = field(default_factory=list)
     """Tasks and runs that ended, for waiting clients."""
     landed: Counter[str] = field(default_factory=Counter)

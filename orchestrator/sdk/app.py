@@ -18,6 +18,7 @@ from orchestrator.sdk.handle import Handle, RunHandle
 from orchestrator.sdk.options import CallOptions, check_name, with_options
 from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.task import Task, task_name
+from orchestrator.sdk.workflows import Workflows
 from orchestrator.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Orchestrator:
         self._backend: Backend | None = None
         self._lock = threading.Lock()
         self.tasks: dict[str, Task[..., Any]] = {}
+        self.workflows = Workflows(self)
 
     # -- tasks
 

@@ -10,17 +10,20 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import Connection, Engine, exc
 
+from orchestrator.domain.definition import Definition, resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.run import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
 from orchestrator.domain.task import NewTask
-from orchestrator.errors import NotFound, OrchestratorError, SchemaError, WrongState
+from orchestrator.errors import NotFound, OrchestratorError, SchemaError, WrongState, did_you_mean
 from orchestrator.settings import Settings
-from orchestrator.store import database, enqueue, inbox, results
+from orchestrator.store import dags, database, enqueue, inbox, results, workflows
 from orchestrator.store.inbox import Wish
 from orchestrator.transport.client import Announcements, nudge
 from orchestrator.transport.codec import Ended
@@ -75,6 +78,25 @@ class Backend:
             enqueue.insert_run(connection, run_id, name, total)
         nudge(self._redis, self._keys)
 
+    def apply_workflow(self, definition: Definition) -> workflows.Application:
+        """Store a definition."""
+        with self._connected(transaction=True) as connection, connection.begin():
+            return workflows.apply(connection, definition)
+
+    def start_workflow(
+        self, name: str, params: Mapping[str, Any], run_id: bytes, *, key: str | None, tags: Iterable[str]
+    ) -> bytes:
+        """Create a run of the newest version of a workflow; return its id, or that of the run that has the key."""
+        stored = self.workflow(name)
+        resolved = resolve_params(stored.definition, params, datetime.now(UTC))
+        run = dags.new_run(stored.definition, stored.version, run_id, resolved)
+        run = run._replace(key=key, tags=(*run.tags, *tags))
+        with self._connected() as connection:
+            if not dags.start(connection, [run]) and key is not None:
+                run_id = dags.find_by_key(connection, key) or run_id
+        nudge(self._redis, self._keys)
+        return run_id
+
     def cancel_task(self, task: bytes) -> None:
         """Ask the leader to cancel a task."""
         self._ask(Wish.CANCEL_TASK, task, self.task_status(task), ENDED_TASK_STATES, wanted=False)
@@ -112,6 +134,35 @@ class Backend:
         if found is None:
             raise NotFound(f"No run has the id {to_text(run)}.")
         return found
+
+    def workflow(self, name: str) -> workflows.Stored:
+        """Return the newest version of a workflow."""
+        with self._connected() as connection:
+            stored = workflows.latest(connection, name)
+            if stored is None:
+                names = [other.name for other in workflows.list_latest(connection)]
+                raise NotFound(
+                    f"There is no workflow {name!r}.{did_you_mean(name, names)} "
+                    f"Apply it with `orchestrator workflows apply FILE`."
+                )
+        return stored
+
+    def workflow_names(self) -> list[str]:
+        """Return the names of all workflows."""
+        with self._connected() as connection:
+            return [stored.name for stored in workflows.list_latest(connection)]
+
+    def fan_outs(self, run: bytes) -> set[str]:
+        """Return the names of the steps of a run that fan out."""
+        with self._connected() as connection:
+            definition = workflows.of_run(connection, run)
+        steps = definition.steps if definition is not None else ()
+        return {step.name for step in steps if step.foreach is not None or step.parallel is not None}
+
+    def step_results(self, run: bytes) -> list[tuple[str, int, bytes | None]]:
+        """Return step, position and result of every ended task of a workflow's run."""
+        with self._connected() as connection:
+            return dags.results_of_run(connection, run)
 
     def run_results(self, run: bytes) -> Iterator[bytes]:
         """Yield the results of a run's tasks in order."""

@@ -22,6 +22,12 @@ class TaskContext:
     run_id: UUID | None = None
     position: int | None = None
     """Place among the tasks of its run."""
+    workflow_name: str | None = None
+    """The workflow that it is a step of; `task_name` is then the step's name."""
+    parallel_index: int | None = None
+    """Place in its fan-out."""
+    parallel_count: int | None = None
+    """Size of its fan-out."""
 
 
 class Outlet(Protocol):

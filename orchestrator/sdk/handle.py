@@ -164,6 +164,15 @@ class RunHandle(Generic[R]):
             value = decode_value(data)
             yield self._task.signature.restore_result(value) if self._task else value
 
+    def outputs(self, timeout: float | None = None) -> dict[str, Any]:
+        """Wait for the end of a workflow's run and return the output of each step; of a fan-out, the ordered list."""
+        self.wait(timeout)
+        found: dict[str, list[Any]] = {}
+        for step, _, data in self._app.backend.step_results(self._id):
+            found.setdefault(step, []).append(None if data is None else decode_value(data))
+        fans = self._app.backend.fan_outs(self._id)
+        return {step: values if step in fans else values[0] for step, values in found.items()}
+
     def cancel(self) -> None:
         """Cancel its open tasks, and with them the run."""
         self._app.backend.cancel_run(self._id)

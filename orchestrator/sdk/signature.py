@@ -46,6 +46,13 @@ class Signature:
         except TypeError as error:
             raise InvalidTask(f"Task {self._name!r}: {error}. Expected {self._name}{self._signature}.") from None
 
+    def pick(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the given values that the function has parameters for; `**kwargs` takes them all."""
+        if self._double_star is not None:
+            return dict(given)
+        known = self._signature.parameters
+        return {name: value for name, value in given.items() if name in known and name != self._star}
+
     def restore(self, arguments: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Turn decoded arguments into the annotated types."""
         self.check(arguments, keywords)

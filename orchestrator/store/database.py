@@ -10,11 +10,13 @@ from sqlalchemy.engine import make_url
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.store.tables import SCHEMA
 
-REVISION = "0001"
+REVISION = "0002"
 """The newest migration. `orchestrator db upgrade` brings a database here."""
 
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
 """What an outage of Postgres looks like, lock and statement timeouts included: wait and try again."""
+
+_LIMIT_EXCEEDED = "54"
 
 _MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _UPGRADE_LOCK = 0x6F7263685F6462
@@ -40,6 +42,12 @@ def engine_for(url: str, *, autocommit: bool = False, pool_size: int = 5, name: 
         connect_args={"application_name": name, "connect_timeout": 10},
         skip_autocommit_rollback=autocommit,
     )
+
+
+def is_outage(error: BaseException) -> bool:
+    """Say whether waiting will help. A value too large for an index is no outage, though the driver calls it so."""
+    code = getattr(getattr(error, "orig", None), "pgcode", None) or ""
+    return isinstance(error, UNAVAILABLE) and not code.startswith(_LIMIT_EXCEEDED)
 
 
 def check_schema(connection: Connection) -> None:

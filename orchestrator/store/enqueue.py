@@ -80,14 +80,16 @@ def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
-# A task that was enqueued inside another may be reported twice, and may even have ended in between.
+# What a worker reports may be reported twice, and the task may even have ended in between.
 _ADOPT = Statement(
     """
-INSERT INTO orchestrator.tasks (id, name, queue, priority, wake_at, payload, options)
-SELECT n.id, n.name, n.queue, n.priority, %(now)s::timestamptz + n.delay * interval '1 second', n.payload, n.options
+INSERT INTO orchestrator.tasks (id, name, queue, priority, wake_at, payload, options, run_id, step, position)
+SELECT n.id, n.name, n.queue, n.priority, %(now)s::timestamptz + n.delay * interval '1 second', n.payload, n.options,
+       n.run_id, n.step, n.position
   FROM unnest(%(ids)s::uuid[], %(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[],
-              %(delays)s::double precision[], %(payloads)s::bytea[], %(options)s::jsonb[])
-       AS n(id, name, queue, priority, delay, payload, options)
+              %(delays)s::double precision[], %(payloads)s::bytea[], %(options)s::jsonb[], %(runs)s::uuid[],
+              %(steps)s::text[], %(positions)s::int[])
+       AS n(id, name, queue, priority, delay, payload, options, run_id, step, position)
  WHERE NOT EXISTS (SELECT FROM orchestrator.ended_tasks e WHERE e.id = n.id)
     ON CONFLICT (id) DO NOTHING
 """
@@ -95,7 +97,7 @@ SELECT n.id, n.name, n.queue, n.priority, %(now)s::timestamptz + n.delay * inter
 
 
 def adopt_tasks(connection: Connection, tasks: Sequence[NewTask], now: datetime) -> None:
-    """Create the tasks that running tasks enqueued; those that exist already stay as they are."""
+    """Create tasks that running tasks enqueued or runs have come to; those that exist already stay as they are."""
     _ADOPT(
         connection,
         {
@@ -107,6 +109,9 @@ def adopt_tasks(connection: Connection, tasks: Sequence[NewTask], now: datetime)
             "delays": arrays.numbers(task.delay if task.delay > 0 else None for task in tasks),
             "payloads": arrays.blobs(task.payload for task in tasks),
             "options": [task.options for task in tasks],
+            "runs": arrays.uuids(task.run_id for task in tasks),
+            "steps": [task.step for task in tasks],
+            "positions": arrays.numbers(task.position for task in tasks),
         },
     )
 

@@ -27,6 +27,8 @@ class Item(NamedTuple):
     id: int
     kind: str
     target: bytes
+    age: float
+    """Seconds since it was made."""
 
 
 _ADD = text("INSERT INTO orchestrator.inbox (kind, target) VALUES (:kind, CAST(:target AS uuid))")
@@ -37,13 +39,18 @@ def add(connection: Connection, kind: Wish, target: bytes) -> None:
     connection.execute(_ADD, {"kind": str(kind), "target": target.hex()})
 
 
-_READ = Statement("SELECT id, kind, target::text FROM orchestrator.inbox ORDER BY id LIMIT %(limit)s")
+_READ = Statement(
+    """
+SELECT id, kind, target::text, extract(epoch FROM now() - created_at)::double precision
+  FROM orchestrator.inbox ORDER BY id LIMIT %(limit)s
+"""
+)
 
 
 def read(connection: Connection, limit: int) -> list[Item]:
     """Return the oldest requests."""
     rows = _READ(connection, {"limit": limit})
-    return [Item(row[0], row[1], identifier(row[2])) for row in rows]
+    return [Item(row[0], row[1], identifier(row[2]), row[3]) for row in rows]
 
 
 _REMOVE = Statement("DELETE FROM orchestrator.inbox WHERE id = ANY(%(ids)s::bigint[])")

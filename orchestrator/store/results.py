@@ -57,7 +57,7 @@ def progress(connection: Connection, run: bytes) -> tuple[str, RunCounters] | No
 
 _RESULTS = """
 SELECT position, result FROM orchestrator.ended_tasks
- WHERE run_id = %(id)s::uuid AND position > %(after)s ORDER BY position LIMIT %(limit)s
+ WHERE run_id = %(id)s::uuid AND step IS NULL AND position > %(after)s ORDER BY position LIMIT %(limit)s
 """
 
 

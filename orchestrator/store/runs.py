@@ -14,7 +14,11 @@ from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
 
-_COUNTERS = "r.id::text, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped"
+_COUNTERS = """r.id::text, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
+          r.workflow, r.reason, r.lane, r.parent_run::text, r.parent_step"""
+
+TIMED_OUT = "timed out"
+"""The reason of a run that took longer than it may."""
 
 
 class RunRow(NamedTuple):
@@ -24,6 +28,11 @@ class RunRow(NamedTuple):
     state: RunState
     cancelling: bool
     counters: RunCounters
+    workflow: str | None = None
+    reason: str | None = None
+    lane: str | None = None
+    parent_run: bytes | None = None
+    parent_step: str | None = None
 
 
 def _rows(result: Iterable[Any]) -> list[RunRow]:
@@ -33,48 +42,91 @@ def _rows(result: Iterable[Any]) -> list[RunRow]:
             RunState(row[1]),
             row[2],
             RunCounters(total=row[3], open=row[4], success=row[5], failed=row[6], cancelled=row[7], skipped=row[8]),
+            row[9],
+            row[10],
+            row[11],
+            identifier(row[12]) or None,
+            row[13],
         )
         for row in result
     ]
 
 
+# A run whose lane is full is parked, so that it is not looked at again until one of the lane's runs ends.
 _BEGIN = Statement(
     f"""
-UPDATE orchestrator.runs r SET status = 'running', started_at = %(now)s::timestamptz
- WHERE r.id IN (SELECT id FROM orchestrator.runs
-                 WHERE status = 'pending' AND NOT cancelling ORDER BY id LIMIT %(limit)s)
+WITH next AS (
+    SELECT id, lane, lane_limit FROM orchestrator.runs
+     WHERE status = 'pending' AND NOT parked AND NOT cancelling ORDER BY id LIMIT %(limit)s
+), admitted AS (
+    SELECT n.id, n.lane IS NULL OR n.lane_limit >
+           (SELECT count(*) FROM orchestrator.runs o
+             WHERE o.lane = n.lane AND o.ended_at IS NULL AND o.status = 'running')
+           + row_number() OVER (PARTITION BY n.lane ORDER BY n.id) - 1 AS free
+      FROM next n
+)
+UPDATE orchestrator.runs r
+   SET status = CASE WHEN a.free THEN 'running' ELSE r.status END,
+       started_at = CASE WHEN a.free THEN %(now)s::timestamptz END,
+       parked = NOT a.free
+  FROM admitted a WHERE r.id = a.id
 RETURNING {_COUNTERS}
 """
 )
 
 
 def begin(connection: Connection, now: datetime, limit: int) -> list[RunRow]:
-    """Start pending runs."""
-    return _rows(_BEGIN(connection, {"now": now, "limit": limit}))
+    """Start pending runs, as far as their lanes have room; return those that have begun."""
+    return [row for row in _rows(_BEGIN(connection, {"now": now, "limit": limit})) if row.state is RunState.RUNNING]
+
+
+_UNPARK = Statement(
+    """
+UPDATE orchestrator.runs SET parked = false
+ WHERE id IN (SELECT next.id FROM unnest(%(lanes)s::text[], %(rooms)s::int[]) AS ended(lane, room)
+               CROSS JOIN LATERAL (
+                     SELECT id FROM orchestrator.runs
+                      WHERE lane = ended.lane AND ended_at IS NULL AND status = 'pending' AND parked
+                      ORDER BY id LIMIT ended.room) AS next)
+"""
+)
+
+
+def unpark(connection: Connection, ended: Mapping[str, int]) -> None:
+    """Let as many parked runs of each lane try again as runs of it have ended."""
+    _UNPARK(connection, {"lanes": list(ended), "rooms": arrays.numbers(ended.values())})
 
 
 _COUNT = Statement(
     f"""
 UPDATE orchestrator.runs r
-   SET open = r.open + d.opened, success = r.success + d.success, failed = r.failed + d.failed,
-       cancelled = r.cancelled + d.cancelled, skipped = r.skipped + d.skipped
-  FROM unnest(%(ids)s::uuid[], %(opened)s::int[], %(success)s::int[], %(failed)s::int[], %(cancelled)s::int[],
-              %(skipped)s::int[]) AS d(id, opened, success, failed, cancelled, skipped)
+   SET total = r.total + d.total, open = r.open + d.opened, success = r.success + d.success,
+       failed = r.failed + d.failed, cancelled = r.cancelled + d.cancelled, skipped = r.skipped + d.skipped,
+       state = coalesce(d.state, r.state), expanding = coalesce(d.expanding, r.expanding)
+  FROM unnest(%(ids)s::uuid[], %(total)s::int[], %(opened)s::int[], %(success)s::int[], %(failed)s::int[],
+              %(cancelled)s::int[], %(skipped)s::int[], %(states)s::bytea[], %(expanding)s::boolean[])
+       AS d(id, total, opened, success, failed, cancelled, skipped, state, expanding)
  WHERE r.id = d.id
 RETURNING {_COUNTERS}
 """
 )
 
 Delta = Mapping[str, int]
-"""How much each counter changes: opened, success, failed, cancelled, skipped."""
+"""How much each counter changes: total, opened, success, failed, cancelled, skipped."""
+Plans = Mapping[bytes, tuple[bytes, bool]]
+"""By run, what its planner remembers, and whether more of its tasks are to be created."""
 
 
-def count(connection: Connection, deltas: Mapping[bytes, Delta]) -> list[RunRow]:
-    """Change the counters of runs, once per run however many of its tasks moved."""
+def count(connection: Connection, deltas: Mapping[bytes, Delta], plans: Plans | None = None) -> list[RunRow]:
+    """Change the counters of runs, once per run however many of its tasks moved, and save their plans."""
+    plans = plans or {}
     parameters = {"ids": arrays.uuids(deltas)} | {
         column: arrays.numbers(delta.get(column, 0) for delta in deltas.values())
-        for column in ("opened", "success", "failed", "cancelled", "skipped")
+        for column in ("total", "opened", "success", "failed", "cancelled", "skipped")
     }
+    saved = [plans.get(run) for run in deltas]
+    parameters["states"] = arrays.blobs(plan[0] if plan else None for plan in saved)
+    parameters["expanding"] = arrays.numbers(plan[1] if plan else None for plan in saved)
     return _rows(_COUNT(connection, parameters))
 
 
@@ -99,7 +151,7 @@ def end(connection: Connection, state: RunState, ids: Sequence[bytes], now: date
 
 _REOPEN = Statement(
     f"""
-UPDATE orchestrator.runs SET status = 'running', ended_at = NULL
+UPDATE orchestrator.runs SET status = 'running', ended_at = NULL, reason = NULL, deadline = NULL
  WHERE id = ANY(%(ids)s::uuid[]) AND status IN {_sources(RunState.RUNNING)} AND status <> 'pending'
 """
 )
@@ -121,6 +173,45 @@ UPDATE orchestrator.runs SET cancelling = true
 def mark_cancelling(connection: Connection, ids: Sequence[bytes]) -> None:
     """Note that runs are to be cancelled; their tasks follow in slices."""
     _ASK_CANCEL(connection, {"ids": arrays.uuids(ids)})
+
+
+_TIME_OUT = Statement(
+    f"""
+UPDATE orchestrator.runs SET cancelling = true, reason = '{TIMED_OUT}'
+ WHERE id IN (SELECT id FROM orchestrator.runs
+               WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL ORDER BY deadline LIMIT %(limit)s)
+   AND NOT cancelling
+"""
+)
+
+
+def time_out(connection: Connection, now: datetime, limit: int) -> None:
+    """Note that runs have taken too long; their tasks are cancelled in slices, and then they have failed."""
+    _TIME_OUT(connection, {"now": now, "limit": limit})
+
+
+_CANCEL_CHILDREN = Statement(
+    """
+UPDATE orchestrator.runs c SET cancelling = true
+  FROM unnest(%(ids)s::uuid[]) AS parent(id)
+ WHERE c.parent_run = parent.id AND c.ended_at IS NULL AND NOT c.cancelling
+"""
+)
+
+
+def cancel_children(connection: Connection, ids: Sequence[bytes]) -> None:
+    """Cancel the child runs of runs that are being cancelled."""
+    _CANCEL_CHILDREN(connection, {"ids": arrays.uuids(ids)})
+
+
+_FAILED_CHILDREN = Statement(
+    "SELECT id::text, parent_step FROM orchestrator.runs WHERE parent_run = %(run)s::uuid AND status = 'failed'"
+)
+
+
+def failed_children(connection: Connection, run: bytes) -> list[tuple[bytes, str]]:
+    """Return the failed child runs of a run, and the steps that they belong to."""
+    return [(identifier(row[0]), row[1]) for row in _FAILED_CHILDREN(connection, {"run": run.hex()})]
 
 
 _CANCELLING = Statement(f"SELECT {_COUNTERS} FROM orchestrator.runs r WHERE r.cancelling AND r.ended_at IS NULL")
@@ -147,12 +238,13 @@ def open_tasks(connection: Connection, ids: Sequence[bytes], limit: int) -> list
 _RETRYABLE = Statement(
     """
 SELECT id::text FROM orchestrator.ended_tasks
- WHERE run_id = ANY(%(ids)s::uuid[]) AND status IN ('failed', 'skipped') LIMIT %(limit)s
+ WHERE run_id = %(run)s::uuid AND status IN ('failed', 'skipped') AND ended_at <= %(until)s::timestamptz
+ LIMIT %(limit)s
 """
 )
 
 
-def retryable_tasks(connection: Connection, ids: Sequence[bytes], limit: int) -> list[bytes]:
-    """Return some of the failed and skipped tasks of runs."""
-    rows = _RETRYABLE(connection, {"ids": arrays.uuids(ids), "limit": limit})
+def retryable_tasks(connection: Connection, run: bytes, until: datetime, limit: int) -> list[bytes]:
+    """Return some of the tasks of a run that had failed or been skipped by then."""
+    rows = _RETRYABLE(connection, {"run": run.hex(), "until": until, "limit": limit})
     return [identifier(row[0]) for row in rows]

@@ -74,6 +74,7 @@ tasks = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
     Column("dispatched_at", DateTime(timezone=True)),
     Column("started_at", DateTime(timezone=True)),
+    Column("step", Text, comment="which step of its workflow"),
     CheckConstraint(_one_of(OPEN_TASK_STATES), name="tasks_are_open"),
 )
 
@@ -89,7 +90,7 @@ Index(
 Index("tasks_due", tasks.c.wake_at, postgresql_where=text("wake_at IS NOT NULL"))
 Index("tasks_in_flight", tasks.c.id, postgresql_where=text(_one_of(IN_FLIGHT_STATES)))
 Index("tasks_held", tasks.c.name, postgresql_where=text("hold IS NOT NULL"))
-Index("tasks_of_run", tasks.c.run_id, tasks.c.position, postgresql_where=text("run_id IS NOT NULL"))
+Index("tasks_of_run", tasks.c.run_id, tasks.c.step, tasks.c.position, postgresql_where=text("run_id IS NOT NULL"))
 
 ended_tasks = Table(
     "ended_tasks",
@@ -114,6 +115,7 @@ ended_tasks = Table(
     Column("created_at", DateTime(timezone=True), nullable=False),
     Column("started_at", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True), nullable=False),
+    Column("step", Text),
     CheckConstraint(_one_of(ENDED_TASK_STATES), name="ended_tasks_have_ended"),
 )
 Index("ended_tasks_not_success", ended_tasks.c.ended_at, postgresql_where=text("status <> 'success'"))
@@ -121,6 +123,7 @@ Index("ended_tasks_by_time", ended_tasks.c.ended_at, postgresql_using="brin", po
 Index(
     "ended_tasks_of_run",
     ended_tasks.c.run_id,
+    ended_tasks.c.step,
     ended_tasks.c.position,
     postgresql_where=text("run_id IS NOT NULL"),
 )
@@ -159,12 +162,47 @@ runs = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
     Column("started_at", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True)),
+    Column("workflow", Text, comment="the definition that it is a run of"),
+    Column("version", Integer),
+    Column("params", JSONB),
+    Column("state", LargeBinary, comment="what the planner remembers"),
+    Column("expanding", Boolean, nullable=False, server_default=text("false"), comment="more tasks are to be created"),
+    Column("parent_run", Uuid),
+    Column("parent_step", Text),
+    Column("parent_position", Integer),
+    Column("output", LargeBinary, comment="what a child run gives to its parent"),
+    Column("reason", Text, comment="why it did not succeed, where no task says so"),
+    Column("deadline", DateTime(timezone=True)),
+    Column("tags", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    Column("key", Text, comment="idempotency key"),
+    Column("lane", Text, comment="what it shares a limit of running runs with"),
+    Column("lane_limit", Integer),
+    Column("parked", Boolean, nullable=False, server_default=text("false"), comment="its lane is full"),
     CheckConstraint(_one_of(RunState), name="runs_have_a_known_status"),
     CheckConstraint("total = open + success + failed + cancelled + skipped", name="runs_counters_add_up"),
     CheckConstraint("open >= 0", name="runs_open_not_negative"),
 )
-Index("runs_pending", runs.c.id, postgresql_where=text("status = 'pending'"))
+Index("runs_pending", runs.c.id, postgresql_where=text("status = 'pending' AND NOT parked"))
+Index("runs_by_key", runs.c.key, unique=True, postgresql_where=text("key IS NOT NULL"))
+Index("runs_expanding", runs.c.id, postgresql_where=text("expanding"))
+Index("runs_of_parent", runs.c.parent_run, postgresql_where=text("parent_run IS NOT NULL"))
+Index("runs_due", runs.c.deadline, postgresql_where=text("deadline IS NOT NULL AND ended_at IS NULL"))
+Index("runs_in_lane", runs.c.lane, runs.c.id, postgresql_where=text("lane IS NOT NULL AND ended_at IS NULL"))
+Index("runs_of_workflow", runs.c.workflow, runs.c.id, postgresql_where=text("workflow IS NOT NULL"))
+Index("runs_by_tag", runs.c.tags, postgresql_using="gin", postgresql_where=text("tags <> '{}'"))
 Index("runs_cancelling", runs.c.id, postgresql_where=text("cancelling AND ended_at IS NULL"))
+
+workflows = Table(
+    "workflows",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("hash", Text, nullable=False),
+    Column("definition", JSONB, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
+    Column("deleted_at", DateTime(timezone=True)),
+    comment="definitions, immutable under (name, version)",
+)
 
 inbox = Table(
     "inbox",
@@ -173,6 +211,7 @@ inbox = Table(
     Column("kind", Text, nullable=False),
     Column("target", Uuid, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
+    Column("body", JSONB),
     comment="what anyone but the leader wants changed; applied and deleted by the next tick",
 )
 

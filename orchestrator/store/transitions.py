@@ -49,10 +49,14 @@ class Moved(NamedTuple):
     attempt: int
     before: str
     """The state it came from."""
+    step: str | None = None
+    """The step of the workflow that it belongs to."""
 
 
 def _moved(rows: Iterable[Any]) -> list[Moved]:
-    return [Moved(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, row[4], row[5]) for row in rows]
+    return [
+        Moved(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, row[4], row[5], row[6]) for row in rows
+    ]
 
 
 # -- pending → dispatched
@@ -164,14 +168,14 @@ WITH back AS (
            AS r(id, attempt, delay, failures, losses, alone, outcome, error, worker, duration, hold)
      {_current(sources_of(TaskState.PENDING)[:2])}
      WHERE t.ctid = found.place
-    RETURNING t.id, t.queue, t.run_id, t.attempt, r.outcome, r.error, r.worker, r.duration
+    RETURNING t.id, t.queue, t.run_id, t.attempt, t.step, r.outcome, r.error, r.worker, r.duration
 ), kept AS (
     INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
     SELECT id, attempt, outcome, error, worker,
            %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz
       FROM back WHERE outcome IS NOT NULL
 )
-SELECT id::text, 'pending', queue, run_id::text, attempt, 'dispatched' FROM back
+SELECT id::text, 'pending', queue, run_id::text, attempt, 'dispatched', step FROM back
 """
 )
 
@@ -215,7 +219,7 @@ def again(connection: Connection, rows: Sequence[Again], now: datetime) -> list[
 # -- open → ended: the row moves to ended_tasks
 
 _ENDED_COLUMNS = """id, seq, name, queue, priority, status, reason, attempt, failures, losses, run_id, position,
-                    payload, options, result, error, worker, created_at, started_at, ended_at"""
+                    payload, options, result, error, worker, created_at, started_at, ended_at, step"""
 
 _SUCCEEDED = Statement(
     f"""
@@ -231,10 +235,10 @@ WITH gone AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
     SELECT id, seq, name, queue, priority, 'success', NULL, attempt, failures, losses, run_id, position,
            payload, options, result, NULL, finisher, created_at,
-           %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz
+           %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz, step
       FROM gone
 )
-SELECT id::text, 'success', queue, run_id::text, attempt, status FROM gone
+SELECT id::text, 'success', queue, run_id::text, attempt, status, step FROM gone
 """
 )
 
@@ -276,10 +280,10 @@ WITH gone AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
     SELECT id, seq, name, queue, priority, '{state}', reason, attempt, failures + failed, losses + lost, run_id,
            position, payload, options, NULL, error, coalesce(finisher, worker), created_at,
-           coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at), %(now)s::timestamptz
+           coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at), %(now)s::timestamptz, step
       FROM gone
 )
-SELECT id::text, '{state}', queue, run_id::text, attempt, status FROM gone
+SELECT id::text, '{state}', queue, run_id::text, attempt, status, step FROM gone
 """)
 
 
@@ -334,10 +338,10 @@ WITH back AS (
     ON CONFLICT DO NOTHING
 ), opened AS (
     INSERT INTO orchestrator.tasks
-           (id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at)
-    SELECT id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at FROM back
+           (id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step)
+    SELECT id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step FROM back
 )
-SELECT id::text, 'pending', queue, run_id::text, attempt, status FROM back
+SELECT id::text, 'pending', queue, run_id::text, attempt, status, step FROM back
 """
 )
 

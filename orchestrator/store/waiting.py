@@ -47,7 +47,8 @@ _RELEASE = Statement(
 UPDATE orchestrator.tasks t SET hold = NULL, wake_at = NULL
   FROM (SELECT held.id FROM orchestrator.tasks held
           JOIN unnest(%(queues)s::text[], %(names)s::text[]) AS known(queue, name)
-            ON held.name = known.name AND held.queue = known.queue
+            ON held.queue = known.queue
+           AND (held.name = known.name OR (known.name = '*:*' AND strpos(held.name, ':') > 0))
          WHERE held.hold = 'unknown' LIMIT %(limit)s) AS known
  WHERE t.id = known.id
 """
@@ -72,15 +73,24 @@ class Agenda(NamedTuple):
     cancelling_runs: bool
     next_due: datetime | None
     held: bool
+    expanding_runs: bool = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether the next tick has something to do at once."""
+        return self.inbox or self.pending_runs or self.cancelling_runs or self.expanding_runs
 
 
 _AGENDA = Statement(
     """
 SELECT EXISTS (SELECT FROM orchestrator.inbox),
-       EXISTS (SELECT FROM orchestrator.runs WHERE status = 'pending'),
+       EXISTS (SELECT FROM orchestrator.runs WHERE status = 'pending' AND NOT parked),
        EXISTS (SELECT FROM orchestrator.runs WHERE cancelling AND ended_at IS NULL),
-       (SELECT min(wake_at) FROM orchestrator.tasks WHERE wake_at IS NOT NULL),
-       EXISTS (SELECT FROM orchestrator.tasks WHERE hold IS NOT NULL)
+       least((SELECT min(wake_at) FROM orchestrator.tasks WHERE wake_at IS NOT NULL),
+             (SELECT min(deadline) FROM orchestrator.runs
+               WHERE deadline IS NOT NULL AND ended_at IS NULL AND NOT cancelling)),
+       EXISTS (SELECT FROM orchestrator.tasks WHERE hold IS NOT NULL),
+       EXISTS (SELECT FROM orchestrator.runs WHERE expanding)
 """
 )
 

@@ -1,0 +1,323 @@
+"""Plan a DAG run: which steps start, which are skipped, how far a fan-out has come.
+
+Pure. The state of a run is one byte per step and a few numbers per fan-out, whatever the number of its tasks; it is
+saved in the transaction that applies the events it follows from. A step has no tasks until it starts:
+
+    waiting ──its trigger fires──▶ candidate ──its condition, fan-out and input are evaluated──▶ open ──▶ ended
+       └──its trigger can no longer fire──▶ skipped          └──▶ skipped, failed, or success of an empty fan-out
+
+A trigger fires as soon as it is certain. What a step's end means for the steps below it is settled at once, so the
+cost of an event is the number of its edges.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import msgspec
+
+from orchestrator.domain.definition import Definition, Trigger
+
+
+class StepState(IntEnum):
+    """Where a step of a run stands; one byte of the run's state."""
+
+    WAITING = 0
+    OPEN = 1
+    SUCCESS = 2
+    FAILED = 3
+    SKIPPED = 4
+    CANCELLED = 5
+
+
+ENDED = (StepState.SUCCESS, StepState.FAILED, StepState.SKIPPED, StepState.CANCELLED)
+_COUNTER = {
+    StepState.SUCCESS: "success",
+    StepState.FAILED: "failed",
+    StepState.SKIPPED: "skipped",
+    StepState.CANCELLED: "cancelled",
+}
+STATE_OF_TASK = {name: state for state, name in _COUNTER.items()}
+
+
+class Graph:
+    """A definition, compiled for planning; shared by all runs of it."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self.steps = definition.steps
+        self.index = {step.name: place for place, step in enumerate(self.steps)}
+        self.upstream = [tuple(dict.fromkeys(self.index[name] for name in step.depends_on)) for step in self.steps]
+        below: list[list[int]] = [[] for _ in self.steps]
+        for place, parents in enumerate(self.upstream):
+            for parent in parents:
+                below[parent].append(place)
+        self.downstream = [tuple(children) for children in below]
+        self.leaves = [place for place, children in enumerate(self.downstream) if not children]
+
+
+class Fan(msgspec.Struct, array_like=True):
+    """How far a fan-out has come."""
+
+    total: int
+    created: int = 0
+    success: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    skipped: int = 0
+
+    @property
+    def ended(self) -> int:
+        return self.success + self.failed + self.cancelled + self.skipped
+
+
+class DagState(msgspec.Struct, array_like=True):
+    """All that is remembered of a run between two ticks."""
+
+    steps: bytes
+    fans: dict[int, Fan] = {}
+    reasons: dict[int, str] = {}
+    """Why steps were skipped, or failed without a task."""
+    stopping: bool = False
+    """Nothing new is started: the run is being cancelled or has timed out."""
+
+
+@dataclass
+class Delta:
+    """What a plan changes in the counters of its run."""
+
+    total: int = 0
+    opened: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def end(self, state: StepState, number: int = 1) -> None:
+        self.opened -= number
+        name = _COUNTER[state]
+        self.counts[name] = self.counts.get(name, 0) + number
+
+
+class Plan:
+    """One run, from its state and the events of a tick to the steps that are to start."""
+
+    def __init__(self, graph: Graph, state: DagState | None = None) -> None:
+        self.graph = graph
+        self._steps = bytearray(state.steps if state else bytes(len(graph.steps)))
+        self._fans = {place: msgspec.structs.replace(fan) for place, fan in state.fans.items()} if state else {}
+        self._reasons = dict(state.reasons) if state else {}
+        self._stopping = state.stopping if state else False
+        self._tally: dict[int, list[int]] = {}
+        self._candidates: deque[int] = deque()
+        self._marked: set[int] = set()
+        self._unsettled: deque[int] = deque()
+        self.delta = Delta()
+        self.fans_with_room: dict[int, None] = {}
+        """Fan-outs of which more tasks may be created now."""
+
+    def state(self) -> DagState:
+        """Return what is to be remembered."""
+        return DagState(bytes(self._steps), self._fans, self._reasons, self._stopping)
+
+    def step_state(self, place: int) -> StepState:
+        return StepState(self._steps[place])
+
+    def fan(self, place: int) -> Fan | None:
+        return self._fans.get(place)
+
+    # -- events
+
+    def begin(self) -> None:
+        """Start the run: every step counts as one open task until its fan-out is known."""
+        self.delta.total += len(self._steps)
+        self.delta.opened += len(self._steps)
+        for place in range(len(self._steps)):
+            self._consider(place)
+
+    def task_ended(self, place: int, state: StepState) -> None:
+        """A task of a step has ended; its run's counters are kept by whoever moved the task."""
+        if self._steps[place] != StepState.OPEN:
+            return
+        fan = self._fans.get(place)
+        if fan is None:
+            self._end(place, state)
+            return
+        name = _COUNTER[state]
+        setattr(fan, name, getattr(fan, name) + 1)
+        if fan.ended >= fan.total:
+            self._end(place, StepState.FAILED if fan.failed or fan.cancelled else StepState.SUCCESS)
+        elif fan.created < fan.total:
+            self.fans_with_room[place] = None
+
+    def stop(self) -> None:
+        """Start nothing more: what waits is cancelled at once, what is open ends by its tasks."""
+        self._stopping = True
+        self._candidates.clear()
+        self.fans_with_room.clear()
+        for place, state in enumerate(self._steps):
+            if state == StepState.WAITING:
+                self._steps[place] = StepState.CANCELLED
+                self.delta.end(StepState.CANCELLED)
+            fan = self._fans.get(place)
+            if state == StepState.OPEN and fan is not None and fan.created < fan.total:
+                rest = fan.total - fan.created
+                fan.created = fan.total
+                fan.cancelled += rest
+                self.delta.end(StepState.CANCELLED, rest)
+                if fan.ended >= fan.total:
+                    self._steps[place] = StepState.CANCELLED
+
+    def reopen(self, revived: Iterable[tuple[int, StepState]]) -> None:
+        """A person retries the run: failed tasks are open again, and what was skipped is considered anew.
+
+        `revived` names, per task that was opened again, its step and how it had ended.
+        """
+        self._stopping = False
+        for place, before in revived:
+            self._steps[place] = StepState.OPEN
+            fan = self._fans.get(place)
+            if fan is not None:
+                name = _COUNTER[before]
+                setattr(fan, name, getattr(fan, name) - 1)
+        for place, state in enumerate(self._steps):
+            if state == StepState.SKIPPED or (state == StepState.FAILED and place in self._reasons):
+                self._steps[place] = StepState.WAITING
+                self._reasons.pop(place, None)
+                name = _COUNTER[StepState(state)]
+                self.delta.opened += 1
+                self.delta.counts[name] = self.delta.counts.get(name, 0) - 1
+        self._tally.clear()
+        for place, state in enumerate(self._steps):
+            if state == StepState.WAITING:
+                self._consider(place)
+
+    # -- candidates: the caller evaluates each, and says what came of it
+
+    def next_candidate(self) -> int | None:
+        """Return a step whose trigger has fired, or None."""
+        while self._candidates:
+            place = self._candidates.popleft()
+            self._marked.discard(place)
+            if self._steps[place] == StepState.WAITING and not self._stopping:
+                return place
+        return None
+
+    def open_single(self, place: int) -> None:
+        """The step becomes one task."""
+        self._steps[place] = StepState.OPEN
+
+    def open_fan(self, place: int, total: int) -> None:
+        """The step becomes `total` tasks; none at all is a success with nothing in it."""
+        self.delta.total += total - 1
+        self.delta.opened += total - 1
+        self._fans[place] = Fan(total)
+        if total:
+            self._steps[place] = StepState.OPEN
+            self.fans_with_room[place] = None
+        else:
+            self._end(place, StepState.SUCCESS)
+
+    def skip(self, place: int, reason: str) -> None:
+        """The step's condition is not met."""
+        self._reasons[place] = reason
+        self.delta.end(StepState.SKIPPED)
+        self._end(place, StepState.SKIPPED)
+
+    def fail(self, place: int, reason: str) -> None:
+        """The step's condition, fan-out or input cannot be evaluated."""
+        self._reasons[place] = reason
+        self.delta.end(StepState.FAILED)
+        self._end(place, StepState.FAILED)
+
+    def abandon(self, place: int, number: int, reason: str) -> None:
+        """The tasks of an open step cannot be created: `number` that were taken, and all that were to follow."""
+        self._reasons[place] = reason
+        fan = self._fans.get(place)
+        if fan is None:
+            self.delta.end(StepState.FAILED)
+            self._end(place, StepState.FAILED)
+            return
+        number += fan.total - fan.created
+        fan.created = fan.total
+        fan.failed += number
+        self.fans_with_room.pop(place, None)
+        self.delta.end(StepState.FAILED, number)
+        if fan.ended >= fan.total:
+            self._end(place, StepState.FAILED)
+
+    def create(self, place: int, limit: int) -> range:
+        """Take up to `limit` tasks of a fan-out to create now, within its concurrency; return their positions."""
+        fan = self._fans[place]
+        allowed = fan.total - fan.created
+        concurrency = self.graph.steps[place].concurrency
+        if concurrency is not None:
+            allowed = min(allowed, concurrency - (fan.created - fan.ended))
+        number = max(0, min(allowed, limit))
+        positions = range(fan.created, fan.created + number)
+        fan.created += number
+        if number == allowed:
+            self.fans_with_room.pop(place, None)
+        return positions
+
+    # -- what follows from an end
+
+    def _end(self, place: int, state: StepState) -> None:
+        """End a step and settle all that follows; a chain of ten thousand skips is a loop, not a recursion."""
+        self._steps[place] = state
+        for child in self.graph.downstream[place]:
+            tally = self._tally.get(child)
+            if tally is not None:
+                tally[state] += 1
+        self._unsettled.append(place)
+        if len(self._unsettled) > 1:
+            return
+        while self._unsettled:
+            for child in self.graph.downstream[self._unsettled[0]]:
+                self._consider(child)
+            self._unsettled.popleft()
+
+    def _consider(self, place: int) -> None:
+        """Fire or skip a waiting step if what has ended above it decides that."""
+        if self._steps[place] != StepState.WAITING or self._stopping or place in self._marked:
+            return
+        parents = self.graph.upstream[place]
+        tally = self._tally.get(place)
+        if tally is None:
+            tally = self._tally[place] = [0] * len(StepState)
+            for parent in parents:
+                tally[self._steps[parent]] += 1
+        fires = decide(self.graph.steps[place].trigger, len(parents), tally)
+        if fires:
+            self._marked.add(place)
+            self._candidates.append(place)
+        elif fires is False:
+            self.skip(place, self._why_skipped(place))
+
+    def _why_skipped(self, place: int) -> str:
+        trigger = self.graph.steps[place].trigger
+        unhappy = [
+            f"{self.graph.steps[parent].name} {_COUNTER[StepState(self._steps[parent])]}"
+            for parent in self.graph.upstream[place]
+            if self._steps[parent] in ENDED and self._steps[parent] != StepState.SUCCESS
+        ]
+        return f"{trigger}: {', '.join(unhappy[:3])}{' …' if len(unhappy) > 3 else ''}" if unhappy else str(trigger)
+
+
+def decide(trigger: Trigger, parents: int, tally: Mapping[int, int] | list[int]) -> bool | None:
+    """Say whether a trigger fires (True), can no longer fire (False), or is not certain yet (None)."""
+    success = tally[StepState.SUCCESS]
+    failed = tally[StepState.FAILED] + tally[StepState.CANCELLED]
+    skipped = tally[StepState.SKIPPED]
+    complete = success + failed + skipped == parents
+    if not parents:
+        return True
+    if trigger == "all_success":
+        return False if failed or skipped else complete or None
+    if trigger == "none_failed":
+        return False if failed else complete or None
+    if trigger == "any_success":
+        return True if success else (False if complete else None)
+    if trigger == "any_failed":
+        return True if failed else (False if complete else None)
+    return complete or None

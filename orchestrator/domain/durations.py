@@ -1,0 +1,28 @@
+"""Lengths of time as people write them: `250ms`, `30s`, `10m`, `1h30m`, `2d`."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_UNITS = {"w": Decimal(604_800), "d": Decimal(86_400), "h": Decimal(3600), "m": Decimal(60), "s": Decimal(1)}
+_UNITS["ms"] = Decimal("0.001")
+_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(ms|[wdhms])")
+_WHOLE = re.compile(rf"(?:{_PART.pattern} ?)+")
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds that a text such as `1h30m` means, or None if it means none."""
+    if not _WHOLE.fullmatch(text.strip()):
+        return None
+    return float(sum(Decimal(amount) * _UNITS[unit] for amount, unit in _PART.findall(text)))
+
+
+def format_duration(seconds: float) -> str | float:
+    """Return seconds in the shortest words that say exactly the same, or the number where there are none."""
+    left = round(Decimal(seconds) * 1000)
+    text = ""
+    for unit, size in _UNITS.items():
+        count, left = divmod(left, int(size * 1000)) if unit != "w" else (0, left)
+        text += f"{count}{unit}" if count else ""
+    return text if parse_duration(text) == seconds else seconds

@@ -1,0 +1,106 @@
+"""What a step of a DAG evaluates when it starts: its condition, its fan-out, and the input of its tasks.
+
+Names that expressions see: `params`, `run`, every step above by its name (its output; a list for a fan-out; None where
+it did not succeed), and in a fan-out's input `item`, `index` and `count`.
+
+The input of a task is one mapping: the outputs of the steps it depends on under their names, then the step's own keys,
+which win. A fan-out does not repeat in each of its tasks the output that it was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.domain.dag import Graph
+from orchestrator.domain.definition import Step
+from orchestrator.domain.expression import Expression, parse, parse_template
+from orchestrator.errors import ExpressionError
+
+_OF_ITEM = frozenset({"item", "index", "count"})
+_NOT_STEPS = _OF_ITEM | {"params", "run"}
+
+
+@dataclass(frozen=True)
+class Skip:
+    """The condition is not met."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Single:
+    """The step is one task."""
+
+
+@dataclass(frozen=True)
+class FanOut:
+    """The step is as many tasks as there are items, or as a number says."""
+
+    total: int
+
+
+class StepProgram:
+    """A step's expressions, parsed once."""
+
+    def __init__(self, graph: Graph, place: int) -> None:
+        step = graph.steps[place]
+        self.step: Step = step
+        self._when = _expression(step.when)
+        self._foreach = _expression(step.foreach)
+        self._parallel = _expression(step.parallel) if isinstance(step.parallel, str) else None
+        self._input = parse_template(step.input)
+        fan_out = self._foreach or self._parallel
+        source = fan_out.roots if fan_out is not None else frozenset()
+        self._merged = tuple(name for name in step.depends_on if name not in source)
+        roots = {*self._input.roots, *source, *(self._when.roots if self._when else ())} - _NOT_STEPS
+        self.decision_needs = tuple(
+            graph.index[name] for name in sorted({*source, *(self._when.roots if self._when else ())} - _NOT_STEPS)
+        )
+        """Steps whose outputs the decision reads."""
+        self.needs = tuple(graph.index[name] for name in sorted({*roots, *(self._merged if step.task else ())}))
+        """Steps whose outputs anything here reads."""
+
+    def decide(self, names: Mapping[str, Any]) -> Skip | Single | FanOut:
+        """Evaluate the condition and the fan-out."""
+        if self._when is not None and not self._when.evaluate(names):
+            return Skip(f"when: {self.step.when}")
+        if self._foreach is not None:
+            return FanOut(len(self._items(names)))
+        if isinstance(self.step.parallel, int):
+            return FanOut(self.step.parallel)
+        if self._parallel is not None:
+            number = self._parallel.evaluate(names)
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise ExpressionError(
+                    f"parallel: {self.step.parallel}: expected a whole number, found {number!r:.100}."
+                )
+            return FanOut(number)
+        return Single()
+
+    def inputs(self, names: Mapping[str, Any], positions: Sequence[int], count: int | None) -> Iterator[dict[str, Any]]:
+        """Yield the input of each of these tasks of the step; `count` is the size of its fan-out."""
+        base = {name: names[name] for name in self._merged} if self.step.task else {}
+        if count is None:
+            yield base | self._input.render(names)
+            return
+        items = self._items(names) if self._foreach is not None else None
+        own = None if self._input.roots & _OF_ITEM else self._input.render(names)
+        for position in positions:
+            of_item: dict[str, Any] = {"index": position, "count": count}
+            if items is not None:
+                of_item["item"] = items[position]
+            item = {"item": of_item["item"]} if items is not None else {}
+            yield base | item | (own if own is not None else self._input.render({**names, **of_item}))
+
+    def _items(self, names: Mapping[str, Any]) -> list[Any]:
+        assert self._foreach is not None
+        items = self._foreach.evaluate(names)
+        if not isinstance(items, list):
+            raise ExpressionError(f"foreach: {self.step.foreach}: expected a list, found {items!r:.100}.")
+        return items
+
+
+def _expression(text: str | None) -> Expression | None:
+    return None if text is None else parse(text)

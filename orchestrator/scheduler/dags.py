@@ -1,0 +1,309 @@
+"""Advance runs of DAGs: the planner says what starts, this creates the tasks and the child runs.
+
+Plans are kept between ticks, because only the leader changes them; they are forgotten whenever a tick fails, and
+rebuilt from what Postgres has.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.dag import STATE_OF_TASK, DagState, Delta, Graph, Plan, StepState
+from orchestrator.domain.definition import Definition, resolve_params
+from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.retry import RetryPolicy
+from orchestrator.domain.steps import FanOut, Skip, StepProgram
+from orchestrator.domain.task import DEFAULT_OPTIONS, NewTask, TaskOptions
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store import dags, enqueue, workflows
+from orchestrator.store.dags import Key, NewRun
+
+_CACHE = 500
+"""Plans that are kept in memory."""
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.decode
+
+
+class Compiled:
+    """A definition with everything that can be worked out once."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self.graph = Graph(definition)
+        self.programs = [StepProgram(self.graph, place) for place in range(len(self.graph.steps))]
+        self.options = [_options(step.retries, step.timeout) for step in self.graph.steps]
+
+
+@dataclass
+class DagRun:
+    """One run in flight."""
+
+    id: bytes
+    compiled: Compiled
+    params: dict[str, Any]
+    info: dict[str, Any]
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a run's row is to remember."""
+
+    delta: Delta
+    state: bytes
+    expanding: bool
+
+
+class Dags:
+    """All DAG runs that the leader has to do with."""
+
+    def __init__(self, max_payload: int, slice_size: int) -> None:
+        self._max_payload = max_payload
+        self._slice = slice_size
+        self._compiled: dict[tuple[str, int], Compiled] = {}
+        self._runs: OrderedDict[bytes, DagRun] = OrderedDict()
+
+    def forget(self) -> None:
+        """A tick failed: what was planned in it did not happen."""
+        self._runs.clear()
+
+    # -- events
+
+    def advance(
+        self,
+        tick: Tick,
+        *,
+        ended: Mapping[bytes, list[tuple[str, str]]],
+        begun: Iterable[bytes] = (),
+        stopped: Iterable[bytes] = (),
+        reopened: Mapping[bytes, list[tuple[str, str]]] | None = None,
+    ) -> dict[bytes, Saved]:
+        """Bring runs up to date with what happened to them; return what their rows are to remember.
+
+        `ended` and `reopened` hold, by run, (step, state) of each task that ended or was opened again.
+        """
+        begun, stopped, reopened = set(begun), set(stopped), reopened or {}
+        runs = self._load(tick, {*ended, *begun, *stopped, *reopened})
+        for run in runs:
+            plan, index = run.plan, run.compiled.graph.index
+            if run.id in begun:
+                plan.begin()
+            for step, state in ended.get(run.id, ()):
+                plan.task_ended(index[step], STATE_OF_TASK[state])
+            if run.id in stopped:
+                plan.stop()
+            if run.id in reopened:
+                plan.reopen((index[step], STATE_OF_TASK[state]) for step, state in reopened[run.id])
+        self._settle(tick, runs)
+        return {run.id: self._save(run) for run in runs}
+
+    def expand(self, tick: Tick, limit: int) -> dict[bytes, Saved]:
+        """Create more tasks of fan-outs that are too large for one tick."""
+        runs = self._load(tick, dags.expanding(tick.connection, limit))
+        for run in runs:
+            for place, step in enumerate(run.compiled.graph.steps):
+                fan = run.plan.fan(place)
+                if fan is not None and fan.created < fan.total and (step.foreach or step.parallel):
+                    run.plan.fans_with_room[place] = None
+        self._settle(tick, runs)
+        return {run.id: self._save(run) for run in runs}
+
+    def output(self, tick: Tick, run_id: bytes) -> bytes:
+        """Return what a run gives to its parent: the outputs of the steps that nothing depends on."""
+        (run,) = self._load(tick, [run_id])
+        leaves = run.compiled.graph.leaves
+        names = self._names(tick, [(run, place) for place in leaves], direct=True)[run.id]
+        return _encode(
+            {run.compiled.graph.steps[place].name: names[run.compiled.graph.steps[place].name] for place in leaves}
+        )
+
+    # -- loading and saving
+
+    def _load(self, tick: Tick, ids: Iterable[bytes]) -> list[DagRun]:
+        wanted = list(dict.fromkeys(ids))
+        missing = [run_id for run_id in wanted if run_id not in self._runs]
+        for row in dags.load(tick.connection, missing) if missing else ():
+            compiled = self._compile(tick, row.workflow, row.version)
+            state = msgspec.msgpack.decode(row.state, type=DagState) if row.state is not None else None
+            info = {"id": to_text(row.id), "workflow": row.workflow, "version": row.version}
+            info |= {"fire_time": row.params.get("fire_time", row.created_at.isoformat())}
+            self._runs[row.id] = DagRun(row.id, compiled, row.params, info, Plan(compiled.graph, state))
+        found = [self._runs[run_id] for run_id in wanted if run_id in self._runs]
+        for run in found:
+            self._runs.move_to_end(run.id)
+        while len(self._runs) > max(_CACHE, len(found)):
+            self._runs.popitem(last=False)
+        return found
+
+    def _compile(self, tick: Tick, name: str, version: int) -> Compiled:
+        key = (name, version)
+        if key not in self._compiled:
+            stored = workflows.read(tick.connection, name, version)
+            assert stored is not None, f"the definition of {name} version {version} is gone"
+            self._compiled[key] = Compiled(stored.definition)
+        return self._compiled[key]
+
+    @staticmethod
+    def _save(run: DagRun) -> Saved:
+        delta, run.plan.delta = run.plan.delta, Delta()
+        return Saved(delta, _encode(run.plan.state()), bool(run.plan.fans_with_room))
+
+    # -- starting steps
+
+    def _settle(self, tick: Tick, runs: list[DagRun]) -> None:
+        """Evaluate candidates, all runs together, until none are left; then create what they become."""
+        singles: list[tuple[DagRun, int]] = []
+        while candidates := [(run, place) for run in runs for place in _drain(run.plan)]:
+            names = self._names(tick, candidates)
+            for run, place in candidates:
+                if self._open(run, place, names[run.id]):
+                    singles.append((run, place))
+        fans = [(run, place) for run in runs for place in list(run.plan.fans_with_room)]
+        if singles or fans:
+            self._create(tick, singles, fans)
+
+    def _open(self, run: DagRun, place: int, names: Mapping[str, Any]) -> bool:
+        """Decide what a candidate becomes; True if that is a single task."""
+        try:
+            decision = run.compiled.programs[place].decide(names)
+        except InvalidWorkflow as error:
+            run.plan.fail(place, str(error))
+            return False
+        if isinstance(decision, Skip):
+            run.plan.skip(place, decision.reason)
+        elif isinstance(decision, FanOut):
+            run.plan.open_fan(place, decision.total)
+        else:
+            run.plan.open_single(place)
+            return True
+        return False
+
+    def _create(self, tick: Tick, singles: list[tuple[DagRun, int]], fans: list[tuple[DagRun, int]]) -> None:
+        names = self._names(tick, [*singles, *fans])
+        tasks: list[NewTask] = []
+        children: list[NewRun] = []
+        failed: list[tuple[DagRun, int, int, str]] = []
+        for run, place in singles:
+            self._instantiate(tick, run, place, range(1), None, names[run.id], tasks, children, failed)
+        for run, place in fans:
+            positions = run.plan.create(place, self._slice)
+            fan = run.plan.fan(place)
+            assert fan is not None
+            if positions:
+                self._instantiate(tick, run, place, positions, fan.total, names[run.id], tasks, children, failed)
+        if tasks:
+            enqueue.adopt_tasks(tick.connection, tasks, tick.now)
+        if children:
+            dags.start(tick.connection, children)
+        for run, place, number, reason in failed:
+            run.plan.abandon(place, number, reason)
+        if failed:
+            self._settle(tick, [run for run, _, _, _ in failed])
+
+    def _instantiate(
+        self,
+        tick: Tick,
+        run: DagRun,
+        place: int,
+        positions: range,
+        count: int | None,
+        names: Mapping[str, Any],
+        tasks: list[NewTask],
+        children: list[NewRun],
+        failed: list[tuple[DagRun, int, int, str]],
+    ) -> None:
+        step = run.compiled.graph.steps[place]
+        try:
+            inputs = list(run.compiled.programs[place].inputs(names, positions, count))
+            if step.workflow is not None:
+                children.extend(
+                    self._child(tick, run, step.workflow, step.name, position, given)
+                    for position, given in zip(positions, inputs, strict=True)
+                )
+                return
+            new = [
+                self._task(run, place, position, count, given)
+                for position, given in zip(positions, inputs, strict=True)
+            ]
+        except (InvalidWorkflow, TypeError, ValueError) as error:
+            failed.append((run, place, len(positions), str(error)))
+            return
+        tasks.extend(new)
+
+    def _task(self, run: DagRun, place: int, position: int, count: int | None, given: dict[str, Any]) -> NewTask:
+        step = run.compiled.graph.steps[place]
+        context = {"workflow": run.info["workflow"], "step": step.name, "index": position, "count": count}
+        payload = _encode(((), given, context))
+        if len(payload) > self._max_payload:
+            raise InvalidWorkflow(
+                f"The input of task {step.name!r} has {len(payload):,} bytes, and at most {self._max_payload:,} are "
+                f"allowed. Let upstreams return references to large data, or raise the setting max_payload."
+            )
+        return NewTask(
+            id=derived_id(run.id, step.name, position),
+            name=step.task or "",
+            queue=step.queue or run.compiled.definition.queue,
+            payload=payload,
+            priority=step.priority,
+            options=run.compiled.options[place],
+            run_id=run.id,
+            position=position,
+            step=step.name,
+        )
+
+    def _child(self, tick: Tick, run: DagRun, workflow: str, step: str, position: int, given: dict[str, Any]) -> NewRun:
+        stored = workflows.latest(tick.connection, workflow)
+        if stored is None:
+            raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
+        params = resolve_params(stored.definition, given, tick.now)
+        new = dags.new_run(stored.definition, stored.version, derived_id(run.id, "run", step, position), params)
+        return new._replace(parent_run=run.id, parent_step=step, parent_position=position)
+
+    # -- outputs
+
+    def _names(
+        self, tick: Tick, wanted: Iterable[tuple[DagRun, int]], *, direct: bool = False
+    ) -> dict[bytes, dict[str, Any]]:
+        """Return, by run, what expressions of these steps may name; one query for all of them."""
+        needed: dict[Key, tuple[DagRun, int]] = {}
+        names: dict[bytes, dict[str, Any]] = {}
+        for run, place in wanted:
+            names.setdefault(run.id, {"params": run.params, "run": run.info})
+            for other in [place] if direct else run.compiled.programs[place].needs:
+                needed[run.id, run.compiled.graph.steps[other].name] = (run, other)
+        of_tasks = [key for key, (run, place) in needed.items() if run.compiled.graph.steps[place].workflow is None]
+        of_runs = [key for key in needed if key not in set(of_tasks)]
+        found = dags.outputs(tick.connection, of_tasks) if of_tasks else {}
+        found |= dags.child_outputs(tick.connection, of_runs) if of_runs else {}
+        for key, (run, place) in needed.items():
+            names[run.id][key[1]] = _value(run.plan, place, found[key])
+        return names
+
+
+def _value(plan: Plan, place: int, results: list[tuple[int, bytes | None]]) -> Any:
+    """Return a step's output: of a fan-out the ordered list, of anything that did not succeed None."""
+    fan = plan.fan(place)
+    if fan is not None:
+        values: list[Any] = [None] * fan.total
+        for position, result in results:
+            values[position] = None if result is None else _decode(result)
+        return values
+    if plan.step_state(place) is not StepState.SUCCESS or not results or results[0][1] is None:
+        return None
+    return _decode(results[0][1])
+
+
+def _drain(plan: Plan) -> Iterable[int]:
+    while (place := plan.next_candidate()) is not None:
+        yield place
+
+
+def _options(retries: int, timeout: float | None) -> str | None:
+    options = TaskOptions(retry=RetryPolicy(max=retries), timeout=timeout)
+    return None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode()

@@ -1,0 +1,86 @@
+"""Workflows of an application: definitions in the database, and runs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.domain.definition import Definition
+from orchestrator.errors import OrchestratorError
+from orchestrator.sdk.context import current_outlet
+from orchestrator.sdk.handle import RunHandle
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.app import Orchestrator
+    from orchestrator.sdk.builder import Workflow
+
+
+class Workflows(Mapping[str, "StoredWorkflow"]):
+    """`app.workflows`: the workflows that have been applied, by name."""
+
+    def __init__(self, app: Orchestrator) -> None:
+        self._app = app
+
+    def __getitem__(self, name: str) -> StoredWorkflow:
+        return StoredWorkflow(self._app, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._app.backend.workflow_names())
+
+    def __len__(self) -> int:
+        return len(self._app.backend.workflow_names())
+
+    def apply(self, source: Definition | Workflow | str | Path) -> int:
+        """Store a definition, built in Python or written in a file; return its version. The same again is a no-op."""
+        if isinstance(source, Definition):
+            definition = source
+        elif not isinstance(source, (str, Path)):
+            definition = source.definition()
+        else:
+            from orchestrator.sdk import definitions  # loads the YAML parser, which workers do without
+
+            definition = definitions.load(Path(source))
+        return self._app.backend.apply_workflow(definition).version
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is started."""
+
+    key: str | None = None
+    """An idempotency key: a second start with the same key returns the first run."""
+    tags: tuple[str, ...] = ()
+    """Added to the definition's own tags."""
+
+
+class StoredWorkflow:
+    """One workflow, by name; the newest version counts when a run is started."""
+
+    def __init__(self, app: Orchestrator, name: str, options: RunOptions | None = None) -> None:
+        self._app = app
+        self.name = name
+        self._options = options or RunOptions()
+
+    def __repr__(self) -> str:
+        return f"<Workflow {self.name}>"
+
+    def options(self, *, key: str | None = None, tags: tuple[str, ...] | list[str] = ()) -> StoredWorkflow:
+        """Return this workflow with an idempotency key or tags for the runs that follow."""
+        return StoredWorkflow(self._app, self.name, replace(self._options, key=key, tags=tuple(tags)))
+
+    def definition(self) -> Definition:
+        """Return the newest version."""
+        return self._app.backend.workflow(self.name).definition
+
+    def start(self, **params: Any) -> RunHandle[Any]:
+        """Start a run; it is durable when this returns."""
+        if current_outlet() is not None:
+            raise OrchestratorError(
+                "A run cannot be started inside a task, which has no database. Make it a step of a workflow instead."
+            )
+        run_id = self._app.backend.start_workflow(
+            self.name, params, self._app.new_id(), key=self._options.key, tags=self._options.tags
+        )
+        return RunHandle(self._app, run_id)

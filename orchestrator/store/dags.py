@@ -1,0 +1,195 @@
+"""What the leader reads and writes of runs that have a definition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain.definition import Definition
+from orchestrator.domain.expression import parse_template
+from orchestrator.store import arrays
+from orchestrator.store.statement import Statement
+from orchestrator.store.transitions import identifier
+
+
+class WorkflowRun(NamedTuple):
+    """A run of a definition."""
+
+    id: bytes
+    workflow: str
+    version: int
+    params: dict[str, Any]
+    state: bytes | None
+    created_at: datetime
+
+
+_LOAD = Statement(
+    """
+SELECT r.id::text, r.workflow, r.version, r.params::text, r.state, r.created_at
+  FROM orchestrator.runs r JOIN unnest(%(ids)s::uuid[]) AS wanted(id) ON r.id = wanted.id
+ WHERE r.workflow IS NOT NULL
+"""
+)
+
+
+def load(connection: Connection, ids: Sequence[bytes]) -> list[WorkflowRun]:
+    """Return those of these runs that have a definition."""
+    rows = _LOAD(connection, {"ids": arrays.uuids(ids)})
+    return [
+        WorkflowRun(
+            identifier(row[0]),
+            row[1],
+            row[2],
+            msgspec.json.decode(row[3] or "{}"),
+            None if row[4] is None else bytes(row[4]),
+            row[5],
+        )
+        for row in rows
+    ]
+
+
+_EXPANDING = Statement("SELECT id::text FROM orchestrator.runs WHERE expanding ORDER BY id LIMIT %(limit)s")
+
+
+def expanding(connection: Connection, limit: int) -> list[bytes]:
+    """Return runs of which more tasks are to be created."""
+    return [identifier(row[0]) for row in _EXPANDING(connection, {"limit": limit})]
+
+
+_OUTPUTS = Statement(
+    """
+SELECT e.run_id::text, e.step, e.position, e.status, e.result
+  FROM unnest(%(runs)s::uuid[], %(steps)s::text[]) AS wanted(run_id, step)
+  JOIN orchestrator.ended_tasks e ON e.run_id = wanted.run_id AND e.step = wanted.step
+ ORDER BY e.run_id, e.step, e.position
+"""
+)
+
+Key = tuple[bytes, str]
+"""A run and the name of a step."""
+
+
+def outputs(connection: Connection, keys: Sequence[Key]) -> dict[Key, list[tuple[int, bytes | None]]]:
+    """Return positions and results of the tasks of steps; None for a task that did not succeed."""
+    rows = _OUTPUTS(connection, {"runs": arrays.uuids(run for run, _ in keys), "steps": [step for _, step in keys]})
+    found: dict[Key, list[tuple[int, bytes | None]]] = {key: [] for key in keys}
+    for run, step, position, status, result in rows:
+        value = bytes(result) if status == "success" and result is not None else None
+        found[identifier(run), step].append((position, value))
+    return found
+
+
+_CHILD_OUTPUTS = Statement(
+    """
+SELECT r.parent_run::text, r.parent_step, r.parent_position, r.output
+  FROM unnest(%(runs)s::uuid[], %(steps)s::text[]) AS wanted(run_id, step)
+  JOIN orchestrator.runs r ON r.parent_run = wanted.run_id AND r.parent_step = wanted.step
+ ORDER BY r.parent_run, r.parent_step, r.parent_position
+"""
+)
+
+
+def child_outputs(connection: Connection, keys: Sequence[Key]) -> dict[Key, list[tuple[int, bytes | None]]]:
+    """Return positions and outputs of the child runs of steps."""
+    parameters = {"runs": arrays.uuids(run for run, _ in keys), "steps": [step for _, step in keys]}
+    found: dict[Key, list[tuple[int, bytes | None]]] = {key: [] for key in keys}
+    for run, step, position, output in _CHILD_OUTPUTS(connection, parameters):
+        found[identifier(run), step].append((position, None if output is None else bytes(output)))
+    return found
+
+
+class NewRun(NamedTuple):
+    """A run of a definition that is to be started."""
+
+    id: bytes
+    name: str
+    workflow: str
+    version: int
+    params: str
+    timeout: float | None = None
+    tags: tuple[str, ...] = ()
+    key: str | None = None
+    lane: str | None = None
+    lane_limit: int | None = None
+    parent_run: bytes | None = None
+    parent_step: str | None = None
+    parent_position: int | None = None
+
+
+_START = """
+INSERT INTO orchestrator.runs (id, name, workflow, version, params, total, open, deadline, tags, key, lane, lane_limit,
+                               parent_run, parent_step, parent_position)
+SELECT n.id, n.name, n.workflow, n.version, n.params, 0, 0, now() + n.timeout * interval '1 second',
+       ARRAY(SELECT jsonb_array_elements_text(n.tags)), n.key, n.lane, n.lane_limit,
+       n.parent_run, n.parent_step, n.parent_position
+  FROM jsonb_to_recordset(%(runs)s::jsonb)
+       AS n(id uuid, name text, workflow text, version int, params jsonb, timeout float8, tags jsonb, key text,
+            lane text, lane_limit int, parent_run uuid, parent_step text, parent_position int)
+    ON CONFLICT DO NOTHING
+RETURNING id::text
+"""
+
+
+def start(connection: Connection, runs: Sequence[NewRun]) -> list[bytes]:
+    """Create runs; return those that did not exist. An id or key that is there already is left alone."""
+    rows = [
+        run._asdict()
+        | {
+            "id": run.id.hex(),
+            "params": msgspec.Raw(run.params.encode()),
+            "parent_run": run.parent_run.hex() if run.parent_run else None,
+        }
+        for run in runs
+    ]
+    found = connection.exec_driver_sql(_START, {"runs": msgspec.json.encode(rows).decode()})
+    return [identifier(row[0]) for row in found]
+
+
+_SAVE_OUTPUT = Statement("UPDATE orchestrator.runs SET output = %(output)s::bytea WHERE id = %(id)s::uuid")
+
+
+def save_output(connection: Connection, run: bytes, output: bytes) -> None:
+    """Keep what a child run gives to its parent."""
+    _SAVE_OUTPUT(connection, {"id": run.hex(), "output": output})
+
+
+def new_run(definition: Definition, version: int, run_id: bytes, params: Mapping[str, Any]) -> NewRun:
+    """Return a run of a definition as it is inserted."""
+    limit = definition.concurrency
+    key = parse_template(limit.key).render({"params": params}) if limit is not None and limit.key else ""
+    return NewRun(
+        id=run_id,
+        name=definition.name,
+        workflow=definition.name,
+        version=version,
+        params=msgspec.json.encode(params).decode(),
+        timeout=definition.timeout,
+        tags=definition.tags,
+        lane=f"{definition.name}/{key}" if limit is not None else None,
+        lane_limit=limit.limit if limit is not None else None,
+    )
+
+
+_BY_KEY = "SELECT id::text FROM orchestrator.runs WHERE key = %(key)s"
+
+
+def find_by_key(connection: Connection, key: str) -> bytes | None:
+    """Return the run that was started with an idempotency key."""
+    row = connection.exec_driver_sql(_BY_KEY, {"key": key}).one_or_none()
+    return identifier(row[0]) if row else None
+
+
+_RESULTS_OF_RUN = """
+SELECT step, position, status, result FROM orchestrator.ended_tasks
+ WHERE run_id = %(run)s::uuid AND step IS NOT NULL ORDER BY step, position
+"""
+
+
+def results_of_run(connection: Connection, run: bytes) -> list[tuple[str, int, bytes | None]]:
+    """Return step, position and result of every task of a run that has ended; None for one that did not succeed."""
+    rows = connection.exec_driver_sql(_RESULTS_OF_RUN, {"run": run.hex()})
+    return [(row[0], row[1], bytes(row[3]) if row[2] == "success" and row[3] is not None else None) for row in rows]

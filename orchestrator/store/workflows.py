@@ -1,0 +1,128 @@
+"""Workflow definitions: immutable under (name, version)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain.definition import Definition, content_hash
+from orchestrator.errors import InvalidWorkflow
+
+
+class Stored(NamedTuple):
+    """One version of a definition."""
+
+    name: str
+    version: int
+    hash: str
+    definition: Definition
+    created_at: datetime
+
+
+def _stored(row: Sequence[object]) -> Stored:
+    name, version, digest, text, created_at = row
+    definition = msgspec.json.decode(str(text), type=Definition)
+    return Stored(str(name), int(str(version)), str(digest), definition, created_at)  # type: ignore[arg-type]
+
+
+_COLUMNS = "name, version, hash, definition::text, created_at"
+_LATEST = f"""
+SELECT {_COLUMNS} FROM orchestrator.workflows
+ WHERE name = %(name)s AND deleted_at IS NULL ORDER BY version DESC LIMIT 1
+"""
+
+
+def latest(connection: Connection, name: str) -> Stored | None:
+    """Return the newest version of a workflow, unless it was deleted."""
+    row = connection.exec_driver_sql(_LATEST, {"name": name}).one_or_none()
+    return _stored(row) if row else None
+
+
+_ONE = f"SELECT {_COLUMNS} FROM orchestrator.workflows WHERE name = %(name)s AND version = %(version)s"
+
+
+def read(connection: Connection, name: str, version: int) -> Stored | None:
+    """Return one version of a workflow, deleted or not: its runs go on."""
+    row = connection.exec_driver_sql(_ONE, {"name": name, "version": version}).one_or_none()
+    return _stored(row) if row else None
+
+
+_OF_RUN = f"""
+SELECT {", ".join(f"w.{column.strip()}" for column in _COLUMNS.split(","))}
+  FROM orchestrator.runs r JOIN orchestrator.workflows w ON w.name = r.workflow AND w.version = r.version
+ WHERE r.id = %(run)s::uuid
+"""
+
+
+def of_run(connection: Connection, run: bytes) -> Definition | None:
+    """Return the definition that a run is pinned to."""
+    row = connection.exec_driver_sql(_OF_RUN, {"run": run.hex()}).one_or_none()
+    return _stored(row).definition if row else None
+
+
+_LIST = f"""
+SELECT DISTINCT ON (name) {_COLUMNS} FROM orchestrator.workflows
+ WHERE deleted_at IS NULL ORDER BY name, version DESC
+"""
+
+
+def list_latest(connection: Connection) -> list[Stored]:
+    """Return the newest version of each workflow."""
+    return [_stored(row) for row in connection.exec_driver_sql(_LIST)]
+
+
+_NEWEST_VERSION = "SELECT coalesce(max(version), 0) FROM orchestrator.workflows WHERE name = %(name)s"
+_ADD = """
+INSERT INTO orchestrator.workflows (name, version, hash, definition)
+VALUES (%(name)s, %(version)s, %(hash)s, %(definition)s::jsonb)
+"""
+
+
+class Application(NamedTuple):
+    """What applying a definition came to."""
+
+    version: int
+    created: bool
+
+
+def apply(connection: Connection, definition: Definition) -> Application:
+    """Store a definition, in the caller's transaction.
+
+    The same body again is a no-op. Another body gets a new version, or is refused where it names an old one.
+    """
+    connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext(%(name)s))", {"name": definition.name})
+    digest = content_hash(definition)
+    newest = latest(connection, definition.name)
+    if definition.version is None and newest is not None and newest.hash == digest:
+        return Application(newest.version, created=False)
+    version = definition.version
+    if version is None:
+        version = 1 + connection.exec_driver_sql(_NEWEST_VERSION, {"name": definition.name}).scalar_one()
+    existing = read(connection, definition.name, version)
+    if existing is not None:
+        if existing.hash != digest:
+            raise InvalidWorkflow(
+                f"Workflow {definition.name!r} version {version} exists with another body. Versions never change: "
+                f"give it a new version, or leave `version` out to get one."
+            )
+        connection.exec_driver_sql(
+            "UPDATE orchestrator.workflows SET deleted_at = NULL WHERE name = %(name)s AND version = %(version)s",
+            {"name": definition.name, "version": version},
+        )
+        return Application(version, created=False)
+    body = msgspec.json.encode(msgspec.structs.replace(definition, version=version)).decode()
+    parameters = {"name": definition.name, "version": version, "hash": digest, "definition": body}
+    connection.exec_driver_sql(_ADD, parameters)
+    return Application(version, created=True)
+
+
+_DELETE = "UPDATE orchestrator.workflows SET deleted_at = now() WHERE name = %(name)s AND deleted_at IS NULL"
+
+
+def delete(connection: Connection, name: str) -> bool:
+    """Delete a workflow: it can no longer be started; its runs and their history stay. False if there is none."""
+    return connection.exec_driver_sql(_DELETE, {"name": name}).rowcount > 0
