@@ -21,6 +21,7 @@ from typing import Any
 from orchestrator.domain.task import AttemptReport, Dispatch, Failed, Lost, NewTask, Returned, Succeeded
 from orchestrator.transport.codec import decode, encode
 from orchestrator.workers.allowed import Allowed
+from orchestrator.workers.builtin import install
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.loading import load_app
 from orchestrator.workers.runner import Outbox, Runner, describe, interruption
@@ -127,6 +128,7 @@ def main(app: str, descriptor: int, allow: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the worker decides when this process ends
     pipe: Connection[Any, Any] = Connection(descriptor)
     application = load_app(app)
+    install(application)
     runner = Runner(application, _PipeOutbox(pipe), Allowed(application, allow))
     while True:
         try:

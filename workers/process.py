@@ -21,6 +21,7 @@ from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import Received, StreamsGone, WorkerStreams
 from orchestrator.workers.allowed import Allowed
+from orchestrator.workers.builtin import install
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.isolated import Isolation
 from orchestrator.workers.job import Bundle, Job
@@ -59,8 +60,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on
     try:
         app = load_app(spec.app)
-        if not app.tasks:
-            log.warning("the application %s has no tasks", spec.app)
+        install(app)
     except OrchestratorError as error:
         print(f"Error: {error}", file=sys.stderr)
         return EXIT_UNUSABLE

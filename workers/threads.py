@@ -29,16 +29,19 @@ class Threads:
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._idle = 0
         self._started = 0
+        self._sprinting = 0
+        """Threads that are running short jobs, and so will soon come for the next."""
         self._pace: dict[str, float] = {}
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Run these jobs as soon as threads are free."""
         self._backlog.extend(jobs)
-        pace = self._pace
-        slow = sum(pace.get(job.dispatch.name, 1.0) >= _QUICK for job in jobs)
+        slow = sum(not self._is_quick(job) for job in jobs)
         with self._lock:
-            all_asleep = self._idle == self._started
-            self._wake_up(slow + (1 if all_asleep and slow < len(jobs) else 0))
+            self._wake_up(slow + (1 if not self._sprinting and slow < len(jobs) else 0))
+
+    def _is_quick(self, job: Job) -> bool:
+        return self._pace.get(job.dispatch.name, 1.0) < _QUICK
 
     def relieve(self) -> None:
         """Wake one more thread if jobs are waiting."""
@@ -56,19 +59,32 @@ class Threads:
             threading.Thread(target=self._work, name=f"task-{self._started}", daemon=True).start()
 
     def _work(self) -> None:
+        sprinting = False
         while True:
             try:
-                job = self._backlog.popleft()
+                job: Job | None = self._backlog.popleft()
             except IndexError:
+                job = None
+            if (quick := job is not None and self._is_quick(job)) is not sprinting:
                 with self._lock:
-                    if self._backlog:
-                        continue
-                    self._idle += 1
-                self._wake.get()
-                continue
-            try:
-                duration = self._run(job)
-            except (TaskTimeout, TaskAborted):
-                continue  # an interruption that came when the job had just ended
-            name = job.dispatch.name
-            self._pace[name] = 0.8 * self._pace.get(name, duration) + 0.2 * duration
+                    self._sprinting += 1 if quick else -1
+                sprinting = quick
+            if job is None:
+                self._rest()
+            else:
+                self._do(job)
+
+    def _rest(self) -> None:
+        with self._lock:
+            if self._backlog:
+                return
+            self._idle += 1
+        self._wake.get()
+
+    def _do(self, job: Job) -> None:
+        try:
+            duration = self._run(job)
+        except (TaskTimeout, TaskAborted):
+            return  # an interruption that came when the job had just ended
+        name = job.dispatch.name
+        self._pace[name] = 0.8 * self._pace.get(name, duration) + 0.2 * duration

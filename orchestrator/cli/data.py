@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -37,3 +37,15 @@ def as_json(plain: Any) -> Any:
         return msgspec.to_builtins(plain, str_keys=True)
     except (TypeError, ValueError):
         return repr(plain)
+
+
+def parse_value(word: str) -> Any:
+    """Return a word of the command line as JSON if it reads as such, else as a string."""
+    try:
+        return json.loads(word, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return word
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

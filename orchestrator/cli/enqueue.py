@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any, NoReturn
+from typing import Any
 from uuid import UUID
 
 import click
 
-from orchestrator.cli.data import data_text
+from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.options import app_option
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import UnknownTask, did_you_mean
@@ -72,23 +71,12 @@ def _parse(words: Sequence[str]) -> Call:
         if named := _KEYWORD.fullmatch(word):
             if named[1] in keywords:
                 raise click.UsageError(f"Argument {named[1]!r} is given twice.")
-            keywords[named[1]] = _value(named[2])
+            keywords[named[1]] = parse_value(named[2])
         elif keywords:
             raise click.UsageError(f"Argument {word!r} has no name and follows one that has; put it before.")
         else:
-            arguments.append(_value(word))
+            arguments.append(parse_value(word))
     return arguments, keywords
-
-
-def _value(word: str) -> Any:
-    try:
-        return json.loads(word, parse_constant=_refuse)
-    except ValueError:
-        return word
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _find(app: Orchestrator, name: str) -> Task[..., Any]:

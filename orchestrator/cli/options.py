@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import click
 
+from orchestrator.cli.times import present
+from orchestrator.domain.durations import parse_duration
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import Settings
 
@@ -35,6 +38,20 @@ def status_option(states: Any) -> Callable[[F], F]:
         type=click.Choice([str(state) for state in states]),
         help="Only in this state; may be repeated.",
     )
+
+
+def moment(value: str) -> datetime:
+    """Return a time in the past: how long ago (`2h`, `1d12h`), or when (`2024-01-31`, `2024-01-31T09:30`; UTC)."""
+    seconds = parse_duration(value)
+    try:
+        if seconds is not None:
+            return present() - timedelta(seconds=seconds)
+        found = datetime.fromisoformat(value)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{value!r} is neither a length of time such as 2h nor a time such as 2024-01-31T09:30."
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def require_app(settings: Settings) -> str:

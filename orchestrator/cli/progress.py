@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import click
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from orchestrator.cli.output import console
+from orchestrator.cli.run_view import Line, changes, draw, to_lines
+from orchestrator.cli.times import present
 from orchestrator.domain.states import ENDED_RUN_STATES
-from orchestrator.store.insights import RunView
+from orchestrator.errors import ResultTimeout
+from orchestrator.sdk.handle import RunHandle
+from orchestrator.store.insights import RunView, StepView
 
 _INTERVAL = 0.25
+_REFRESH = 0.5
+"""Seconds between two looks at the steps of a run; its end is announced."""
+
+Look = Callable[[], tuple[RunView, Sequence[StepView]]]
 
 
 def watch_run(look: Callable[[], RunView], *, quiet: bool = False) -> RunView:
@@ -23,6 +34,45 @@ def watch_run(look: Callable[[], RunView], *, quiet: bool = False) -> RunView:
     if sys.stdout.isatty():
         return _with_bar(look)
     return _follow(look, lambda run: click.echo(_line(run)))
+
+
+def watch_workflow(handle: RunHandle[Any], look: Look) -> RunView:
+    """Draw a workflow's run until it ends, live on a terminal, else a line for every change; return how it ended."""
+    if not sys.stdout.isatty():
+        return _follow_steps(handle, look, _Teller())
+    paper = console()
+    with Live(console=paper, auto_refresh=False, vertical_overflow="crop") as live:
+
+        def show(run: RunView, steps: Sequence[StepView]) -> None:
+            height = None if run.status in ENDED_RUN_STATES else paper.height  # what stays may scroll
+            live.update(draw(run, steps, present(), height), refresh=True)
+
+        return _follow_steps(handle, look, show)
+
+
+class _Teller:
+    """Says in words what has changed since it was last called."""
+
+    def __init__(self) -> None:
+        self._lines: list[Line] = []
+
+    def __call__(self, run: RunView, steps: Sequence[StepView]) -> None:
+        lines = to_lines(steps)
+        for words in changes(self._lines, lines, present()):
+            click.echo(words)
+        self._lines = lines
+        if run.status in ENDED_RUN_STATES:
+            click.echo(_line(run))
+
+
+def _follow_steps(handle: RunHandle[Any], look: Look, show: Callable[[RunView, Sequence[StepView]], None]) -> RunView:
+    while True:
+        run, steps = look()
+        show(run, steps)
+        if run.status in ENDED_RUN_STATES:
+            return run
+        with suppress(ResultTimeout):
+            handle.wait(_REFRESH)
 
 
 def _with_bar(look: Callable[[], RunView]) -> RunView:

@@ -2,72 +2,107 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import click
 from rich.text import Text
 from sqlalchemy import Connection
 
-from orchestrator.cli.options import json_option, page_options, status_option
-from orchestrator.cli.output import print_fields, print_json, print_table, state
-from orchestrator.cli.progress import watch_run
+from orchestrator.cli.data import data_text, parse_value
+from orchestrator.cli.options import json_option, moment, page_options, status_option
+from orchestrator.cli.output import console, print_fields, print_json, print_table, state
+from orchestrator.cli.progress import watch_run, watch_workflow
 from orchestrator.cli.reading import reading
+from orchestrator.cli.run_view import MOST_LINES, draw_lines, to_lines
 from orchestrator.cli.sending import sending
 from orchestrator.cli.times import ago, between, present, when
 from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound
-from orchestrator.store import insights
-from orchestrator.store.insights import RunFilter, RunView
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.store import insights, workflows
+from orchestrator.store.insights import RunDetail, RunFilter, RunView, StepView
+
+_MOST_CHILDREN = 100
+_PARAM = re.compile(r"([^=]+)=(.*)", re.DOTALL)
 
 
 @click.group("runs")
 def command() -> None:
-    """Look at runs, watch, cancel and retry them.
+    """Start runs, look at them, watch, cancel and retry them.
 
     \b
     Example:
+      orchestrator runs start nightly day=2024-01-31 --watch
       orchestrator runs list --status running
     """
 
 
+@command.command()
+@click.argument("workflow")
+@click.argument("params", metavar="[KEY=VALUE]…", nargs=-1)
+@click.option("--key", help="An idempotency key: a second start with it returns the first run.")
+@click.option("--tag", "tags", multiple=True, help="Add a tag; may be repeated.")
+@click.option("--wait", is_flag=True, help="Wait for the end; exit with 1 unless it succeeds.")
+@click.option("--watch", is_flag=True, help="Draw the run until its end; exit with 1 unless it succeeds.")
+def start(
+    workflow: str, params: tuple[str, ...], key: str | None, tags: tuple[str, ...], wait: bool, watch: bool
+) -> None:
+    """Start a run of the newest version of a workflow, and print its id.
+
+    Each value is JSON if it reads as JSON, else a string; write 'name="5"' for a string of one digit.
+
+    \b
+    Example:
+      orchestrator runs start nightly day=2024-01-31 --watch
+      orchestrator runs start import 'files=["a.csv", "b.csv"]' --key import-7 --tag customer:42
+    """
+    if wait and watch:
+        raise click.UsageError("--wait and --watch are given, and only one of them can be followed.")
+    given = _params(params)
+    with sending() as app:
+        handle = app.workflows[workflow].options(key=key, tags=tags).start(**given)
+        if not (watch and sys.stdout.isatty()):  # where it stands above the drawing
+            click.echo(handle.id, err=wait or watch)
+        if watch:
+            sys.exit(_watch(app, UUID(handle.id), as_json=False))
+        if wait:
+            ended = handle.wait()
+            click.echo(ended)
+            sys.exit(0 if ended == RunState.SUCCESS else 1)
+
+
 @command.command("list")
+@click.option("--workflow", metavar="NAME", help="Only of this workflow.")
 @status_option(RunState)
+@click.option("--tag", "tags", multiple=True, help="Only with this tag; given again, with all of them.")
 @click.option("--name", help="Only of this name.")
+@click.option("--parent", type=click.UUID, metavar="ID", help="Only those that this run started.")
+@click.option("--since", type=moment, metavar="TIME", help="Only created since then: 2h (ago), or 2024-01-31T09:30.")
+@click.option("--until", type=moment, metavar="TIME", help="Only created before then.")
 @page_options
 @json_option
-def list_(statuses: tuple[str, ...], name: str | None, limit: int, before: UUID | None, as_json: bool) -> None:
+def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: bool, **wanted: Any) -> None:
     """List runs, newest first.
 
     \b
     Example:
-      orchestrator runs list --status running --name thumbs
+      orchestrator runs list --workflow nightly --status failed --since 2d
+      orchestrator runs list --tag customer:42 --json
     """
-    wanted = RunFilter(statuses=tuple(RunState(status) for status in statuses), name=name)
+    matching = RunFilter(statuses=tuple(RunState(status) for status in statuses), **wanted)
     with reading() as connection:
-        runs = insights.list_runs(connection, wanted, limit=limit, before=before)
+        runs = insights.list_runs(connection, matching, limit=limit, before=before)
     more = runs[-1].id if len(runs) == limit else None
     if as_json:
         print_json({"runs": runs, "next": more})
         return
-    now = present()
-    print_table(
-        ("id", "name…", "status…", "ended>", "failed>", "total>", "created", "took>"),
-        [
-            (
-                str(run.id),
-                run.name,
-                _state(run),
-                run.total - run.open,
-                run.failed,
-                run.total,
-                ago(run.created_at, now),
-                between(run.started_at, run.ended_at or now),
-            )
-            for run in runs
-        ],
-        empty="No run matches.",
-    )
+    _print_runs(runs, present())
     if more:
         click.echo(f"Older ones: add --before {more}", err=True)
 
@@ -76,25 +111,39 @@ def list_(statuses: tuple[str, ...], name: str | None, limit: int, before: UUID 
 @click.argument("run", type=click.UUID, metavar="ID")
 @json_option
 def show(run: UUID, as_json: bool) -> None:
-    """Show one run: its state, and how many of its tasks stand where.
+    """Show one run: its state, its steps and child runs, and how many of its tasks stand where.
 
     \b
     Example:
       orchestrator runs show 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+      orchestrator runs show 0199b2f4-… --json | jq '.steps[] | select(.state == "failed")'
     """
     with reading() as connection:
+        if as_json:
+            print_json(_document(connection, _found(connection, run)))
+            return
         found = _found(connection, run)
-    if as_json:
-        print_json(found)
-    else:
-        _print(found)
+        steps = insights.list_steps(connection, run)
+        children = _children(connection, run)
+    now = present()
+    _print(found, now)
+    if steps:
+        click.echo()
+        _print_steps(steps, now)
+    if children:
+        click.echo("\nChild runs:")
+        _print_runs(children, now)
+        if len(children) == _MOST_CHILDREN:
+            click.echo(f"All of them: orchestrator runs list --parent {run}", err=True)
+    if found.failed:
+        click.echo(f"\nIts failures: orchestrator tasks list --run {run} --status failed", err=True)
 
 
 @command.command()
 @click.argument("run", type=click.UUID, metavar="ID")
 @json_option
 def watch(run: UUID, as_json: bool) -> None:
-    """Show a run's progress until it ends; exit with 1 unless it succeeds.
+    """Show a run's progress until it ends; exit with 1 unless it succeeds. A workflow's run is drawn step by step.
 
     Where the output is no terminal, every change is a line. With --json, the run is printed once, at its end.
 
@@ -102,21 +151,14 @@ def watch(run: UUID, as_json: bool) -> None:
     Example:
       orchestrator runs watch 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
-    with reading() as connection:
-        try:
-            ended = watch_run(lambda: _found(connection, run), quiet=as_json)
-        except KeyboardInterrupt:
-            click.echo(f"\nThe run goes on. To cancel it: orchestrator runs cancel {run}", err=True)
-            sys.exit(130)
-    if as_json:
-        print_json(ended)
-    sys.exit(0 if ended.status == RunState.SUCCESS else 1)
+    with sending() as app:
+        sys.exit(_watch(app, run, as_json=as_json))
 
 
 @command.command()
 @click.argument("runs", type=click.UUID, metavar="ID…", nargs=-1, required=True)
 def cancel(runs: tuple[UUID, ...]) -> None:
-    """Cancel runs and all of their open tasks.
+    """Cancel runs with all of their open tasks and child runs.
 
     \b
     Example:
@@ -131,7 +173,7 @@ def cancel(runs: tuple[UUID, ...]) -> None:
 @command.command()
 @click.argument("runs", type=click.UUID, metavar="ID…", nargs=-1, required=True)
 def retry(runs: tuple[UUID, ...]) -> None:
-    """Open the failed tasks of failed runs again.
+    """Open the failed and skipped tasks of failed runs again; what succeeded stays.
 
     \b
     Example:
@@ -143,19 +185,118 @@ def retry(runs: tuple[UUID, ...]) -> None:
             click.echo(f"Asked to retry run {run}.")
 
 
-def _found(connection: Connection, run: UUID) -> RunView:
+@command.command()
+@click.argument("run", type=click.UUID, metavar="ID")
+@click.option("--from", "from_step", metavar="STEP", help="Keep what succeeded and is not below this step.")
+def rerun(run: UUID, from_step: str | None) -> None:
+    """Start a workflow's run over, as a new run of the same version and parameters, and print its id.
+
+    \b
+    Example:
+      orchestrator runs rerun 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --from report
+    """
+    with sending() as app:
+        click.echo(app.run(run).rerun(from_step=from_step).id)
+
+
+# -- reading
+
+
+def _params(words: Sequence[str]) -> dict[str, Any]:
+    params: dict[str, Any] = {}
+    for word in words:
+        named = _PARAM.fullmatch(word)
+        if named is None:
+            raise click.UsageError(f"Parameter {word!r} has no name. Write NAME={word}")
+        if named[1] in params:
+            raise click.UsageError(f"Parameter {named[1]!r} is given twice.")
+        params[named[1]] = parse_value(named[2])
+    return params
+
+
+def _found(connection: Connection, run: UUID) -> RunDetail:
     found = insights.show_run(connection, run)
     if found is None:
         raise NotFound(f"No run has the id {run}.")
     return found
 
 
+def _children(connection: Connection, run: UUID) -> list[RunView]:
+    return insights.list_runs(connection, RunFilter(parent=run), limit=_MOST_CHILDREN)
+
+
+def _document(connection: Connection, run: RunView) -> dict[str, Any]:
+    """Return a run with its steps and its newest child runs; a plain run has none."""
+    document = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+    steps = insights.list_steps(connection, run.id)
+    return document | {"steps": steps, "children": _children(connection, run.id)}
+
+
+def _watch(app: Orchestrator, run: UUID, *, as_json: bool) -> int:
+    """Follow a run to its end and return the exit code."""
+    with reading() as connection:
+        definition = workflows.of_run(connection, run.bytes)
+        try:
+            if definition is None or as_json:
+                ended = watch_run(lambda: _found(connection, run), quiet=as_json)
+            else:
+                ended = watch_workflow(
+                    app.run(run),
+                    lambda: (
+                        _found(connection, run),
+                        insights.list_steps(connection, run, definition=definition),
+                    ),
+                )
+        except KeyboardInterrupt:
+            click.echo(f"\nThe run goes on. To cancel it: orchestrator runs cancel {run}", err=True)
+            return 130
+        if as_json:
+            print_json(_document(connection, ended))
+    return 0 if ended.status == RunState.SUCCESS else 1
+
+
+# -- printing
+
+
 def _state(run: RunView) -> Text:
-    return state(run.status, "cancelling" if run.cancelling and run.ended_at is None else "")
+    remark = "cancelling" if run.cancelling and run.ended_at is None else run.reason or ""
+    return state(run.status, remark)
 
 
-def _print(run: RunView) -> None:
-    now = present()
+def _print_runs(runs: Sequence[RunView], now: datetime) -> None:
+    steps = any(run.parent_step for run in runs)
+    tags = any(run.tags for run in runs)
+    headers = ("id", "name…", "status…", "ended>", "failed>", "total>", "created", "took>")
+    print_table(
+        (*headers, *(["of step…"] if steps else []), *(["tags…"] if tags else [])),
+        [
+            (
+                str(run.id),
+                run.name,
+                _state(run),
+                run.total - run.open,
+                run.failed,
+                run.total,
+                ago(run.created_at, now),
+                between(run.started_at, run.ended_at or now),
+                *([run.parent_step] if steps else []),
+                *([", ".join(run.tags)] if tags else []),
+            )
+            for run in runs
+        ],
+        empty="No run matches.",
+    )
+
+
+def _print_steps(steps: Sequence[StepView], now: datetime) -> None:
+    paper = console()
+    for line in draw_lines(to_lines(steps), now):
+        paper.print(line)
+    if len(steps) > MOST_LINES:
+        click.echo(f"\nEach of the {len(steps):,} steps: add --json", err=True)
+
+
+def _print(run: RunDetail, now: datetime) -> None:
     counters = {
         "open": run.open,
         "success": run.success,
@@ -163,17 +304,21 @@ def _print(run: RunView) -> None:
         "cancelled": run.cancelled,
         "skipped": run.skipped,
     }
+    counts = ", ".join(f"{count:,} {what}" for what, count in counters.items() if count)
     print_fields(
         {
             "run": str(run.id),
-            "name": run.name,
+            "name": run.name if run.workflow is None else None,
+            "workflow": f"{run.workflow}, version {run.version}" if run.workflow is not None else None,
+            "params": ", ".join(f"{name}={data_text(value)}" for name, value in run.params.items()),
             "status": _state(run),
-            "tasks": f"{run.total:,}: " + ", ".join(f"{count:,} {what}" for what, count in counters.items() if count),
+            "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",
+            "tags": ", ".join(run.tags),
+            "key": run.key,
+            "parent": f"{run.parent_run}, step {run.parent_step}" if run.parent_run else None,
             "created": when(run.created_at, now),
             "started": when(run.started_at, now),
             "ended": when(run.ended_at, now),
             "took": between(run.started_at, run.ended_at or now),
         }
     )
-    if run.failed:
-        click.echo(f"\nIts failures: orchestrator tasks list --run {run.id} --status failed", err=True)

@@ -23,6 +23,8 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _CENTURY = 100 * 365 * 86_400
 _MOST_CYCLES = 10
+_MOST_HINTS = 50
+"""Nearest names that are looked for; among ten thousand, each takes a while."""
 
 Path = tuple[str | int, ...]
 
@@ -158,7 +160,7 @@ def _dependencies(step: Step, graph: _Graph) -> Iterator[Problem]:
         if name in seen:
             yield Problem(path, f"{name!r} is there twice.")
         elif name not in graph.steps:
-            yield Problem(path, f"unknown task {name!r}.{did_you_mean(name, graph.steps)}")
+            yield Problem(path, f"unknown task {name!r}.{graph.hint(name)}")
         seen.add(name)
 
 
@@ -209,9 +211,10 @@ class _Scope:
             if root in self.known:
                 if root == "params" and field is not None and field not in self.params:
                     yield unknown_param(field, self.params)
-            elif self.step is None or self.graph is None or root not in {*steps, *_OF_ITEM}:
+            elif self.step is None or self.graph is None or (root not in steps and root not in _OF_ITEM):
                 minus = " A minus wants spaces around it." if "-" in root else ""
-                yield f"unknown name {root!r}.{did_you_mean(root, [*self.known, *steps])}{minus}"
+                hint = did_you_mean(root, self.known) or (self.graph.hint(root) if self.graph else "")
+                yield f"unknown name {root!r}.{hint}{minus}"
             elif root in _OF_ITEM:
                 owner = "foreach" if root == "item" else "foreach or parallel"
                 yield f"{root!r} is known only in the input of a task with {owner}."
@@ -260,6 +263,7 @@ class _Graph:
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self.steps = {step.name: step for step in steps}
+        self._hints = 0
         self._bits = {name: 1 << place for place, name in enumerate(self.steps)}
         self._upstreams = {
             name: [up for up in dict.fromkeys(step.depends_on) if up in self.steps] for name, step in self.steps.items()
@@ -284,6 +288,11 @@ class _Graph:
                 if not waiting[other]:
                     ready.append(other)
         return above
+
+    def hint(self, name: str) -> str:
+        """Suggest the nearest name, the first few times."""
+        self._hints += 1
+        return did_you_mean(name, self.steps) if self._hints <= _MOST_HINTS else ""
 
     def is_above(self, name: str, other: str) -> bool:
         """Say whether a step has always ended before another starts. Around a cycle nobody knows: say yes."""

@@ -84,6 +84,11 @@ class DagState(msgspec.Struct, array_like=True):
     stopping: bool = False
     """Nothing new is started: the run is being cancelled or has timed out."""
 
+    @property
+    def successes(self) -> list[int]:
+        """The steps that have succeeded."""
+        return [place for place, state in enumerate(self.steps) if state == StepState.SUCCESS]
+
 
 @dataclass
 class Delta:
@@ -129,9 +134,14 @@ class Plan:
     # -- events
 
     def begin(self) -> None:
-        """Start the run: every step counts as one open task until its fan-out is known."""
-        self.delta.total += len(self._steps)
-        self.delta.opened += len(self._steps)
+        """Start the run: every step counts as one open task until its fan-out is known, unless it was kept."""
+        for place, state in enumerate(self._steps):
+            fan = self._fans.get(place)
+            number = fan.total if fan is not None else 1
+            self.delta.total += number
+            self.delta.opened += number
+            if state == StepState.SUCCESS:
+                self.delta.end(StepState.SUCCESS, number)
         for place in range(len(self._steps)):
             self._consider(place)
 
@@ -302,6 +312,25 @@ class Plan:
             if self._steps[parent] in ENDED and self._steps[parent] != StepState.SUCCESS
         ]
         return f"{trigger}: {', '.join(unhappy[:3])}{' …' if len(unhappy) > 3 else ''}" if unhappy else str(trigger)
+
+
+def kept_state(graph: Graph, state: DagState, from_step: str) -> DagState:
+    """Return the state with which a run is started over from a step: what succeeded and is not below it stays."""
+    below = {graph.index[from_step]}
+    unvisited = list(below)
+    while unvisited:
+        for child in graph.downstream[unvisited.pop()]:
+            if child not in below:
+                below.add(child)
+                unvisited.append(child)
+    steps = bytearray(StepState.SUCCESS if place not in below else 0 for place in range(len(graph.steps)))
+    dropped = [place for place, now in enumerate(state.steps) if now != StepState.SUCCESS]
+    while dropped:  # a step is kept only with all that it came from, or its input would not be what it was
+        place = dropped.pop()
+        if steps[place]:
+            steps[place] = StepState.WAITING
+            dropped.extend(graph.downstream[place])
+    return DagState(bytes(steps), {place: fan for place, fan in state.fans.items() if steps[place]})
 
 
 def decide(trigger: Trigger, parents: int, tally: Mapping[int, int] | list[int]) -> bool | None:

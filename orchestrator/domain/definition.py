@@ -210,4 +210,4 @@ def _plain(kind: ParamType, value: Any, now: datetime, timezone: str | None) -> 
         moment = now if value == "now" else _read_time(datetime, value)
         assert isinstance(moment, datetime)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
-    return msgspec.to_builtins(value)
+    return msgspec.json.decode(msgspec.json.encode(value))

@@ -52,7 +52,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "/": "/"}
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "/": "/"}
 _ADVICE = {
     "$": "write the whole expression in one ${...}, with no ${} inside it",
     "=": "two values are compared with ==",

@@ -91,7 +91,7 @@ class StepProgram:
             of_item: dict[str, Any] = {"index": position, "count": count}
             if items is not None:
                 of_item["item"] = items[position]
-            item = {"item": of_item["item"]} if items is not None else {}
+            item = {"item": of_item["item"]} if items is not None and self.step.task else {}
             yield base | item | (own if own is not None else self._input.render({**names, **of_item}))
 
     def _items(self, names: Mapping[str, Any]) -> list[Any]:

@@ -61,18 +61,23 @@ def conclude(tick: Tick, rows: Iterable[RunRow]) -> None:
         if state is not None and row.state in run_sources_of(state):
             complete[state][row.id] = row
     lanes: Counter[str] = Counter()
+    workflow_ends: dict[bytes, str] = {}
     for state, candidates in complete.items():
         for run_id in runs.end(tick.connection, state, list(candidates), tick.now):
             row = candidates[run_id]
             tick.ended.append(Ended(run_id, state))
             if row.lane is not None:
                 lanes[row.lane] += 1
+            if row.workflow is not None:
+                workflow_ends[run_id] = str(state)
             if row.parent_run is not None and row.parent_step is not None:
                 if state is RunState.SUCCESS:
                     dags.save_output(tick.connection, run_id, tick.dags.output(tick, run_id))
                 tick.children.append((row.parent_run, row.parent_step, str(state)))
     if lanes:
         runs.unpark(tick.connection, lanes)
+    if workflow_ends:
+        tick.triggers.runs_ended(tick, workflow_ends)
 
 
 def _fold(tick: Tick) -> tuple[Deltas, Events, Events]:

@@ -31,6 +31,7 @@ from orchestrator.scheduler.requests import apply_inbox, cancel_runs
 from orchestrator.scheduler.status import Reported, apply_carefully, apply_reports
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.timers import fail_unknown, fire_due, release_known
+from orchestrator.scheduler.triggers import Triggers
 from orchestrator.scheduler.watch import Watch
 from orchestrator.settings import Settings
 from orchestrator.store import database, runs, waiting
@@ -113,6 +114,7 @@ class Scheduler:
         self._dispatcher = Dispatcher(self._fleet, settings.batch)
         self._reconciler = Reconciler(self._fleet)
         self._dags = Dags(settings.max_payload, settings.batch)
+        self._triggers = Triggers()
         self._watch = Watch(self._fleet, self._streams, settings)
         self._agenda = _NOTHING
         self._careful = False
@@ -138,7 +140,7 @@ class Scheduler:
         withdraw: dict[str, list[str]] = {}
         try:
             with self._leadership.writing(self._monotonic()) as (connection, now):
-                tick = Tick(connection, now, self._dags, set_aside=set_aside)
+                tick = Tick(connection, now, self._dags, self._triggers, set_aside=set_aside)
                 self._apply(tick, reports)
                 if suspicion is not None and inbound.complete:
                     lost, withdraw = self._reconciler.judge(suspicion)
@@ -277,7 +279,7 @@ class Scheduler:
                 return
             reports, set_aside = _decode(inbound)
             with self._leadership.writing(self._monotonic()) as (connection, now):
-                tick = Tick(connection, now, self._dags, set_aside=set_aside)
+                tick = Tick(connection, now, self._dags, self._triggers, set_aside=set_aside)
                 self._apply(tick, reports)
                 advance_runs(tick)
                 self._cursor = self._cursor._replace(position=inbound.entries[-1][0])

@@ -10,6 +10,7 @@ from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
 from orchestrator.scheduler.status import error_json
 from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.triggers import Posted
 from orchestrator.store import inbox, runs, transitions
 from orchestrator.store.inbox import Wish
 from orchestrator.store.transitions import Ending
@@ -33,6 +34,8 @@ def apply_inbox(tick: Tick, limit: int) -> None:
             runs.mark_cancelling(tick.connection, ids)
         elif kind == Wish.RETRY_TASK:
             retry_tasks(tick, ids)
+        elif kind == Wish.EVENT:
+            tick.triggers.events(tick, [Posted(item.target, item.body["name"], item.body["payload"]) for item in same])
         elif kind == Wish.RETRY_RUN:
             unfinished.update(item.id for item in same if not retry_run(tick, item, 10 * limit))
     inbox.remove(tick.connection, [item.id for item in items if item.id not in unfinished])

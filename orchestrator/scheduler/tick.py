@@ -20,6 +20,7 @@ from orchestrator.transport.codec import Ended
 
 if TYPE_CHECKING:
     from orchestrator.scheduler.dags import Dags
+    from orchestrator.scheduler.triggers import Triggers
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Tick:
     connection: Connection
     now: datetime
     dags: Dags
+    triggers: Triggers
     moved: list[Moved] = field(default_factory=list)
     """Tasks whose state changed and whose runs have not been counted yet."""
     children: list[tuple[bytes, str, str]] = field(default_factory=list)

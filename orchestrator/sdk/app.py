@@ -106,6 +106,10 @@ class Orchestrator:
         self.backend.start_run(run_id, check_name("run", name or task.name), tasks)
         return RunHandle(self, run_id, task)
 
+    def post_event(self, name: str, payload: Any = None) -> None:
+        """Say that something happened; workflows that wait for it are started. The payload is JSON data."""
+        self.backend.post_event(self.new_id(), check_name("event", name), payload, self.settings.max_payload)
+
     # -- finding it again
 
     def handle(self, task_id: str | UUID) -> Handle[Any]:

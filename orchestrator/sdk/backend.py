@@ -14,14 +14,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, Engine, exc
 
+from orchestrator.domain.dag import DagState, Graph, kept_state
 from orchestrator.domain.definition import Definition, resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.run import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
 from orchestrator.domain.task import NewTask
-from orchestrator.errors import NotFound, OrchestratorError, SchemaError, WrongState, did_you_mean
+from orchestrator.errors import (
+    InvalidWorkflow,
+    NotFound,
+    OrchestratorError,
+    PayloadError,
+    SchemaError,
+    WrongState,
+    did_you_mean,
+)
 from orchestrator.settings import Settings
 from orchestrator.store import dags, database, enqueue, inbox, results, workflows
 from orchestrator.store.inbox import Wish
@@ -96,6 +106,40 @@ class Backend:
                 run_id = dags.find_by_key(connection, key) or run_id
         nudge(self._redis, self._keys)
         return run_id
+
+    def post_event(self, event_id: bytes, name: str, payload: Any, limit: int) -> None:
+        """Tell the leader that something happened."""
+        try:
+            body = msgspec.json.encode({"name": name, "payload": payload}).decode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise PayloadError(f"The payload of event {name!r} cannot be written as JSON: {error}.") from error
+        if len(body) > limit or "\\u0000" in body:
+            raise PayloadError(
+                f"The payload of event {name!r} is larger than {limit:,} bytes, or holds a NUL character."
+            )
+        with self._connected() as connection:
+            inbox.add(connection, Wish.EVENT, event_id, body)
+        nudge(self._redis, self._keys)
+
+    def rerun(self, run: bytes, new: bytes, from_step: str | None) -> None:
+        """Start a run over, with the same version and parameters; keep what is not below `from_step`."""
+        with self._connected(transaction=True) as connection, connection.begin():
+            found = next(iter(dags.load(connection, [run])), None)
+            definition = workflows.of_run(connection, run)
+            if found is None or definition is None:
+                raise WrongState(f"Run {to_text(run)} cannot be run again: it is not a run of a workflow.")
+            graph = Graph(definition)
+            if from_step is not None and from_step not in graph.index:
+                raise InvalidWorkflow(
+                    f"Workflow {definition.name!r} has no task {from_step!r}.{did_you_mean(from_step, graph.index)}"
+                )
+            state = msgspec.msgpack.decode(found.state, type=DagState) if found.state is not None else None
+            kept = kept_state(graph, state, from_step) if from_step is not None and state is not None else None
+            dags.start(connection, [dags.new_run(definition, found.version, new, found.params)])
+            if kept is not None:
+                names = [graph.steps[place].name for place in kept.successes]
+                dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))
+        nudge(self._redis, self._keys)
 
     def cancel_task(self, task: bytes) -> None:
         """Ask the leader to cancel a task."""

@@ -155,7 +155,9 @@ class Workflow:
 
     def _plain(self) -> Any:
         try:
-            return msgspec.to_builtins({**self._data, "tasks": self._steps}, enc_hook=_text_of)
+            return msgspec.to_builtins(
+                {**self._data, "tasks": self._steps}, builtin_types=(timedelta,), enc_hook=_text_of
+            )
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidWorkflow(f"workflow {self.name!r}: only plain data can be kept: {error}.") from None
 

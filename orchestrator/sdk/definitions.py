@@ -7,16 +7,16 @@ Everything that is wrong with a file is reported at once, each with its line:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
-from zoneinfo import ZoneInfo
 
 import msgspec
 import yaml
 
 from orchestrator.domain.checks import Path as Place
-from orchestrator.domain.checks import check
+from orchestrator.domain.checks import Problem, check
 from orchestrator.domain.definition import (
     Concurrency,
     Definition,
@@ -28,11 +28,11 @@ from orchestrator.domain.definition import (
     Trigger,
 )
 from orchestrator.domain.durations import format_duration
-from orchestrator.domain.operators import describe
-from orchestrator.errors import InvalidWorkflow, did_you_mean
+from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk import document, fields
-from orchestrator.sdk.document import NOT_A_STRING, Node
-from orchestrator.sdk.fields import BAD, Bad, Convert, Fields, Found
+from orchestrator.sdk.document import Node
+from orchestrator.sdk.fields import BAD, Bad, Convert, Fields
+from orchestrator.sdk.schedule_fields import schedule
 
 _MOST_PROBLEMS = 50
 
@@ -51,36 +51,54 @@ def load(path: str | Path) -> Definition:
 def loads(text: str, source: str = "<text>") -> Definition:
     """Read a workflow from a text; `source` is what messages call it."""
     root, flaws = document.read(text)
-    found = [Found(flaw.line, (), flaw.message) for flaw in flaws]
+    lines = [(flaw.line, f"{source}:{flaw.line}: {flaw.message}") for flaw in flaws]
     if root is None:
-        raise _refusal(source, found or [Found(1, (), "expected a workflow, found nothing.")])
-    return _definition(root, source, found)
+        raise _refusal(line for _, line in lines or [(1, f"{source}:1: expected a workflow, found nothing.")])
+    definition, problems = _read(root)
+    for problem in problems:
+        line = _line(root, problem.path)
+        lines.append((line, f"{source}:{line}: {_words(problem)}"))
+    if lines:
+        raise _refusal(line for _, line in sorted(lines, key=lambda pair: pair[0]))
+    return definition
 
 
 def from_data(data: Any, source: str = "workflow") -> Definition:
     """Read a workflow from plain data in the shape of a file."""
     try:
         root = document.from_plain(data)
-    except RecursionError:
-        raise InvalidWorkflow(f"{source}: nested too deeply.") from None
-    return _definition(root, source, [])
+    except InvalidWorkflow as error:
+        raise InvalidWorkflow(f"{source}: {error}") from None
+    definition, problems = _read(root)
+    if problems:
+        raise _refusal(f"{source}: {_words(problem)}" for problem in problems)
+    return definition
+
+
+def to_yaml(definition: Definition) -> str:
+    """Return a definition as a file that would give it again."""
+    data = msgspec.to_builtins(definition)
+    steps = data.pop("steps", [])
+    for part in (data, data.get("schedule", {}), *steps):
+        for key in ("timeout", "every", "jitter"):
+            if part.get(key) is not None:
+                part[key] = format_duration(part[key])
+    data["tasks"] = {step.pop("name"): step for step in steps}
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
+    return text
 
 
 # -- reading
 
 
 def _param(reader: Fields, node: Node, path: Place) -> Param:
-    table: dict[str, Convert] = {
-        "type": fields.one_of(get_args(ParamType)),
-        "default": fields.anything,
-        "description": fields.text,
-    }
-    return Param(**reader.read(node, path, "a mapping such as {type: date, default: today}", table))
+    return Param(**reader.read(node, path, "a mapping such as {type: date, default: today}", _PARAM))
 
 
-def _params(reader: Fields, node: Node, path: Place) -> dict[str, Param]:
-    entries = reader.mapping(node, path, "a mapping of parameters by name")
-    return {name: _param(reader, entry.node, (*path, name)) for name, entry in entries.items()}
+def _params(reader: Fields, node: Node, path: Place) -> dict[str, Param] | Bad:
+    if not isinstance(node.value, dict):
+        return reader.mismatch(node, path, "a mapping of parameters by name")
+    return {name: _param(reader, entry.node, (*path, name)) for name, entry in node.value.items()}
 
 
 def _concurrency(reader: Fields, node: Node, path: Place) -> Concurrency | Bad:
@@ -90,40 +108,177 @@ def _concurrency(reader: Fields, node: Node, path: Place) -> Concurrency | Bad:
     if "limit" in values:
         return Concurrency(**values)
     if isinstance(node.value, dict) and "limit" not in node.value:
-        reader.problem(node, path, "limit is missing: how many runs may there be at once?")
+        return reader.problem(path, "limit is missing: how many runs may there be at once?")
     return BAD
 
 
-def _each(kind: type[msgspec.Struct], expected: str, table: dict[str, Convert]) -> Convert:
+def _each(make: Callable[..., Any], expected: str, table: dict[str, Convert]) -> Convert:
     """Return how a list of mappings, or one alone, is read."""
 
     def convert(reader: Fields, node: Node, path: Place) -> tuple[Any, ...]:
-        if isinstance(node.value, list):
-            places = [((*path, place), item) for place, item in enumerate(node.value)]
-        else:
-            places = [((*path, 0), node)]
-        return tuple(kind(**reader.read(item, place, expected, table)) for place, item in places)
+        items = node.value if isinstance(node.value, list) else [node]
+        return tuple(make(**reader.read(item, (*path, place), expected, table)) for place, item in enumerate(items))
 
     return convert
 
 
-def _time_zone(reader: Fields, node: Node, path: Place) -> str | Bad:
-    name = fields.text(reader, node, path)
-    if isinstance(name, Bad):
-        return name
-    try:
-        ZoneInfo(name)
-    except (ValueError, OSError, LookupError):
-        import zoneinfo
-
-        near = did_you_mean(name, zoneinfo.available_timezones())
-        return reader.problem(node, path, f"unknown time zone {name!r}.{near or ' Expected one such as Europe/Berlin.'}")
-    return name
+def _tasks(reader: Fields, node: Node, path: Place) -> dict[str, dict[str, Any]] | Bad:
+    if not isinstance(node.value, dict):
+        return reader.mismatch(node, path, "a mapping of tasks by name")
+    expected = "a mapping such as {task: etl.discover}"
+    return {name: reader.read(entry.node, (*path, name), expected, _STEP) for name, entry in node.value.items()}
 
 
-def _cron(reader: Fields, node: Node, path: Place) -> str | Bad:
-    expression = fields.text(reader, node, path)
-    if isinstance(expression, Bad):
-        return expression
-    problem = cron_problem(expression)
-    return reader.problem(node, path, problem) if problem else expression
+def _defaults(reader: Fields, node: Node, path: Place) -> dict[str, Any]:
+    return reader.read(node, path, "a mapping of options for every task", _DEFAULTS)
+
+
+_DEFAULTS: dict[str, Convert] = {
+    "retries": fields.integer,
+    "timeout": fields.duration,
+    "queue": fields.text,
+    "priority": fields.integer,
+    "trigger": fields.one_of(get_args(Trigger)),
+}
+_STEP: dict[str, Convert] = {
+    "task": fields.text,
+    "workflow": fields.text,
+    "executor": fields.text,
+    "depends_on": fields.texts,
+    "input": fields.plain_object,
+    "foreach": fields.items,
+    "parallel": fields.number_of_copies,
+    "concurrency": fields.integer,
+    "on_failure": fields.one_of(("run", "skip")),
+    "when": fields.condition,
+    **_DEFAULTS,
+}
+_PARAM: dict[str, Convert] = {
+    "type": fields.one_of(get_args(ParamType)),
+    "default": fields.anything,
+    "description": fields.text,
+}
+_CONCURRENCY: dict[str, Convert] = {"limit": fields.integer, "key": fields.text}
+_EVENT: dict[str, Convert] = {
+    "workflow": fields.text,
+    "state": fields.one_of(("success", "failed", "ended")),
+    "event": fields.text,
+    "filter": fields.condition,
+    "params": fields.plain_object,
+}
+_HOOK: dict[str, Convert] = {"task": fields.text, "webhook": fields.text}
+_hooks = _each(Hook, "a mapping with task or webhook, or a list of such", _HOOK)
+_WORKFLOW: dict[str, Convert] = {
+    "name": fields.text,
+    "version": fields.integer,
+    "description": fields.text,
+    "params": _params,
+    "schedule": schedule,
+    "timeout": fields.duration,
+    "concurrency": _concurrency,
+    "tags": fields.texts,
+    "on": _each(EventTrigger, "a mapping with workflow or event, or a list of such", _EVENT),
+    "on_failure": _hooks,
+    "on_success": _hooks,
+    "queue": fields.text,
+    "defaults": _defaults,
+    "tasks": _tasks,
+}
+_TRIGGERS: dict[str, Trigger] = {"run": "all_ended", "skip": "all_success"}
+
+
+def _read(root: Node) -> tuple[Definition, list[Problem]]:
+    reader = Fields()
+    values = reader.read(root, (), "a workflow: a mapping with name and tasks", _WORKFLOW)
+    if isinstance(root.value, dict) and "name" not in root.value:
+        reader.problem(("name",), "is missing: every workflow has a name.")
+    defaults = values.pop("defaults", {})
+    steps = [_step(reader, name, defaults, own) for name, own in values.pop("tasks", {}).items()]
+    definition = Definition(**{"name": "", **values}, steps=tuple(steps))
+    return definition, [*reader.problems, *_consequences(root, definition, reader.problems)]
+
+
+def _step(reader: Fields, name: str, defaults: dict[str, Any], own: dict[str, Any]) -> Step:
+    on_failure = own.pop("on_failure", None)
+    if on_failure is not None:
+        trigger = _TRIGGERS[on_failure]
+        if own.setdefault("trigger", trigger) != trigger:
+            message = f"on_failure: {on_failure} means trigger: {trigger}, and trigger says {own['trigger']}: keep one."
+            reader.problem(("tasks", name, "on_failure"), message)
+    return Step(name=name, **{**defaults, **own})
+
+
+def _consequences(root: Node, definition: Definition, known: list[Problem]) -> Iterator[Problem]:
+    """Yield what does not make sense together, but not what only follows from a part that could not be read."""
+    bad = {problem.path for problem in known}
+    around_bad = {path[:length] for path in bad for length in range(len(path) + 1)}
+    if bad & {(), ("params",), ("tasks",)}:
+        return
+    said: set[Problem] = set()
+    for problem in check(definition):
+        path = problem.path
+        if len(path) == 3 and path[0] == "tasks" and path[2] in _DEFAULTS and not _holds(root, path):
+            path = ("defaults", path[2]) if _holds(root, ("defaults", path[2])) else path
+        found = Problem(path, problem.message)
+        inside_bad = any(path[:length] in bad for length in range(len(path) + 1))
+        if path not in around_bad and not inside_bad and found not in said:
+            said.add(found)
+            yield found
+
+
+# -- where things are
+
+
+def _follow(root: Node, path: Place) -> Iterator[tuple[Node, int]]:
+    """Yield each part on the way to a place, with its line, as far as the way goes."""
+    node = root
+    for key in path:
+        if isinstance(node.value, dict) and key in node.value:
+            entry = node.value[str(key)]
+            node = entry.node
+            yield node, entry.line if isinstance(node.value, (dict, list)) else node.line
+        elif isinstance(node.value, list) and isinstance(key, int) and key < len(node.value):
+            node = node.value[key]
+            yield node, node.line
+        elif isinstance(key, int):
+            yield node, node.line  # one alone, where a list could stand
+        else:
+            return
+
+
+def _line(root: Node, path: Place) -> int:
+    line = root.line
+    for _, line in _follow(root, path):  # noqa: B007
+        pass
+    return line
+
+
+def _holds(root: Node, path: Place) -> bool:
+    return sum(1 for _ in _follow(root, path)) == len(path)
+
+
+def _words(problem: Problem) -> str:
+    """Return a problem as people read it. A last index is left out: the message names the value itself."""
+    path = problem.path[:-1] if problem.path and isinstance(problem.path[-1], int) else problem.path
+    names = (f"[{key}]" if isinstance(key, int) else f".{key if key.isprintable() else repr(key)}" for key in path)
+    place = "".join(names).removeprefix(".")
+    return f"{place}: {problem.message}" if place else problem.message
+
+
+def _refusal(lines: Iterable[str]) -> InvalidWorkflow:
+    every = list(lines)
+    more = [f"… and {len(every) - _MOST_PROBLEMS} more."] if len(every) > _MOST_PROBLEMS else []
+    return InvalidWorkflow("\n".join(every[:_MOST_PROBLEMS] + more))
+
+
+# -- writing
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either YAML 1.1 or 1.2 would take for something other than a string."""
+
+    def ignore_aliases(self, _data: Any) -> bool:
+        return True
+
+
+_Dumper.add_implicit_resolver("!not-a-string", re.compile(rf"(?:{document.NOT_A_STRING.pattern})\Z"), None)

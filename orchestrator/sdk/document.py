@@ -10,11 +10,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import yaml
 
 from orchestrator.domain.operators import fits
+from orchestrator.errors import InvalidWorkflow
 
 LONGEST = 10_000_000
 """Characters that a document may have."""
@@ -76,18 +78,32 @@ def read(text: str) -> tuple[Node | None, list[Flaw]]:
         return None, [*builder.flaws, Flaw(mark.line + 1 if mark else 1, _syntax(error))]
     except (yaml.YAMLError, UnicodeError) as error:
         position = getattr(error, "position", None) or 0
-        return None, [*builder.flaws, Flaw(text.count("\n", 0, position) + 1, f"not readable as YAML: {error}.")]
+        return None, [
+            *builder.flaws,
+            Flaw(text.count("\n", 0, position) + 1, f"not readable as YAML: {' '.join(str(error).split())}."),
+        ]
     return builder.root, builder.flaws
 
 
-def from_plain(value: Any) -> Node:
-    """Return plain data as a tree without lines."""
+def from_plain(value: Any, depth: int = 0) -> Node:
+    """Return plain data as a tree without lines, or say why it cannot be kept."""
+    if depth > DEEPEST:
+        raise InvalidWorkflow(f"nested more than {DEEPEST} levels deep.")
     if isinstance(value, Mapping):
-        entries = {str(key): Entry(0, from_plain(item)) for key, item in value.items()}
-        return Node(entries)
+        return Node({str(key): Entry(0, from_plain(item, depth + 1)) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
-        return Node([from_plain(item) for item in value])
+        return Node([from_plain(item, depth + 1) for item in value])
+    if isinstance(value, timedelta):
+        return Node(value.total_seconds())
+    if isinstance(value, (int, float)) and not fits(value):
+        raise InvalidWorkflow(_NOT_A_NUMBER.format("a number in it"))
+    if isinstance(value, str) and "\0" in value:
+        raise InvalidWorkflow(_NO_NUL)
     return Node(value)
+
+
+_NOT_A_NUMBER = "{} is not a finite number of at most 64 bits."
+_NO_NUL = "a text cannot hold the character \\0."
 
 
 # -- scalars
@@ -180,10 +196,10 @@ class _Builder:
         is_text = bool(event.style) or tag in ("!", "str")
         value = event.value if is_text else scalar(event.value)
         if isinstance(value, (int, float)) and not fits(value):
-            self.flaws.append(Flaw(line, f"{event.value[:40]} is not a number of at most 64 bits."))
+            self.flaws.append(Flaw(line, _NOT_A_NUMBER.format(event.value[:40])))
             value = 0
         if isinstance(value, str) and "\0" in value:
-            self.flaws.append(Flaw(line, "a text cannot hold the character \\0."))
+            self.flaws.append(Flaw(line, _NO_NUL))
         self._add(Node(value, line), event.anchor)
 
     def _take_alias(self, event: yaml.AliasEvent, line: int) -> None:

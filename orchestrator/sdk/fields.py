@@ -1,13 +1,13 @@
-"""Typed values out of a document: each either fits, or leaves a problem with its place and line."""
+"""Typed values out of a document: each either fits, or leaves a problem with its place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from orchestrator.domain.checks import Path
+from orchestrator.domain.checks import Path, Problem
 from orchestrator.domain.durations import parse_duration
 from orchestrator.domain.expression import unwrap
 from orchestrator.domain.operators import describe
@@ -22,28 +22,20 @@ class Bad:
 BAD = Bad()
 
 
-class Found(NamedTuple):
-    """A problem, and the line it is in."""
-
-    line: int
-    path: Path
-    message: str
-
-
 class Fields:
     """Reads a document and collects what is wrong with it."""
 
     def __init__(self) -> None:
-        self.problems: list[Found] = []
+        self.problems: list[Problem] = []
 
-    def problem(self, node: Node, path: Path, message: str) -> Bad:
+    def problem(self, path: Path, message: str) -> Bad:
         """Note a problem."""
-        self.problems.append(Found(node.line, path, message))
+        self.problems.append(Problem(path, message))
         return BAD
 
     def mismatch(self, node: Node, path: Path, expected: str) -> Bad:
         """Note that a value is of another type than it should be."""
-        return self.problem(node, path, f"expected {expected}, found {describe(node.plain())}.")
+        return self.problem(path, f"expected {expected}, found {describe(node.plain())}.")
 
     def mapping(self, node: Node, path: Path, expected: str) -> Mapping[str, Entry]:
         """Return the entries of a mapping."""
@@ -58,7 +50,7 @@ class Fields:
         for key, entry in self.mapping(node, path, expected).items():
             if key not in table:
                 advice = did_you_mean(key, table) or f" Known: {', '.join(table)}."
-                self.problems.append(Found(entry.line, (*path, key), f"unknown key.{advice}"))
+                self.problem((*path, key), f"unknown key.{advice}")
                 continue
             value = table[key](self, entry.node, (*path, key))
             if value is not BAD:
@@ -127,9 +119,7 @@ def one_of(choices: Iterable[str]) -> Convert:
         if node.value in known and isinstance(node.value, str):
             return node.value
         near = did_you_mean(node.value, known) if isinstance(node.value, str) else ""
-        return fields.problem(
-            node, path, f"expected one of {', '.join(known)}, found {describe(node.plain())}.{near}"
-        )
+        return fields.problem(path, f"expected one of {', '.join(known)}, found {describe(node.plain())}.{near}")
 
     return convert
 

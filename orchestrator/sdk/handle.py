@@ -177,8 +177,14 @@ class RunHandle(Generic[R]):
         """Cancel its open tasks, and with them the run."""
         self._app.backend.cancel_run(self._id)
 
+    def rerun(self, from_step: str | None = None) -> RunHandle[R]:
+        """Start a workflow's run over as a new one; with `from_step`, keep what succeeded and is not below it."""
+        new = self._app.new_id()
+        self._app.backend.rerun(self._id, new, from_step)
+        return RunHandle(self._app, new, self._task)
+
     def retry(self) -> None:
-        """Open its failed tasks again."""
+        """Open its failed tasks again, and consider anew what was skipped."""
         self._app.backend.retry_run(self._id)
 
 

@@ -30,7 +30,8 @@ class WorkflowRun(NamedTuple):
 _LOAD = Statement(
     """
 SELECT r.id::text, r.workflow, r.version, r.params::text, r.state, r.created_at
-  FROM orchestrator.runs r JOIN unnest(%(ids)s::uuid[]) AS wanted(id) ON r.id = wanted.id
+  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  WHERE r.workflow IS NOT NULL
 """
 )
@@ -64,7 +65,8 @@ _OUTPUTS = Statement(
     """
 SELECT e.run_id::text, e.step, e.position, e.status, e.result
   FROM unnest(%(runs)s::uuid[], %(steps)s::text[]) AS wanted(run_id, step)
-  JOIN orchestrator.ended_tasks e ON e.run_id = wanted.run_id AND e.step = wanted.step
+ CROSS JOIN LATERAL (
+       SELECT * FROM orchestrator.ended_tasks WHERE run_id = wanted.run_id AND step = wanted.step OFFSET 0) AS e
  ORDER BY e.run_id, e.step, e.position
 """
 )
@@ -87,7 +89,8 @@ _CHILD_OUTPUTS = Statement(
     """
 SELECT r.parent_run::text, r.parent_step, r.parent_position, r.output
   FROM unnest(%(runs)s::uuid[], %(steps)s::text[]) AS wanted(run_id, step)
-  JOIN orchestrator.runs r ON r.parent_run = wanted.run_id AND r.parent_step = wanted.step
+ CROSS JOIN LATERAL (
+       SELECT * FROM orchestrator.runs WHERE parent_run = wanted.run_id AND parent_step = wanted.step OFFSET 0) AS r
  ORDER BY r.parent_run, r.parent_step, r.parent_position
 """
 )
@@ -193,3 +196,28 @@ def results_of_run(connection: Connection, run: bytes) -> list[tuple[str, int, b
     """Return step, position and result of every task of a run that has ended; None for one that did not succeed."""
     rows = connection.exec_driver_sql(_RESULTS_OF_RUN, {"run": run.hex()})
     return [(row[0], row[1], bytes(row[3]) if row[2] == "success" and row[3] is not None else None) for row in rows]
+
+
+_KEEP_TASKS = """
+INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, run_id, step,
+       position, payload, options, result, worker, created_at, started_at, ended_at)
+SELECT gen_random_uuid(), seq, name, queue, priority, status, attempt, failures, losses, %(new)s::uuid, step,
+       position, payload, options, result, worker, created_at, started_at, ended_at
+  FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s)
+"""
+_KEEP_RUNS = """
+INSERT INTO orchestrator.runs (id, name, status, total, open, success, failed, cancelled, skipped, created_at,
+       started_at, ended_at, workflow, version, params, state, parent_run, parent_step, parent_position, output)
+SELECT gen_random_uuid(), name, status, total, open, success, failed, cancelled, skipped, created_at, started_at,
+       ended_at, workflow, version, params, state, %(new)s::uuid, parent_step, parent_position, output
+  FROM orchestrator.runs WHERE parent_run = %(run)s::uuid AND parent_step = ANY(%(steps)s)
+"""
+_KEEP_STATE = "UPDATE orchestrator.runs SET state = %(state)s WHERE id = %(new)s::uuid AND status = 'pending'"
+
+
+def keep(connection: Connection, run: bytes, new: bytes, steps: Sequence[str], state: bytes) -> None:
+    """Copy what some steps of a run came to into a new run that has not begun, in the caller's transaction."""
+    parameters = {"run": run.hex(), "new": new.hex(), "steps": list(steps)}
+    connection.exec_driver_sql(_KEEP_TASKS, parameters)
+    connection.exec_driver_sql(_KEEP_RUNS, parameters)
+    connection.exec_driver_sql(_KEEP_STATE, parameters | {"state": state})

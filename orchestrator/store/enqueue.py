@@ -90,7 +90,7 @@ SELECT n.id, n.name, n.queue, n.priority, %(now)s::timestamptz + n.delay * inter
               %(delays)s::double precision[], %(payloads)s::bytea[], %(options)s::jsonb[], %(runs)s::uuid[],
               %(steps)s::text[], %(positions)s::int[])
        AS n(id, name, queue, priority, delay, payload, options, run_id, step, position)
- WHERE NOT EXISTS (SELECT FROM orchestrator.ended_tasks e WHERE e.id = n.id)
+ WHERE (SELECT true FROM orchestrator.ended_tasks WHERE id = n.id LIMIT 1) IS NULL
     ON CONFLICT (id) DO NOTHING
 """
 )

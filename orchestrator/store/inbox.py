@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, text
 
@@ -19,6 +19,7 @@ class Wish(StrEnum):
     CANCEL_RUN = "cancel run"
     RETRY_TASK = "retry task"
     RETRY_RUN = "retry run"
+    EVENT = "event"
 
 
 class Item(NamedTuple):
@@ -29,19 +30,22 @@ class Item(NamedTuple):
     target: bytes
     age: float
     """Seconds since it was made."""
+    body: Any = None
 
 
-_ADD = text("INSERT INTO orchestrator.inbox (kind, target) VALUES (:kind, CAST(:target AS uuid))")
+_ADD = text(
+    "INSERT INTO orchestrator.inbox (kind, target, body) VALUES (:kind, CAST(:target AS uuid), CAST(:body AS jsonb))"
+)
 
 
-def add(connection: Connection, kind: Wish, target: bytes) -> None:
-    """Ask the leader for a change."""
-    connection.execute(_ADD, {"kind": str(kind), "target": target.hex()})
+def add(connection: Connection, kind: Wish, target: bytes, body: str | None = None) -> None:
+    """Ask the leader for a change; `body` is JSON."""
+    connection.execute(_ADD, {"kind": str(kind), "target": target.hex(), "body": body})
 
 
 _READ = Statement(
     """
-SELECT id, kind, target::text, extract(epoch FROM now() - created_at)::double precision
+SELECT id, kind, target::text, extract(epoch FROM now() - created_at)::double precision, body
   FROM orchestrator.inbox ORDER BY id LIMIT %(limit)s
 """
 )
@@ -50,7 +54,7 @@ SELECT id, kind, target::text, extract(epoch FROM now() - created_at)::double pr
 def read(connection: Connection, limit: int) -> list[Item]:
     """Return the oldest requests."""
     rows = _READ(connection, {"limit": limit})
-    return [Item(row[0], row[1], identifier(row[2]), row[3]) for row in rows]
+    return [Item(row[0], row[1], identifier(row[2]), row[3], row[4]) for row in rows]
 
 
 _REMOVE = Statement("DELETE FROM orchestrator.inbox WHERE id = ANY(%(ids)s::bigint[])")

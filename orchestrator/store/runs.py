@@ -106,7 +106,8 @@ UPDATE orchestrator.runs r
   FROM unnest(%(ids)s::uuid[], %(total)s::int[], %(opened)s::int[], %(success)s::int[], %(failed)s::int[],
               %(cancelled)s::int[], %(skipped)s::int[], %(states)s::bytea[], %(expanding)s::boolean[])
        AS d(id, total, opened, success, failed, cancelled, skipped, state, expanding)
- WHERE r.id = d.id
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = d.id LIMIT 1) AS found
+ WHERE r.ctid = found.place
 RETURNING {_COUNTERS}
 """
 )

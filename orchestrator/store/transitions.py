@@ -4,9 +4,10 @@ Only the leader calls these, inside the tick's transaction. Each statement retur
 and whatever follows (counters, announcements) derives from those rows alone. The guards are written from the
 transition table.
 
-A planner trap, tested: joined to an `unnest` that it cannot estimate, Postgres may start from the tasks in flight and
-loop over the whole batch for each of them. So attempts are found one by one, in a subquery that cannot be turned
-round, and written where they were found; that is safe because only the leader changes rows.
+A planner trap, tested: joined to an `unnest` that it cannot estimate, and above all where it believes the table to be
+empty, Postgres may start from all the tasks and loop over the whole batch for each of them. So rows are found one by
+one, in a subquery that cannot be turned round, and written where they were found; that is safe because only the leader
+changes rows.
 """
 
 from __future__ import annotations
@@ -63,19 +64,17 @@ def _moved(rows: Iterable[Any]) -> list[Moved]:
 
 _CLAIM = Statement(
     f"""
-WITH ready AS (
-    SELECT next.id
-      FROM unnest(%(queues)s::text[], %(rooms)s::int[]) AS queue(name, room)
-     CROSS JOIN LATERAL (
-           SELECT id FROM orchestrator.tasks
-            WHERE queue = queue.name AND {READY}
-            ORDER BY priority DESC, seq
-            LIMIT queue.room) AS next
-)
 UPDATE orchestrator.tasks t
    SET status = 'dispatched', attempt = t.attempt + 1, dispatched_at = %(now)s::timestamptz
-  FROM ready
- WHERE t.id = ready.id AND t.status IN {_among(sources_of(TaskState.DISPATCHED))}
+ WHERE t.ctid = ANY (ARRAY(
+       SELECT next.ctid
+         FROM unnest(%(queues)s::text[], %(rooms)s::int[]) AS queue(name, room)
+        CROSS JOIN LATERAL (
+              SELECT ctid FROM orchestrator.tasks
+               WHERE queue = queue.name AND {READY}
+               ORDER BY priority DESC, seq
+               LIMIT queue.room) AS next))
+   AND t.status IN {_among(sources_of(TaskState.DISPATCHED))}
 RETURNING t.id::text, t.attempt, t.name, t.payload, t.queue, t.options::text, t.run_id::text, t.position, t.alone,
           t.priority, t.seq
 """
@@ -273,8 +272,11 @@ WITH gone AS (
      USING unnest(%(ids)s::uuid[], %(attempts)s::int[], %(reasons)s::text[], %(errors)s::jsonb[],
                   %(failures)s::int[], %(losses)s::int[], %(workers)s::text[], %(durations)s::double precision[])
            AS r(id, attempt, reason, error, failed, lost, worker, duration)
-     WHERE t.id = r.id AND t.attempt = coalesce(r.attempt, t.attempt) AND t.status IN {_among(sources_of(state))}
-       AND (r.attempt IS NULL OR t.status <> 'pending')
+     CROSS JOIN LATERAL (
+           SELECT ctid AS place FROM orchestrator.tasks
+            WHERE id = r.id AND status IN {_among(sources_of(state))}
+              AND (r.attempt IS NULL OR (attempt = r.attempt AND status <> 'pending')) LIMIT 1) AS found
+     WHERE t.ctid = found.place
     RETURNING t.*, r.reason, r.error, r.failed, r.lost, r.duration, r.worker AS finisher
 ), kept AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})

@@ -15,10 +15,10 @@ from orchestrator.store.transitions import identifier
 
 _PROMOTE = Statement(
     """
-UPDATE orchestrator.tasks t SET wake_at = NULL
-  FROM (SELECT id FROM orchestrator.tasks
-         WHERE wake_at <= %(now)s::timestamptz AND hold IS NULL ORDER BY wake_at LIMIT %(limit)s) AS due
- WHERE t.id = due.id
+UPDATE orchestrator.tasks SET wake_at = NULL
+ WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM orchestrator.tasks
+        WHERE wake_at <= %(now)s::timestamptz AND hold IS NULL ORDER BY wake_at LIMIT %(limit)s))
 """
 )
 
@@ -44,13 +44,14 @@ def overdue_unknown(connection: Connection, now: datetime, limit: int) -> list[t
 
 _RELEASE = Statement(
     """
-UPDATE orchestrator.tasks t SET hold = NULL, wake_at = NULL
-  FROM (SELECT held.id FROM orchestrator.tasks held
-          JOIN unnest(%(queues)s::text[], %(names)s::text[]) AS known(queue, name)
-            ON held.queue = known.queue
-           AND (held.name = known.name OR (known.name = '*:*' AND strpos(held.name, ':') > 0))
-         WHERE held.hold = 'unknown' LIMIT %(limit)s) AS known
- WHERE t.id = known.id
+UPDATE orchestrator.tasks SET hold = NULL, wake_at = NULL
+ WHERE ctid = ANY (ARRAY(
+       SELECT held.ctid
+         FROM orchestrator.tasks held
+         JOIN unnest(%(queues)s::text[], %(names)s::text[]) AS known(queue, name)
+           ON held.queue = known.queue
+          AND (held.name = known.name OR (known.name = '*:*' AND strpos(held.name, ':') > 0))
+        WHERE held.hold = 'unknown' LIMIT %(limit)s))
 """
 )
 
@@ -158,8 +159,10 @@ def is_busy(connection: Connection, queues: Sequence[str]) -> bool:
 
 _POLICIES = Statement(
     """
-SELECT t.id::text, t.failures, t.losses, t.alone, t.options::text
-  FROM orchestrator.tasks t JOIN unnest(%(ids)s::uuid[]) AS wanted(id) ON t.id = wanted.id
+SELECT wanted.id::text, t.failures, t.losses, t.alone, t.options::text
+  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (
+       SELECT failures, losses, alone, options FROM orchestrator.tasks WHERE id = wanted.id LIMIT 1) AS t
 """
 )
 

@@ -75,6 +75,14 @@ def list_latest(connection: Connection) -> list[Stored]:
     return [_stored(row) for row in connection.exec_driver_sql(_LIST)]
 
 
+_STAMP = "SELECT count(*), max(created_at), count(deleted_at) FROM orchestrator.workflows"
+
+
+def stamp(connection: Connection) -> tuple[object, ...]:
+    """Return something that changes whenever a definition is added or deleted."""
+    return tuple(connection.exec_driver_sql(_STAMP).one())
+
+
 _NEWEST_VERSION = "SELECT coalesce(max(version), 0) FROM orchestrator.workflows WHERE name = %(name)s"
 _ADD = """
 INSERT INTO orchestrator.workflows (name, version, hash, definition)

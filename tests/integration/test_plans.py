@@ -95,7 +95,10 @@ def run_all(connection: Connection) -> None:
         call(leader)(connection)
 
 
-@pytest.fixture(scope="module", params=["never analysed", "analysed", "analysed when empty", "planned when empty"])
+@pytest.fixture(
+    scope="module",
+    params=["never analysed", "analysed", "analysed when empty", "planned when empty", "planned when vacuumed"],
+)
 def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterator[Leader]:
     name = f"plans_{uuid.uuid4().hex}"
     admin = create_engine(
@@ -110,9 +113,9 @@ def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterat
     with by_hand.connect() as connection:
         for table in ("tasks", "ended_tasks"):  # autovacuum would change the state that is being tested
             connection.execute(text(f"ALTER TABLE orchestrator.{table} SET (autovacuum_enabled = off)"))
-        if request.param == "analysed when empty":
+        if request.param in ("analysed when empty", "planned when vacuumed"):
             connection.execute(text("VACUUM ANALYZE"))
-    if request.param == "planned when empty":
+    if request.param.startswith("planned when"):
         with leadership.reading() as connection, connection.begin_nested() as savepoint:
             run_all(connection)
             savepoint.rollback()
@@ -137,7 +140,6 @@ def new_tasks() -> list[NewTask]:
 Call = Callable[[Leader], Callable[[Connection], object]]
 
 BY_ID: dict[str, Call] = {
-    "claim": lambda _: lambda c: transitions.claim(c, {"q0": BATCH // 2, "q2": BATCH // 2, "none": 9}, NOW),
     "start": lambda leader: lambda c: transitions.start(c, [Beginning(*a, 0.1, "w") for a in leader.batch], NOW),
     "again": lambda leader: lambda c: transitions.again(c, [Again(*a, 1.0, 1) for a in leader.batch], NOW),
     "succeed": lambda leader: lambda c: transitions.succeed(c, [Success(*a, b"", 0.1, "w") for a in leader.batch], NOW),
@@ -147,13 +149,14 @@ BY_ID: dict[str, Call] = {
     "cancel": lambda leader: (
         lambda c: transitions.end(c, TaskState.CANCELLED, [Ending(a[0], None, "why") for a in leader.batch], NOW)
     ),
-    "promote_due": lambda _: lambda c: waiting.promote_due(c, NOW + timedelta(days=30), BATCH),
     "policies": lambda leader: lambda c: waiting.policies(c, [task for task, _ in leader.batch]),
     "current": lambda leader: lambda c: waiting.current(c, leader.batch),
 }
 """Statements that find their tasks one by one, by id."""
 
 OTHERS: dict[str, Call] = {
+    "claim": lambda _: lambda c: transitions.claim(c, {"q0": BATCH // 2, "q2": BATCH // 2, "none": 9}, NOW),
+    "promote_due": lambda _: lambda c: waiting.promote_due(c, NOW + timedelta(days=30), BATCH),
     "agenda": lambda _: waiting.agenda,
     "in_flight": lambda _: waiting.in_flight,
     "overdue_unknown": lambda _: lambda c: waiting.overdue_unknown(c, NOW, BATCH),

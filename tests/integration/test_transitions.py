@@ -37,9 +37,11 @@ from orchestrator.domain.task import (
     TaskError,
 )
 from orchestrator.scheduler.advance import advance_runs, begin_runs
+from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.requests import cancel_runs, cancel_tasks, retry_tasks
 from orchestrator.scheduler.status import apply_reports
 from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.triggers import Triggers
 from orchestrator.store import database, enqueue, results, runs, transitions, waiting
 from orchestrator.store.transitions import Again, Beginning, Claimed, Ending, Moved, Success
 
@@ -64,6 +66,10 @@ def connection(shared_connection: Connection) -> Iterator[Connection]:
     with shared_connection.begin() as transaction:
         yield shared_connection
         transaction.rollback()
+
+
+def new_tick(connection: Connection) -> Tick:
+    return Tick(connection, NOW, Dags(1_000_000, 1_000), Triggers())
 
 
 def new_id() -> bytes:
@@ -342,7 +348,9 @@ def test_a_revived_task_starts_afresh_behind_its_fence(connection: Connection) -
 
 
 def history(connection: Connection, task: bytes) -> list[tuple[int, str, str]]:
-    statement = "SELECT attempt, outcome, error->>'kind' FROM orchestrator.attempts WHERE task_id = CAST(:id AS uuid) ORDER BY 1"
+    statement = """
+        SELECT attempt, outcome, error->>'kind' FROM orchestrator.attempts
+         WHERE task_id = CAST(:id AS uuid) ORDER BY attempt"""
     return [(r[0], r[1], r[2]) for r in connection.execute(text(statement), {"id": task.hex()})]
 
 
@@ -514,7 +522,7 @@ def counters(connection: Connection, run: bytes) -> RunCounters:
 
 
 def test_counters_are_exact_through_endings_and_revival(connection: Connection) -> None:
-    tick = Tick(connection, NOW)
+    tick = new_tick(connection)
     run = new_id()
     enqueue.insert_run(connection, run, "run", 6)
     tasks = [put(connection, run=run, position=position) for position in range(6)]
@@ -573,7 +581,7 @@ class Life(RuleBasedStateMachine):
         self.savepoint = self.connection.begin_nested()
         self.tasks: list[bytes] = []
         self.runs: list[bytes] = []
-        self.tick = Tick(self.connection, NOW)
+        self.tick = new_tick(self.connection)
         self.was: dict[bytes, tuple[str, int]] = {}
         self.was_runs: dict[bytes, str] = {}
 

@@ -17,6 +17,10 @@ READS = {
     "db check",
     "tasks list",
     "tasks show",
+    "workflows validate",
+    "workflows list",
+    "workflows show",
+    "workflows diff",
     "runs list",
     "runs show",
     "runs watch",
@@ -45,7 +49,9 @@ def test_the_commands_are_these() -> None:
         "db upgrade",
         "db check",
         *(f"tasks {verb}" for verb in ("list", "show", "cancel", "retry")),
-        *(f"runs {verb}" for verb in ("list", "show", "watch", "cancel", "retry")),
+        *(f"workflows {verb}" for verb in ("validate", "apply", "list", "show", "diff", "delete", "schema")),
+        *(f"runs {verb}" for verb in ("start", "list", "show", "watch", "cancel", "retry", "rerun")),
+        "events post",
     }
 
 

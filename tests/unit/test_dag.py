@@ -84,7 +84,9 @@ class Driver:
             self.plan.task_ended(place, state)
             self.settle()
             if self.random.random() < 0.3:  # the leader died; another one has only what was saved
-                self.plan = Plan(self.graph, DagState(*[getattr(self.plan.state(), f) for f in DagState.__struct_fields__]))
+                self.plan = Plan(
+                    self.graph, DagState(*[getattr(self.plan.state(), f) for f in DagState.__struct_fields__])
+                )
                 self.plan.fans_with_room.update(dict.fromkeys(self.unfinished_fans()))
                 self.settle()
 

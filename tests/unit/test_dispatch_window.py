@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.task import Dispatch
+from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.dispatch import BUNDLE, Dispatcher
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.triggers import Triggers
 from orchestrator.store.transitions import Claimed
 from orchestrator.transport.codec import Heartbeat, decode_dispatches, names_digest
 
@@ -45,7 +47,7 @@ def fleet_of(**slots: int) -> Fleet:
 
 
 def tick(postgres: Postgres | None = None) -> Tick:
-    return Tick(postgres or Postgres(), NOW)  # type: ignore[arg-type]
+    return Tick(postgres or Postgres(), NOW, Dags(1_000, 1_000), Triggers())  # type: ignore[arg-type]
 
 
 def claimed(number: int, queue: str = "a", *, alone: bool = False) -> Claimed:

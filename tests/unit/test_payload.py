@@ -34,6 +34,7 @@ from orchestrator.domain.task import Dispatch, Failed, NewTask, Succeeded
 from orchestrator.sdk.context import enter
 from orchestrator.sdk.payload import decode_value
 from orchestrator.sdk.task import Task
+from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.runner import JobOutlet, Runner
 
@@ -177,7 +178,7 @@ def test_round_trip(app: Orchestrator, value: Any, kind: Any, named: bool) -> No
     seen: list[Any] = []
     task = echo_task(app, kind, seen)
     new = task.new((), {"value": value}) if named else task.new((value,), {})
-    report = Runner(app, NoOutbox()).run(job_for(new))
+    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(new))
     assert isinstance(report, Succeeded), report
     returned = task.signature.restore_result(decode_value(report.result))
     for arrived in (*seen, returned):
@@ -206,7 +207,7 @@ def test_plain_data_needs_no_annotation(value: Any) -> None:
 
 def test_time_zones_keep_the_moment(app: Orchestrator) -> None:
     seen: list[Any] = []
-    Runner(app, NoOutbox()).run(job_for(echo_task(app, datetime, seen).new((ELSEWHERE,), {})))
+    Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(echo_task(app, datetime, seen).new((ELSEWHERE,), {})))
     assert seen == [ELSEWHERE]
     assert seen[0].utcoffset() == timedelta(0)
 
@@ -218,12 +219,14 @@ def test_variable_arguments_are_annotated_one_by_one(app: Orchestrator) -> None:
         return []
 
     task = app.task(name="collect")(collect)
-    assert isinstance(Runner(app, NoOutbox()).run(job_for(task.new((POINT, POINT), {"a": KEY}))), Succeeded)
+    assert isinstance(
+        Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(task.new((POINT, POINT), {"a": KEY}))), Succeeded
+    )
 
 
 def test_an_argument_that_does_not_fit_its_annotation_fails_once_and_for_all(app: Orchestrator) -> None:
     task = app.task(name="typed", retries=3)(_typed)
-    report = Runner(app, NoOutbox()).run(job_for(task.new(("not a number",), {})))
+    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(task.new(("not a number",), {})))
     assert isinstance(report, Failed)
     assert not report.retryable
     assert "'typed', argument 'number': expected int" in report.error.message
@@ -234,7 +237,7 @@ def _typed(number: int) -> int:
 
 
 def test_a_result_that_cannot_be_serialised_fails_the_task(app: Orchestrator) -> None:
-    report = Runner(app, NoOutbox()).run(job_for(app.task(name="odd")(lambda: object()).new((), {})))
+    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(app.task(name="odd")(lambda: object()).new((), {})))
     assert isinstance(report, Failed)
     assert "The result of task 'odd' cannot be serialised" in report.error.message
 

@@ -5,7 +5,8 @@ snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in 
 """
 
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, list_queues, list_workers
-from orchestrator.store.insights.runs import RunFilter, RunView, list_runs, show_run
+from orchestrator.store.insights.runs import RunDetail, RunFilter, RunView, list_runs, show_run
+from orchestrator.store.insights.steps import StepView, list_steps
 from orchestrator.store.insights.system import Events, Leader, Overview, UnknownTasks, overview
 from orchestrator.store.insights.tasks import (
     AttemptView,
@@ -24,8 +25,10 @@ __all__ = [
     "Leader",
     "Overview",
     "QueueCounts",
+    "RunDetail",
     "RunFilter",
     "RunView",
+    "StepView",
     "TaskDetail",
     "TaskFilter",
     "TaskView",
@@ -33,6 +36,7 @@ __all__ = [
     "WorkerView",
     "list_queues",
     "list_runs",
+    "list_steps",
     "list_tasks",
     "list_workers",
     "overview",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -41,6 +43,28 @@ class RunView:
     """When the scheduler began it."""
     ended_at: datetime | None
     """When its last task ended."""
+    workflow: str | None
+    """The workflow that it is a run of."""
+    version: int | None
+    """The version of the workflow that it is pinned to."""
+    tags: tuple[str, ...]
+    """What it can be found by."""
+    key: str | None
+    """Its idempotency key."""
+    reason: str | None
+    """Why it did not succeed, where no task says so."""
+    parent_run: UUID | None
+    """The run that started it."""
+    parent_step: str | None
+    """The step of that run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDetail(RunView):
+    """All that is known of one run but its tasks."""
+
+    params: Mapping[str, Any]
+    """What it was started with, and defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +75,32 @@ class RunFilter:
     """Any of these states."""
     name: str | None = None
     """This name."""
+    workflow: str | None = None
+    """Of this workflow."""
+    tags: tuple[str, ...] = ()
+    """With all of these tags."""
+    parent: UUID | None = None
+    """Started by this run."""
+    since: datetime | None = None
+    """Created at this time or later."""
+    until: datetime | None = None
+    """Created before this time."""
 
 
 _COLUMNS = """id, name, status, cancelling, total, open, success, failed, cancelled, skipped,
-       created_at, started_at, ended_at"""
+       created_at, started_at, ended_at, workflow, version, tags, key, reason, parent_run, parent_step"""
 
+# Parameters arrive as literals, so the planner drops the conditions that are not asked for.
 _LIST = f"""
 SELECT {_COLUMNS} FROM orchestrator.runs
  WHERE (%(before)s::uuid IS NULL OR id < %(before)s::uuid)
    AND (%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
    AND (%(name)s::text IS NULL OR name = %(name)s::text)
+   AND (%(workflow)s::text IS NULL OR workflow = %(workflow)s::text)
+   AND (%(tags)s::text[] IS NULL OR (tags <> '{{}}' AND tags @> %(tags)s::text[]))
+   AND (%(parent)s::uuid IS NULL OR parent_run = %(parent)s::uuid)
+   AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
+   AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s::timestamptz)
  ORDER BY id DESC LIMIT %(limit)s
 """
 
@@ -72,16 +112,25 @@ def list_runs(
     parameters = {
         "statuses": [str(state) for state in wanted.statuses] or None,
         "name": wanted.name,
+        "workflow": wanted.workflow,
+        "tags": list(wanted.tags) or None,
+        "parent": wanted.parent and wanted.parent.hex,
+        "since": wanted.since,
+        "until": wanted.until,
         "before": before and before.hex,
         "limit": limit,
     }
-    return [RunView(**row._asdict()) for row in connection.exec_driver_sql(_LIST, parameters)]
+    return [RunView(**_columns(row)) for row in connection.exec_driver_sql(_LIST, parameters)]
 
 
-_SHOW = f"SELECT {_COLUMNS} FROM orchestrator.runs WHERE id = %(id)s::uuid"
+_SHOW = f"SELECT {_COLUMNS}, params FROM orchestrator.runs WHERE id = %(id)s::uuid"
 
 
-def show_run(connection: Connection, run: UUID) -> RunView | None:
+def show_run(connection: Connection, run: UUID) -> RunDetail | None:
     """Return a run, or None if there is none of that id."""
     row = connection.exec_driver_sql(_SHOW, {"id": run.hex}).one_or_none()
-    return RunView(**row._asdict()) if row else None
+    return RunDetail(**_columns(row) | {"params": row.params or {}}) if row else None
+
+
+def _columns(row: Any) -> dict[str, Any]:
+    return {**row._asdict(), "tags": tuple(row.tags)}

@@ -6,10 +6,12 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from datetime import date
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -19,80 +21,16 @@ from tests.benchmarks.bench.contestants import OURS, PEERS, Contestant
 from tests.benchmarks.bench.environments import with_environment
 from tests.benchmarks.bench.idle import idle_cpu
 from tests.benchmarks.bench.million import pending_memory
+from tests.benchmarks.bench.options import parse
 from tests.benchmarks.bench.programs import Failed
 from tests.benchmarks.bench.report import medians, ratios, show
 from tests.benchmarks.bench.rounds import PASSES, Sizes, run_round
 from tests.benchmarks.bench.services import Services, started
 
-QUICK = {"tasks": 2_000, "singles": 300, "probes": 60, "seconds": 2.0, "rounds": 1}
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench", description="Measure speed and memory; docs/performance.md explains."
-    )
-    parser.add_argument(
-        "--peers",
-        nargs="?",
-        const=",".join(PEERS),
-        default="",
-        metavar="NAMES",
-        help=f"compare with {', '.join(PEERS)}, or with those named",
-    )
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each contestant goes through all passes (3)")
-    parser.add_argument(
-        "--tasks", type=int, default=Sizes.tasks, help=f"tasks for each throughput pass ({Sizes.tasks:,})"
-    )
-    parser.add_argument(
-        "--singles", type=int, default=Sizes.singles, help=f"tasks enqueued one by one ({Sizes.singles:,})"
-    )
-    parser.add_argument("--probes", type=int, default=Sizes.probes, help=f"tasks for the idle latency ({Sizes.probes})")
-    parser.add_argument(
-        "--rate", type=float, default=Sizes.rate, help=f"tasks/s for the latency under load ({Sizes.rate:g})"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=Sizes.seconds, help=f"how long that load lasts ({Sizes.seconds:g})"
-    )
-    parser.add_argument(
-        "--million",
-        type=int,
-        nargs="?",
-        const=1_000_000,
-        default=0,
-        metavar="TASKS",
-        help="also: the scheduler's memory with a million tasks pending",
-    )
-    parser.add_argument(
-        "--idle",
-        type=float,
-        nargs="?",
-        const=60.0,
-        default=0.0,
-        metavar="SECONDS",
-        help="also: CPU of an idle scheduler and worker over 60 s",
-    )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        default=Path(f"bench-{date.today()}.json"),
-        metavar="FILE",
-        help="where the numbers go (bench-<date>.json)",
-    )
-    options = parser.parse_args(arguments)
-    if options.quick:
-        for name, value in QUICK.items():
-            setattr(options, name, value)
-    options.peers = [name for name in options.peers.split(",") if name]
-    if unknown := set(options.peers) - set(PEERS):
-        parser.error(f"--peers: unknown: {', '.join(sorted(unknown))}. Known: {', '.join(PEERS)}.")
-    return options
-
 
 def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     """Do all that was asked for."""
-    sizes = Sizes(**{name: getattr(options, name) for name in ("tasks", "singles", "probes", "rate", "seconds")})
+    sizes = Sizes(**{field.name: getattr(options, field.name) for field in fields(Sizes)})
     steps = options.rounds * (len(PASSES) * (1 + len(options.peers)) + 1) + len(options.peers)
     bar = progress.add_task("", total=steps + bool(options.million) + bool(options.idle))
     begun = False
@@ -135,9 +73,13 @@ def run_rounds(
     for number in range(rounds):
         first = number % len(contestants)
         for contestant in (*contestants[first:], *contestants[:first]):
-            prefix = f"round {number + 1}: {contestant.name}: "
-            found[contestant.name].append(run_round(contestant, services, sizes, lambda what, p=prefix: say(p + what)))
+            say_turn = partial(_say_turn, say, f"round {number + 1}: {contestant.name}")
+            found[contestant.name].append(run_round(contestant, services, sizes, say_turn))
     return found
+
+
+def _say_turn(say: Callable[[str], None], turn: str, what: str) -> None:
+    say(f"{turn}: {what}")
 
 
 def machine(services: Services) -> dict[str, Any]:
@@ -154,6 +96,7 @@ def machine(services: Services) -> dict[str, Any]:
 def main() -> int:
     """Measure, print, write."""
     options = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`: all processes are stopped
     console = Console()
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:

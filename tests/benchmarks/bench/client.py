@@ -118,13 +118,13 @@ def _timed(function: Callable[[], object]) -> float:
 
 
 def _poll(function: Callable[[], int]) -> int:
-    """Ask until the answer is not 0; rest ten times as long as the asking took."""
+    """Ask until the answer is not 0; rest ten times as long as the asking took, or 10 ms."""
     deadline = time.perf_counter() + DEADLINE
     while time.perf_counter() < deadline:
         began = time.perf_counter()
         if answer := function():
             return answer
-        time.sleep(max(0.002, 10 * (time.perf_counter() - began)))
+        time.sleep(max(0.01, 10 * (time.perf_counter() - began)))
     raise TimeoutError(f"nothing came of it in {DEADLINE:g} s")
 
 

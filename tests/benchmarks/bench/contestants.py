@@ -67,11 +67,8 @@ PGQUEUER = Contestant(
     name="pgqueuer",
     module=f"{QUEUES}.pgqueuer",
     python=Path("python"),
-    requirements=("pgqueuer[asyncpg,cli]", "asyncpg", "uvloop"),
-    workers=(
-        ("-P", "-m", "pgqueuer", "run", f"{QUEUES}.pgqueuer:worker", "--batch-size", "250", "--log-level", "WARNING"),
-    )
-    * 2,
+    requirements=("pgqueuer", "asyncpg", "uvloop"),
+    workers=(("-P", "-m", f"{QUEUES}.pgqueuer"),) * 2,
 )
 
 PEERS = {peer.name: peer for peer in (CELERY, DRAMATIQ, PGQUEUER)}

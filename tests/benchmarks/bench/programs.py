@@ -86,6 +86,12 @@ class Programs:
         while self._running:
             self._running.pop().stop()
 
+    def expect_alive(self) -> None:
+        """Raise if one has ended by itself."""
+        for program in self._running:
+            if program.process.poll() is not None:
+                raise Failed(f"The {program.name} ended with code {program.process.returncode}.")
+
     def said(self) -> str:
         """Return what the running ones wrote last."""
         return "\n".join(f"--- {program.name}\n{program.said()}" for program in self._running)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 from typing import Any
 
 from tests.benchmarks.bench.contestants import Contestant
@@ -14,6 +15,7 @@ class RemoteClient:
 
     def __init__(self, programs: Programs, contestant: Contestant) -> None:
         command = ["-P", "-m", "tests.benchmarks.bench.client", contestant.module]
+        self._programs = programs
         self._program: Program = programs.start("client", [contestant.python, *command], piped=True)
 
     def ask(self, name: str, *arguments: object) -> Any:
@@ -32,9 +34,11 @@ class RemoteClient:
         """Return the answer to the last request."""
         pipe = self._program.process.stdout
         assert pipe is not None
+        while not select.select([pipe], [], [], 1.0)[0]:
+            self._programs.expect_alive()
         line = pipe.readline()
         if not line:
-            raise Failed(f"The client process ended.\n{self._program.said()}")
+            raise Failed("The client process ended.")
         answer = json.loads(line)
         if "error" in answer:
             raise Failed(answer["error"])

@@ -10,16 +10,17 @@ from rich.console import Console
 from rich.table import Table
 
 MEASURES = {
-    "backlog_rate": ("backlog, workers start later", "tasks/s"),
-    "running_rate": ("bulk enqueue to last end, workers running", "tasks/s"),
-    "bulk_rate": ("enqueue in bulk", "tasks/s"),
-    "single_rate": ("enqueue one by one", "tasks/s"),
-    "idle_p50": ("idle, enqueue to result, p50", "ms"),
-    "idle_p99": ("idle, enqueue to result, p99", "ms"),
-    "load_p50": ("under load, p50", "ms"),
-    "load_p99": ("under load, p99", "ms"),
+    "backlog_rate": "throughput, backlog, /s",
+    "running_rate": "throughput, running, /s",
+    "bulk_rate": "enqueue, bulk, /s",
+    "single_rate": "enqueue, one by one, /s",
+    "idle_p50": "latency idle, p50, ms",
+    "idle_p99": "latency idle, p99, ms",
+    "load_p50": "latency loaded, p50, ms",
+    "load_p99": "latency loaded, p99, ms",
+    "busy": "others' CPU before, %",
 }
-"""Each measure's title and unit, in the order of the table."""
+"""Each measure's title, in the order of the table."""
 
 
 def medians(rounds: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def medians(rounds: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def ratios(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, float]:
     """Return ours ÷ theirs for what both have."""
-    return {name: ours[name] / theirs[name] for name in MEASURES if name in ours and name in theirs}
+    return {name: ours[name] / theirs[name] for name in MEASURES if name != "busy" and name in ours and name in theirs}
 
 
 def show(console: Console, report: Mapping[str, Any]) -> None:
@@ -45,16 +46,13 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
     results: Mapping[str, Mapping[str, Any]] = report["results"]
     options = report["options"]
     title = f"Medians of {options['rounds']} rounds, {options['tasks']:,} tasks, {report['machine']['cores']} cores"
-    titles = [f"{name} {found['versions'][name]}" for name, found in results.items()]
-    rows = [
-        [MEASURES[name][0], MEASURES[name][1], *(_number(found.get(name)) for found in results.values())]
-        for name in MEASURES
-    ]
-    rows.append(["memory of its processes, PSS", "MB", *(_number(sum(r["memory"].values())) for r in results.values())])
-    _print(console, title, ["", "", *titles], rows)
+    titles = [f"{name}\n{found['versions'][name]}" for name, found in results.items()]
+    rows = [[MEASURES[name], *(_number(found.get(name)) for found in results.values())] for name in MEASURES]
+    rows.append(["memory, all, MB", *(_number(sum(r["memory"].values())) for r in results.values())])
+    _print(console, title, ["", *titles], rows)
     if report["ratios"]:
         ratio_rows = [
-            [MEASURES[name][0], *(f"{found[name]:.2f}" if name in found else "" for found in report["ratios"].values())]
+            [MEASURES[name], *(f"{found[name]:.2f}" if name in found else "" for found in report["ratios"].values())]
             for name in MEASURES
             if any(name in found for found in report["ratios"].values())
         ]
@@ -71,11 +69,12 @@ def _print_pairs(console: Console, title: str, unit: str, pairs: Mapping[str, fl
 
 
 def _print(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for position, name in enumerate(header):
         table.add_column(name, justify="left" if position == 0 else "right")
     for row in rows:
         table.add_row(*row)
+    console.print(f"\n{title}", highlight=False)
     console.print(table)
 
 

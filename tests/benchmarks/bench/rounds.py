@@ -10,13 +10,14 @@ from typing import Any
 
 from tests.benchmarks.bench.contestants import OURS, Contestant
 from tests.benchmarks.bench.programs import memory, running
+from tests.benchmarks.bench.quiet import wait_for_quiet
 from tests.benchmarks.bench.remote import RemoteClient
 from tests.benchmarks.bench.services import Services
 
 Say = Callable[[str], None]
 """Called before each pass with its name."""
 
-PASSES = ("start", "backlog", "running", "idle latency", "memory", "enqueue")
+PASSES = ("wait for quiet", "start", "backlog", "running", "idle latency", "memory", "enqueue")
 """What every contestant does; ours also does `load latency`."""
 
 
@@ -29,14 +30,18 @@ class Sizes:
     probes: int = 500
     rate: float = 300.0
     seconds: float = 10.0
+    patience: float = 60.0
+    """How long to wait for a quiet machine before a contestant's turn."""
 
 
 def run_round(contestant: Contestant, services: Services, sizes: Sizes, say: Say) -> dict[str, Any]:
     """Take one contestant through all its passes, on empty services; return what was measured."""
+    say("wait for quiet")
+    busy = wait_for_quiet(sizes.patience)
+    say("start")
     with running(*services.fresh()) as programs:
-        say("start")
         client = RemoteClient(programs, contestant)
-        found: dict[str, Any] = {"versions": client.ask("prepare")}
+        found: dict[str, Any] = {"busy": busy, "versions": client.ask("prepare")}
         fixed = (
             [programs.start("scheduler", [contestant.python, *contestant.scheduler])] if contestant.scheduler else []
         )

@@ -13,7 +13,7 @@ from tests.benchmarks.bench.queues.base import expect, redis_url, settle
 
 BROKER, RESULTS = 3, 4
 
-results = RedisBackend(url=redis_url(RESULTS))
+results = RedisBackend(client=Redis.from_url(redis_url(RESULTS), socket_timeout=None))  # it waits in blocking calls
 broker = RedisBroker(url=redis_url(BROKER), middleware=[Retries(), Results(backend=results)])
 dramatiq.set_broker(broker)
 

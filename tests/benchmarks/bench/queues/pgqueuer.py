@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import asyncpg
+import pgqueuer
 import uvloop
 from pgqueuer import PgQueuer
 from pgqueuer.core.completion import CompletionWatcher
@@ -22,11 +23,13 @@ from pgqueuer.queries import Queries
 from tests.benchmarks.bench.queues.base import expect
 
 DSN = os.environ["BENCH_DATABASE_URL"]
+BATCH = 1_000
+"""The fastest of 10, 50, 100, 250, 500 and 1,000."""
 
 
 @asynccontextmanager
 async def worker() -> AsyncIterator[PgQueuer]:
-    """Make a worker; `pgq run` calls this."""
+    """Make a worker."""
     connection = await asyncpg.connect(DSN)
     manager = PgQueuer.from_asyncpg_connection(connection)
 
@@ -98,3 +101,6 @@ class PgQueuerQueue:
 
 
 queue = PgQueuerQueue()
+
+if __name__ == "__main__":  # a worker; `pgq run` does the same, but its 1.6.0 fails on its own --log-level
+    uvloop.run(pgqueuer.run(worker, batch_size=BATCH))

@@ -1,0 +1,278 @@
+"""`orchestrator workflows`."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from importlib import resources
+from typing import Any
+
+import click
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.cli.options import json_option
+from orchestrator.cli.output import print_json, print_table
+from orchestrator.cli.reading import reading
+from orchestrator.cli.sending import sending
+from orchestrator.cli.times import ago, present
+from orchestrator.domain.definition import Definition
+from orchestrator.errors import InvalidWorkflow, NotFound, OrchestratorError, did_you_mean
+from orchestrator.sdk import definitions
+from orchestrator.store import workflows
+from orchestrator.store.workflows import Stored
+
+files_argument = click.argument(
+    "files", metavar="FILE…", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False)
+)
+
+
+@click.group("workflows")
+def command() -> None:
+    """Check, apply and look at workflow definitions.
+
+    \b
+    Example:
+      orchestrator workflows apply nightly.yaml
+      orchestrator runs start nightly --watch
+    """
+
+
+@command.command()
+@files_argument
+@json_option
+def validate(files: tuple[str, ...], as_json: bool) -> None:
+    """Check files, and say everything that is wrong with them; exit with 1 if anything is. Needs no services.
+
+    \b
+    Example:
+      orchestrator workflows validate workflows/*.yaml
+    """
+    found = {file: _checked(file) for file in files}
+    if as_json:
+        print_json({"files": [_verdict(file, result) for file, result in found.items()]})
+    else:
+        for file, result in found.items():
+            if isinstance(result, Definition):
+                click.echo(f"{file}: {result.name}, {_number(len(result.steps), 'task')}, valid")
+            else:
+                click.secho(str(result), fg="red", err=True)
+    sys.exit(0 if all(isinstance(result, Definition) for result in found.values()) else 1)
+
+
+@command.command()
+@files_argument
+@json_option
+def apply(files: tuple[str, ...], as_json: bool) -> None:
+    """Store definitions, so that they can be started. If a file is not valid, none is stored.
+
+    A body that has changed becomes a new version; runs that are under way stay on theirs. The same body again
+    changes nothing.
+
+    \b
+    Example:
+      orchestrator workflows apply workflows/*.yaml
+    """
+    checked = [_checked(file) for file in files]
+    refusals = [result for result in checked if isinstance(result, InvalidWorkflow)]
+    if refusals:
+        raise InvalidWorkflow("\n".join(map(str, refusals)))
+    applied = []
+    with sending() as app:
+        for definition in checked:
+            assert isinstance(definition, Definition)
+            version, is_new = app.backend.apply_workflow(definition)
+            applied.append({"name": definition.name, "version": version, "new": is_new})
+            if not as_json:
+                click.echo(f"{definition.name}: version {version} ({'new' if is_new else 'unchanged'})")
+    if as_json:
+        print_json({"applied": applied})
+
+
+@command.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the newest version of each workflow.
+
+    \b
+    Example:
+      orchestrator workflows list
+      orchestrator workflows list --json | jq -r '.workflows[].name'
+    """
+    with reading() as connection:
+        found = workflows.list_latest(connection)
+    if as_json:
+        print_json({"workflows": [_summary(stored) for stored in found]})
+        return
+    now = present()
+    print_table(
+        ("name", "version>", "tasks>", "params…", "starts…", "applied", "description…"),
+        [
+            (
+                stored.name,
+                stored.version,
+                len(stored.definition.steps),
+                ", ".join(stored.definition.params),
+                ", ".join(_starts(stored.definition)),
+                ago(stored.created_at, now),
+                stored.definition.description.partition("\n")[0],
+            )
+            for stored in found
+        ],
+        empty="There is no workflow yet. Apply one: orchestrator workflows apply FILE",
+    )
+
+
+@command.command()
+@click.argument("name")
+@click.option("--version", type=click.IntRange(1), help="This version.  [default: the newest]")
+@json_option
+def show(name: str, version: int | None, as_json: bool) -> None:
+    """Print a workflow as YAML.
+
+    \b
+    Example:
+      orchestrator workflows show nightly --version 3 > nightly.yaml
+    """
+    with reading() as connection:
+        stored = _stored(connection, name, version)
+    if as_json:
+        print_json(_summary(stored) | {"hash": stored.hash, "definition": stored.definition})
+    else:
+        click.echo(definitions.to_yaml(stored.definition), nl=False)
+
+
+@command.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@json_option
+def diff(file: str, as_json: bool) -> None:
+    """Show what applying a file would change; exit with 0 if nothing, 1 if something, 2 if that cannot be told.
+
+    Both sides are printed in the same form, so comments, order and spelling make no difference.
+
+    \b
+    Example:
+      orchestrator workflows diff nightly.yaml || orchestrator workflows apply nightly.yaml
+    """
+    try:
+        definition = definitions.load(file)
+        with reading() as connection:
+            stored = workflows.latest(connection, definition.name)
+    except OrchestratorError as error:
+        raise _Trouble(str(error)) from error
+    lines = list(_diff(stored, definition, file))
+    if as_json:
+        print_json({"name": definition.name, "different": bool(lines), "diff": "".join(lines)})
+    else:
+        for line in lines:
+            click.secho(line, fg=_DIFF_COLOURS.get(line[0]), nl=False)
+    sys.exit(1 if lines else 0)
+
+
+@command.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(name: str, yes: bool) -> None:
+    """Delete a workflow: it can no longer be started. Its runs and their history stay, and runs under way go on.
+
+    \b
+    Example:
+      orchestrator workflows delete nightly --yes
+    """
+    with reading() as connection:  # which commits every statement
+        stored = _stored(connection, name)
+        if not yes:
+            click.confirm(f"Delete workflow {name!r}, version {stored.version} and all before it?", abort=True)
+        workflows.delete(connection, name)
+    click.echo(f"Deleted workflow {name!r}. Its runs and their history stay.")
+
+
+@command.command()
+def schema() -> None:
+    """Print the JSON Schema of workflow files, for editors.
+
+    \b
+    Example:
+      orchestrator workflows schema > workflow.schema.json
+      # and in the first line of a file: # yaml-language-server: $schema=workflow.schema.json
+    """
+    path = resources.files("orchestrator.sdk") / "workflow.schema.json"
+    click.echo(path.read_text(encoding="utf-8").rstrip())
+
+
+def _checked(file: str) -> Definition | InvalidWorkflow:
+    try:
+        return definitions.load(file)
+    except InvalidWorkflow as error:
+        return error
+
+
+def _verdict(file: str, result: Definition | InvalidWorkflow) -> dict[str, Any]:
+    if isinstance(result, Definition):
+        return {"file": file, "valid": True, "name": result.name, "tasks": len(result.steps), "problems": []}
+    return {"file": file, "valid": False, "name": None, "tasks": None, "problems": str(result).splitlines()}
+
+
+def _stored(connection: Connection, name: str, version: int | None = None) -> Stored:
+    stored = workflows.read(connection, name, version) if version else workflows.latest(connection, name)
+    if stored is None:
+        names = [other.name for other in workflows.list_latest(connection)]
+        if version and name in names:
+            newest = workflows.latest(connection, name)
+            raise NotFound(f"Workflow {name!r} has no version {version}; the newest is {newest and newest.version}.")
+        raise NotFound(f"There is no workflow {name!r}.{did_you_mean(name, names)}")
+    return stored
+
+
+def _summary(stored: Stored) -> dict[str, Any]:
+    definition = stored.definition
+    return {
+        "name": stored.name,
+        "version": stored.version,
+        "description": definition.description,
+        "tasks": len(definition.steps),
+        "params": list(definition.params),
+        "schedule": definition.schedule,
+        "tags": definition.tags,
+        "applied_at": stored.created_at,
+    }
+
+
+def _starts(definition: Definition) -> list[str]:
+    """Return what starts a workflow by itself."""
+    schedule = definition.schedule or {}
+    written = schedule.get("cron") or (f"every {schedule['every']:g}s" if schedule.get("every") else None)
+    events = [f"event {on.event}" if on.event else f"{on.workflow} {on.state}" for on in definition.on]
+    return [*([str(written)] if written else []), *events]
+
+
+class _Trouble(click.ClickException):
+    """What keeps two things from being compared."""
+
+    exit_code = 2
+
+
+_DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def _diff(stored: Stored | None, definition: Definition, file: str) -> list[str]:
+    before = ""
+    label = "/dev/null"
+    if stored is not None:
+        kept = stored.definition
+        if definition.version is None:  # then the version is not of the file's making
+            kept = msgspec.structs.replace(kept, version=None)
+        before, label = definitions.to_yaml(_ordered(kept)), f"{stored.name} version {stored.version}"
+    after = definitions.to_yaml(_ordered(definition))
+    return list(
+        difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), label, str(file))
+    )
+
+
+def _ordered(definition: Definition) -> Definition:
+    """Return a definition with its mappings in order of their keys; the database does not keep theirs."""
+    return msgspec.json.decode(msgspec.json.encode(definition, order="deterministic"), type=Definition)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

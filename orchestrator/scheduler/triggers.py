@@ -1,0 +1,120 @@
+"""What the end of a run, or a posted event, sets off: hooks, and runs of workflows that wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from orchestrator.domain.definition import Definition, EventTrigger, resolve_params
+from orchestrator.domain.expression import parse, parse_template
+from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.retry import RetryPolicy
+from orchestrator.domain.task import NewTask, TaskOptions
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store import dags, enqueue, workflows
+from orchestrator.store.dags import NewRun, WorkflowRun
+from orchestrator.store.workflows import Stored
+from orchestrator.telemetry import get_logger
+
+log = get_logger("scheduler")
+
+WEBHOOK_TASK = "orchestrator.webhook"
+"""A task that every worker knows: it posts JSON to a URL."""
+_HOOK_OPTIONS = msgspec.json.encode(TaskOptions(retry=RetryPolicy(max=5), timeout=60.0)).decode()
+
+
+class Posted(NamedTuple):
+    """Something that happened: an event that was posted, or a run that ended."""
+
+    id: bytes
+    name: str | None
+    """The event's name; None for the end of a run."""
+    body: Any
+    workflow: str | None = None
+    state: str | None = None
+
+
+class Triggers:
+    """Knows which workflows wait for what; read again when a definition has changed."""
+
+    def __init__(self) -> None:
+        self._stamp: object = None
+        self._waiting: list[Stored] = []
+
+    def runs_ended(self, tick: Tick, ended: Mapping[bytes, str]) -> None:
+        """Run the hooks of runs that ended, and start the workflows that waited for them."""
+        posted: list[Posted] = []
+        hooks: list[NewTask] = []
+        for run in dags.load(tick.connection, list(ended)):
+            state = ended[run.id]
+            stored = workflows.read(tick.connection, run.workflow, run.version)
+            body = {"run_id": to_text(run.id), "workflow": run.workflow, "state": state, "params": run.params}
+            if stored is not None:
+                hooks.extend(_hooks(stored.definition, run, state, body, tick.now))
+            posted.append(Posted(run.id, None, body, run.workflow, state))
+        if hooks:
+            enqueue.adopt_tasks(tick.connection, hooks, tick.now)
+        if posted:
+            self.events(tick, posted)
+
+    def events(self, tick: Tick, posted: Iterable[Posted]) -> None:
+        """Start the workflows that wait for these events, each once per event."""
+        self._refresh(tick)
+        started: list[NewRun] = []
+        for event in posted:
+            for stored in self._waiting:
+                for place, trigger in enumerate(stored.definition.on):
+                    if _matches(trigger, event):
+                        started.extend(_start(tick, stored, trigger, place, event))
+        if started:
+            dags.start(tick.connection, started)
+
+    def _refresh(self, tick: Tick) -> None:
+        stamp = workflows.stamp(tick.connection)
+        if stamp != self._stamp:
+            self._waiting = [stored for stored in workflows.list_latest(tick.connection) if stored.definition.on]
+            self._stamp = stamp
+
+
+def _matches(trigger: EventTrigger, event: Posted) -> bool:
+    if trigger.event is not None:
+        right = trigger.event == event.name
+    else:
+        right = event.name is None and trigger.workflow == event.workflow and trigger.state in (event.state, "ended")
+    if not right or trigger.filter is None:
+        return right
+    try:
+        return bool(parse(trigger.filter).evaluate({"event": event.body}))
+    except InvalidWorkflow as error:
+        log.warning("filter %s does not fit event %s: %s", trigger.filter, to_text(event.id), error)
+        return False
+
+
+def _start(tick: Tick, stored: Stored, trigger: EventTrigger, place: int, event: Posted) -> Iterable[NewRun]:
+    try:
+        given = parse_template(trigger.params).render({"event": event.body})
+        params = resolve_params(stored.definition, given, tick.now)
+    except InvalidWorkflow as error:
+        log.warning("workflow %s cannot be started by event %s: %s", stored.name, to_text(event.id), error)
+        return
+    yield dags.new_run(stored.definition, stored.version, derived_id(event.id, "on", stored.name, place), params)
+
+
+def _hooks(
+    definition: Definition, run: WorkflowRun, state: str, body: dict[str, Any], now: datetime
+) -> Iterable[NewTask]:
+    hooks = {"success": definition.on_success, "failed": definition.on_failure}.get(state, ())
+    for place, hook in enumerate(hooks):
+        given = {"url": hook.webhook, "body": body} if hook.webhook is not None else body
+        context = {"workflow": definition.name, "step": f"on_{state}", "index": place, "count": None}
+        yield NewTask(
+            id=derived_id(run.id, "hook", state, place, now.isoformat()),  # a retried run may end again
+            name=WEBHOOK_TASK if hook.webhook is not None else str(hook.task),
+            queue=definition.queue,
+            payload=msgspec.msgpack.encode(((), given, context)),
+            options=_HOOK_OPTIONS,
+        )

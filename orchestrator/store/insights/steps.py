@@ -1,0 +1,133 @@
+"""The steps of one run: its pinned definition, what the planner remembers, and the times of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain.dag import ENDED, DagState, Fan, StepState
+from orchestrator.domain.definition import Definition, Step
+from orchestrator.domain.states import ENDED_RUN_STATES
+from orchestrator.store import workflows
+from orchestrator.store.insights.tasks import ErrorView
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepView:
+    """One step of a run."""
+
+    name: str
+    """Its name in the workflow."""
+    kind: str
+    """`task`, or `workflow` where it starts child runs."""
+    calls: str
+    """The task or workflow that it calls."""
+    state: str
+    """waiting, open, success, failed, skipped or cancelled."""
+    fan_out: bool
+    """Whether it becomes as many tasks as the data says."""
+    total: int | None
+    """How many tasks it is; None for a fan-out whose size was never known."""
+    ended: int
+    """Tasks that have ended."""
+    failed: int
+    """Tasks that failed."""
+    reason: str | None
+    """Why it was skipped, or failed without a task."""
+    depends_on: tuple[str, ...]
+    """The steps that it follows."""
+    started_at: datetime | None
+    """When the first of its tasks began."""
+    ended_at: datetime | None
+    """When the last of its tasks ended; None while it is open."""
+    error: ErrorView | None
+    """How the first of its tasks that failed did so."""
+
+
+class _Times(NamedTuple):
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    error: Mapping[str, str] | None = None
+
+
+# The plan comes first, then a row for each step that has tasks or child runs: all in one snapshot. An error is looked
+# up for each step that has one, through the index, so that no traceback is read that is not shown.
+_STEPS = """
+WITH ended AS (
+    SELECT step, min(started_at) AS started_at, max(ended_at) AS ended_at,
+           min(position) FILTER (WHERE status = 'failed') AS failed
+      FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step IS NOT NULL GROUP BY step
+), moments AS (
+    SELECT * FROM ended
+     UNION ALL
+    SELECT step, min(started_at), NULL, NULL
+      FROM orchestrator.tasks WHERE run_id = %(run)s::uuid AND step IS NOT NULL GROUP BY step
+     UNION ALL
+    SELECT parent_step, min(started_at), max(ended_at), NULL
+      FROM orchestrator.runs WHERE parent_run = %(run)s::uuid GROUP BY parent_step
+), steps AS (
+    SELECT step, min(started_at) AS started_at, max(ended_at) AS ended_at, min(failed) AS failed
+      FROM moments GROUP BY step
+)
+SELECT status, state, NULL AS step, NULL::timestamptz AS started_at, NULL::timestamptz AS ended_at, NULL::jsonb AS error
+  FROM orchestrator.runs WHERE id = %(run)s::uuid
+ UNION ALL
+SELECT NULL, NULL, step, started_at, ended_at,
+       CASE WHEN failed IS NOT NULL THEN
+           (SELECT e.error FROM orchestrator.ended_tasks e
+             WHERE e.run_id = %(run)s::uuid AND e.step = steps.step AND e.position = steps.failed LIMIT 1) END
+  FROM steps
+"""
+
+
+def list_steps(connection: Connection, run: UUID, *, definition: Definition | None = None) -> list[StepView]:
+    """Return the steps of a run in the order of its definition; none for a run that has no definition.
+
+    The definition of a run never changes: whoever looks again and again may pass it.
+    """
+    definition = definition or workflows.of_run(connection, run.bytes)
+    if definition is None:
+        return []
+    (status, state, *_), *rows = connection.exec_driver_sql(_STEPS, {"run": run.hex}).all()
+    times = {row[2]: _Times(*row[3:]) for row in rows}
+    plan = _plan(len(definition.steps), status, state)
+    return [
+        _view(step, StepState(plan.steps[place]), plan.fans.get(place), plan.reasons.get(place), times.get(step.name))
+        for place, step in enumerate(definition.steps)
+    ]
+
+
+def _plan(steps: int, status: str, state: Any) -> DagState:
+    """Return what the planner remembers. A run that was cancelled before it began has nothing to remember."""
+    if state is not None:
+        return msgspec.msgpack.decode(bytes(state), type=DagState)
+    return DagState(bytes([StepState.CANCELLED if status in ENDED_RUN_STATES else StepState.WAITING] * steps))
+
+
+def _view(step: Step, state: StepState, fan: Fan | None, reason: str | None, times: _Times | None) -> StepView:
+    fan_out = step.foreach is not None or step.parallel is not None
+    has_ended = state in ENDED
+    total = fan.total if fan else (None if fan_out else 1)
+    times = times or _Times()
+    error = times.error
+    return StepView(
+        name=step.name,
+        kind="workflow" if step.workflow is not None else "task",
+        calls=step.workflow or step.task or step.executor or "",
+        state=state.name.lower(),
+        fan_out=fan_out,
+        total=total,
+        ended=fan.ended if fan else int(has_ended and not fan_out),
+        failed=fan.failed if fan else int(state is StepState.FAILED and not fan_out),
+        reason=reason,
+        depends_on=step.depends_on,
+        started_at=times.started_at,
+        ended_at=times.ended_at if has_ended else None,
+        error=ErrorView(**{"traceback": "", **error}) if error else None,
+    )

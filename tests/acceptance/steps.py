@@ -1,0 +1,57 @@
+"""Plain functions, without a decorator: workers run them by `steps.py:name` because the tests allow this file."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+def discover(count: int = 3) -> dict[str, Any]:
+    return {"files": [f"file-{number}" for number in range(count)], "count": count, "day": "2026-01-01"}
+
+
+def echo(**given: Any) -> dict[str, Any]:
+    return given
+
+
+def double(item: Any) -> Any:
+    return item * 2
+
+
+def record(path: str, name: str, seconds: float = 0.0, **_: Any) -> str:
+    """Write down when it began and ended, in an order that the log shows."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(descriptor, f"begin {name}\n".encode())
+        time.sleep(seconds)
+        os.write(descriptor, f"end {name}\n".encode())
+    finally:
+        os.close(descriptor)
+    return name
+
+
+def fail_until(path: str, **_: Any) -> str:
+    """Fail until a file exists."""
+    if not Path(path).exists():
+        raise RuntimeError("not yet")
+    return "at last"
+
+
+def wait_for(path: str, started: str | None = None, **_: Any) -> str:
+    if started is not None:
+        Path(started).touch()
+    while not Path(path).exists():
+        time.sleep(0.005)
+    return "went"
+
+
+def raise_at(item: int, at: int) -> int:
+    if item == at:
+        raise ValueError(f"item {item}")
+    return item
+
+
+def nothing() -> None:
+    pass

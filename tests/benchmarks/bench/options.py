@@ -1,0 +1,83 @@
+"""The command line of `scripts/bench`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+from tests.benchmarks.bench.contestants import PEERS
+from tests.benchmarks.bench.rounds import Sizes
+
+QUICK = {"tasks": 2_000, "singles": 300, "probes": 60, "seconds": 2.0, "rounds": 1, "patience": 0.0}
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description="Measure speed and memory; docs/performance.md explains."
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="?",
+        const=",".join(PEERS),
+        default="",
+        metavar="NAMES",
+        help=f"compare with {', '.join(PEERS)}, or with those named",
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each contestant goes through all passes (3)")
+    parser.add_argument(
+        "--tasks", type=int, default=Sizes.tasks, help=f"tasks for each throughput pass ({Sizes.tasks:,})"
+    )
+    parser.add_argument(
+        "--singles", type=int, default=Sizes.singles, help=f"tasks enqueued one by one ({Sizes.singles:,})"
+    )
+    parser.add_argument("--probes", type=int, default=Sizes.probes, help=f"tasks for the idle latency ({Sizes.probes})")
+    parser.add_argument(
+        "--rate", type=float, default=Sizes.rate, help=f"tasks/s for the latency under load ({Sizes.rate:g})"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=Sizes.seconds, help=f"how long that load lasts ({Sizes.seconds:g})"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=Sizes.patience,
+        metavar="SECONDS",
+        help="how long to wait for a quiet machine before each turn (60)",
+    )
+    parser.add_argument(
+        "--million",
+        type=int,
+        nargs="?",
+        const=1_000_000,
+        default=0,
+        metavar="TASKS",
+        help="also: the scheduler's memory with a million tasks pending",
+    )
+    parser.add_argument(
+        "--idle",
+        type=float,
+        nargs="?",
+        const=60.0,
+        default=0.0,
+        metavar="SECONDS",
+        help="also: CPU of an idle scheduler and worker over 60 s",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=Path(f"bench-{date.today()}.json"),
+        metavar="FILE",
+        help="where the numbers go (bench-<date>.json)",
+    )
+    options = parser.parse_args(arguments)
+    if options.quick:
+        for name, value in QUICK.items():
+            setattr(options, name, value)
+    options.peers = [name for name in options.peers.split(",") if name]
+    if unknown := set(options.peers) - set(PEERS):
+        parser.error(f"--peers: unknown: {', '.join(sorted(unknown))}. Known: {', '.join(PEERS)}.")
+    return options

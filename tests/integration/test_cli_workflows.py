@@ -1,0 +1,486 @@
+"""Workflows and their runs on the command line, against real Postgres and Redis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from sqlalchemy import Connection, Engine
+
+from orchestrator.cli import main
+from orchestrator.domain.dag import Graph, Plan, StepState
+from orchestrator.domain.definition import Definition, Step
+from orchestrator.domain.states import RunState, TaskState
+from orchestrator.domain.task import NewTask
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.store import dags, database, enqueue, insights, runs, transitions, workflows
+from orchestrator.store.insights import RunFilter
+from orchestrator.store.transitions import Beginning, Ending, Success
+from tests.acceptance.stack import Stack
+
+NOBODY = "00000000-0000-7000-8000-000000000000"
+ERROR = json.dumps({"kind": "ValueError", "message": "oh no", "traceback": "Traceback …"})
+NIGHTLY = """
+name: nightly
+description: What is done at night.
+params: {day: {type: date, default: today}, size: {type: integer, default: 2}}
+tags: [etl]
+tasks:
+  discover: {task: shop.discover, input: {day: "${params.day}"}}
+  process: {task: shop.process, depends_on: [discover], foreach: discover.files}
+  report: {task: shop.report, depends_on: [process]}
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = database.engine_for(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    with engine.begin() as connection:
+        yield connection
+
+
+@pytest.fixture
+def run(database_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run a command in a folder that holds a workflow."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", redis_url)
+    write(NIGHTLY)
+    return lambda *words, **options: CliRunner().invoke(main, [str(word) for word in words], **options)
+
+
+@pytest.fixture
+def read(run: Callable[..., Result]) -> Callable[..., Any]:
+    """Run a command with --json and return its document."""
+
+    def document(*words: object, exit_code: int = 0) -> Any:
+        result = run(*words, "--json")
+        assert result.exit_code == exit_code, result.output
+        return json.loads(result.stdout)
+
+    return document
+
+
+def write(text: str, name: str = "nightly.yaml") -> None:
+    Path(name).write_text(text, encoding="utf-8")
+
+
+# -- workflows
+
+
+def test_files_are_validated_without_services(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORCHESTRATOR_DATABASE_URL")
+    monkeypatch.delenv("ORCHESTRATOR_REDIS_URL")
+    won = run("workflows", "validate", "nightly.yaml")
+    assert (won.exit_code, won.output) == (0, "nightly.yaml: nightly, 3 tasks, valid\n")
+    write(NIGHTLY.replace("[process]", "[proces]"), "bad.yaml")
+    lost = run("workflows", "validate", "bad.yaml", "nightly.yaml")
+    assert lost.exit_code == 1
+    assert "bad.yaml:9: tasks.report.depends_on" in lost.stderr
+    assert "Did you mean 'process'?" in lost.stderr
+    assert lost.stdout == "nightly.yaml: nightly, 3 tasks, valid\n"
+    document = json.loads(run("workflows", "validate", "bad.yaml", "nightly.yaml", "--json").stdout)
+    assert [file["valid"] for file in document["files"]] == [False, True]
+    assert "bad.yaml:9" in document["files"][0]["problems"][0]
+    assert run("workflows", "validate", "gone.yaml").exit_code == 2
+
+
+def test_a_workflow_is_applied_listed_shown_compared_and_deleted(
+    run: Callable[..., Result], read: Callable[..., Any]
+) -> None:
+    write(NIGHTLY.replace("nightly", "story"))
+    assert run("workflows", "diff", "nightly.yaml").stdout.startswith("--- /dev/null\n+++ nightly.yaml\n")
+    assert run("workflows", "apply", "nightly.yaml").output == "story: version 1 (new)\n"
+    assert run("workflows", "apply", "nightly.yaml").output == "story: version 1 (unchanged)\n"
+    same = run("workflows", "diff", "nightly.yaml")
+    assert (same.exit_code, same.output) == (0, "")
+
+    write(NIGHTLY.replace("nightly", "story").replace("shop.report", "shop.summary"))
+    changed = run("workflows", "diff", "nightly.yaml")
+    assert changed.exit_code == 1
+    assert "--- story version 1\n+++ nightly.yaml\n" in changed.stdout
+    assert "-    task: shop.report\n+    task: shop.summary\n" in changed.stdout
+    assert read("workflows", "diff", "nightly.yaml", exit_code=1)["different"]
+    assert read("workflows", "apply", "nightly.yaml") == {"applied": [{"name": "story", "version": 2, "new": True}]}
+
+    [listed] = [found for found in read("workflows", "list")["workflows"] if found["name"] == "story"]
+    assert (listed["version"], listed["tasks"], listed["params"]) == (2, 3, ["day", "size"])
+    assert "What is done at night." in run("workflows", "list").output
+    shown = run("workflows", "show", "story", "--version", "1").stdout
+    write(shown, "again.yaml")
+    assert "task: shop.report" in shown
+    assert run("workflows", "apply", "again.yaml").output == "story: version 1 (unchanged)\n"
+    assert read("workflows", "show", "story")["definition"]["steps"][2]["task"] == "shop.summary"
+
+    kept = run("workflows", "delete", "story", input="n\n")
+    assert kept.exit_code == 1
+    deleted = run("workflows", "delete", "story", "--yes")
+    assert deleted.output == "Deleted workflow 'story'. Its runs and their history stay.\n"
+    assert run("workflows", "show", "story").stderr == "Error: There is no workflow 'story'.\n"
+    assert run("workflows", "show", "story", "--version", "2").exit_code == 0
+
+
+def test_if_a_file_is_not_valid_none_is_applied(run: Callable[..., Result], read: Callable[..., Any]) -> None:
+    write(NIGHTLY.replace("nightly", "innocent"), "innocent.yaml")
+    write("name: bad\ntasks: {a: {tsk: x}}\n", "bad.yaml")
+    refused = run("workflows", "apply", "innocent.yaml", "bad.yaml")
+    assert refused.exit_code == 1
+    assert "bad.yaml:2" in refused.stderr
+    assert "innocent" not in [found["name"] for found in read("workflows", "list")["workflows"]]
+
+
+def test_what_cannot_be_compared_exits_with_2(run: Callable[..., Result]) -> None:
+    write("name: [", "bad.yaml")
+    assert run("workflows", "diff", "bad.yaml").exit_code == 2
+    assert run("workflows", "diff", "gone.yaml").exit_code == 2
+
+
+def test_unknown_names_and_versions_are_errors(run: Callable[..., Result]) -> None:
+    run("workflows", "apply", "nightly.yaml")
+    assert "Did you mean 'nightly'?" in run("workflows", "show", "nightli").stderr
+    assert "has no version 9; the newest is " in run("workflows", "show", "nightly", "--version", "9").stderr
+    assert run("workflows", "delete", "nobody", "--yes").exit_code == 1
+
+
+def test_the_schema_is_printed(run: Callable[..., Result]) -> None:
+    assert "$schema" in json.loads(run("workflows", "schema").stdout)
+
+
+# -- starting
+
+
+def test_a_run_is_started_with_parameters_tags_and_a_key(run: Callable[..., Result], read: Callable[..., Any]) -> None:
+    run("workflows", "apply", "nightly.yaml")
+    words = ("runs", "start", "nightly", "day=2024-01-31", "size=7", "--key", "once", "--tag", "a:1", "--tag", "b")
+    started = run(*words)
+    assert started.exit_code == 0, started.output
+    assert run(*words).stdout == started.stdout
+    shown = read("runs", "show", started.stdout.strip())
+    assert (shown["workflow"], shown["params"]) == ("nightly", {"day": "2024-01-31", "size": 7})
+    assert (shown["tags"], shown["key"]) == (["etl", "a:1", "b"], "once")
+    assert [(step["name"], step["state"], step["total"]) for step in shown["steps"]] == [
+        ("discover", "waiting", 1),
+        ("process", "waiting", None),
+        ("report", "waiting", 1),
+    ]
+    people = run("runs", "show", started.stdout.strip()).output
+    for part in ('day="2024-01-31", size=7', "etl, a:1, b", "once", "○ discover"):
+        assert part in people
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "exit_code"),
+    [
+        (["nightli"], "There is no workflow 'nightli'. Did you mean 'nightly'?", 1),
+        (["nightly", "size=large"], "parameter 'size': expected a whole number", 1),
+        (["nightly", "sise=1"], "unknown parameter 'sise'. Did you mean 'size'?", 1),
+        (["nightly", "large"], "Parameter 'large' has no name.", 2),
+        (["nightly", "size=1", "size=2"], "Parameter 'size' is given twice.", 2),
+        (["nightly", "--wait", "--watch"], "--wait and --watch", 2),
+    ],
+)
+def test_mistakes_are_messages(run: Callable[..., Result], words: list[str], message: str, exit_code: int) -> None:
+    run("workflows", "apply", "nightly.yaml")
+    refused = run("runs", "start", *words)
+    assert refused.exit_code == exit_code
+    assert message in refused.stderr
+
+
+# -- looking
+
+
+class Night:
+    """A run of a workflow of five steps, brought by hand to where it failed."""
+
+    STEPS = (
+        Step(name="discover", task="shop.discover"),
+        Step(name="process", task="shop.process", depends_on=("discover",), parallel=3),
+        Step(name="site", workflow="site", depends_on=("discover",)),
+        Step(name="rare", task="shop.rare", depends_on=("discover",), when="false"),
+        Step(name="report", task="shop.report", depends_on=("process", "site", "rare")),
+    )
+
+    def __init__(self, connection: Connection, name: str, tags: tuple[str, ...] = ()) -> None:
+        self.connection = connection
+        self.definition = Definition(name=name, steps=self.STEPS, tags=tags)
+        self.version = workflows.apply(connection, self.definition).version
+        self.id = Orchestrator.new_id()
+        self.plan = Plan(Graph(self.definition))
+        dags.start(connection, [dags.new_run(self.definition, self.version, self.id, {"n": 1})])
+        runs.begin(connection, self.now, 1_000)
+        self.plan.begin()
+        self.drain()
+
+    @property
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    @property
+    def uuid(self) -> UUID:
+        return UUID(bytes=self.id)
+
+    def drain(self) -> None:
+        while (place := self.plan.next_candidate()) is not None:
+            step = self.STEPS[place]
+            if step.when:
+                self.plan.skip(place, f"when: {step.when}")
+            elif isinstance(step.parallel, int):
+                self.plan.open_fan(place, step.parallel)
+                self.plan.create(place, step.parallel)
+            else:
+                self.plan.open_single(place)
+
+    def task(self, place: int, position: int, ending: str) -> None:
+        step = self.STEPS[place]
+        queue = f"{self.definition.name}-{step.name}-{position}"
+        new = NewTask(
+            id=Orchestrator.new_id(),
+            name=step.task or "",
+            queue=queue,
+            payload=b"\xc0",
+            run_id=self.id,
+            position=position,
+            step=step.name,
+        )
+        enqueue.adopt_tasks(self.connection, [new], self.now)
+        if ending == "queued":
+            return
+        transitions.claim(self.connection, {queue: 1}, self.now)
+        transitions.start(self.connection, [Beginning(new.id, 1, 0.5, "w")], self.now)
+        if ending == "success":
+            transitions.succeed(self.connection, [Success(new.id, 1, b"\xc0", 1.25, "w")], self.now)
+        if ending == "failed":
+            failed = Ending(new.id, 1, "ValueError", ERROR, failures=1, worker="w", duration=0.5)
+            transitions.end(self.connection, TaskState.FAILED, [failed], self.now)
+        if ending in ("success", "failed"):
+            self.plan.task_ended(place, StepState[ending.upper()])
+            self.drain()
+
+    def save(self) -> None:
+        state = msgspec.msgpack.encode(self.plan.state())
+        self.connection.exec_driver_sql(
+            "UPDATE orchestrator.runs SET state = %(state)s WHERE id = %(id)s::uuid",
+            {"state": state, "id": self.id.hex()},
+        )
+
+    def child(self) -> bytes:
+        site = Definition(name="site", steps=(Step(name="build", task="shop.build"),))
+        version = workflows.apply(self.connection, site).version
+        new = dags.new_run(site, version, Orchestrator.new_id(), {})
+        dags.start(self.connection, [new._replace(parent_run=self.id, parent_step="site", parent_position=0)])
+        runs.begin(self.connection, self.now, 1_000)
+        return new.id
+
+
+def test_the_steps_of_a_run_are_told(engine: Engine, run: Callable[..., Result], read: Callable[..., Any]) -> None:
+    with engine.begin() as connection:
+        night = Night(connection, "steps")
+        night.task(0, 0, "success")
+        child = night.child()
+        for position, ending in enumerate(("success", "failed", "running")):
+            night.task(1, position, ending)
+        night.save()
+    document = read("runs", "show", night.uuid)
+    steps = {step["name"]: step for step in document["steps"]}
+    assert [(step["name"], step["kind"], step["state"]) for step in document["steps"]] == [
+        ("discover", "task", "success"),
+        ("process", "task", "open"),
+        ("site", "workflow", "open"),
+        ("rare", "task", "skipped"),
+        ("report", "task", "skipped"),
+    ]
+    process = steps["process"]
+    assert (process["total"], process["ended"], process["failed"], process["fan_out"]) == (3, 2, 1, True)
+    assert (process["error"]["kind"], process["error"]["message"]) == ("ValueError", "oh no")
+    assert process["started_at"] is not None
+    assert process["ended_at"] is None
+    assert steps["discover"]["ended_at"] > steps["discover"]["started_at"]
+    assert steps["site"]["started_at"] is not None
+    assert steps["rare"]["reason"] == "when: false"
+    assert steps["report"]["depends_on"] == ["process", "site", "rare"]
+    assert [(found["id"], found["parent_step"]) for found in document["children"]] == [(str(UUID(bytes=child)), "site")]
+
+    people = run("runs", "show", night.uuid).output
+    for part in ("✓ discover", "├─ ● process", "2/3", "1 failed, first: ValueError: oh no", "⤼ rare", "workflow site"):
+        assert part in people
+    assert str(UUID(bytes=child)) in people.partition("Child runs:")[2]
+
+
+def test_a_run_that_was_cancelled_before_it_began_has_cancelled_steps(connection: Connection) -> None:
+    night = Night(connection, "early")
+    runs.mark_cancelling(connection, [night.id])
+    runs.end(connection, RunState.CANCELLED, [night.id], night.now)
+    assert {step.state for step in insights.list_steps(connection, night.uuid)} == {"cancelled"}
+    assert insights.list_steps(connection, UUID(NOBODY)) == []
+
+
+def test_runs_are_found_by_workflow_state_tag_and_time(engine: Engine, read: Callable[..., Any]) -> None:
+    with engine.begin() as connection:
+        old, new = (Night(connection, "sought", tags) for tags in (("x", "y"), ("x",)))
+        other = Night(connection, "other", ("x",))
+        runs.end(connection, RunState.FAILED, [new.id], new.now)
+        connection.exec_driver_sql(
+            "UPDATE orchestrator.runs SET created_at = now() - interval '3 hours' WHERE id = %(id)s::uuid",
+            {"id": old.id.hex()},
+        )
+
+    def found(*options: str) -> set[str]:
+        return {run["id"] for run in read("runs", "list", *options)["runs"]}
+
+    assert found("--workflow", "sought") == {str(old.uuid), str(new.uuid)}
+    assert found("--workflow", "sought", "--status", "failed") == {str(new.uuid)}
+    assert found("--tag", "x") == {str(old.uuid), str(new.uuid), str(other.uuid)}
+    assert found("--tag", "x", "--tag", "y") == {str(old.uuid)}
+    assert found("--tag", "x", "--since", "2h") == {str(new.uuid), str(other.uuid)}
+    assert found("--workflow", "sought", "--until", "2h") == {str(old.uuid)}
+    page = read("runs", "list", "--workflow", "sought", "--limit", "1")
+    assert found("--workflow", "sought", "--before", page["next"]) == {str(old.uuid)}
+
+
+def test_a_time_that_is_none_is_a_usage_error(run: Callable[..., Result]) -> None:
+    refused = run("runs", "list", "--since", "yesterday")
+    assert refused.exit_code == 2
+    assert "'yesterday' is neither a length of time such as 2h nor a time" in refused.stderr
+
+
+_MANY_RUNS = """
+INSERT INTO orchestrator.runs (id, name, total, open, workflow, version, tags)
+SELECT gen_random_uuid(), 'n', 0, 0, 'w' || n %% 500, 1, ARRAY['t' || n %% 500] FROM generate_series(1, 20000) AS n
+"""
+
+
+def test_searches_use_their_indexes(connection: Connection) -> None:
+    connection.exec_driver_sql(_MANY_RUNS)
+    connection.exec_driver_sql("ANALYZE orchestrator.runs")
+    sent: list[tuple[str, Any]] = []
+
+    class Spy:
+        def exec_driver_sql(self, statement: str, parameters: Any) -> list[Any]:
+            sent.append((statement, parameters))
+            return []
+
+    spy: Any = Spy()
+    insights.list_runs(spy, RunFilter(workflow="w7"))
+    insights.list_runs(spy, RunFilter(tags=("t7",)))
+    plans = [
+        "\n".join(row[0] for row in connection.exec_driver_sql(f"EXPLAIN {statement}", parameters))
+        for statement, parameters in sent
+    ]
+    assert "runs_of_workflow" in plans[0]
+    assert "runs_by_tag" in plans[1]
+    connection.rollback()
+
+
+_MANY_TASKS = """
+INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, run_id,
+                                      position, payload, error, created_at, started_at, ended_at, step)
+SELECT gen_random_uuid(), n, 'n', 'q', 0, CASE WHEN n %% 2 = 0 THEN 'failed' ELSE 'success' END, 1, 0, 0,
+       %(run)s::uuid, n, '', %(error)s::jsonb, now(), now(), now(), 'process'
+  FROM generate_series(1, 10000) AS n
+"""
+
+
+def test_ten_thousand_tasks_are_told_quickly(connection: Connection) -> None:
+    night = Night(connection, "large")
+    connection.exec_driver_sql(_MANY_TASKS, {"run": night.id.hex(), "error": ERROR})
+    before = datetime.now(UTC)
+    steps = {step.name: step for step in insights.list_steps(connection, night.uuid)}
+    assert datetime.now(UTC) - before < timedelta(seconds=1)
+    error = steps["process"].error
+    assert error is not None
+    assert error.message == "oh no"
+    connection.rollback()
+
+
+# -- watching
+
+
+def test_an_ended_run_is_watched_at_once(engine: Engine, run: Callable[..., Result], read: Callable[..., Any]) -> None:
+    with engine.begin() as connection:
+        night = Night(connection, "ended")
+        night.task(0, 0, "success")
+        for position in range(3):
+            night.task(1, position, "failed")
+        night.save()
+        runs.count(connection, {night.id: {"total": 5, "success": 1, "failed": 3, "skipped": 1}})
+        runs.end(connection, RunState.FAILED, [night.id], night.now)
+    watched = run("runs", "watch", night.uuid)
+    assert watched.exit_code == 1
+    lines = watched.output.splitlines()
+    assert lines[0].startswith("discover: success in ")
+    assert lines[1].startswith("process: failed 3/3 in ")
+    assert lines[1].endswith("(3 failed, first: ValueError: oh no)")
+    assert "rare: skipped (when: false)" in lines
+    assert lines[-1] == "ended 5/5 failed, 3 failed, 1 skipped"
+    document = read("runs", "watch", night.uuid, exit_code=1)
+    assert [step["state"] for step in document["steps"]][:2] == ["success", "failed"]
+
+
+WATCHED = """
+name: watched
+params: {a: {type: integer}}
+tasks:
+  first: {task: project.add, input: {a: "${params.a}", b: 1}}
+  each: {task: project.add, depends_on: [first], parallel: 5, input: {a: "${index}", b: 1}}
+  never: {task: project.noop, depends_on: [first], when: "${first > 100}"}
+"""
+
+
+@pytest.fixture
+def stack(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack]:
+    stack = Stack(database_url, redis_url, tmp_path)
+    try:
+        stack.scheduler()
+        stack.worker()
+        yield stack
+    finally:
+        stack.close()
+
+
+def test_a_run_is_started_watched_and_run_again(
+    stack: Stack, run: Callable[..., Result], read: Callable[..., Any]
+) -> None:
+    write(WATCHED, "watched.yaml")
+    assert run("workflows", "apply", "watched.yaml").exit_code == 0
+    watched = run("runs", "start", "watched", "a=1", "--watch")
+    run_id = watched.stderr.strip()
+    shown = read("runs", "show", run_id)
+    steps = {step["name"]: step for step in shown["steps"]}
+    assert steps["first"]["state"] == "success", shown
+    assert (steps["each"]["total"], steps["each"]["ended"]) == (5, 5)
+    assert steps["never"]["state"] == "skipped"
+    lines = watched.stdout.splitlines()
+    assert any(line.startswith("first: success in ") for line in lines)
+    assert any(line.startswith("each: ") and "5/5" in line for line in lines)
+    assert (watched.exit_code, shown["status"]) == (0, "success"), shown
+
+    again = run("runs", "rerun", run_id, "--from", "each")
+    assert again.exit_code == 0, again.output
+    assert run("runs", "watch", again.stdout.strip()).exit_code == 0
+    assert "Did you mean 'each'?" in run("runs", "rerun", run_id, "--from", "eech").stderr
+    waited = run("runs", "start", "watched", "a=1", "--wait")
+    assert (waited.exit_code, waited.stdout) == (0, "success\n")
+
+
+def test_events_are_posted(engine: Engine, run: Callable[..., Result]) -> None:
+    posted = run("events", "post", "file.arrived", '{"path": "a.csv"}')
+    assert (posted.exit_code, posted.output) == (0, "Posted file.arrived.\n")
+    with engine.connect() as connection:
+        bodies = connection.exec_driver_sql("SELECT body FROM orchestrator.inbox WHERE body IS NOT NULL").scalars()
+        assert {"name": "file.arrived", "payload": {"path": "a.csv"}} in bodies.all()
+    refused = run("events", "post", "file.arrived", "{path")
+    assert refused.exit_code == 2
+    assert "The payload is not JSON" in refused.stderr
