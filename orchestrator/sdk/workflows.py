@@ -74,7 +74,7 @@ class StoredWorkflow:
         """Return the newest version."""
         return self._app.backend.workflow(self.name).definition
 
-    def start(self, **params: Any) -> RunHandle[Any]:
+    def start(self, /, **params: Any) -> RunHandle[Any]:
         """Start a run; it is durable when this returns."""
         if current_outlet() is not None:
             raise OrchestratorError(

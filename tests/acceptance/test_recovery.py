@@ -12,6 +12,7 @@ import pytest
 from redis import Redis
 
 from orchestrator import TaskFailed
+from orchestrator.sdk.definitions import loads
 from tests.acceptance.stack import Process, Stack, eventually
 
 RESULTS = "SELECT count(*), count(DISTINCT id) FROM orchestrator.ended_tasks WHERE status = 'success'"
@@ -121,6 +122,34 @@ def test_a_killed_leader_loses_and_repeats_nothing(stack: Stack, tmp_path: Path)
     all_succeed_once(stack, 4_000)
     assert sorted(set(map(int, lines(path)))) == list(range(4_000))
     assert stack.scalar("SELECT term >= 4 FROM orchestrator.leases") is True
+
+
+def test_a_leader_killed_in_the_middle_of_a_fan_out(stack: Stack) -> None:
+    stack.scheduler()
+    stack.worker("--allow", "steps.py", processes=2)
+    stack.scheduler()
+    project.app.workflows.apply(
+        loads(
+            """
+            name: wide
+            tasks:
+              make: {task: "steps.py:discover", input: {count: 5000}}
+              each: {task: project.noop, depends_on: [make], foreach: make.files}
+              last: {task: "steps.py:echo", depends_on: [each], input: {each: null, number: "${len(each)}"}}
+            """
+        )
+    )
+    run = project.app.workflows["wide"].start()
+    for threshold in (300, 2_000):
+        eventually(lambda limit=threshold: run.progress().counters.success > limit, f"{threshold} items")
+        leader(stack).kill()
+        stack.scheduler()
+    assert run.wait(60) == "success"
+    assert run.outputs()["last"]["number"] == 5_000
+    recorded = (
+        "SELECT count(*), count(DISTINCT position) FROM orchestrator.ended_tasks WHERE run_id = :id AND step = 'each'"
+    )
+    assert stack.sql(recorded, id=run.id) == [(5_000, 5_000)]
 
 
 def test_two_schedulers_and_exactly_one_writes(stack: Stack) -> None:

@@ -428,26 +428,3 @@ def test_traces_of_real_workflows(running: Stack, tmp_path: Path, trace: Path) -
     for task in tasks:
         for parent in task["parents"]:
             assert ends[names[parent]] < begins[names[task["id"]]], "every task starts after all its parents ended"
-
-
-def test_a_leader_killed_in_the_middle_of_a_fan_out(stack: Stack) -> None:
-    first = stack.scheduler()
-    stack.worker(*WORKER, processes=2)
-    stack.scheduler()
-    run = start(
-        """
-        name: wide
-        tasks:
-          make: {task: "steps.py:discover", input: {count: 5000}}
-          each: {task: project.noop, depends_on: [make], foreach: make.files}
-          last: {task: "steps.py:echo", depends_on: [each], input: {each: null, number: "${len(each)}"}}
-        """
-    )
-    eventually(lambda: run.progress().counters.success > 300, "some items are done")
-    first.kill()
-    assert run.wait(90) == "success"
-    assert run.outputs()["last"]["number"] == 5_000
-    recorded = (
-        "SELECT count(*), count(DISTINCT position) FROM orchestrator.ended_tasks WHERE run_id = :id AND step = 'each'"
-    )
-    assert stack.sql(recorded, id=run.id) == [(5_000, 5_000)]
