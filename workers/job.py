@@ -116,5 +116,8 @@ class Job:
 
 @lru_cache(maxsize=1024)
 def parse_options(text: str | None) -> TaskOptions:
-    """Decode options; tasks of one kind share them."""
-    return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
+    """Decode options; tasks of one kind share them. What another release wrote and makes no sense here is default."""
+    try:
+        return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
+    except msgspec.DecodeError:
+        return DEFAULT_OPTIONS

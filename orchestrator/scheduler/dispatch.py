@@ -56,7 +56,6 @@ class Dispatcher:
         for task in transitions.claim(tick.connection, rooms, tick.now):
             (tick.claimed if self._fleet.knows(task.queue, task.name) else unknown).append(task)
         if unknown:
-            tick.delayed = True
             held = [Again(task.id, task.attempt, unknown_timeout, hold="unknown") for task in unknown]
             transitions.again(tick.connection, held, tick.now)
 

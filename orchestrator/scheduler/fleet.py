@@ -55,6 +55,11 @@ class Fleet:
         self._grace_until = self._fair + self._ttl
 
     @property
+    def is_in_view(self) -> bool:
+        """Say whether the last look succeeded."""
+        return self._last_look is not None
+
+    @property
     def in_grace(self) -> bool:
         return self._fair < self._grace_until
 

@@ -200,7 +200,8 @@ class Scheduler:
             release_known(tick, self._fleet, limit)
         if _is_due(agenda.next_due, tick.now):
             fire_due(tick, limit)
-            fail_unknown(tick, self._fleet, limit)
+            if self._fleet.is_in_view:  # otherwise nobody can say what is known
+                fail_unknown(tick, self._fleet, limit)
             advance_runs(tick)
         busy = agenda.is_busy or _is_due(agenda.next_due, tick.now)
         if busy or tick.delayed:

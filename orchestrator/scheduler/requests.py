@@ -78,7 +78,7 @@ def reopen_run(tick: Tick, run: bytes) -> None:
     """Consider anew what a failed run has skipped, and retry its failed child runs."""
     children = runs.failed_children(tick.connection, run)
     for child, _ in children:
-        retry_tasks(tick, runs.retryable_tasks(tick.connection, child, tick.now, limit=100_000))
+        retry_tasks(tick, runs.retryable_tasks(tick.connection, child, tick.now, limit=10_000))
         reopen_run(tick, child)
     tick.reopened[run] = [step for _, step in children]
     runs.reopen(tick.connection, [run])

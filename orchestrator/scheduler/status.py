@@ -102,7 +102,7 @@ def _decide(
         if policy is None:
             continue  # it has ended already
         if isinstance(report, Failed):
-            outcome, error, duration = "failed", report.error, report.duration
+            outcome, error, duration = "failed", report.error, max(0.0, report.duration)
             options = parse_options(policy.options)
             decision = after_failure(report, options.retry, policy.failures, random.random())
         else:
@@ -174,11 +174,21 @@ def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Se
         _reset(tick, before)
         if len(reports) == 1:
             entry, worker, report = reports[0]
+            if isinstance(report, Failed) and report.duration < 0:
+                return  # not even its failure can be stored; the report itself has been set aside
             tick.set_aside.append((entry, encode(report), f"{worker}: {error}"))
+            if isinstance(report, (Succeeded, Failed)):
+                apply_carefully(tick, [(entry, worker, _refused(report, error))], apply)
             return
         middle = len(reports) // 2
         apply_carefully(tick, reports[:middle], apply)
         apply_carefully(tick, reports[middle:], apply)
+
+
+def _refused(report: Succeeded | Failed, error: Exception) -> Failed:
+    """Return what stands for a report that cannot be stored: without it, the task would be run again for ever."""
+    why = TaskError("ReportRefused", f"The attempt ended, but its report could not be stored: {type(error).__name__}.")
+    return Failed(report.id, report.attempt, -1.0, why, retryable=False)
 
 
 def _mark(tick: Tick) -> tuple[int, int, dict[str, int], dict[str, int]]:

@@ -28,8 +28,8 @@ class Signature:
         )
         visible = [p for p in parameters if hints.get(p.name) is not TaskContext]
         self._signature = inspect.Signature(visible)
-        self._kinds = {p.name: hints[p.name] for p in visible if hints.get(p.name, Any) is not Any}
-        self._result = hints.get("return", Any)
+        self._kinds = {p.name: hints[p.name] for p in visible if _can_convert(hints.get(p.name, Any))}
+        self._result = hints["return"] if _can_convert(hints.get("return", Any)) else Any
         positional = [p for p in visible if p.kind in _POSITIONAL]
         self._positional = [p.name for p in positional]
         self._required = sum(p.default is p.empty for p in positional)
@@ -101,6 +101,19 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError):
         return {}  # annotations that cannot be resolved here leave arguments as plain data
+
+
+def _can_convert(kind: Any) -> bool:
+    """Say whether data can be turned into this type; `str | bytes`, say, cannot, and stays as it came."""
+    if kind is Any:
+        return False
+    try:
+        convert(None, kind)
+    except msgspec.ValidationError:
+        return True  # None is not one of them, but the type is understood
+    except (TypeError, ValueError, NotImplementedError):
+        return hasattr(kind, "model_validate")
+    return True
 
 
 def _describe(kind: Any) -> str:

@@ -1,0 +1,403 @@
+"""Redis in memory: the two stream interfaces of the product over one store, with calls that can go wrong.
+
+A call can be refused, or done without its answer arriving, or done later than its caller waited for.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from redis.exceptions import ConnectionError, TimeoutError
+
+from orchestrator.transport.codec import (
+    Applied,
+    Ended,
+    Heartbeat,
+    Malformed,
+    Order,
+    decode_dispatches,
+    encode,
+    stream_position,
+)
+from orchestrator.transport.leader import Deposed, Inbound, Message, ServerState
+from orchestrator.transport.worker import Receipt, Received, StreamsGone
+
+Position = tuple[int, int]
+
+
+def _text(position: Position) -> str:
+    return f"{position[0]}-{position[1]}"
+
+
+@dataclass
+class Stream:
+    """Entries in order, and the consumer group `workers` once somebody has made it."""
+
+    entries: dict[str, Any] = field(default_factory=dict)
+    last: Position = (0, 0)
+    group: bool = False
+    delivered: Position = (0, 0)
+    pending: dict[str, str] = field(default_factory=dict)
+    """Entries that were received and not acknowledged, and by whom."""
+
+    def add(self, milliseconds: int, body: Any) -> str:
+        self.last = max((milliseconds, 0), (self.last[0], self.last[1] + 1))
+        entry = _text(self.last)
+        self.entries[entry] = body
+        return entry
+
+    def after(self, position: str, count: int) -> list[tuple[str, Any]]:
+        start = stream_position(position)
+        found = [(entry, body) for entry, body in self.entries.items() if stream_position(entry) > start]
+        return found[:count]
+
+    def drop(self, entries: Sequence[str]) -> None:
+        for entry in entries:
+            self.pending.pop(entry, None)
+            self.entries.pop(entry, None)
+
+
+@dataclass
+class Data:
+    """Everything that FLUSHALL removes."""
+
+    generation: str | None = None
+    term: int | None = None
+    applied: Applied | None = None
+    nudges: Stream = field(default_factory=Stream)
+    events: dict[str, Stream] = field(default_factory=dict)
+    queues: dict[tuple[str, str], Stream] = field(default_factory=dict)
+    """By generation and queue."""
+    orders: dict[str, Stream] = field(default_factory=dict)
+    beats: dict[str, tuple[Heartbeat, float]] = field(default_factory=dict)
+    workers: dict[str, None] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    quarantine: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Trouble(Protocol):
+    """Says what goes wrong with a call: nothing, `refused`, `unanswered`, or `late`."""
+
+    def __call__(self, caller: str, operation: str) -> str | None: ...
+
+
+class MemoryRedis:
+    """One server."""
+
+    def __init__(self, clock: Callable[[], float], trouble: Trouble) -> None:
+        self._clock = clock
+        self._trouble = trouble
+        self._life = 1
+        self._skew = 0.0
+        self._copy = Data()
+        self.data = Data()
+        self.late: list[tuple[float, Callable[[], Any]]] = []
+        """Calls that are carried out after their callers have given up, and when."""
+
+    @property
+    def run_id(self) -> str:
+        return f"life-{self._life}"
+
+    @property
+    def milliseconds(self) -> int:
+        return int((1_000_000 + self._clock() + self._skew) * 1000)
+
+    @property
+    def now(self) -> float:
+        return self._clock()
+
+    def call(self, caller: str, operation: str, effect: Callable[[], Any]) -> Any:
+        """Carry a call out, or let it go wrong."""
+        trouble = self._trouble(caller, operation)
+        if trouble == "refused":
+            raise ConnectionError(f"{operation}: refused")
+        if trouble == "late":
+            self.late.append((self._clock() + 0.4, effect))
+            raise TimeoutError(f"{operation}: timed out")
+        answer = effect()
+        if trouble == "unanswered":
+            raise ConnectionError(f"{operation}: the answer was lost")
+        return answer
+
+    def deliver_late(self) -> None:
+        """Carry out what is late enough."""
+        due = [effect for at, effect in self.late if at <= self._clock()]
+        self.late = [(at, effect) for at, effect in self.late if at > self._clock()]
+        for effect in due:
+            try:
+                effect()
+            except (Deposed, StreamsGone):
+                continue  # nobody hears the refusal
+
+    # -- what can happen to a server
+
+    def remember(self) -> None:
+        """Bring the replica up to date."""
+        self._copy = copy.deepcopy(self.data)
+
+    def flush_all(self) -> None:
+        self.data = Data()
+
+    def restart(self) -> None:
+        """Start again with nothing."""
+        self.data = Data()
+        self._life += 1
+
+    def fail_over(self, skew: float) -> None:
+        """The replica takes over: the last moments are gone, and its clock is its own."""
+        self.data = copy.deepcopy(self._copy)
+        self._life += 1
+        self._skew = skew
+
+    def lose_message(self, choose: Callable[[list[Any]], Any]) -> None:
+        standing = [(stream, entry) for stream in self.data.queues.values() for entry in stream.entries]
+        if standing:
+            stream, entry = choose(standing)
+            stream.drop([entry])
+
+    def nudge(self, kind: str = "") -> None:
+        self.data.nudges.add(self.milliseconds, kind)
+
+    def left_over(self) -> list[str]:
+        """Return what stands in the streams."""
+        found = [f"events:{name}/{entry}" for name, stream in self.data.events.items() for entry in stream.entries]
+        for (generation, queue), stream in self.data.queues.items():
+            for entry, body in stream.entries.items():
+                tasks = ", ".join(f"{task.id.hex()[-6:]}#{task.attempt}" for task in decode_dispatches(body))
+                owner = stream.pending.get(entry, "nobody")
+                found.append(f"queue:{generation}:{queue}/{entry} of {owner}: {tasks}")
+        return found
+
+
+class MemoryLeaderStreams:
+    """What `LeaderStreams` does, in memory. Each call is a boundary at which the scheduler may crash or be paused."""
+
+    def __init__(self, server: MemoryRedis, caller: str, boundary: Callable[[str], None]) -> None:
+        self._server = server
+        self._caller = caller
+        self._boundary = boundary
+        self._last_nudge = "0-0"
+
+    def _call(self, operation: str, effect: Callable[[], Any]) -> Any:
+        self._boundary(f"before {operation}")
+        answer = self._server.call(self._caller, operation, effect)
+        self._boundary(f"after {operation}")
+        return answer
+
+    def has_news(self, generation: str, cursor: str) -> bool:
+        """Say whether a blocking read would return at once; the simulator's own question."""
+        data = self._server.data
+        events = data.events.get(generation)
+        return bool((events and events.after(cursor, 1)) or data.nudges.after(self._last_nudge, 1))
+
+    # -- leadership and generations
+
+    def claim_term(self, term: int) -> None:
+        def effect() -> None:
+            if term < (self._server.data.term or 0):
+                raise Deposed
+            self._server.data.term = term
+
+        self._call("claim_term", effect)
+
+    def state(self) -> ServerState:
+        def effect() -> ServerState:
+            data = self._server.data
+            return ServerState(data.generation, data.applied, self._server.run_id)
+
+        return self._call("state", effect)
+
+    def begin_generation(self, term: int, generation: str) -> None:
+        def effect() -> None:
+            data = self._server.data
+            if term < (data.term or 0):
+                raise Deposed
+            data.term = term
+            data.generation = generation
+            stream = data.events.setdefault(generation, Stream())
+            stream.add(self._server.milliseconds, b"")
+            stream.entries.clear()
+
+        def clean() -> None:
+            data = self._server.data
+            data.events = {name: stream for name, stream in data.events.items() if name == generation}
+            data.queues = {name: stream for name, stream in data.queues.items() if name[0] == generation}
+
+        self._call("begin_generation", effect)
+        self._last_nudge = "0-0"
+        self._call("clean", clean)
+
+    # -- events
+
+    def read(self, generation: str, cursor: str, count: int, block: float) -> Inbound:
+        del block  # time does not pass while somebody waits here
+
+        def effect() -> Inbound:
+            data = self._server.data
+            events = data.events.get(generation)
+            entries = events.after(cursor, count) if events else []
+            nudges = data.nudges.after(self._last_nudge, count)
+            if nudges:
+                self._last_nudge = nudges[-1][0]
+            changed = any(kind == "fleet" for _, kind in nudges)
+            return Inbound(entries, bool(nudges), changed, complete=len(entries) < count)
+
+        return self._call("read", effect)
+
+    def confirm(self, generation: str, cursor: str, ended: Sequence[Ended]) -> None:
+        del ended
+
+        def effect() -> None:
+            data = self._server.data
+            data.applied = Applied(generation, cursor)
+            if generation in data.events:
+                stream, end = data.events[generation], stream_position(cursor)
+                stream.drop([entry for entry in stream.entries if stream_position(entry) <= end])
+
+        self._call("confirm", effect)
+
+    def set_aside(self, entry: str, body: bytes, error: str) -> None:
+        del body
+        self._call("set_aside", lambda: self._server.data.quarantine.append((entry, error)))
+
+    # -- dispatch
+
+    def push(self, generation: str, term: int, messages: Mapping[str, Sequence[bytes]]) -> None:
+        def effect() -> None:
+            data = self._server.data
+            if data.term != term:
+                raise Deposed
+            for queue, bodies in messages.items():
+                stream = data.queues.setdefault((generation, queue), Stream())
+                for body in bodies:
+                    stream.add(self._server.milliseconds, body)
+
+        self._call("push", effect)
+
+    def messages(self, generation: str, queue: str) -> list[Message]:
+        def effect() -> list[Message]:
+            stream = self._server.data.queues.get((generation, queue), Stream())
+            return [Message(entry, body, stream.pending.get(entry)) for entry, body in stream.entries.items()]
+
+        return self._call("messages", effect)
+
+    def withdraw(self, generation: str, queue: str, entries: Sequence[str]) -> None:
+        def effect() -> None:
+            self._server.data.queues.get((generation, queue), Stream()).drop(entries)
+
+        self._call("withdraw", effect)
+
+    # -- the fleet
+
+    def fleet(self) -> list[Heartbeat]:
+        def effect() -> list[Heartbeat]:
+            data, now = self._server.data, self._server.now
+            found = [data.beats[worker] for worker in data.workers if worker in data.beats]
+            return [beat for beat, expires_at in found if expires_at > now]
+
+        return self._call("fleet", effect)
+
+    def forget_worker(self, worker: str) -> None:
+        self._call("forget_worker", lambda: self._server.data.workers.pop(worker, None))
+
+    def names(self, digest: str) -> list[str] | None:
+        return self._call("names", lambda: self._server.data.names.get(digest))
+
+    def order(self, orders: Mapping[str, Order]) -> None:
+        def effect() -> None:
+            for worker, order in orders.items():
+                self._server.data.orders.setdefault(worker, Stream()).add(self._server.milliseconds, order)
+
+        self._call("order", effect)
+
+
+class MemoryWorkerStreams:
+    """What `WorkerStreams` does, in memory."""
+
+    def __init__(self, server: MemoryRedis, caller: str) -> None:
+        self._server = server
+        self._caller = caller
+
+    def _call(self, operation: str, effect: Callable[[], Any]) -> Any:
+        return self._server.call(self._caller, operation, effect)
+
+    def generation(self) -> str | None:
+        return self._call("generation", lambda: self._server.data.generation)
+
+    def join(self, generation: str, queues: Sequence[str]) -> None:
+        def effect() -> None:
+            for queue in queues:
+                self._server.data.queues.setdefault((generation, queue), Stream()).group = True
+
+        self._call("join", effect)
+
+    def take(self, generation: str, worker: str, queues: Sequence[str], count: int, block: float) -> list[Received]:
+        del block
+
+        def effect() -> list[Received]:
+            received: list[Received] = []
+            for queue in queues:
+                stream = self._server.data.queues.get((generation, queue))
+                if stream is None or not stream.group:
+                    raise StreamsGone
+                for entry, body in stream.after(_text(stream.delivered), count):
+                    stream.delivered = stream_position(entry)
+                    stream.pending[entry] = worker
+                    try:
+                        received.append(Received(queue, entry, decode_dispatches(body)))
+                    except Malformed:
+                        raise AssertionError("nobody writes nonsense here") from None
+            return received
+
+        return self._call("take", effect)
+
+    def flush(self, generation: str, body: bytes | None, done: Mapping[str, Sequence[str]]) -> Receipt:
+        def effect() -> Receipt:
+            data = self._server.data
+            events = data.events.get(generation)
+            entry = events.add(self._server.milliseconds, body) if body is not None and events is not None else None
+            for queue, entries in done.items():
+                if (generation, queue) in data.queues:
+                    data.queues[generation, queue].drop(entries)
+            return Receipt(entry, data.generation, data.applied)
+
+        return self._call("flush", effect)
+
+    def beat(self, beats: Sequence[Heartbeat], names: Sequence[str], ttl: float) -> None:
+        def effect() -> None:
+            data = self._server.data
+            for beat in beats:
+                encode(beat)
+                data.beats[beat.worker] = (beat, self._server.now + ttl)
+                data.workers[beat.worker] = None
+                data.names[beat.names] = list(names)
+
+        self._call("beat", effect)
+
+    def leave(self, workers: Sequence[str]) -> None:
+        def effect() -> None:
+            for worker in workers:
+                for kept in (self._server.data.beats, self._server.data.orders, self._server.data.workers):
+                    kept.pop(worker, None)
+            self._server.nudge("fleet")
+
+        self._call("leave", effect)
+
+    def greet(self) -> None:
+        self._call("greet", lambda: self._server.nudge("fleet"))
+
+    def orders(self, after: dict[str, str], block: float) -> list[tuple[str, Order]]:
+        del block
+
+        def effect() -> list[tuple[str, Order]]:
+            found: list[tuple[str, Order]] = []
+            for worker in after:
+                for entry, order in self._server.data.orders.get(worker, Stream()).after(after[worker], 100):
+                    after[worker] = entry
+                    found.append((worker, order))
+            return found
+
+        return self._call("orders", effect)
