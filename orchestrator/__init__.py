@@ -23,6 +23,7 @@ from orchestrator.errors import (
     WrongState,
 )
 from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.builder import Workflow
 from orchestrator.sdk.context import TaskContext, current_task
 from orchestrator.sdk.handle import Handle, Progress, RunHandle
 from orchestrator.sdk.task import Task
@@ -57,6 +58,7 @@ __all__ = [
     "TaskTimeout",
     "UnknownOption",
     "UnknownTask",
+    "Workflow",
     "WrongState",
     "current_task",
 ]

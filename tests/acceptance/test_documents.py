@@ -22,10 +22,11 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = Path(sys.executable).parent / "orchestrator"
 
 
-def python_files(document: Path) -> dict[str, str]:
-    """Return the Python blocks of a document by the file name in their first line."""
-    blocks = [body for language, body in FENCE.findall(document.read_text()) if language == "python"]
-    return {body.splitlines()[0].removeprefix("# "): body for body in blocks}
+def files_in(document: Path) -> dict[str, str]:
+    """Return the Python and YAML blocks of a document by the file name in their first line."""
+    blocks = [body for language, body in FENCE.findall(document.read_text()) if language in ("python", "yaml")]
+    named = {body.splitlines()[0].removeprefix("# "): body for body in blocks}
+    return {name: body for name, body in named.items() if name.endswith((".py", ".yaml"))}
 
 
 def commands(document: Path) -> list[str]:
@@ -65,13 +66,14 @@ def run(folder: Path, *arguments: str | Path, **environment: str) -> str:
     [
         ("README.md", "tasks:app", {"use.py": "a.png at 200px", "transactional.py": "g.png at 100px"}),
         ("docs/tasks.md", "app:app", {"use.py": "order 1: 9.90 charged"}),
+        ("docs/workflows.md", "etl:app", {"use.py": "success published"}),
     ],
 )
 def test_the_code_runs_as_written(document: str, app: str, scripts: dict[str, str], tmp_path: Path) -> None:
-    files = python_files(REPOSITORY / document)
+    files = files_in(REPOSITORY / document)
     for name, body in files.items():
         (tmp_path / name).write_text(body)
-    assert {*scripts, f"{app.partition(':')[0]}.py"} == set(files)
+    assert {*scripts, f"{app.partition(':')[0]}.py"} <= set(files)
     with dev(tmp_path, app):
         database = eval_services(tmp_path)["database_url"].replace("postgresql:", "postgresql+psycopg2:")
         for name, expected in scripts.items():

@@ -40,6 +40,7 @@ PUBLIC = [
     "TaskTimeout",
     "UnknownOption",
     "UnknownTask",
+    "Workflow",
     "WrongState",
     "current_task",
 ]
