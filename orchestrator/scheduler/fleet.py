@@ -22,8 +22,9 @@ class Fleet:
     """Heartbeats, folded into what dispatch and recovery ask."""
 
     def __init__(self, ttl: float) -> None:
-        self._ttl = ttl
-        self._fair = 0.0
+        self.ttl = ttl
+        self.fair_time = 0.0
+        """Seconds in which workers could have been heard."""
         self._last_look: float | None = None
         self._grace_until = ttl
         self._seen: dict[str, float] = {}
@@ -35,11 +36,11 @@ class Fleet:
     def look(self, beats: Sequence[Heartbeat], monotonic: float, names: Names) -> None:
         """Take in the heartbeats of a successful look at this time of the leader's own clock."""
         if self._last_look is not None:
-            self._fair += min(monotonic - self._last_look, self._ttl / 2)
+            self.fair_time += min(monotonic - self._last_look, self.ttl / 2)
         self._last_look = monotonic
         self.beats = {beat.worker: beat for beat in beats}
         for worker in self.beats:
-            self._seen[worker] = self._fair
+            self._seen[worker] = self.fair_time
         for digest in {beat.names for beat in beats} - self._names.keys():
             published = names(digest)
             if published is not None:
@@ -52,7 +53,7 @@ class Fleet:
 
     def grace(self) -> None:
         """Give everyone a full TTL to be heard before anything is judged lost."""
-        self._grace_until = self._fair + self._ttl
+        self._grace_until = self.fair_time + self.ttl
 
     @property
     def is_in_view(self) -> bool:
@@ -61,20 +62,20 @@ class Fleet:
 
     @property
     def in_grace(self) -> bool:
-        return self._fair < self._grace_until
+        return self.fair_time < self._grace_until
 
     def is_dead(self, worker: str) -> bool:
         """Say whether a worker has been silent for longer than its TTL, counted fairly."""
         if worker in self.beats:
             return False
-        return self._fair - self._seen.setdefault(worker, self._fair) >= self._ttl and not self.in_grace
+        return self.fair_time - self._seen.setdefault(worker, self.fair_time) >= self.ttl and not self.in_grace
 
     def forget_dead(self) -> list[str]:
         """Return the workers that have been dead for a while, and drop what is remembered of them."""
         gone = [
             worker
             for worker, seen in self._seen.items()
-            if worker not in self.beats and self._fair - seen > 10 * self._ttl
+            if worker not in self.beats and self.fair_time - seen > 10 * self.ttl
         ]
         for worker in gone:
             del self._seen[worker]

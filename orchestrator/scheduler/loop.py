@@ -46,6 +46,9 @@ log = get_logger("scheduler")
 
 _NOTHING = Agenda(inbox=False, pending_runs=False, cancelling_runs=False, next_due=None, held=False)
 
+_SWEEP_EVERY = 10.0
+"""Seconds between two looks for messages that belong to nothing."""
+
 
 class Scheduler:
     """Leads when it can, stands by when it cannot."""
@@ -119,6 +122,7 @@ class Scheduler:
         self._agenda = _NOTHING
         self._careful = False
         self._deaf_until = 0.0
+        self._sweep_at = 0.0
         self._serial = 0
         self._confirmed = "0-0"
         self._patience = 0.0
@@ -190,7 +194,7 @@ class Scheduler:
             runs.time_out(tick.connection, tick.now, limit)
             agenda = waiting.agenda(tick.connection)
         if agenda.cancelling_runs:
-            cancel_runs(tick, limit)
+            cancel_runs(tick, 5 * limit)
         if agenda.pending_runs:
             begin_runs(tick, limit)
         if agenda.expanding_runs:
@@ -241,15 +245,23 @@ class Scheduler:
         def look() -> None:
             self._keep_generation()
             self._watch.look(self._monotonic())
-            if self._dispatcher.in_flight:
+            sweep = self._sweep()
+            if self._dispatcher.in_flight or sweep:
                 with self._leadership.reading() as connection:
                     in_flight = waiting.in_flight(connection)
                 self._dispatcher.recount(Counter(task.queue for task in in_flight))
-                found = self._reconciler.suspects(self._streams, self._cursor.generation, in_flight)
+                found = self._reconciler.suspects(self._streams, self._cursor.generation, in_flight, sweep)
                 suspicion.tasks, suspicion.where, suspicion.stale = found.tasks, found.where, found.stale
 
         self._hear(look)
         return suspicion
+
+    def _sweep(self) -> list[str]:
+        """Return the queues in which dead workers may have left messages: all of them, now and then."""
+        if self._monotonic() < self._sweep_at:
+            return []
+        self._sweep_at = self._monotonic() + _SWEEP_EVERY
+        return list(self._fleet.queues)
 
     def _keep_generation(self) -> None:
         """Begin a new generation if Redis has lost anything since the last look."""

@@ -8,16 +8,23 @@ make harmless for everything that moved in between.
     held by a live worker                   leave it alone, however long it runs
     message not received by anyone          leave it alone: a backlog is not a loss
     message received by a live worker that
-      does not list it, seen twice          the answer to its read was lost: take the message back, free
+      does not list it, for a whole TTL     the answer to its read was lost: take the message back, free
     message received by a dead worker       a loss: dispatched again, alone
     no message, running on a dead worker    a loss: dispatched again, alone
-    no message, nobody has it               the message was lost: dispatched again, free
+    no message, nobody has it, for a
+      whole TTL                             the message was lost: dispatched again, free
+
+A heartbeat may be older than the message that its worker has just received. After a whole TTL none that is still to be
+seen can be; two looks, which can follow each other within moments, would prove nothing.
+
+A worker that died, and whose parent said so, leaves messages behind of which nothing is in flight any more. Nobody
+suspects anything then, so now and then all queues are swept.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.domain.task import Lost, Returned
@@ -43,20 +50,25 @@ class Suspicion:
 
 
 class Reconciler:
-    """Judges what is lost; remembers only what it has seen once."""
+    """Judges what is lost; remembers only since when it has missed something."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._seen_once: set[tuple[bytes, int]] = set()
+        self._missing_since: dict[tuple[bytes, int], float] = {}
 
-    def suspects(self, streams: LeaderStreams, generation: str, in_flight: Sequence[InFlight]) -> Suspicion:
-        """Return the in-flight tasks that no live worker lists, and where their messages stand."""
+    def suspects(
+        self, streams: LeaderStreams, generation: str, in_flight: Sequence[InFlight], sweep: Iterable[str] = ()
+    ) -> Suspicion:
+        """Return the in-flight tasks that no live worker lists, and where their messages stand.
+
+        Messages that belong to nothing in flight are looked for in the queues of such tasks, and in those to `sweep`.
+        """
         held = self._fleet.held()
         suspicion = Suspicion(
             [task for task in in_flight if task.age > _MINIMUM_AGE and (task.id, task.attempt) not in held]
         )
         current = {(task.id, task.attempt) for task in in_flight}
-        for queue in {task.queue for task in suspicion.tasks}:
+        for queue in sorted({*sweep, *(task.queue for task in suspicion.tasks)}):
             for message in streams.messages(generation, queue):
                 try:
                     members = [(task.id, task.attempt) for task in decode_dispatches(message.body)]
@@ -73,7 +85,7 @@ class Reconciler:
         fleet = self._fleet
         reports: list[Reported] = []
         withdraw: dict[str, list[str]] = defaultdict(list)
-        seen_again: set[tuple[bytes, int]] = set()
+        missing: dict[tuple[bytes, int], float] = {}
         for task in suspicion.tasks:
             attempt = (task.id, task.attempt)
             queue, message = suspicion.where.get(attempt, ("", None))
@@ -82,16 +94,16 @@ class Reconciler:
             owner = message.consumer if message is not None else task.worker
             if owner is not None and fleet.is_dead(owner):
                 reports.append(("reconcile", owner, Lost(task.id, task.attempt, alone=False)))
-            elif fleet.in_grace or (owner is not None and owner not in fleet.beats):
+            elif owner is not None and owner not in fleet.beats:
                 continue
-            elif attempt in self._seen_once:
-                reports.append(("reconcile", owner or "nobody", Returned(task.id, task.attempt, "message lost")))
             else:
-                seen_again.add(attempt)
-                continue
+                missing[attempt] = self._missing_since.get(attempt, fleet.fair_time)
+                if fleet.in_grace or fleet.fair_time - missing[attempt] < fleet.ttl:
+                    continue
+                reports.append(("reconcile", owner or "nobody", Returned(task.id, task.attempt, "message lost")))
             if message is not None:
                 withdraw[queue].append(message.entry)
-        self._seen_once = seen_again
+        self._missing_since = missing
         for queue, entries in suspicion.stale.items():
             withdraw[queue].extend(entries)
         return reports, {queue: sorted(set(entries)) for queue, entries in withdraw.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from itertools import groupby
 
-from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
+from orchestrator.domain.states import IN_FLIGHT_STATES, RunState, TaskState
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
 from orchestrator.scheduler.status import error_json
@@ -13,6 +13,7 @@ from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Posted
 from orchestrator.store import inbox, runs, transitions
 from orchestrator.store.inbox import Wish
+from orchestrator.store.runs import RunRow
 from orchestrator.store.transitions import Ending
 
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
@@ -75,14 +76,26 @@ def retry_run(tick: Tick, item: inbox.Item, limit: int) -> bool:
 
 
 def reopen_run(tick: Tick, run: bytes) -> None:
-    """Consider anew what a failed run has skipped, and retry its failed child runs."""
-    children = runs.failed_children(tick.connection, run)
-    for child, _ in children:
-        retry_tasks(tick, runs.retryable_tasks(tick.connection, child, tick.now, limit=10_000))
-        reopen_run(tick, child)
-    tick.reopened[run] = [step for _, step in children]
+    """Consider anew what a failed run has skipped, and retry its failed child runs.
+
+    A run is open before its children are, because a child in which there is nothing to try again ends at once.
+    """
     runs.reopen(tick.connection, [run])
+    if not _may_go_on(runs.count(tick.connection, {run: {}})):
+        return
+    children = runs.failed_children(tick.connection, run)
+    tick.reopened[run] = [step for _, step in children]
     advance_runs(tick)
+    for child, _ in children:
+        retry_tasks(tick, runs.retryable_tasks(tick.connection, child, tick.now, limit=100_000))
+        reopen_run(tick, child)
+    conclude(tick, runs.count(tick.connection, {run: {}}))
+    advance_runs(tick)
+
+
+def _may_go_on(rows: list[RunRow]) -> bool:
+    """Say whether a run is running; it may have been cancelled since somebody saw that it had failed."""
+    return any(row.state is RunState.RUNNING and not row.cancelling for row in rows)
 
 
 def retry_tasks(tick: Tick, ids: list[bytes]) -> int:

@@ -178,7 +178,11 @@ def test_child_workflows_give_their_outputs_and_are_cancelled_with_their_parent(
     assert run.outputs()["sum"] == {"child": [{"twice": 2}, {"twice": 4}, {"twice": 6}]}
     project.app.workflows.apply(
         loads(
-            f'name: slow\ntasks:\n  wait: {{task: "steps.py:wait_for", input: {{path: "{tmp_path}/no", started: "{tmp_path}/s"}}}}'
+            f"""
+            name: slow
+            tasks:
+              wait: {{task: "steps.py:wait_for", input: {{path: "{tmp_path}/no", started: "{tmp_path}/s"}}}}
+            """
         )
     )
     run = start(
