@@ -24,6 +24,7 @@ from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.builtin import install
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.loading import load_app
+from orchestrator.workers.mortality import die_with
 from orchestrator.workers.runner import Outbox, Runner, describe, interruption
 
 
@@ -88,7 +89,15 @@ class _Child:
         self._pipe = ours
         os.set_inheritable(theirs.fileno(), True)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.workers.isolated", app, str(theirs.fileno()), *allow],
+            [
+                sys.executable,
+                "-m",
+                "orchestrator.workers.isolated",
+                app,
+                str(theirs.fileno()),
+                str(os.getpid()),
+                *allow,
+            ],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )
@@ -143,4 +152,5 @@ def main(app: str, descriptor: int, allow: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    die_with(int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[4:])

@@ -7,7 +7,6 @@ longer than a worker's TTL, its children start nothing new until the leader has 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import signal
@@ -26,13 +25,12 @@ from orchestrator.transport.connection import UNAVAILABLE, check_server, connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.held import HeldAttempts
+from orchestrator.workers.mortality import die_with
 from orchestrator.workers.process import EXIT_UNUSABLE, Command, Hello
 from orchestrator.workers.process import main as run_process
 from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")
-
-_PR_SET_PDEATHSIG = 1
 
 
 def run_worker(spec: WorkerSpec, settings: Settings) -> int:
@@ -121,12 +119,13 @@ class Supervisor:
         worker = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(4)}"
         sys.stdout.flush()
         sys.stderr.flush()
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 ours.close()
-                _die_with_parent()
+                die_with(parent)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 code = run_process(self._spec, self._settings, worker, held, theirs)
             except Exception:
@@ -245,9 +244,3 @@ class Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         self._signals += 1
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies; elsewhere the closed pipe does it a moment later."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -21,7 +21,7 @@ from orchestrator.domain.dag import DagState, Graph, kept_state
 from orchestrator.domain.definition import Definition, resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.run import RunCounters
-from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
+from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import (
     InvalidWorkflow,
@@ -319,9 +319,7 @@ class _Connected:
 def _complete(heard: list[Ended | None]) -> Ended | None:
     """Return an announcement that says everything, so that Postgres need not be asked."""
     for ended in heard:
-        if ended is not None and (ended.state in ("failed", "cancelled", "skipped") or ended.result is not None):
+        if ended is not None and (ended.result is not None or ended.state != TaskState.SUCCESS):
             return ended
-        if ended is not None and ended.error is None and ended.state in ENDED_RUN_STATES and ended.result is None:
-            break
     heard.clear()
     return None

@@ -83,6 +83,21 @@ def test_a_killed_machine_loses_no_task(stack: Stack, tmp_path: Path) -> None:
     all_succeed_once(stack, 1)
 
 
+def test_an_isolated_task_dies_with_its_worker(stack: Stack, tmp_path: Path) -> None:
+    stack.scheduler()
+    stack.worker()
+    task = project.held.options(isolation="process")
+    handle = task.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
+    isolated = started_by(tmp_path / "started")[0]
+    worker = int(Path(f"/proc/{isolated}/status").read_text().partition("PPid:")[2].split()[0])
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: not Path(f"/proc/{isolated}").exists(), "the child dies with the worker")
+    started_by(tmp_path / "started", 2)
+    (tmp_path / "go").touch()
+    handle.result(20)
+    all_succeed_once(stack, 1)
+
+
 def test_a_long_task_runs_once_while_its_worker_lives(stack: Stack, tmp_path: Path) -> None:
     stack.scheduler()
     stack.worker(processes=2)
