@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -61,6 +63,14 @@ def run(folder: Path, *arguments: str | Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """An empty folder that Postgres's own user can reach too, whatever pytest does to its temporary folders."""
+    with tempfile.TemporaryDirectory(prefix="orchestrator-docs-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.mark.parametrize(
     ("document", "app", "scripts"),
     [
@@ -69,25 +79,19 @@ def run(folder: Path, *arguments: str | Path, **environment: str) -> str:
         ("docs/workflows.md", "etl:app", {"use.py": "success published"}),
     ],
 )
-def test_the_code_runs_as_written(document: str, app: str, scripts: dict[str, str], tmp_path: Path) -> None:
+def test_the_code_runs_as_written(document: str, app: str, scripts: dict[str, str], folder: Path) -> None:
     files = files_in(REPOSITORY / document)
     for name, body in files.items():
-        (tmp_path / name).write_text(body)
+        (folder / name).write_text(body)
     assert {*scripts, f"{app.partition(':')[0]}.py"} <= set(files)
-    with dev(tmp_path, app):
-        database = eval_services(tmp_path)["database_url"].replace("postgresql:", "postgresql+psycopg2:")
+    with dev(folder, app):
+        services = json.loads((folder / ".orchestrator" / "services.json").read_text())
+        database = services["database_url"].replace("postgresql:", "postgresql+psycopg2:")
         for name, expected in scripts.items():
-            assert expected in run(tmp_path, sys.executable, name, DATABASE_URL=database)
+            assert expected in run(folder, sys.executable, name, DATABASE_URL=database)
         for command in commands(REPOSITORY / document):
             if command.startswith(("orchestrator enqueue", "orchestrator status")):
-                run(tmp_path, COMMAND, *command.split()[1:])
-
-
-def eval_services(folder: Path) -> dict[str, str]:
-    import json
-
-    document: dict[str, str] = json.loads((folder / ".orchestrator" / "services.json").read_text())
-    return document
+                run(folder, COMMAND, *command.split()[1:])
 
 
 def test_every_command_of_the_readme_exists() -> None:
