@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from orchestrator.domain.task import Returned
 from orchestrator.errors import OrchestratorError
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
@@ -38,6 +39,8 @@ EXIT_UNUSABLE = 3
 
 _PATIENCE = 1.0
 """Seconds that a read waits before the process looks whether it should stop."""
+_TOO_LATE = 2 * _PATIENCE
+"""Seconds after which what a read brings may have been given to others: no heartbeat has listed it all that time."""
 _MOST_MESSAGES = 100
 
 
@@ -108,7 +111,12 @@ class WorkerProcess:
                 continue
             room = self.pool.wait_for_room(_PATIENCE)
             if room > 0 and not self._draining.is_set():
-                self._accept(self._receive(room))
+                asked_at = time.monotonic()
+                received = self._receive(room)
+                if time.monotonic() - asked_at > _TOO_LATE:
+                    self._give_back(received)
+                else:
+                    self._accept(received)
         self.pool.hand_back_waiting()
         if not self.pool.wait_until_idle(self._settings.drain_timeout):
             log.warning("tasks still run after %g s; they are handed back", self._settings.drain_timeout)
@@ -132,6 +140,7 @@ class WorkerProcess:
             self._draining.wait(0.1)
         except UNAVAILABLE as error:
             log.warning("Redis is away: %s", error)
+            self._joined = ""  # it may come back as another server, with messages of before in its streams
             self._draining.wait(0.5)
         return []
 
@@ -148,6 +157,14 @@ class WorkerProcess:
         if not self.reporter.generation:
             self.reporter.generation = generation
         return generation
+
+    def _give_back(self, received: list[Received]) -> None:
+        """Start nothing of what came long ago and was not noticed, because a task kept this process from running."""
+        for queue, entry, tasks in received:
+            bundle = Bundle(self._joined, queue, entry, len(tasks))
+            for task in tasks:
+                job = Job(task, bundle, self._held.add(task.id, task.attempt), time.monotonic())
+                self.reporter.report(Returned(task.id, task.attempt, "received too late"), job)
 
     def _accept(self, received: list[Received]) -> None:
         now = time.monotonic()

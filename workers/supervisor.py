@@ -68,6 +68,8 @@ class Supervisor:
         self._streams = WorkerStreams(connect(settings.require_redis()), Keys())
         self._children: dict[int, Child] = {}
         self._last_order: dict[str, str] = {}
+        self._gone: list[str] = []
+        """Children that have died and have not been signed off."""
         self._lost: list[Flush] = []
         self._beat_at = 0.0
         self._last_beat: float | None = None
@@ -178,13 +180,17 @@ class Supervisor:
             elif code != 0:
                 how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                 log.error("process %d died (%s) with %d tasks; they will run elsewhere", pid, how, len(lost))
-            self._streams.leave([child.worker])
+            self._gone.append(child.worker)
             if not self._signals and not (self._spec.burst and code == 0):
                 time.sleep(max(0.0, min(1.0, self._restart_at - time.monotonic())))
                 self._restart_at = time.monotonic() + 1.0
                 self._start_child()
 
     def _report_lost(self) -> None:
+        """Sign off dead children and report what they held; while Redis is away, both wait."""
+        if self._gone:
+            self._streams.leave(self._gone)
+            self._gone = []
         while self._lost:
             generation = self._streams.generation()
             if generation is None:

@@ -39,7 +39,7 @@ from orchestrator.store.leases import Cursor
 from orchestrator.store.waiting import Agenda
 from orchestrator.telemetry import get_logger
 from orchestrator.transport import connection as transport
-from orchestrator.transport.codec import Malformed, decode_flush
+from orchestrator.transport.codec import Applied, Malformed, decode_flush
 from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams
 
 log = get_logger("scheduler")
@@ -92,6 +92,10 @@ class Scheduler:
                 self._leadership.disconnect()
                 self._stopping.wait(pause)
                 pause = min(pause * 2, 2.0)
+            except Exception:  # a defect: say so loudly, and go on rather than leave the queue alone
+                log.exception("this should not have happened; starting again from what is committed")
+                self._leadership.disconnect()
+                self._stopping.wait(2.0)
             finally:
                 self.leading.clear()
         self._resign()
@@ -123,6 +127,7 @@ class Scheduler:
         self._careful = False
         self._deaf_until = 0.0
         self._sweep_at = 0.0
+        self._tidy = False
         self._serial = 0
         self._confirmed = "0-0"
         self._patience = 0.0
@@ -268,6 +273,11 @@ class Scheduler:
         state = self._streams.state()
         cursor = self._cursor
         if state.generation == cursor.generation and state.server == cursor.server and state.reached(self._confirmed):
+            if cursor.position != "0-0" and state.applied != Applied(cursor.generation, cursor.position):
+                # Nobody was told: a crash or an outage came between the commit and the confirmation.
+                self._streams.confirm(cursor.generation, cursor.position, [])
+                self._confirmed = cursor.position
+            self._remove_old_streams()
             return
         if cursor.generation and state.generation == cursor.generation:
             self._drain(cursor)
@@ -281,8 +291,16 @@ class Scheduler:
         self._confirmed = "0-0"
         with self._leadership.writing(self._monotonic()) as (connection, _):
             self._leadership.save_cursor(connection, self._cursor)
-        self._streams.begin_generation(self._leadership.term, generation)
         self._fleet.grace()
+        self._tidy = False
+        self._streams.begin_generation(self._leadership.term, generation, state.server)
+        self._remove_old_streams()
+
+    def _remove_old_streams(self) -> None:
+        """Remove what earlier generations left, once: whoever began this one may not have come to it."""
+        if not self._tidy:
+            self._streams.remove_older(self._cursor.generation)
+            self._tidy = True
 
     def _drain(self, cursor: Cursor) -> None:
         """Apply what still stands in the old generation's stream; its workers may be gone and cannot send it again."""
@@ -298,7 +316,9 @@ class Scheduler:
                 self._cursor = self._cursor._replace(position=inbound.entries[-1][0])
                 self._leadership.save_cursor(connection, self._cursor)
             self._dispatcher.committed(tick, self._monotonic())
-            self._streams.confirm(cursor.generation, self._cursor.position, tick.ended)
+            # What came after the last confirmation may have been lost with the old server, and other reports may
+            # stand in its place: nobody is told that those are applied. They are sent again, and ignored.
+            self._streams.confirm(cursor.generation, self._confirmed, tick.ended)
             self._set_aside(tick)
 
     def _read(self, to_the_end: bool) -> Inbound:

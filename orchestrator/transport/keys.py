@@ -5,6 +5,7 @@ All keys of a shard carry the same hash tag, so that scripts may use them togeth
 under new stream names, and nothing that belonged to the old one can be mistaken for the new.
 
     {orchestrator:0}:generation         string   the current generation, written by the leader
+    {orchestrator:0}:server             string   the run id of the server on which that generation began
     {orchestrator:0}:term               string   the leader's term; a deposed leader's push is refused
     {orchestrator:0}:applied            string   [generation, cursor]: events up to here are in Postgres
     {orchestrator:0}:canary             string   written by the leader to learn whether Redis takes writes
@@ -43,6 +44,10 @@ class Keys:
     @property
     def generation(self) -> str:
         return f"{self.prefix}:generation"
+
+    @property
+    def server(self) -> str:
+        return f"{self.prefix}:server"
 
     @property
     def term(self) -> str:

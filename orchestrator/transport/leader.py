@@ -35,8 +35,9 @@ local held = tonumber(redis.call('GET', KEYS[1]) or '0')
 if tonumber(ARGV[1]) < held then return 0 end
 redis.call('SET', KEYS[1], ARGV[1])
 redis.call('SET', KEYS[2], ARGV[2])
-redis.call('XADD', KEYS[3], '*', 'd', '')
-redis.call('XTRIM', KEYS[3], 'MAXLEN', '0')
+redis.call('SET', KEYS[3], ARGV[3])
+redis.call('XADD', KEYS[4], '*', 'd', '')
+redis.call('XTRIM', KEYS[4], 'MAXLEN', '0')
 return 1
 """
 
@@ -126,16 +127,24 @@ class LeaderStreams:
             server=str(info["run_id"]),
         )
 
-    def begin_generation(self, term: int, generation: str) -> None:
-        """Announce a new generation and remove the streams of all others; refused if another leader has taken over."""
-        keys = [self._keys.term, self._keys.generation, self._keys.events(generation)]
-        if not self._begin(keys=keys, args=[term, generation]):
+    def begin_generation(self, term: int, generation: str, server: str) -> None:
+        """Announce a new generation; refused if another leader has taken over.
+
+        `server` is the life of the server for which it is meant: `state` has it.
+        """
+        keys = [self._keys.term, self._keys.generation, self._keys.server, self._keys.events(generation)]
+        if not self._begin(keys=keys, args=[term, generation, server]):
             raise Deposed
         self._last_nudge = "0-0"
-        current = (self._keys.events(generation), self._keys.queue(generation, ""))
+
+    def remove_older(self, generation: str) -> None:
+        """Remove the streams of earlier generations; of later ones never: their leader may have replaced this one."""
         for pattern in (self._keys.events("*"), self._keys.queue("*", "*")):
+            start = pattern.index("*")
             old = [
-                key for key in self._redis.scan_iter(match=_literal(pattern)) if not key.decode().startswith(current)
+                key
+                for key in self._redis.scan_iter(match=_literal(pattern))
+                if _age(key.decode()[start:].partition(":")[0]) < _age(generation)
             ]
             if old:
                 self._redis.delete(*old)
@@ -264,6 +273,12 @@ def _decode_or_none(kind: type[M], value: bytes | None) -> M | None:
 def _after(cursor: str) -> str:
     milliseconds, _, sequence = cursor.partition("-")
     return f"{milliseconds}-{int(sequence or 0) + 1}"
+
+
+def _age(generation: str) -> tuple[int, ...]:
+    """Return the term and serial number of a generation; what is not ours is older than all."""
+    parts = generation.split("-")
+    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else ()
 
 
 def _literal(pattern: str) -> str:

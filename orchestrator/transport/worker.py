@@ -54,9 +54,19 @@ class WorkerStreams:
         self._keys = keys
 
     def generation(self) -> str | None:
-        """Return the current generation, or None while no leader has begun one."""
-        value = cast("bytes | None", self._redis.get(self._keys.generation))
-        return value.decode() if value else None
+        """Return the current generation, or None while no leader has begun one on this server.
+
+        A replica that took over, or a server that restarted from its disk, shows the generation of before, with
+        messages in its streams that had been received and answered.
+        """
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.get(self._keys.generation)
+        pipeline.get(self._keys.server)
+        pipeline.info("server")
+        generation, server, info = pipeline.execute()
+        if not generation or not server or server.decode() != str(info["run_id"]):
+            return None
+        return str(generation.decode())
 
     def join(self, generation: str, queues: Sequence[str]) -> None:
         """Make sure that the consumer group exists on each queue."""

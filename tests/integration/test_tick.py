@@ -1005,7 +1005,7 @@ def test_a_deposed_leader_cannot_push(system: System) -> None:
     stream = KEYS.queue(generation, "default")
     for attempt in (
         lambda: first._streams.push(generation, term, {"default": [b"stale"]}),
-        lambda: first._streams.begin_generation(term, "stale"),
+        lambda: first._streams.begin_generation(term, "stale", "server"),
         lambda: first._streams.claim_term(term),
     ):
         with pytest.raises(Deposed):

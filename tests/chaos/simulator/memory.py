@@ -22,7 +22,7 @@ from orchestrator.transport.codec import (
     encode,
     stream_position,
 )
-from orchestrator.transport.leader import Deposed, Inbound, Message, ServerState
+from orchestrator.transport.leader import Deposed, Inbound, Message, ServerState, _age
 from orchestrator.transport.worker import Receipt, Received, StreamsGone
 
 Position = tuple[int, int]
@@ -65,6 +65,7 @@ class Data:
     """Everything that FLUSHALL removes."""
 
     generation: str | None = None
+    server: str | None = None
     term: int | None = None
     applied: Applied | None = None
     nudges: Stream = field(default_factory=Stream)
@@ -82,6 +83,14 @@ class Trouble(Protocol):
     """Says what goes wrong with a call: nothing, `refused`, `unanswered`, or `late`."""
 
     def __call__(self, caller: str, operation: str) -> str | None: ...
+
+
+class Caller:
+    """Somebody who has a connection."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.connected_to: int | None = None
 
 
 class MemoryRedis:
@@ -109,9 +118,12 @@ class MemoryRedis:
     def now(self) -> float:
         return self._clock()
 
-    def call(self, caller: str, operation: str, effect: Callable[[], Any]) -> Any:
+    def call(self, caller: Caller, operation: str, effect: Callable[[], Any]) -> Any:
         """Carry a call out, or let it go wrong."""
-        trouble = self._trouble(caller, operation)
+        connected_to, caller.connected_to = caller.connected_to, self._life
+        if connected_to not in (None, self._life):
+            raise ConnectionError(f"{operation}: the server is another")
+        trouble = self._trouble(caller.name, operation)
         if trouble == "refused":
             raise ConnectionError(f"{operation}: refused")
         if trouble == "late":
@@ -177,7 +189,7 @@ class MemoryLeaderStreams:
 
     def __init__(self, server: MemoryRedis, caller: str, boundary: Callable[[str], None]) -> None:
         self._server = server
-        self._caller = caller
+        self._caller = Caller(caller)
         self._boundary = boundary
         self._last_nudge = "0-0"
 
@@ -210,25 +222,28 @@ class MemoryLeaderStreams:
 
         return self._call("state", effect)
 
-    def begin_generation(self, term: int, generation: str) -> None:
+    def begin_generation(self, term: int, generation: str, server: str) -> None:
         def effect() -> None:
             data = self._server.data
             if term < (data.term or 0):
                 raise Deposed
             data.term = term
             data.generation = generation
+            data.server = server
             stream = data.events.setdefault(generation, Stream())
             stream.add(self._server.milliseconds, b"")
             stream.entries.clear()
 
-        def clean() -> None:
-            data = self._server.data
-            data.events = {name: stream for name, stream in data.events.items() if name == generation}
-            data.queues = {name: stream for name, stream in data.queues.items() if name[0] == generation}
-
         self._call("begin_generation", effect)
         self._last_nudge = "0-0"
-        self._call("clean", clean)
+
+    def remove_older(self, generation: str) -> None:
+        def effect() -> None:
+            data = self._server.data
+            data.events = {name: kept for name, kept in data.events.items() if _age(name) >= _age(generation)}
+            data.queues = {name: kept for name, kept in data.queues.items() if _age(name[0]) >= _age(generation)}
+
+        self._call("remove_older", effect)
 
     # -- events
 
@@ -319,13 +334,17 @@ class MemoryWorkerStreams:
 
     def __init__(self, server: MemoryRedis, caller: str) -> None:
         self._server = server
-        self._caller = caller
+        self._caller = Caller(caller)
 
     def _call(self, operation: str, effect: Callable[[], Any]) -> Any:
         return self._server.call(self._caller, operation, effect)
 
     def generation(self) -> str | None:
-        return self._call("generation", lambda: self._server.data.generation)
+        def effect() -> str | None:
+            data = self._server.data
+            return data.generation if data.server == self._server.run_id else None
+
+        return self._call("generation", effect)
 
     def join(self, generation: str, queues: Sequence[str]) -> None:
         def effect() -> None:

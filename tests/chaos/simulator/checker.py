@@ -1,0 +1,174 @@
+"""What must be true when all is at rest, judged from the database, its audit, and the log of executions alone."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from orchestrator.domain.dag import DagState, Graph, StepState
+from orchestrator.domain.run import RunCounters, verdict
+from orchestrator.domain.states import ENDED_TASK_STATES, TASK_TRANSITIONS
+from tests.chaos.simulator.clients import DAG
+
+if TYPE_CHECKING:
+    from tests.chaos.simulator.world import World
+
+_ALLOWED = {(str(transition.source), str(transition.target)) for transition in TASK_TRANSITIONS}
+_ENDED = {str(state) for state in ENDED_TASK_STATES}
+_GRAPH = Graph(DAG)
+
+
+def check(world: World) -> list[str]:
+    """Return everything that is wrong."""
+    ended = {row["id"].bytes: row for row in world.database.sql("SELECT * FROM orchestrator.ended_tasks")}
+    audit = world.database.sql("SELECT * FROM simulated.audit ORDER BY number")
+    return [
+        *_check_rest(world),
+        *_check_ends(world, ended),
+        *_check_executions(world, ended),
+        *_check_transitions(audit),
+        *_check_order(audit),
+        *_check_runs(world, ended),
+    ]
+
+
+def _check_rest(world: World) -> Iterator[str]:
+    for table in ("tasks", "inbox"):
+        for row in world.database.sql(f"SELECT * FROM orchestrator.{table}"):
+            yield f"left in {table}: {dict(row)}"
+    for row in world.database.sql("SELECT * FROM orchestrator.runs WHERE ended_at IS NULL OR expanding"):
+        yield f"a run has not ended: {dict(row)}"
+    for what in world.redis.left_over():
+        yield f"left in the streams: {what}"
+    for entry, error in world.redis.data.quarantine:
+        yield f"a report was set aside: {entry}: {error}"
+    for worker in world.workers:
+        if not worker.is_idle:
+            yield f"{worker.child.id} still holds something"
+
+
+def _check_ends(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
+    """Every enqueue that committed has come to one end."""
+    for task in world.clients.tasks:
+        if task not in ended:
+            yield f"task {task.hex()} was enqueued and has no end"
+    for task, row in ended.items():
+        if row["status"] not in _ENDED:
+            yield f"task {task.hex()} ended as {row['status']}"
+
+
+def _check_executions(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
+    """Every success was really executed in the attempt recorded, and every failure has its reasons."""
+    by_attempt = defaultdict(list)
+    by_task = defaultdict(list)
+    for execution in world.executions:
+        by_attempt[execution.task, execution.attempt].append(execution)
+        by_task[execution.task].append(execution)
+        if len(by_attempt[execution.task, execution.attempt]) > 1:
+            yield f"attempt {execution.attempt} of task {execution.task.hex()} ran twice"
+    for task, row in ended.items():
+        if row["status"] == "success":
+            found = [one for one in by_attempt[task, row["attempt"]] if one.outcome == "success"]
+            if not found:
+                yield f"task {task.hex()} succeeded in attempt {row['attempt']}, which nobody has run to its end"
+            elif (row["worker"], bytes(row["result"])) != (found[0].worker, found[0].result):
+                yield f"task {task.hex()} has the result of another execution than {found[0]}"
+            else:
+                for child in (*found[0].promised, *found[0].children):
+                    if child not in ended:
+                        yield f"task {child.hex()}, enqueued by a task that succeeded, does not exist"
+        elif row["status"] == "failed":
+            outcomes = Counter(one.outcome for one in by_task[task])
+            if row["failures"] > outcomes["failed"] + outcomes["aborted"]:
+                yield f"task {task.hex()} is charged {row['failures']} failures of {outcomes['failed']}"
+            if row["reason"] == "worker lost" and row["losses"] < world.settings.loss_limit:
+                yield f"task {task.hex()} failed of {row['losses']} losses"
+    for (task, attempt), executions in by_attempt.items():
+        if (
+            task in ended
+            and executions[0].promised
+            and (ended[task]["status"], ended[task]["attempt"]) != ("success", attempt)
+        ):
+            for child in executions[0].promised:
+                if child in ended:
+                    yield f"task {child.hex()} exists, though attempt {attempt} of its parent did not count"
+
+
+def _check_transitions(audit: list[Any]) -> Iterator[str]:
+    """Every change of state is in the table, and the fence only grows."""
+    state: dict[bytes, tuple[str, int]] = {}
+    for row in audit:
+        task = row["id"].bytes
+        name = f"task {task.hex()} (audit {row['number']})"
+        before, fence = state.get(task, (None, 0))
+        if row["operation"].startswith("leave"):
+            if (row["before"], row["attempt_before"]) != (before, fence):
+                yield f"{name} left as {row['before']}, but was {before}"
+            continue
+        after, attempt = row["after"], row["attempt"]
+        if before is None:
+            if after != "pending" or attempt != 0:
+                yield f"{name} was created {after} with attempt {attempt}"
+        elif (before, after) not in _ALLOWED:
+            yield f"{name} went from {before} to {after}"
+        elif attempt != fence + (after == "dispatched"):
+            yield f"{name} went from {before} to {after} with attempt {attempt} after {fence}"
+        state[task] = (after, attempt)
+
+
+def _check_order(audit: list[Any]) -> Iterator[str]:
+    """A step of a DAG has tasks only after all tasks of its upstreams have ended."""
+    states: dict[tuple[bytes, str], dict[bytes, str]] = defaultdict(dict)
+    for row in audit:
+        if row["step"] is None or row["operation"].startswith("leave"):
+            continue
+        run, step, task = row["run_id"].bytes, row["step"], row["id"].bytes
+        if task not in states[run, step]:
+            for place in _GRAPH.upstream[_GRAPH.index[step]]:
+                upstream = _GRAPH.steps[place].name
+                unfinished = [other for other, state in states[run, upstream].items() if state not in _ENDED]
+                if unfinished:
+                    yield f"step {step} of run {run.hex()} began before {upstream} had ended"
+        states[run, step][task] = row["after"]
+
+
+def _check_runs(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
+    """Counters equal a recount, and the state of a run is what they say."""
+    tasks = defaultdict(list)
+    for row in ended.values():
+        if row["run_id"] is not None:
+            tasks[row["run_id"].bytes].append(row)
+    runs = {row["id"].bytes: row for row in world.database.sql("SELECT * FROM orchestrator.runs")}
+    for run in world.clients.runs:
+        if run not in runs:
+            yield f"run {run.hex()} is gone"
+    for run, row in runs.items():
+        recount = Counter(task["status"] for task in tasks[run])
+        if row["workflow"] is not None:
+            recount += _without_tasks(row, tasks[run])
+        counted = {name: row[name] for name in ("success", "failed", "cancelled", "skipped")}
+        if counted != {name: recount[name] for name in counted} or row["total"] != sum(counted.values()):
+            yield f"run {run.hex()} counts {counted} of {row['total']}, and a recount gives {dict(recount)}"
+        counters = RunCounters(total=row["total"], open=row["open"], **counted)
+        expected = verdict(counters, row["cancelling"])
+        if row["status"] != expected:
+            yield f"run {run.hex()} ended as {row['status']}, and its tasks say {expected}"
+
+
+def _without_tasks(row: Any, tasks: list[Any]) -> Counter[str]:
+    """Count what a run of a DAG counts without there being a task: steps skipped, items never created."""
+    if row["state"] is None:
+        return Counter()
+    state = msgspec.msgpack.decode(bytes(row["state"]), type=DagState)
+    created = Counter(task["step"] for task in tasks)
+    found: Counter[str] = Counter()
+    for place, step in enumerate(_GRAPH.steps):
+        fan = state.fans.get(place)
+        missing = (fan.total if fan is not None else 1) - created[step.name]
+        if missing:
+            ended_as = "cancelled" if fan is not None else StepState(state.steps[place]).name.lower()
+            found[ended_as] += missing
+    return found

@@ -1,0 +1,159 @@
+"""What clients do: enqueue, start runs, cancel, retry; each in a transaction of its own, as the SDK does it."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from orchestrator.domain.definition import Definition, Param, Step
+from orchestrator.domain.ids import time_ordered_id
+from orchestrator.domain.retry import RetryPolicy
+from orchestrator.domain.states import OPEN_RUN_STATES, OPEN_TASK_STATES
+from orchestrator.domain.task import NewTask, TaskOptions
+from orchestrator.store import dags, enqueue, inbox, results, workflows
+from orchestrator.store.inbox import Wish
+from orchestrator.transport.connection import UNAVAILABLE
+from tests.chaos.simulator.memory import Caller
+
+if TYPE_CHECKING:
+    from tests.chaos.simulator.plan import Action
+    from tests.chaos.simulator.world import World
+
+RETRYING = msgspec.json.encode(TaskOptions(retry=RetryPolicy(max=2, base=0.3, jitter=0.0))).decode()
+
+DAG = Definition(
+    name="simulated",
+    params={"items": Param(type="list"), "fails": Param(type="number")},
+    steps=(
+        Step(name="list", task="list", input={"items": "${params.items}"}),
+        Step(
+            name="each",
+            task="job",
+            depends_on=("list",),
+            foreach="list",
+            concurrency=2,
+            retries=1,
+            input={"fails": "${params.fails}", "seconds": 0.2},
+        ),
+        Step(name="beside", task="job", depends_on=("list",), input={"seconds": 0.5, "fails": "${params.fails}"}),
+        Step(name="gather", task="job", depends_on=("each", "beside")),
+        Step(name="always", task="job", depends_on=("each", "beside"), trigger="all_ended"),
+    ),
+)
+
+
+class Clients:
+    """All programs that use the queue, taken together."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = Random(f"{world.plan.seed} clients")
+        self.tasks: list[bytes] = []
+        """Every task that was enqueued by itself or in a run of many."""
+        self.runs: list[bytes] = []
+        with world.database.engine.begin() as connection:
+            self._definition = workflows.apply(connection, DAG)
+
+    def act(self, action: Action) -> None:
+        """Do one thing, and nudge the leader."""
+        self._world.set_clocks()
+        getattr(self, f"_{action.kind.replace(' ', '_')}")(action.size)
+        try:
+            self._world.redis.call(Caller("client"), "nudge", self._world.redis.nudge)
+        except UNAVAILABLE:
+            self._world.trace("the nudge is lost")
+
+    def _id(self) -> bytes:
+        return time_ordered_id(int(1.9e12 + self._world.now * 1000), self._random.randbytes(10))
+
+    # -- tasks
+
+    def _enqueue(self, name: str = "job", options: str | None = None, **arguments: Any) -> None:
+        task = NewTask(self._id(), name, "default", msgspec.msgpack.encode(((), arguments)), options=options)
+        enqueue.insert_task(self._world.database.connection, task)
+        self.tasks.append(task.id)
+
+    def _task(self, size: int) -> None:
+        for _ in range(size):
+            self._enqueue(seconds=self._random.choice((0.02, 0.3, 1.5, 3.0)), fails=0.1)
+
+    def _flaky(self, size: int) -> None:
+        for _ in range(size):
+            self._enqueue(seconds=0.2, fails=0.5, options=RETRYING)
+
+    def _long(self, size: int) -> None:
+        del size
+        self._enqueue(seconds=self._random.uniform(4.0, 7.0))
+
+    def _parent(self, size: int) -> None:
+        for _ in range(min(size, 2)):
+            self._enqueue("parent", seconds=0.2)
+
+    def _poison(self, size: int) -> None:
+        del size
+        self._enqueue("poison")
+
+    # -- runs
+
+    def _many(self, size: int) -> None:
+        run = self._id()
+        tasks = [
+            NewTask(
+                self._id(),
+                "job",
+                "default",
+                msgspec.msgpack.encode(((), {"seconds": self._random.choice((0.1, 1.0)), "fails": 0.15})),
+                run_id=run,
+                position=position,
+            )
+            for position in range(2 * size)
+        ]
+        with self._world.database.engine.begin() as connection:
+            enqueue.insert_run(connection, run, "many", enqueue.copy_tasks(connection, tasks))
+        self.tasks.extend(task.id for task in tasks)
+        self.runs.append(run)
+
+    def _dag(self, size: int) -> None:
+        params = {"items": list(range(size - 1)), "fails": self._random.choice((0.0, 0.3))}
+        run = dags.new_run(DAG, self._definition.version, self._id(), params)
+        dags.start(self._world.database.connection, [run])
+        self.runs.append(run.id)
+
+    # -- wishes
+
+    def _ask(self, wish: Wish, targets: list[bytes], states: tuple[str, ...]) -> None:
+        if not targets:
+            return
+        target = self._random.choice(targets)
+        connection = self._world.database.connection
+        if wish in (Wish.CANCEL_TASK, Wish.RETRY_TASK):
+            outcome = results.outcome(connection, target)
+            state = outcome.status if outcome is not None else "unknown"
+        else:
+            progress = results.progress(connection, target)
+            state = progress[0] if progress is not None else "unknown"
+        if state in states or self._random.random() < 0.2:  # or it has changed since it was looked at
+            inbox.add(connection, wish, target)
+            self._world.trace(f"client: asks to {wish} {target.hex()[-6:]}, now {state}")
+
+    def _cancel_task(self, size: int) -> None:
+        del size
+        self._ask(Wish.CANCEL_TASK, self.tasks, OPEN_TASK_STATES)
+
+    def _retry_task(self, size: int) -> None:
+        del size
+        self._ask(Wish.RETRY_TASK, self._failed("ended_tasks"), ("failed", "skipped"))
+
+    def _cancel_run(self, size: int) -> None:
+        del size
+        self._ask(Wish.CANCEL_RUN, self.runs, OPEN_RUN_STATES)
+
+    def _retry_run(self, size: int) -> None:
+        del size
+        self._ask(Wish.RETRY_RUN, self._failed("runs"), ("failed",))
+
+    def _failed(self, table: str) -> list[bytes]:
+        rows = self._world.database.sql(f"SELECT id FROM orchestrator.{table} WHERE status = 'failed' ORDER BY id")
+        return [row["id"].bytes for row in rows]

@@ -1,0 +1,190 @@
+"""Scheduler processes: one leads, others stand by; each may crash, lose its connections, or stand still in mid-tick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, exc
+
+from orchestrator.scheduler.leadership import Leadership, TermOver
+from orchestrator.scheduler.loop import Scheduler
+from orchestrator.store import database
+from orchestrator.transport import connection as transport
+from orchestrator.transport.leader import Deposed
+from tests.chaos.simulator.memory import MemoryLeaderStreams
+
+if TYPE_CHECKING:
+    from tests.chaos.simulator.world import World
+
+BOUNDARIES = (
+    "before read",
+    "after read",
+    "in transaction",
+    "before commit",
+    "after commit",
+    "before push",
+    "after push",
+    "before confirm",
+    "after confirm",
+    "before begin_generation",
+    "after begin_generation",
+    "after remove_older",
+    "before withdraw",
+    "before order",
+    "after state",
+    "after fleet",
+    "after messages",
+)
+"""Where a scheduler can be struck, in the order of a tick."""
+
+
+class Crash(BaseException):
+    """The process is gone; no handler of the product's may see it."""
+
+
+class _NoTime:
+    """Stands for the event that a scheduler waits on between two tries."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        del timeout
+        return False
+
+    def is_set(self) -> bool:
+        return False
+
+
+class SimulatedLeadership(Leadership):
+    """Leadership whose transactions can be struck, and whose connections go back to a pool when they are dropped."""
+
+    def __init__(self, actor: SchedulerProcess, **options: Any) -> None:
+        super().__init__(actor.world.database.engine, **options)
+        self._actor = actor
+        self._strike: Callable[[str], None] = actor.strike
+
+    @contextmanager
+    def writing(self, monotonic: float) -> Iterator[tuple[Connection, datetime]]:
+        world = self._actor.world
+        with super().writing(monotonic) as (connection, now):
+            self._strike("in transaction")
+            yield connection, now
+            self._strike("before commit")
+            if world.armed("commit refused"):
+                raise exc.OperationalError("COMMIT", None, Exception("the connection broke before the commit"))
+        world.note_commit(self.term)
+        if world.armed("commit uncertain"):
+            raise exc.OperationalError("COMMIT", None, Exception("the connection broke during the commit"))
+        self._strike("after commit")
+
+    def cut(self) -> None:
+        """Break the connection, as Postgres does with a session that is idle in a transaction for too long."""
+        if self._connection is not None:
+            raw: Any = self._connection.connection.dbapi_connection
+            raw.close()
+            self._connection.info.clear()
+
+    def disconnect(self) -> None:
+        if self._connection is None:
+            return
+        connection, self._connection = self._connection, None
+        raw: Any = connection.connection.dbapi_connection if not connection.invalidated else None
+        if raw is None or raw.closed:
+            connection.invalidate()
+        connection.close()
+
+
+class SchedulerProcess:
+    """One process of a scheduler, and whatever is started in its place when it dies."""
+
+    def __init__(self, world: World, name: str, rate: float) -> None:
+        self.world = world
+        self.name = name
+        self.paused = False
+        self._rate = rate
+        self._lives = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._lives += 1
+        settings = self.world.settings
+        self.streams = MemoryLeaderStreams(self.world.redis, self.name, self.strike)
+        self.scheduler = Scheduler(self.world.database.engine, self.streams, settings, monotonic=self._monotonic)  # type: ignore[arg-type]
+        self.leadership = SimulatedLeadership(self, lease=settings.lease)
+        self.scheduler._leadership = self.leadership
+        self.scheduler._stopping = _NoTime()  # type: ignore[assignment]
+        self.leading = False
+        self._try_at = 0.0
+        self._in_transaction = False
+        self._ticked_at = 0.0
+
+    def _monotonic(self) -> float:
+        return 1_000.0 * self._lives + self._rate * self.world.now
+
+    def close(self) -> None:
+        self.leadership.disconnect()
+
+    # -- a turn
+
+    def turn(self) -> None:
+        """Do what `Scheduler.run` does in one round, without waiting."""
+        world = self.world
+        if world.now < self._try_at or (self.leading and not self._has_work()):
+            return
+        world.set_clocks()
+        try:
+            if not self.leading:
+                if not self.leadership.acquire():
+                    self._try_at = world.now + world.settings.lease / 3
+                    return
+                world.trace(f"{self.name} leads, term {self.leadership.term}")
+                self.scheduler.take_over()
+                self.leading = True
+            self._ticked_at = world.now
+            self.scheduler.tick()
+            world.trace(f"{self.name} ticks to {self.scheduler._cursor.position}")
+        except (TermOver, Deposed) as error:
+            world.trace(f"{self.name} steps down: {type(error).__name__}")
+            self.leading = False
+        except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
+            world.trace(f"{self.name} cannot work: {type(error).__name__}")
+            self.leadership.disconnect()
+            self.leading = False
+            self._try_at = world.now + 0.1
+        except Crash:
+            self.crash()
+
+    def _has_work(self) -> bool:
+        """Say whether a read that blocks would have returned by now."""
+        scheduler, now = self.scheduler, self._monotonic()
+        waited = self.world.now - self._ticked_at
+        if not scheduler._hears:
+            return waited >= min(scheduler._patience, 0.1)
+        if now >= scheduler._watch.due_at or waited >= scheduler._patience:
+            return True
+        return self.streams.has_news(scheduler._cursor.generation, scheduler._cursor.position)
+
+    # -- being struck
+
+    def strike(self, boundary: str) -> None:
+        """Suffer the fault that waits at this boundary, if any."""
+        action = self.world.armed(boundary)
+        if action is None:
+            return
+        self.world.trace(f"{self.name} is struck {boundary}: {action}")
+        if action == "crash":
+            raise Crash
+        if boundary in ("in transaction", "before commit"):
+            self.leadership.cut()
+        self.paused = True
+        self.world.run_until(self.world.now + float(action))
+        self.paused = False
+        self.world.set_clocks()
+
+    def crash(self) -> None:
+        """Die, and be started again a little later."""
+        self.world.trace(f"{self.name} crashes")
+        self.leadership.disconnect()
+        self._start()
+        self._try_at = self.world.now + 0.5

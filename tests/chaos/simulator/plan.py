@@ -1,0 +1,141 @@
+"""What a seed means: the size of the world, what clients do, and which faults happen when.
+
+Faults are a plain list, drawn apart from everything else, so that a failing list can be made shorter without changing
+the world it strikes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any, NamedTuple
+
+from tests.chaos.simulator.leaders import BOUNDARIES
+
+WORK_TIME = 5.0
+"""Seconds of virtual time in which clients act."""
+FAULT_TIME = 9.0
+"""Seconds of virtual time in which faults happen."""
+
+
+class Fault(NamedTuple):
+    """Something that goes wrong, once."""
+
+    at: float
+    kind: str
+    details: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([f"{self.at:6.3f}", self.kind, *(str(detail) for detail in self.details)])
+
+
+class Action(NamedTuple):
+    """Something that a client does."""
+
+    at: float
+    kind: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One simulation, before it runs."""
+
+    seed: int
+    schedulers: int
+    workers: int
+    slots: int
+    batch: int
+    actions: tuple[Action, ...]
+    faults: tuple[Fault, ...]
+
+
+_CALLS = (
+    ("leader", "push"),
+    ("leader", "confirm"),
+    ("leader", "read"),
+    ("leader", "withdraw"),
+    ("leader", "order"),
+    ("leader", "fleet"),
+    ("leader", "messages"),
+    ("leader", "begin_generation"),
+    ("leader", "remove_older"),
+    ("leader", "claim_term"),
+    ("worker", "take"),
+    ("worker", "flush"),
+    ("worker", "flush"),
+    ("worker", "flush"),
+    ("worker", "beat"),
+    ("worker", "join"),
+    ("worker", "orders"),
+    ("worker", "leave"),
+    ("client", "nudge"),
+)
+_NARROW = ("after commit", "before push", "before confirm", "after begin_generation")
+"""Boundaries at which more is at stake than at others."""
+_GENERATION = ("after state", "before begin_generation", "after begin_generation", "before remove_older")
+_THEMES = {
+    "all": ("scheduler", "scheduler", "commit", "call", "call", "server", "worker", "worker", "clock"),
+    "schedulers": ("scheduler", "scheduler", "commit", "call", "clock"),
+    "workers": ("worker", "worker", "worker", "worker", "call"),
+    "server": ("server", "server", "generation", "call"),
+}
+"""Faults of a kind come together: two that meet find more than two that do not."""
+_ONLY_WRITES_COME_LATE = ("flush", "push", "confirm", "withdraw", "take", "order")
+
+
+def plan_for(seed: int) -> Plan:
+    """Return the world of a seed."""
+    world, faults = Random(f"{seed} world"), Random(f"{seed} faults")
+    kinds = ("task", "task", "task", "flaky", "flaky", "long", "long", "parent", "poison", "many", "dag", "dag")
+    actions = [
+        Action(world.uniform(0.0, WORK_TIME), world.choice(kinds), world.randint(1, 5))
+        for _ in range(world.randint(3, 7))
+    ]
+    wishes = ("cancel task", "cancel run", "retry task", "retry run", "retry run")
+    actions += [Action(world.uniform(1.0, FAULT_TIME), world.choice(wishes), 1) for _ in range(world.randint(0, 4))]
+    return Plan(
+        seed=seed,
+        schedulers=world.choice((1, 1, 2, 3)),
+        workers=world.choice((1, 2, 2, 3, 4)),
+        slots=world.choice((1, 2, 4)),
+        batch=world.choice((3, 10, 1000, 1000)),
+        actions=tuple(sorted(actions)),
+        faults=_faults(faults),
+    )
+
+
+def _faults(random: Random) -> tuple[Fault, ...]:
+    theme = random.choice(list(_THEMES))
+    return tuple(sorted(_fault(random, random.choice(_THEMES[theme])) for _ in range(random.randint(1, 8))))
+
+
+def _fault(random: Random, group: str) -> Fault:
+    at = round(random.uniform(0.2, FAULT_TIME), 3)
+    if group == "generation":
+        action = random.choice(("crash", "4.0", "8.0"))
+        return Fault(at, "strike", (random.choice(_GENERATION), action))
+    if group == "scheduler":
+        action = "crash" if random.random() < 0.5 else str(round(random.choice((0.5, 4.0, 8.0)), 1))
+        return Fault(at, "strike", (random.choice((*BOUNDARIES, *_NARROW)), action))
+    if group == "commit":
+        return Fault(at, "strike", (random.choice(("commit refused", "commit uncertain")), "yes"))
+    if group == "call":
+        caller, operation = random.choice(_CALLS)
+        troubles = ["refused", "unanswered"] + ["late"] * (operation in _ONLY_WRITES_COME_LATE)
+        return Fault(at, "call", (caller, operation, random.choice(troubles)))
+    if group == "server":
+        kind = random.choice(("flush all", "restart", "fail over", "lose message", "lose message", "cut off"))
+        if kind == "fail over":
+            return Fault(at, kind, (round(random.choice((0.0, 0.0, -2.0, 2.0)), 1),))
+        if kind == "cut off":
+            who = random.choice(("worker", "worker", "leader", "all"))
+            return Fault(at, kind, (who, random.randrange(4), round(random.uniform(0.5, 10.0), 1)))
+        return Fault(at, kind, (random.randrange(100),) if kind == "lose message" else ())
+    if group == "worker":
+        kind = random.choice(("kill child", "kill child", "kill machine", "sleep", "sleep", "drain", "starve"))
+        if kind == "starve":
+            return Fault(at, "strike", ("after take", str(random.choice((0.5, 1.5, 3.0, 5.0)))))
+        seconds = (round(random.choice((1.0, 2.5, 8.0, 10.0)), 1),) if kind in ("kill machine", "sleep") else ()
+        return Fault(at, kind, (random.randrange(4), *seconds))
+    return Fault(at, "clock", (round(random.choice((-5.0, -1.0, 1.0, 5.0, 60.0)), 1),))

@@ -1,0 +1,62 @@
+"""Run a seed, and tell what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tests.chaos.simulator.checker import check
+from tests.chaos.simulator.plan import Fault, Plan, plan_for
+from tests.chaos.simulator.postgres import SimulatedDatabase
+from tests.chaos.simulator.shrink import shrink
+from tests.chaos.simulator.world import World
+
+
+class Outcome(NamedTuple):
+    """What a simulation came to."""
+
+    violations: list[str]
+    history: list[str]
+    digest: str
+    """The same for the same seed, always."""
+
+
+def simulate(database: SimulatedDatabase, plan: Plan) -> Outcome:
+    """Run a plan to its end and check it."""
+    world = World(database, plan)
+    world.run()
+    violations = world.violations if world.was_stopped else [*world.violations, *check(world)]
+    audit = [
+        f"{row['operation']} {row['id'].hex} {row['before']} {row['after']} {row['attempt']}"
+        for row in database.sql("SELECT * FROM simulated.audit ORDER BY number")
+    ]
+    digest = hashlib.blake2b("\n".join([*world.history, *audit]).encode(), digest_size=8).hexdigest()
+    return Outcome(violations, world.history, digest)
+
+
+def explain(database: SimulatedDatabase, seed: int) -> str | None:
+    """Run a seed; return None if all is well, else what is wrong, with what, and how to see it again."""
+    plan = plan_for(seed)
+    outcome = simulate(database, plan)
+    if not outcome.violations:
+        return None
+
+    def fails(faults: Sequence[Fault]) -> bool:
+        return bool(simulate(database, dataclasses.replace(plan, faults=tuple(faults))).violations)
+
+    shortest = shrink(plan.faults, fails)
+    last = simulate(database, dataclasses.replace(plan, faults=tuple(shortest)))
+    lines = [
+        f"seed {seed}: {len(outcome.violations)} violations",
+        *(f"  {violation}" for violation in outcome.violations[:10]),
+        f"with {plan.schedulers} schedulers, {plan.workers} workers of {plan.slots} slots, batches of {plan.batch};",
+        f"{len(plan.faults)} faults, of which {len(shortest)} are enough:",
+        *(f"  {fault}" for fault in shortest),
+        "and then:",
+        *(f"  {violation}" for violation in last.violations[:10]),
+        "to see it again, with all that happened (shortest list of faults):",
+        f"  .venv/bin/pytest tests/chaos/test_simulator.py --seed {seed}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,29 @@
+"""Make a failing list of faults as short as it can be (Zeller's ddmin)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def shrink(items: Sequence[T], fails: Callable[[Sequence[T]], bool], budget: int = 60) -> list[T]:
+    """Return a part of `items` that still fails and of which, within the budget of tries, nothing can be left out."""
+    kept = list(items)
+    pieces = 2
+    while kept and budget > 0:
+        size = max(1, len(kept) // pieces)
+        for start in range(0, len(kept), size):
+            rest = kept[:start] + kept[start + size :]
+            budget -= 1
+            if fails(rest):
+                kept, pieces = rest, max(2, pieces - 1)
+                break
+            if budget <= 0:
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(len(kept), 2 * pieces)
+    return kept

@@ -1,0 +1,432 @@
+"""Worker processes: the product's own reporter and table of held attempts, and a model of the rest.
+
+The model follows `workers/supervisor.py` (heartbeats, orders, doubt, the death of a child), `workers/process.py`
+(receiving) and `workers/pool.py` (running, handing back), one small action at a time, so that anything can happen
+between any two of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from orchestrator.domain.ids import derived_id
+from orchestrator.domain.task import Enqueued, Failed, Flush, Lost, NewTask, Returned, Started, Succeeded, TaskError
+from orchestrator.transport.codec import Heartbeat, encode, names_digest, unpack_attempts
+from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.worker import Received, StreamsGone
+from orchestrator.workers.held import HeldAttempts
+from orchestrator.workers.job import Bundle, Job, Stage
+from orchestrator.workers.reporter import _ASK_AGAIN, Item, Reporter, _split
+from tests.chaos.simulator.memory import MemoryWorkerStreams
+
+if TYPE_CHECKING:
+    from tests.chaos.simulator.world import World
+
+NAMES = ["child", "job", "list", "parent", "poison"]
+QUEUES = ("default",)
+_HAND_BACK_AFTER = 0.2
+_ANNOUNCE_AFTER = 0.05
+_PATIENCE = 5.0
+_TOO_LATE = 2.0
+_encode = msgspec.msgpack.encode
+
+
+@dataclass
+class Execution:
+    """One run of a task's code."""
+
+    task: bytes
+    attempt: int
+    worker: str
+    name: str
+    began: float
+    ended: float | None = None
+    outcome: str = ""
+    """success, failed, killed or aborted."""
+    result: bytes = b""
+    children: list[bytes] = field(default_factory=list)
+    """Tasks that it enqueued as it went, and knows to be applied."""
+    promised: list[bytes] = field(default_factory=list)
+    """Tasks that its success enqueues."""
+    heard: bool = True
+    """Its worker has been heard, without a gap as long as its TTL, ever since it has had the attempt."""
+
+
+class _Run:
+    """A job whose code is running."""
+
+    def __init__(self, job: Job, execution: Execution, ends_at: float, steps: list[NewTask]) -> None:
+        self.job = job
+        self.execution = execution
+        self.ends_at = ends_at
+        self.enqueues = steps
+        self.waits_for: threading.Event | None = None
+
+
+class _Child:
+    """A worker process: everything that is lost when it dies but the table that its parent shares."""
+
+    def __init__(self, world: World, identifier: str) -> None:
+        self.id = identifier
+        self.held = HeldAttempts(capacity=500)
+        self.streams = MemoryWorkerStreams(world.redis, identifier)
+        self.reporter = Reporter(MemoryWorkerStreams(world.redis, identifier), identifier, self.held)  # type: ignore[arg-type]
+        self.backlog: list[Item] = []
+        self.asked_at = 0.0
+        self.waiting: list[Job] = []
+        self.runs: list[_Run] = []
+        self.joined = ""
+        self.may_start = True
+        self.draining = False
+        self.drained_at = 0.0
+        self.doubtful = False
+        self.started_at = world.now
+        self.last_order = {identifier: "0-0"}
+        self.starves_until = 0.0
+        self.asked_for_work_at = 0.0
+        self.unread: list[tuple[str, Received]] = []
+        """Messages that Redis has sent and the process has not looked at, and their generation."""
+
+
+class WorkerMachine:
+    """A supervisor and its one child; after a death, the next ones."""
+
+    def __init__(self, world: World, name: str, slots: int, rate: float) -> None:
+        self._world = world
+        self._slots = slots
+        self._rate = rate
+        self._random = Random(f"{world.plan.seed} {name}")
+        self._children = 0
+        self.name = name
+        self.sleeps_until = 0.0
+        self.heard_at = world.now
+        self._boot()
+
+    def _boot(self) -> None:
+        """The machine is up: a new supervisor, which knows nothing."""
+        self._streams = MemoryWorkerStreams(self._world.redis, self.name)
+        self._lost: list[Flush] = []
+        self._gone: list[str] = []
+        self._unheard: set[tuple[bytes, int]] = set()
+        self._beat_at = 0.0
+        self._last_beat: float | None = None
+        self._start_child()
+
+    def _start_child(self) -> None:
+        self._children += 1
+        self.child = _Child(self._world, f"{self.name}.{self._children}")
+        self._beat_at = 0.0
+        self._greeted = False
+
+    @property
+    def now(self) -> float:
+        """This machine's own clock."""
+        return 500.0 + self._rate * self._world.now
+
+    @property
+    def is_silent(self) -> bool:
+        """Say whether it has not been heard for about a TTL."""
+        return self._world.now - self.heard_at >= 0.9 * self._world.settings.worker_ttl
+
+    @property
+    def is_idle(self) -> bool:
+        child = self.child
+        nothing_held = not child.held.snapshot()[0]
+        return not (child.waiting or child.runs or child.backlog or self._lost) and nothing_held
+
+    # -- a turn
+
+    def turn(self) -> None:
+        """Do one or two small things."""
+        if self._world.now < self.sleeps_until:
+            return
+        if self.now >= self._beat_at:
+            self._attempt(self._beat)
+        if self._world.now < self.child.starves_until:
+            self._attempt(self._report_lost)
+            return
+        self._accept()
+        actions = [self._report_lost, self._obey, self._take, self._work, self._flush]
+        for action in self._random.sample(actions, 2):
+            self._attempt(action)
+        if self.child.draining:
+            self._drain()
+
+    def _attempt(self, action: Any) -> None:
+        try:
+            action()
+        except UNAVAILABLE:
+            self._world.trace(f"{self.child.id} cannot reach Redis: {action.__name__}")
+
+    # -- the supervisor
+
+    def _beat(self) -> None:
+        child, now, ttl = self.child, self.now, self._world.settings.worker_ttl
+        if self._last_beat is not None and now - self._last_beat > ttl:
+            child.doubtful = True
+            child.may_start = False
+        held, running = child.held.snapshot()
+        beat = Heartbeat(
+            worker=child.id,
+            host=self.name,
+            pid=self._children,
+            queues=list(QUEUES),
+            slots=self._slots,
+            names=names_digest(NAMES),
+            generation="",
+            started_at=child.started_at,
+            held=held,
+            running=running,
+            doubtful=child.doubtful,
+            draining=child.draining,
+        )
+        self._streams.beat([beat], NAMES, ttl)
+        self._last_beat = now
+        self._beat_at = now + self._world.settings.heartbeat
+        self._note_heard()
+        if not self._greeted:
+            self._streams.greet()
+            self._greeted = True
+
+    def _note_heard(self) -> None:
+        if self.is_silent:
+            self.forgive()
+        self.heard_at = self._world.now
+
+    def forgive(self) -> None:
+        """It could not be heard: what it holds may rightly have been given to others."""
+        for run in self.child.runs:
+            run.execution.heard = False
+        for execution in self._world.executions:
+            if execution.worker == self.child.id:
+                execution.heard = False
+        self._unheard = {(job.dispatch.id, job.dispatch.attempt) for job in self.child.waiting}
+
+    def _obey(self) -> None:
+        child = self.child
+        for _, order in self._streams.orders(child.last_order, 0.0):
+            if order.stop:
+                self._revoke({(attempt.id, attempt.attempt) for attempt in order.stop})
+            if order.go_on and child.doubtful:
+                child.doubtful = False
+                child.may_start = True
+
+    def _revoke(self, attempts: set[tuple[bytes, int]]) -> None:
+        child = self.child
+        for run in [run for run in child.runs if (run.job.dispatch.id, run.job.dispatch.attempt) in attempts]:
+            self._world.trace(f"{child.id} aborts {run.execution.task.hex()[-6:]}#{run.execution.attempt}")
+            self._end(run, "aborted", Failed(run.execution.task, run.execution.attempt, 0.1, TaskError("Aborted", "")))
+        for job in [job for job in child.waiting if (job.dispatch.id, job.dispatch.attempt) in attempts]:
+            self._hand_back(job, "cancelled")
+
+    def _report_lost(self) -> None:
+        streams = self._streams
+        while self._gone:
+            streams.leave([self._gone[0]])
+            self._gone.pop(0)
+        while self._lost:
+            generation = streams.generation()
+            if generation is None or streams.flush(generation, encode(self._lost[0]), {}).entry is None:
+                return
+            self._lost.pop(0)
+
+    # -- what kills it
+
+    def kill_child(self) -> None:
+        """The process dies; its parent reports what it held, and starts another."""
+        child = self.child
+        self._world.trace(f"{child.id} dies")
+        self._kill_runs()
+        lost = unpack_attempts(child.held.snapshot()[0])
+        if lost:
+            self._lost.append(Flush(child.id, [Lost(task, attempt, alone=False) for task, attempt in lost]))
+        self._gone.append(child.id)
+        self._start_child()
+
+    def kill_machine(self, away: float) -> None:
+        """All is gone at once; it comes back later and knows nothing."""
+        self._world.trace(f"{self.name} is switched off")
+        self._kill_runs()
+        self._boot()
+        self.sleeps_until = self._world.now + away
+
+    def sleep(self, seconds: float) -> None:
+        """Stand still, and go on as if nothing had been."""
+        self._world.trace(f"{self.name} stands still")
+        self.sleeps_until = self._world.now + seconds
+
+    def drain(self) -> None:
+        """Finish what runs, give back the rest, and start anew."""
+        self._world.trace(f"{self.child.id} drains")
+        self.child.draining = True
+        self.child.drained_at = self._world.now
+        for job in list(self.child.waiting):
+            self._hand_back(job, "worker stops")
+
+    def _drain(self) -> None:
+        child = self.child
+        for job in list(child.waiting):
+            self._hand_back(job, "worker stops")
+        if child.runs:
+            child.drained_at = self._world.now
+            return
+        unapplied = child.backlog or child.reporter._unapplied or not child.reporter._queue.empty()
+        if not unapplied or self._world.now > child.drained_at + _PATIENCE:
+            self.kill_child()
+
+    def _kill_runs(self) -> None:
+        for run in self.child.runs:
+            run.execution.ended, run.execution.outcome = self._world.now, "killed"
+
+    # -- the process
+
+    def _take(self) -> None:
+        child = self.child
+        room = min(self._slots - len(child.waiting) - len(child.runs), child.held.room)
+        if not child.may_start or child.draining or room <= 0:
+            return
+        try:
+            if not child.joined or child.joined != child.reporter.generation:
+                generation = child.streams.generation()
+                if generation is None:
+                    return
+                child.streams.join(generation, QUEUES)
+                child.joined = generation
+                if not child.reporter.generation:
+                    child.reporter.generation = generation
+            received = child.streams.take(child.joined, child.id, QUEUES, room, 0.0)
+        except StreamsGone:
+            child.joined = ""
+            return
+        except UNAVAILABLE:
+            child.joined = ""
+            raise
+        child.unread = [(child.joined, message) for message in received]
+        child.asked_for_work_at = self._world.now
+        starves = self._world.armed("after take")
+        if starves is not None and received:
+            self._world.trace(f"{child.id} starves")
+            child.starves_until = self._world.now + float(starves)
+        else:
+            self._accept()
+
+    def _accept(self) -> None:
+        child = self.child
+        unread, child.unread = child.unread, []
+        for generation, (queue, entry, tasks) in unread:
+            bundle = Bundle(generation, queue, entry, len(tasks))
+            for task in tasks:
+                self._world.trace(f"{child.id} takes {task.id.hex()[-6:]}#{task.attempt}")
+                child.waiting.append(Job(task, bundle, child.held.add(task.id, task.attempt), self.now))
+        if not child.may_start or (unread and self._world.now - child.asked_for_work_at > _TOO_LATE):
+            for job in list(child.waiting):
+                self._hand_back(job, "doubtful or too late")
+
+    def _hand_back(self, job: Job, reason: str) -> None:
+        self.child.waiting.remove(job)
+        if job.take_back():
+            self.child.reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
+
+    def _work(self) -> None:
+        """Start what there is room for, announce what has run a while, end what is done."""
+        child = self.child
+        for run in list(child.runs):
+            self._continue(run)
+            if child is not self.child:
+                return  # it died of its work
+        while child.waiting and len(child.runs) < self._slots:
+            self._begin(child.waiting.pop(0))
+            if child is not self.child:
+                return
+        for job in list(child.waiting):
+            if self.now - job.received_at > _HAND_BACK_AFTER:
+                self._hand_back(job, "no free slot")
+
+    def _begin(self, job: Job) -> None:
+        if not job.begin(self.now):
+            return
+        dispatch, world = job.dispatch, self._world
+        arguments = msgspec.msgpack.decode(dispatch.payload)[1]
+        execution = Execution(dispatch.id, dispatch.attempt, self.child.id, dispatch.name, world.now)
+        execution.heard = (dispatch.id, dispatch.attempt) not in self._unheard and not self.is_silent
+        world.note_execution(execution)
+        dice = Random(f"{world.plan.seed} {dispatch.id.hex()} {dispatch.attempt}")
+        seconds = float(arguments.get("seconds", 0.1)) * dice.uniform(0.7, 1.3)
+        enqueues: list[NewTask] = []
+        if dispatch.name == "parent":
+            enqueues = [self._offspring(execution, number) for number in (1, 2)]
+            execution.promised = [enqueues[1].id]
+        run = _Run(job, execution, world.now + seconds, enqueues)
+        self.child.runs.append(run)
+        self.child.held.show_running(len(self.child.runs))
+        if dispatch.name == "poison":
+            self._poison(run)
+
+    def _poison(self, run: _Run) -> None:
+        """The task kills its process: its own where it has one, else this one with all that is in it."""
+        if run.job.dispatch.alone:
+            self._end(run, "killed", Lost(run.execution.task, run.execution.attempt, alone=True))
+        else:
+            self.kill_child()
+
+    @staticmethod
+    def _offspring(execution: Execution, number: int) -> NewTask:
+        payload = _encode(((), {"seconds": 0.05}))
+        return NewTask(derived_id(execution.task, execution.attempt, number), "child", "default", payload)
+
+    def _continue(self, run: _Run) -> None:
+        job, execution = run.job, run.execution
+        if not job.announced and self.now - job.started_at > _ANNOUNCE_AFTER:
+            job.announced = True
+            self.child.reporter.report(Started(execution.task, execution.attempt, self.now - job.started_at))
+        if self._world.now < run.ends_at:
+            return
+        if execution.name == "parent" and run.waits_for is None:
+            run.waits_for = threading.Event()
+            self.child.reporter._empty.clear()
+            self.child.reporter._queue.put(Item(Enqueued(run.enqueues[:1]), None, run.waits_for))
+            return
+        if run.waits_for is not None:
+            if not run.waits_for.is_set():
+                return
+            execution.children = [run.enqueues[0].id]
+        self._finish(run)
+
+    def _finish(self, run: _Run) -> None:
+        dispatch, execution = run.job.dispatch, run.execution
+        arguments = msgspec.msgpack.decode(dispatch.payload)[1]
+        dice = Random(f"{self._world.plan.seed} {dispatch.id.hex()} {dispatch.attempt} end")
+        if dice.random() < float(arguments.get("fails", 0.0)):
+            error = TaskError("ValueError", "not this time")
+            self._end(run, "failed", Failed(dispatch.id, dispatch.attempt, 0.1, error))
+            return
+        value = arguments["items"] if dispatch.name == "list" else [dispatch.attempt, self.child.id]
+        execution.result = _encode(value)
+        promised = run.enqueues[1:]
+        self._end(run, "success", Succeeded(dispatch.id, dispatch.attempt, 0.1, execution.result, promised))
+
+    def _end(self, run: _Run, outcome: str, report: Any) -> None:
+        run.execution.ended, run.execution.outcome = self._world.now, outcome
+        self.child.runs.remove(run)
+        self.child.held.show_running(len(self.child.runs))
+        if run.job.stage is Stage.RUNNING and run.job.finish():
+            self.child.reporter.report(report, run.job)
+
+    # -- the reporter
+
+    def _flush(self) -> None:
+        """Do one round of `Reporter._run`."""
+        child, reporter = self.child, self.child.reporter
+        child.backlog.extend(reporter._gather(wait=False))
+        asks = (reporter._unapplied or not reporter.generation) and self.now >= child.asked_at
+        if not child.backlog and not asks:
+            return
+        child.asked_at = self.now + _ASK_AGAIN
+        batch, rest = _split(child.backlog)
+        child.backlog = [*batch, *rest]
+        child.backlog = [*reporter._flush(batch), *rest]

@@ -1,0 +1,231 @@
+"""The world: actors that take turns, a clock that only they move, and faults that strike between and within turns."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import traceback
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from orchestrator.scheduler import status
+from orchestrator.settings import Settings
+from orchestrator.workers import reporter
+from tests.chaos.simulator.clients import Clients
+from tests.chaos.simulator.leaders import SchedulerProcess
+from tests.chaos.simulator.memory import MemoryRedis
+from tests.chaos.simulator.plan import FAULT_TIME, Fault, Plan
+from tests.chaos.simulator.postgres import SimulatedDatabase
+from tests.chaos.simulator.workers import Execution, WorkerMachine
+
+QUIET_WITHIN = 90.0
+"""Seconds of virtual time after the last fault by which everything must have come to rest."""
+
+
+class _NoWaiting(threading.Event):
+    """An event on which nobody waits: turns are taken, and time passes between them."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        del timeout
+        return self.is_set()
+
+
+class World:
+    """One simulation."""
+
+    def __init__(self, database: SimulatedDatabase, plan: Plan) -> None:
+        self.database = database
+        self.plan = plan
+        self.settings = Settings(lease=3.0, worker_ttl=3.0, heartbeat=1.0, batch=plan.batch)
+        self.now = 0.0
+        self.violations: list[str] = []
+        self.was_stopped = False
+        """Something happened that may never happen; what follows from it is of no interest."""
+        self.executions: list[Execution] = []
+        self.history: list[str] = []
+        self._random = Random(f"{plan.seed} turns")
+        self._database_skew = 0.0
+        self._armed: dict[str, list[str]] = defaultdict(list)
+        self._troubles: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self._cut_until: dict[str, float] = {}
+        self._highest_term = 0
+        self._faults = list(plan.faults)
+        self._actions = list(plan.actions)
+        self._healed = False
+        self._remember_at = 0.0
+        self.redis = MemoryRedis(lambda: self.now, self._trouble)
+        self.database.clear()
+        self.set_clocks()
+        self.clients = Clients(self)
+        rates = [self._random.uniform(0.97, 1.03) for _ in range(plan.schedulers + plan.workers)]
+        self.schedulers = [SchedulerProcess(self, f"s{n + 1}", rates.pop()) for n in range(plan.schedulers)]
+        self.workers = [WorkerMachine(self, f"w{n + 1}", plan.slots, rates.pop()) for n in range(plan.workers)]
+        self._turns: list[tuple[float, int, Any]] = []
+        for number, actor in enumerate([*self.schedulers, *self.workers]):
+            heapq.heappush(self._turns, (self._random.uniform(0.0, 0.3), number, actor))
+
+    # -- time
+
+    def run(self) -> None:
+        """Run to the end: faults, then rest."""
+        with _without_waiting(self.plan.seed):
+            try:
+                self.run_until(FAULT_TIME)
+                self._heal()
+                deadline = self.now + QUIET_WITHIN
+                while not self.was_stopped and not self._is_quiet():
+                    if self.now > deadline:
+                        self.violations.append(f"not at rest {QUIET_WITHIN:g} s after the last fault")
+                        return
+                    self.run_until(self.now + 0.5)
+            finally:
+                for scheduler in self.schedulers:
+                    scheduler.close()
+
+    def run_until(self, end: float) -> None:
+        """Let the actors take their turns; nested while a scheduler stands still in the middle of its own."""
+        while self._turns and self._turns[0][0] <= end and not self.was_stopped:
+            at, number, actor = heapq.heappop(self._turns)
+            self._move_to(max(at, self.now))
+            self._attempt(actor.turn)
+            pace = (0.02, 0.15) if isinstance(actor, SchedulerProcess) else (0.03, 0.2)
+            heapq.heappush(self._turns, (self.now + self._random.uniform(*pace), number, actor))
+        self._move_to(max(end, self.now))
+
+    def _attempt(self, turn: Any) -> None:
+        try:
+            turn()
+        except Exception:  # noqa: BLE001  # a process that dies of its own code is what we look for
+            self._stop(f"died of a defect:\n{traceback.format_exc()}")
+
+    def _move_to(self, moment: float) -> None:
+        """Let time pass, with all that happens by itself on the way."""
+        while True:
+            due = [
+                first.at for first in (*self._faults[:1], *self._actions[:1]) if first.at <= moment and not self._healed
+            ]
+            if not due:
+                break
+            self.now = max(self.now, min(due))
+            if self._actions and self._actions[0].at <= self.now:
+                action = self._actions.pop(0)
+                self.trace(f"client: {action.kind}")
+                self.clients.act(action)
+            elif self._faults:
+                self._strike(self._faults.pop(0))
+        self.now = moment
+        self.redis.deliver_late()
+        if self.now >= self._remember_at:
+            self.redis.remember()
+            self._remember_at = self.now + 0.7
+
+    def set_clocks(self) -> None:
+        """Tell Postgres how late it is."""
+        self.database.set_clock(1_000.0 + self.now + self._database_skew)
+
+    def trace(self, what: str) -> None:
+        self.history.append(f"{self.now:8.3f} {what}")
+
+    # -- faults
+
+    def _strike(self, fault: Fault) -> None:
+        self.trace(f"FAULT {fault.kind} {' '.join(map(str, fault.details))}")
+        kind, details = fault.kind, fault.details
+        if kind == "strike":
+            self._armed[details[0]].append(details[1])
+        elif kind == "call":
+            self._troubles[details[0], details[1]].append(details[2])
+        elif kind == "clock":
+            self._database_skew += details[0]
+        elif kind == "cut off":
+            self._cut_off(*details)
+        elif kind == "lose message":
+            self.redis.lose_message(lambda standing: standing[details[0] % len(standing)])
+        elif kind in ("flush all", "restart", "fail over"):
+            getattr(self.redis, kind.replace(" ", "_"))(*details)
+        else:
+            worker = self.workers[details[0] % len(self.workers)]
+            getattr(worker, kind.replace(" ", "_"))(*details[1:])
+
+    def _cut_off(self, who: str, number: int, seconds: float) -> None:
+        if who == "worker":
+            names = [self.workers[number % len(self.workers)].name]
+        elif who == "leader":
+            names = [scheduler.name for scheduler in self.schedulers if scheduler.leading]
+        else:
+            names = [actor.name for actor in (*self.schedulers, *self.workers)]
+        for name in names:
+            self._cut_until[name] = self.now + seconds
+
+    def armed(self, boundary: str) -> str | None:
+        """Return, once, what strikes at this boundary."""
+        waiting = self._armed.get(boundary)
+        return waiting.pop(0) if waiting else None
+
+    def _trouble(self, caller: str, operation: str) -> str | None:
+        if self._cut_until.get(caller.split(".")[0], 0.0) > self.now:
+            return "refused"
+        role = {"s": "leader", "w": "worker", "c": "client"}[caller[0]]
+        waiting = self._troubles.get((role, operation))
+        if not waiting:
+            return None
+        trouble = waiting.pop(0)
+        self.trace(f"{caller} {operation}: {trouble}")
+        return trouble
+
+    def _heal(self) -> None:
+        self.trace("the faults are over")
+        self._healed = True
+        self._armed.clear()
+        self._troubles.clear()
+
+    # -- what is watched while it happens
+
+    def _stop(self, violation: str) -> None:
+        self.trace(f"VIOLATION {violation}")
+        self.violations.append(violation)
+        self.was_stopped = True
+
+    def note_commit(self, term: int) -> None:
+        """A leader has written; none of an earlier term may follow."""
+        if term < self._highest_term:
+            self._stop(f"term {term} wrote after term {self._highest_term}")
+        self._highest_term = term
+
+    def note_execution(self, execution: Execution) -> None:
+        """A worker begins to run a task; no other that is alive and heard may be at it, or be done with it."""
+        living = {worker.child.id for worker in self.workers if not worker.is_silent}
+        for other in self.executions:
+            if other.task != execution.task or not other.heard or other.worker not in living or not execution.heard:
+                continue
+            if other.ended is None or other.outcome == "success":
+                doing = "is running" if other.ended is None else "has finished"
+                self._stop(
+                    f"{execution.worker} begins attempt {execution.attempt} of {execution.task.hex()}, while "
+                    f"{other.worker}, alive and heard, {doing} attempt {other.attempt}"
+                )
+        self.trace(f"{execution.worker} runs {execution.task.hex()[-6:]}#{execution.attempt}")
+        self.executions.append(execution)
+
+    def _is_quiet(self) -> bool:
+        if self.redis.late or self.redis.left_over() or not all(worker.is_idle for worker in self.workers):
+            return False
+        (row,) = self.database.sql(
+            "SELECT NOT EXISTS (SELECT FROM orchestrator.tasks) AND NOT EXISTS (SELECT FROM orchestrator.inbox)"
+            " AND NOT EXISTS (SELECT FROM orchestrator.runs WHERE ended_at IS NULL) AS quiet"
+        )
+        return bool(row["quiet"])
+
+
+@contextmanager
+def _without_waiting(seed: int) -> Iterator[None]:
+    """Take real time and real chance out of the product's code."""
+    threads = SimpleNamespace(Event=_NoWaiting, Lock=threading.Lock, Thread=threading.Thread)
+    dice = SimpleNamespace(random=Random(f"{seed} jitter").random)
+    with patch.object(reporter, "threading", threads), patch.object(status, "random", dice):
+        yield

@@ -1,0 +1,94 @@
+"""Seeded faults against the promises of the design: nothing is lost, nothing counts twice, everything comes to rest.
+
+.venv/bin/pytest tests/chaos/test_simulator.py                  the seeds of every build
+.venv/bin/pytest tests/chaos/test_simulator.py --seeds 5000     many more
+.venv/bin/pytest tests/chaos/test_simulator.py --seed 42 -s     one, with everything that happened
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.worker import WorkerStreams
+from tests.chaos.simulator.memory import MemoryLeaderStreams, MemoryWorkerStreams
+from tests.chaos.simulator.plan import plan_for
+from tests.chaos.simulator.postgres import SimulatedDatabase
+from tests.chaos.simulator.run import explain, simulate
+from tests.chaos.simulator.shrink import shrink
+
+SEEDS_OF_A_BUILD = 200
+SLICE = 40
+"""Seeds in one test, so that a slow machine is not taken for a hanging one."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seeds" not in metafunc.fixturenames:
+        return
+    one = metafunc.config.getoption("--seed", None)
+    if one is not None:
+        metafunc.parametrize("seeds", [range(one, one + 1)], ids=[f"seed {one}"])
+        return
+    number = metafunc.config.getoption("--seeds", None) or SEEDS_OF_A_BUILD
+    slices = [range(start, min(start + SLICE, number)) for start in range(0, number, SLICE)]
+    metafunc.parametrize("seeds", slices, ids=[f"seeds {part.start}-{part.stop - 1}" for part in slices])
+
+
+@pytest.fixture(scope="module")
+def simulated(database_url: str) -> Iterator[SimulatedDatabase]:
+    logger = logging.getLogger("orchestrator")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    database = SimulatedDatabase(database_url)
+    yield database
+    database.close()
+    logger.setLevel(level)
+
+
+def test_the_promises_hold(simulated: SimulatedDatabase, seeds: range, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--seed", None) is not None:
+        print("", *simulate(simulated, plan_for(seeds.start)).history, sep="\n")
+    failures = [found for seed in seeds if (found := explain(simulated, seed)) is not None]
+    assert not failures, "\n\n".join(["", *failures])
+
+
+@pytest.mark.parametrize("seed", [3, 11, 71, 153])
+def test_a_seed_means_the_same_every_time(simulated: SimulatedDatabase, seed: int) -> None:
+    assert simulate(simulated, plan_for(seed)) == simulate(simulated, plan_for(seed))
+
+
+def test_a_world_without_faults_is_quiet(simulated: SimulatedDatabase) -> None:
+    for seed in range(5):
+        outcome = simulate(simulated, dataclasses.replace(plan_for(seed), faults=()))
+        assert not outcome.violations
+        assert not any("FAULT" in line for line in outcome.history)
+
+
+def test_a_list_of_faults_is_made_as_short_as_it_can_be() -> None:
+    tried: list[list[int]] = []
+
+    def fails(items: object) -> bool:
+        assert isinstance(items, list)
+        tried.append(items)
+        return 3 in items and 7 in items
+
+    assert shrink(range(10), fails) == [3, 7]
+    assert len(tried) < 40
+
+
+@pytest.mark.parametrize(
+    ("real", "memory"), [(LeaderStreams, MemoryLeaderStreams), (WorkerStreams, MemoryWorkerStreams)]
+)
+def test_the_streams_in_memory_have_the_methods_of_the_real_ones(real: type, memory: type) -> None:
+    def methods(kind: type) -> dict[str, str]:
+        found = inspect.getmembers(kind, inspect.isfunction)
+        return {name: str(inspect.signature(function)) for name, function in found if not name.startswith("_")}
+
+    wanted = methods(real)
+    wanted.pop("listen_applied", None)  # a thread of its own; receipts tell the same
+    assert wanted.items() <= methods(memory).items()
