@@ -175,12 +175,6 @@ class Pool:
         for job in list(self._jobs.values()):
             self._hand_back(job, "worker stops")
 
-    def hand_back_running(self) -> None:
-        """Give back what is running; the process is about to end, and the code in it with it."""
-        for job in list(self._jobs.values()):
-            if job.finish():
-                self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, "worker stops"), job)
-
     def wait_until_idle(self, timeout: float) -> bool:
         """Wait until nothing is left here."""
         deadline = time.monotonic() + timeout

@@ -34,6 +34,8 @@ from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")
 
+EXIT_UNFINISHED = 4
+"""Tasks still ran when the time to drain was over. They end with the process; then the parent hands them back."""
 EXIT_UNUSABLE = 3
 """The application cannot be loaded: starting again would not help."""
 
@@ -78,9 +80,9 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     signal.signal(signal.SIGTERM, lambda *_: process.drain())
     pipe.send_bytes(encode(Hello(sorted([*app.tasks, *allowed.patterns]))))
     threading.Thread(target=process.obey, args=(pipe,), name="orders", daemon=True).start()
-    process.run()
+    finished = process.run()
     isolation.close()
-    return 0
+    return 0 if finished else EXIT_UNFINISHED
 
 
 class WorkerProcess:
@@ -102,8 +104,8 @@ class WorkerProcess:
         self._may_start = threading.Event()
         self._may_start.set()
 
-    def run(self) -> None:
-        """Work until drained."""
+    def run(self) -> bool:
+        """Work until drained; say whether everything was finished."""
         self.reporter.start()
         self.pool.start()
         while not self._draining.is_set():
@@ -118,10 +120,11 @@ class WorkerProcess:
                 else:
                     self._accept(received)
         self.pool.hand_back_waiting()
-        if not self.pool.wait_until_idle(self._settings.drain_timeout):
+        finished = self.pool.wait_until_idle(self._settings.drain_timeout)
+        if not finished:
             log.warning("tasks still run after %g s; they are handed back", self._settings.drain_timeout)
-            self.pool.hand_back_running()
         self.reporter.wait_until_applied(5.0)
+        return finished
 
     def drain(self) -> None:
         """Take no more, finish what runs, hand back the rest."""

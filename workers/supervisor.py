@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Pipe
 from types import FrameType
 from typing import Any
 
-from orchestrator.domain.task import Flush, Lost
+from orchestrator.domain.task import Flush, Lost, Report, Returned
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Heartbeat, Order, decode, encode, names_digest, unpack_attempts
@@ -26,11 +26,14 @@ from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.mortality import die_with
-from orchestrator.workers.process import EXIT_UNUSABLE, Command, Hello
+from orchestrator.workers.process import EXIT_UNFINISHED, EXIT_UNUSABLE, Command, Hello
 from orchestrator.workers.process import main as run_process
 from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")
+
+_LAST_WORDS = 5.0
+"""Seconds to report what the last children held; after that the leader finds out by itself."""
 
 
 def run_worker(spec: WorkerSpec, settings: Settings) -> int:
@@ -71,6 +74,7 @@ class Supervisor:
         self._gone: list[str] = []
         """Children that have died and have not been signed off."""
         self._lost: list[Flush] = []
+        self._beats = 0
         self._beat_at = 0.0
         self._last_beat: float | None = None
         self._restart_at = 0.0
@@ -84,7 +88,10 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         for _ in range(self._spec.processes):
             self._start_child()
-        while self._children:
+        give_up_at = float("inf")
+        while self._children or (self._lost and time.monotonic() < give_up_at):
+            if not self._children:
+                give_up_at = min(give_up_at, time.monotonic() + _LAST_WORDS)
             try:
                 self._step()
             except UNAVAILABLE as error:
@@ -172,12 +179,15 @@ class Supervisor:
             self._last_order.pop(child.worker, None)
             code = os.waitstatus_to_exitcode(status)
             lost = unpack_attempts(child.held.snapshot()[0])
-            if lost:
+            if lost and code == EXIT_UNFINISHED:
+                reports: list[Report] = [Returned(task, attempt, "worker stops") for task, attempt in lost]
+                self._lost.append(Flush(child.worker, reports))
+            elif lost:
                 self._lost.append(Flush(child.worker, [Lost(task, attempt, alone=False) for task, attempt in lost]))
             if code == EXIT_UNUSABLE:
                 self._exit_code = 1
                 self._signals = max(1, self._signals)
-            elif code != 0:
+            elif code not in (0, EXIT_UNFINISHED):
                 how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                 log.error("process %d died (%s) with %d tasks; they will run elsewhere", pid, how, len(lost))
             self._gone.append(child.worker)
@@ -210,6 +220,7 @@ class Supervisor:
             for child in ready:
                 child.doubtful = True
                 child.tell(Command("pause"))
+        self._beats += 1
         self._streams.beat([self._heartbeat(child) for child in ready], ready[0].names or [], self._settings.worker_ttl)
         self._last_beat = now
 
@@ -229,6 +240,7 @@ class Supervisor:
             doubtful=child.doubtful,
             burst=self._spec.burst,
             draining=self._drain_told,
+            number=self._beats,
         )
 
     def _obey(self, worker: str, order: Order) -> None:

@@ -28,6 +28,7 @@ class Fleet:
         self._last_look: float | None = None
         self._grace_until = ttl
         self._seen: dict[str, float] = {}
+        self._numbers: dict[str, int] = {}
         self._names: dict[str, frozenset[str]] = {}
         self.beats: dict[str, Heartbeat] = {}
         self._slots: dict[str, int] = {}
@@ -39,8 +40,10 @@ class Fleet:
             self.fair_time += min(monotonic - self._last_look, self.ttl / 2)
         self._last_look = monotonic
         self.beats = {beat.worker: beat for beat in beats}
-        for worker in self.beats:
-            self._seen[worker] = self.fair_time
+        for worker, beat in self.beats.items():
+            if beat.number == 0 or beat.number != self._numbers.get(worker):
+                self._seen[worker] = self.fair_time
+                self._numbers[worker] = beat.number
         for digest in {beat.names for beat in beats} - self._names.keys():
             published = names(digest)
             if published is not None:
@@ -79,6 +82,7 @@ class Fleet:
         ]
         for worker in gone:
             del self._seen[worker]
+            self._numbers.pop(worker, None)
         return gone
 
     def held(self) -> set[tuple[bytes, int]]:

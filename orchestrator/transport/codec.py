@@ -44,6 +44,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     burst: bool = False
     """It wants to be told to drain when its queues are empty."""
     draining: bool = False
+    number: int = 0
+    """Grows with every beat, so that one that merely has not expired yet is not taken for a new one."""
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):

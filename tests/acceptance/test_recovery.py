@@ -267,6 +267,29 @@ def test_drain_finishes_what_runs_and_hands_back_the_rest(stack: Stack, tmp_path
     all_succeed_once(stack, 5)
 
 
+class TestDrainTimeout:
+    """What is still running when the time to drain is over."""
+
+    @pytest.fixture
+    def settings(self) -> dict[str, float]:
+        return {"worker_ttl": 2.0, "heartbeat": 0.5, "drain_timeout": 0.5}
+
+    def test_it_ends_with_the_worker_and_runs_elsewhere_free_of_charge(self, stack: Stack, tmp_path: Path) -> None:
+        stack.scheduler()
+        worker = stack.worker()
+        handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
+        started_by(tmp_path / "started")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+        eventually(lambda: handle.status() == "pending", "it is handed back")
+        stack.worker()
+        started_by(tmp_path / "started", 2)
+        (tmp_path / "go").touch()
+        handle.result(20)
+        all_succeed_once(stack, 1)
+        assert stack.sql("SELECT count(*) FROM orchestrator.attempts") == [(0,)]
+
+
 def test_burst_works_until_empty_and_exits(stack: Stack) -> None:
     stack.scheduler()
     handles = project.app.enqueue_many(project.add, [(number, 0) for number in range(500)])
