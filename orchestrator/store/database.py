@@ -10,7 +10,7 @@ from sqlalchemy.engine import make_url
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.store.tables import SCHEMA
 
-REVISION = "0002"
+REVISION = "0003"
 """The newest migration. `orchestrator db upgrade` brings a database here."""
 
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)

@@ -13,6 +13,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Double,
     Identity,
     Index,
     Integer,
@@ -75,18 +76,29 @@ tasks = Table(
     Column("dispatched_at", DateTime(timezone=True)),
     Column("started_at", DateTime(timezone=True)),
     Column("step", Text, comment="which step of its workflow"),
+    Column("lane", Text, comment="task|key: what it shares limits and turns with; null for most"),
+    Column("expires_at", DateTime(timezone=True), comment="fails if it has not started by then"),
+    Column("unique_key", Text),
+    Column("callbacks", JSONB, comment="tasks to create when this one ends"),
+    Column("details", LargeBinary, comment="what an attempt left for the next one"),
+    Column("completion", LargeBinary, comment="result of an attempt that committed together with its writes"),
     CheckConstraint(_one_of(OPEN_TASK_STATES), name="tasks_are_open"),
 )
 
 READY = "status = 'pending' AND blockers = 0 AND wake_at IS NULL"
+READY_PLAIN = f"{READY} AND lane IS NULL"
+READY_IN_LANE = f"{READY} AND lane IS NOT NULL"
 
+Index("tasks_ready", tasks.c.queue, tasks.c.priority.desc(), tasks.c.seq, postgresql_where=text(READY_PLAIN))
 Index(
-    "tasks_ready",
+    "tasks_in_lane",
     tasks.c.queue,
+    tasks.c.lane,
     tasks.c.priority.desc(),
     tasks.c.seq,
-    postgresql_where=text(READY),
+    postgresql_where=text(READY_IN_LANE),
 )
+Index("tasks_expiring", tasks.c.expires_at, postgresql_where=text("expires_at IS NOT NULL AND status = 'pending'"))
 Index("tasks_due", tasks.c.wake_at, postgresql_where=text("wake_at IS NOT NULL"))
 Index("tasks_in_flight", tasks.c.id, postgresql_where=text(_one_of(IN_FLIGHT_STATES)))
 Index("tasks_held", tasks.c.name, postgresql_where=text("hold IS NOT NULL"))
@@ -116,6 +128,9 @@ ended_tasks = Table(
     Column("started_at", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True), nullable=False),
     Column("step", Text),
+    Column("lane", Text),
+    Column("unique_key", Text),
+    Column("callbacks", JSONB),
     CheckConstraint(_one_of(ENDED_TASK_STATES), name="ended_tasks_have_ended"),
 )
 Index("ended_tasks_not_success", ended_tasks.c.ended_at, postgresql_where=text("status <> 'success'"))
@@ -214,6 +229,42 @@ inbox = Table(
     Column("body", JSONB),
     comment="what anyone but the leader wants changed; applied and deleted by the next tick",
 )
+
+queues = Table(
+    "queues",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("paused", Boolean, nullable=False, server_default=text("false")),
+    Column("concurrency", Integer),
+    Column("rate", Double),
+    Column("burst", Integer),
+    comment="what people have set for a queue; a queue without a row has no limits",
+)
+
+buckets = Table(
+    "buckets",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column(
+        "due",
+        DateTime(timezone=True),
+        nullable=False,
+        comment="when everything admitted so far would have been due at the even rate",
+    ),
+    comment="rate limits that have been used lately, one time stamp each",
+)
+
+unique_keys = Table(
+    "unique_keys",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("task_id", Uuid, nullable=False),
+    Column("scope", Text, nullable=False, comment="when the key is free again: claimed, ended, or by time"),
+    Column("until", DateTime(timezone=True)),
+    CheckConstraint("scope IN ('pending', 'running', 'period')", name="unique_keys_have_a_known_scope"),
+    comment="which task has a key, and until when",
+)
+Index("unique_keys_by_time", unique_keys.c.until, postgresql_where=text("until IS NOT NULL"))
 
 leases = Table(
     "leases",

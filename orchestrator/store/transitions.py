@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.states import TaskState, sources_of
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
-from orchestrator.store.tables import READY
+from orchestrator.store.tables import READY_PLAIN
 
 
 def _among(states: Iterable[TaskState]) -> str:
@@ -71,7 +71,7 @@ UPDATE orchestrator.tasks t
          FROM unnest(%(queues)s::text[], %(rooms)s::int[]) AS queue(name, room)
         CROSS JOIN LATERAL (
               SELECT ctid FROM orchestrator.tasks
-               WHERE queue = queue.name AND {READY}
+               WHERE queue = queue.name AND {READY_PLAIN}
                ORDER BY priority DESC, seq
                LIMIT queue.room) AS next))
    AND t.status IN {_among(sources_of(TaskState.DISPATCHED))}
