@@ -1,8 +1,10 @@
 """A durable task queue and workflow engine: Postgres holds the truth, Redis Streams carry the work."""
 
+from orchestrator.domain.limits import Rate
 from orchestrator.domain.retry import RetryPolicy as Retry
 from orchestrator.errors import (
     ConfigurationError,
+    Duplicate,
     ExpressionError,
     InvalidTask,
     InvalidWorkflow,
@@ -26,6 +28,7 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.builder import Workflow
 from orchestrator.sdk.context import TaskContext, current_task
 from orchestrator.sdk.handle import Handle, Progress, RunHandle
+from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.task import Task
 from orchestrator.settings import Settings
 
@@ -33,6 +36,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConfigurationError",
+    "Duplicate",
     "ExpressionError",
     "Handle",
     "InvalidTask",
@@ -42,6 +46,8 @@ __all__ = [
     "OrchestratorError",
     "PayloadError",
     "Progress",
+    "Queue",
+    "Rate",
     "ResultTimeout",
     "Retry",
     "RunFailed",

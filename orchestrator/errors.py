@@ -7,6 +7,7 @@
     │   ├── UnknownTask           no task of that name is registered
     │   ├── UnknownOption         no option of that name exists
     │   └── PayloadError          an argument or result cannot be serialised, or is too large
+    ├── Duplicate                 another task has the unique key; carries its id
     ├── InvalidWorkflow           a workflow definition or its parameters cannot be accepted
     │   └── ExpressionError       an expression cannot be read, or does not fit the values it is given
     ├── NotFound                  no task or run has that id
@@ -55,6 +56,14 @@ class UnknownOption(InvalidTask):
 
 class PayloadError(InvalidTask):
     """An argument or a result cannot be serialised, or is too large."""
+
+
+class Duplicate(OrchestratorError):
+    """Another task has the unique key; nothing was written. `task_id` is that task's id."""
+
+    def __init__(self, message: str, task_id: str = "") -> None:
+        super().__init__(message)
+        self.task_id = task_id
 
 
 class InvalidWorkflow(OrchestratorError):

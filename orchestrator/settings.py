@@ -37,6 +37,9 @@ class Settings:
     inline_result: int = 4_096
     """Results up to this many bytes travel to waiting clients with the announcement itself."""
 
+    idempotency_period: float = 86_400.0
+    """Seconds for which an idempotency key is remembered."""
+
     lease: float = 3.0
     """Seconds after which a silent leader may be replaced."""
     safety_scan: float = 1.0

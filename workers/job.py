@@ -5,12 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from enum import Enum
-from functools import lru_cache
 from typing import Any
 
-import msgspec
-
-from orchestrator.domain.task import DEFAULT_OPTIONS, Dispatch, NewTask, TaskOptions
+from orchestrator.domain.task import Dispatch, NewTask, parse_options
 
 _lock = threading.Lock()
 
@@ -112,12 +109,3 @@ class Job:
             self.interrupted_by = reason
             if self.interrupt is not None:
                 self.interrupt(reason)
-
-
-@lru_cache(maxsize=1024)
-def parse_options(text: str | None) -> TaskOptions:
-    """Decode options; tasks of one kind share them. What another release wrote and makes no sense here is default."""
-    try:
-        return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
-    except msgspec.DecodeError:
-        return DEFAULT_OPTIONS

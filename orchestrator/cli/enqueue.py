@@ -33,6 +33,9 @@ Call = tuple[list[Any], dict[str, Any]]
 @click.option("--queue", help="The queue that it waits in.  [default: the task's own, or `default`]")
 @click.option("--priority", type=int, help="From -100 to 100; higher goes first.")
 @click.option("--delay", type=float, metavar="SECONDS", help="Start not before so many seconds.")
+@click.option("--expires", type=float, metavar="SECONDS", help="Fail if it has not started within so many seconds.")
+@click.option("--unique-key", metavar="KEY", help="Enqueue it only if no such task with this key is open.")
+@click.option("--idempotency-key", metavar="KEY", help="Enqueue it once, however often this is tried.")
 @click.option("--retries", type=int, help="How often a failed attempt is tried again.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="How long one attempt may run.")
 @click.option("--wait", is_flag=True, help="Wait for the result and print it.")
@@ -105,14 +108,17 @@ def _enqueue_registered(task: Task[..., Any], call: Call, options: dict[str, Any
 def _enqueue_by_name(app: Orchestrator, name: str, call: Call, options: dict[str, Any]) -> Handle[Any]:
     """Enqueue a call of a task that only the workers know."""
     chosen = with_options(CallOptions(), options)
+    placed = chosen.placed(check_name("task", name), {}, app.settings.idempotency_period)
     task = NewTask(
         id=app.new_id(),
-        name=check_name("task", name),
+        name=name,
         queue=chosen.queue,
         payload=encode_call(name, *call, app.settings.max_payload),
         priority=chosen.priority,
         delay=chosen.delay_seconds,
-        options=chosen.stored(),
+        options=placed.options,
+        lane=placed.lane,
+        expires=chosen.expiry_seconds,
+        unique=placed.unique,
     )
-    app.backend.enqueue(task)
-    return app.handle(UUID(bytes=task.id))
+    return app.handle(UUID(bytes=app.backend.enqueue(task)))

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from orchestrator.cli.options import json_option
-from orchestrator.cli.output import print_json, print_table
+from orchestrator.cli.output import console, print_json, print_table
 from orchestrator.cli.reading import reading
+from orchestrator.cli.sending import sending
 from orchestrator.cli.times import duration
+from orchestrator.sdk.queue import Queue
 from orchestrator.store import insights
+from orchestrator.store.insights import QueueCounts
 
 
-@click.command("queues")
+@click.group("queues", invoke_without_command=True)
 @json_option
-def command(as_json: bool) -> None:
-    """Show what stands in each queue, and who serves it.
+@click.pass_context
+def command(context: click.Context, as_json: bool) -> None:
+    """Show what stands in each queue and who serves it; pause, limit and empty queues.
 
     \b
     Example:
       orchestrator queues
       orchestrator queues --json | jq '.queues[] | select(.workers == 0)'
+      orchestrator queues pause mail
     """
+    if context.invoked_subcommand is None:
+        _show(as_json)
+
+
+def _show(as_json: bool) -> None:
     with reading() as connection:
         queues = insights.list_queues(connection)
     if as_json:
         print_json({"queues": queues})
         return
     print_table(
-        ("queue…", "ready>", "delayed>", "unknown>", "blocked>", "in flight>", "oldest>", "workers>", "slots>"),
+        ("queue…", "ready>", "delayed>", "unknown>", "blocked>", "in flight>", "oldest>", "workers>", "slots>", "set"),
         [
             (
                 queue.queue,
@@ -39,8 +53,131 @@ def command(as_json: bool) -> None:
                 duration(queue.oldest_ready),
                 queue.workers,
                 queue.slots,
+                _settings(queue),
             )
             for queue in queues
         ],
         empty="No queue holds a task or has a worker.",
     )
+
+
+def _settings(queue: QueueCounts) -> str:
+    """Return what people have set for a queue, in a few words."""
+    said = ["paused"] if queue.paused else []
+    if queue.concurrency is not None:
+        said.append(f"{queue.concurrency} at once")
+    if queue.rate is not None:
+        said.append(f"{queue.rate:g}/s")
+    return ", ".join(said)
+
+
+@command.command("pause")
+@click.argument("name")
+def pause(name: str) -> None:
+    """Hand out nothing more of a queue. What is with the workers goes on.
+
+    \b
+    Example:
+      orchestrator queues pause mail
+    """
+    with sending() as app:
+        app.queue(name).pause()
+    click.echo(f"Queue {name} is paused.")
+
+
+@command.command("resume")
+@click.argument("name")
+def resume(name: str) -> None:
+    """Hand the tasks of a paused queue out again.
+
+    \b
+    Example:
+      orchestrator queues resume mail
+    """
+    with sending() as app:
+        app.queue(name).resume()
+    click.echo(f"Queue {name} is not paused.")
+
+
+@command.command("limit")
+@click.argument("name")
+@click.option(
+    "--concurrency", type=click.IntRange(1), metavar="N", help="How many may run at once, in the whole fleet."
+)
+@click.option("--rate", metavar="RATE", help="How often one may start: 10/s, 100/m, 5/10s.")
+@click.option("--none", "lift", is_flag=True, help="Lift both limits.")
+def limit(name: str, concurrency: int | None, rate: str | None, lift: bool) -> None:
+    """Limit a queue. What is not given is not limited.
+
+    \b
+    Example:
+      orchestrator queues limit mail --concurrency 20 --rate 100/s
+      orchestrator queues limit mail --none
+    """
+    if lift == (concurrency is not None or rate is not None):
+        raise click.UsageError("Give --concurrency, --rate or both; or --none.")
+    with sending() as app:
+        app.queue(name).limit(concurrency=concurrency, rate=rate)
+    click.echo(f"Queue {name} has no limits." if lift else f"Queue {name} is limited.")
+
+
+@command.command("purge")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def purge(name: str, yes: bool) -> None:
+    """Cancel everything that waits in a queue.
+
+    \b
+    Example:
+      orchestrator queues purge mail --yes
+    """
+    with reading() as connection:
+        found = next((queue for queue in insights.list_queues(connection) if queue.queue == name), None)
+    waiting = 0 if found is None else found.ready + found.delayed + found.unknown + found.blocked
+    if not waiting:
+        click.echo(f"Nothing waits in queue {name}.")
+        return
+    if not yes:
+        click.confirm(f"Cancel {waiting:,} tasks that wait in queue {name}?", abort=True)
+    with sending() as app:
+        app.queue(name).purge()
+    click.echo(f"The scheduler cancels {waiting:,} tasks.")
+
+
+@command.command("drain")
+@click.argument("name")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Give up after so many seconds.")
+def drain(name: str, timeout: float | None) -> None:
+    """Wait until every task of a queue has ended.
+
+    \b
+    Example:
+      orchestrator queues drain mail --timeout 600
+    """
+    with sending() as app:
+        queue = app.queue(name)
+        if sys.stdout.isatty():
+            _drain_with_bar(queue, timeout)
+        else:
+            queue.drain(timeout)
+    click.echo(f"Queue {name} is empty.")
+
+
+def _drain_with_bar(queue: Queue, timeout: float | None) -> None:
+    columns: tuple[Any, ...] = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console()) as progress:
+        bar = progress.add_task(queue.name, total=None)
+        most = 0
+
+        def show(left: int) -> None:
+            nonlocal most
+            most = max(most, left)  # more may be enqueued meanwhile
+            progress.update(bar, total=most, completed=most - left)
+
+        queue.drain(timeout, show=show)

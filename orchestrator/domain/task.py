@@ -7,13 +7,17 @@ Ids are 16 raw bytes in messages. Field order is the wire format; new fields go 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
 
+from orchestrator.domain.limits import Rate
 from orchestrator.domain.retry import RetryPolicy, backoff_delay, has_tries_left
 
 Isolation = Literal["thread", "process"]
+KeyScope = Literal["pending", "running", "period"]
+DuplicatePolicy = Literal["return", "replace", "raise"]
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -24,9 +28,39 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Seconds that one attempt may run."""
     isolation: Isolation = "thread"
     """Where a synchronous function runs: a thread of the worker, or a child process that can be killed."""
+    concurrency: int | None = None
+    """How many of its lane may be in flight at once."""
+    total_concurrency: int | None = None
+    """How many of the task may be in flight at once, all lanes together."""
+    rate: Rate | None = None
+    """How often one of its lane may start."""
+    total_rate: Rate | None = None
+    """How often the task may start, all lanes together."""
+    weight: float = 1.0
+    """How many turns its lane gets for one of another."""
 
 
 DEFAULT_OPTIONS = TaskOptions()
+
+
+@lru_cache(maxsize=4096)
+def parse_options(text: str | None) -> TaskOptions:
+    """Decode stored options; tasks of one kind share them. What another release wrote and makes no sense is default."""
+    try:
+        return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
+    except msgspec.DecodeError:
+        return DEFAULT_OPTIONS
+
+
+class UniqueKey(msgspec.Struct, frozen=True, array_like=True):
+    """A key that only one task may have at a time."""
+
+    key: str
+    scope: KeyScope
+    """Until when: the task is claimed, it has ended, or a period has passed."""
+    period: float | None = None
+    """Seconds, for the scope `period`."""
+    on_duplicate: DuplicatePolicy = "return"
 
 
 class NewTask(msgspec.Struct, frozen=True, array_like=True):
@@ -43,6 +77,13 @@ class NewTask(msgspec.Struct, frozen=True, array_like=True):
     run_id: bytes | None = None
     position: int | None = None
     step: str | None = None
+    lane: str | None = None
+    """What it shares limits and turns with: `task|key`; see `domain/lanes.py`."""
+    expires: float | None = None
+    """Seconds within which it must have started."""
+    unique: UniqueKey | None = None
+    callbacks: str | None = None
+    """Tasks to create when it ends, as JSON."""
 
 
 class Dispatch(msgspec.Struct, frozen=True, array_like=True):

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from datetime import datetime
 
+from orchestrator.domain.lanes import queue_bucket
 from orchestrator.domain.task import Dispatch
 from orchestrator.domain.window import room, smoothed_rate
 from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import transitions
+from orchestrator.store import queues, transitions
+from orchestrator.store.queues import QueueRow
 from orchestrator.store.transitions import Again, Claimed
+from orchestrator.store.waiting import InFlight
 from orchestrator.transport.codec import encode
 
 BUNDLE = 20
 """Most tasks in one message."""
+_SHORTEST = 0.01
+"""Seconds between two looks at a rate that allows one task now and then."""
 
 
 class Dispatcher:
     """Remembers how much each queue has in flight and how fast it drains; claims what fits."""
 
-    def __init__(self, fleet: Fleet, batch: int) -> None:
+    def __init__(self, fleet: Fleet, lanes: LaneService, batch: int) -> None:
         self._fleet = fleet
+        self._lanes = lanes
         self._batch = batch
+        self._settings: dict[str, QueueRow] | None = None
         self._outstanding: Counter[str] = Counter()
         self._rates: dict[str, float] = {}
         self._measured_at = 0.0
@@ -33,34 +43,77 @@ class Dispatcher:
         """How many tasks are dispatched or running."""
         return self._outstanding.total()
 
-    def recount(self, in_flight: Mapping[str, int]) -> None:
+    def recount(self, in_flight: Sequence[InFlight]) -> None:
         """Start from what Postgres says is in flight."""
-        self._outstanding = Counter(in_flight)
+        self._outstanding = Counter(task.queue for task in in_flight)
+        self._lanes.recount(task.lane for task in in_flight if task.lane is not None)
 
     def claim(self, tick: Tick, unknown_timeout: float) -> None:
         """Claim what fits each queue's window. What no live worker knows is held back until one does."""
-        rooms = {
-            queue: min(self._batch, free)
-            for queue in self._fleet.queues
-            if (
-                free := room(
-                    self._fleet.slots(queue),
-                    self._outstanding[queue] - tick.landed[queue],
-                    self._rates.get(queue, 0.0),
-                )
-            )
-        }
+        if self._settings is None or tick.queues_changed:
+            self._settings = {row.name: row for row in queues.read(tick.connection)}
+        self._lanes.refresh(tick)
+        rooms = self._rooms(tick)
         if not rooms:
             return
+        plain = {queue: room for queue, room in rooms.items() if not self._lanes.serves(queue)}
+        found = transitions.claim(tick.connection, plain, tick.now) if plain else []
+        if len(plain) < len(rooms):
+            found += self._lanes.claim(tick, {queue: room for queue, room in rooms.items() if queue not in plain})
         unknown: list[Claimed] = []
-        for task in transitions.claim(tick.connection, rooms, tick.now):
+        for task in found:
             (tick.claimed if self._fleet.knows(task.queue, task.name) else unknown).append(task)
         if unknown:
             held = [Again(task.id, task.attempt, unknown_timeout, hold="unknown") for task in unknown]
             transitions.again(tick.connection, held, tick.now)
+            for task in unknown:
+                self._lanes.refuse(task)
+        self._spend(tick)
+        self._lanes.save(tick)
+
+    def _rooms(self, tick: Tick) -> dict[str, int]:
+        """Return how many tasks each queue may be given now."""
+        rooms: dict[str, int] = {}
+        for queue in self._fleet.queues:
+            outstanding = self._outstanding[queue] - tick.landed[queue]
+            free = room(self._fleet.slots(queue), outstanding, self._rates.get(queue, 0.0))
+            limits = self._settings.get(queue) if self._settings else None
+            if limits is not None:
+                free = min(free, self._allowed(limits, outstanding, tick.now.timestamp()))
+            if free > 0:
+                rooms[queue] = min(self._batch, free)
+        return rooms
+
+    def _allowed(self, limits: QueueRow, outstanding: int, now: float) -> int:
+        if limits.paused:
+            return 0
+        allowed = self._batch if limits.concurrency is None else limits.concurrency - outstanding
+        if limits.rate is not None:
+            allowed = min(allowed, self._lanes.buckets.admits(queue_bucket(limits.name), limits.rate, now))
+        return allowed
+
+    def _spend(self, tick: Tick) -> None:
+        if not self._settings:
+            return
+        for queue, count in Counter(task.queue for task in tick.claimed).items():
+            limits = self._settings.get(queue)
+            if limits is not None and limits.rate is not None:
+                self._lanes.buckets.spend(queue_bucket(queue), limits.rate, tick.now.timestamp(), count)
+
+    def patience(self, now: datetime) -> float:
+        """Return how many seconds may pass before a rate allows more; infinite if none is waited for."""
+        seconds = self._lanes.patience(now.timestamp())
+        times = [] if seconds is None else [seconds]
+        for limits in (self._settings or {}).values():
+            if limits.rate is not None and not limits.paused:
+                bucket, moment = queue_bucket(limits.name), now.timestamp()
+                if not self._lanes.buckets.admits(bucket, limits.rate, moment):
+                    times.append(self._lanes.buckets.next_admission(bucket, limits.rate) - moment)
+        return max(_SHORTEST, min(times, default=math.inf)) if min(times, default=1.0) > 0 else 0.0
 
     def committed(self, tick: Tick, monotonic: float) -> None:
         """The tick stands: move the counts, and measure how fast each queue drains."""
+        self._lanes.count_landed(tick)
         self._outstanding.subtract(tick.landed)
         self._outstanding.update(task.queue for task in tick.claimed)
         self._finished.update(tick.finished)

@@ -15,22 +15,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import Engine, exc
+from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.scheduler.advance import advance_runs, begin_runs, expand_runs
 from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.dispatch import Dispatcher
 from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.leadership import Leadership, TermOver
 from orchestrator.scheduler.reconcile import Reconciler, Suspicion
-from orchestrator.scheduler.requests import apply_inbox, cancel_runs
+from orchestrator.scheduler.requests import apply_inbox, cancel_runs, free_keys
 from orchestrator.scheduler.status import Reported, apply_carefully, apply_reports
 from orchestrator.scheduler.tick import Tick
-from orchestrator.scheduler.timers import fail_unknown, fire_due, release_known
+from orchestrator.scheduler.timers import expire, fail_unknown, fire_due, release_known
 from orchestrator.scheduler.triggers import Triggers
 from orchestrator.scheduler.watch import Watch
 from orchestrator.settings import Settings
@@ -46,6 +46,8 @@ log = get_logger("scheduler")
 
 _NOTHING = Agenda(inbox=False, pending_runs=False, cancelling_runs=False, next_due=None, held=False)
 
+_CONTESTED = 0.05
+"""Seconds before the next look at a key that somebody's open transaction may be taking."""
 _SWEEP_EVERY = 10.0
 """Seconds between two looks for messages that belong to nothing."""
 
@@ -118,7 +120,8 @@ class Scheduler:
         """Start from what Postgres and Redis say; nothing is carried over in memory."""
         settings = self._settings
         self._fleet = Fleet(settings.worker_ttl)
-        self._dispatcher = Dispatcher(self._fleet, settings.batch)
+        self._lanes = LaneService()
+        self._dispatcher = Dispatcher(self._fleet, self._lanes, settings.batch)
         self._reconciler = Reconciler(self._fleet)
         self._dags = Dags(settings.max_payload, settings.batch)
         self._triggers = Triggers()
@@ -133,7 +136,7 @@ class Scheduler:
         self._patience = 0.0
         self._cursor = self._leadership.cursor() or Cursor("", "0-0", "")
         with self._leadership.reading() as connection:
-            self._dispatcher.recount(Counter(task.queue for task in waiting.in_flight(connection)))
+            self._dispatcher.recount(waiting.in_flight(connection))
         self.leading.set()
         log.info("leading, term %d", self._leadership.term)
         self._hear(self._streams.claim_term, self._leadership.term)
@@ -149,7 +152,7 @@ class Scheduler:
         withdraw: dict[str, list[str]] = {}
         try:
             with self._leadership.writing(self._monotonic()) as (connection, now):
-                tick = Tick(connection, now, self._dags, self._triggers, set_aside=set_aside)
+                tick = self._begin_tick(connection, now, set_aside)
                 self._apply(tick, reports)
                 if suspicion is not None and inbound.complete:
                     lost, withdraw = self._reconciler.judge(suspicion)
@@ -158,11 +161,14 @@ class Scheduler:
                 self._attend(tick, thorough=inbound.nudged or suspicion is not None)
                 if self._hears:
                     self._dispatcher.claim(tick, self._settings.unknown_task_timeout)
+                    self._patience = min(self._patience, self._dispatcher.patience(now))
+                free_keys(tick)
                 if cursor is not self._cursor:
                     self._leadership.save_cursor(connection, cursor)
                 self._watch.record(tick)
         except (exc.SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
             self._dags.forget()
+            self._lanes.forget()
             if database.is_outage(error) or self._careful:
                 raise
             log.error("a report could not be applied; looking for it: %s", _first_line(error))
@@ -174,6 +180,9 @@ class Scheduler:
         self._on_ended(len(tick.ended))
         self._watch.revoke(tick.revoked, self._monotonic())
         self._hear(self._publish, tick, withdraw, bool(inbound.entries))
+
+    def _begin_tick(self, connection: Connection, now: datetime, set_aside: list[tuple[str, bytes, str]]) -> Tick:
+        return Tick(connection, now, self._dags, self._triggers, self._lanes, set_aside=set_aside)
 
     def _apply(self, tick: Tick, reports: Sequence[Reported]) -> None:
         if not reports:
@@ -191,7 +200,7 @@ class Scheduler:
     def _attend(self, tick: Tick, thorough: bool) -> None:
         """Do what waits in Postgres: requests, new runs, cancellations, due tasks. Then note what waits next."""
         limit = self._settings.batch
-        agenda = waiting.agenda(tick.connection) if thorough else self._agenda
+        agenda = waiting.agenda(tick.connection) if thorough or tick.has_wishes else self._agenda
         if agenda.inbox:
             apply_inbox(tick, limit)
             agenda = waiting.agenda(tick.connection)
@@ -209,14 +218,15 @@ class Scheduler:
             release_known(tick, self._fleet, limit)
         if _is_due(agenda.next_due, tick.now):
             fire_due(tick, limit)
+            expire(tick, limit)
             if self._fleet.is_in_view:  # otherwise nobody can say what is known
                 fail_unknown(tick, self._fleet, limit)
             advance_runs(tick)
         busy = agenda.is_busy or _is_due(agenda.next_due, tick.now)
-        if busy or tick.delayed:
+        if busy or tick.delayed or tick.has_wishes:
             agenda = waiting.agenda(tick.connection)
         self._agenda = agenda
-        self._patience = self._until_next(agenda, tick.now)
+        self._patience = max(self._until_next(agenda, tick.now), _CONTESTED if tick.contested else 0.0)
 
     def _until_next(self, agenda: Agenda, now: datetime) -> float:
         if agenda.is_busy:
@@ -254,7 +264,7 @@ class Scheduler:
             if self._dispatcher.in_flight or sweep:
                 with self._leadership.reading() as connection:
                     in_flight = waiting.in_flight(connection)
-                self._dispatcher.recount(Counter(task.queue for task in in_flight))
+                self._dispatcher.recount(in_flight)
                 found = self._reconciler.suspects(self._streams, self._cursor.generation, in_flight, sweep)
                 suspicion.tasks, suspicion.where, suspicion.stale = found.tasks, found.where, found.stale
 
@@ -310,9 +320,10 @@ class Scheduler:
                 return
             reports, set_aside = _decode(inbound)
             with self._leadership.writing(self._monotonic()) as (connection, now):
-                tick = Tick(connection, now, self._dags, self._triggers, set_aside=set_aside)
+                tick = self._begin_tick(connection, now, set_aside)
                 self._apply(tick, reports)
                 advance_runs(tick)
+                free_keys(tick)
                 self._cursor = self._cursor._replace(position=inbound.entries[-1][0])
                 self._leadership.save_cursor(connection, self._cursor)
             self._dispatcher.committed(tick, self._monotonic())

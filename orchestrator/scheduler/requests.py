@@ -6,12 +6,12 @@ from datetime import timedelta
 from itertools import groupby
 
 from orchestrator.domain.states import IN_FLIGHT_STATES, RunState, TaskState
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
-from orchestrator.scheduler.status import error_json
+from orchestrator.scheduler.status import adopt, error_json
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Posted
-from orchestrator.store import inbox, runs, transitions
+from orchestrator.store import inbox, queues, runs, transitions, unique
 from orchestrator.store.inbox import Wish
 from orchestrator.store.runs import RunRow
 from orchestrator.store.transitions import Ending
@@ -39,6 +39,16 @@ def apply_inbox(tick: Tick, limit: int) -> None:
             tick.triggers.events(tick, [Posted(item.target, item.body["name"], item.body["payload"]) for item in same])
         elif kind == Wish.RETRY_RUN:
             unfinished.update(item.id for item in same if not retry_run(tick, item, 10 * limit))
+        elif kind == Wish.ARRIVAL:
+            tick.lanes.arrive(tick, ids)
+        elif kind == Wish.LANES:
+            tick.lanes.read_all()
+        elif kind == Wish.QUEUES:
+            tick.queues_changed = True
+        elif kind == Wish.PURGE:
+            unfinished.update(item.id for item in same if not purge(tick, item, 5 * limit))
+        elif kind == Wish.ENQUEUE:
+            unfinished.update(enqueue_with_keys(tick, same))
     inbox.remove(tick.connection, [item.id for item in items if item.id not in unfinished])
 
 
@@ -48,6 +58,41 @@ def cancel_tasks(tick: Tick, ids: list[bytes]) -> None:
     moved = transitions.end(tick.connection, TaskState.CANCELLED, endings, tick.now)
     tick.note(moved, errors={task.id: _CANCELLED for task in moved})
     tick.revoked.extend(task for task in moved if task.before in IN_FLIGHT_STATES)
+
+
+def purge(tick: Tick, item: inbox.Item, limit: int) -> bool:
+    """Cancel a slice of what waited in a queue when this was asked; say whether that was all of it."""
+    asked_at = tick.now - timedelta(seconds=item.age)
+    tasks = queues.waiting_tasks(tick.connection, item.body["queue"], asked_at, limit)
+    if tasks:
+        cancel_tasks(tick, tasks)
+        advance_runs(tick)
+    return len(tasks) < limit
+
+
+def enqueue_with_keys(tick: Tick, items: list[inbox.Item]) -> set[int]:
+    """Create the tasks that running tasks want under a key nobody has; return the requests that must be made again."""
+    wanted: dict[str, tuple[int, NewTask]] = {}
+    known = unique.known(tick.connection, [item.target for item in items])
+    for item in items:
+        task = unique.deferred(item.body)
+        if item.target not in known and task.unique is not None:
+            wanted.setdefault(task.unique.key, (item.id, task))
+    if not wanted:
+        return set()
+    taken, contested = unique.take(tick.connection, [task for _, task in wanted.values()])
+    adopt(tick, [task for _, task in wanted.values() if task.id in taken])
+    tick.contested = tick.contested or bool(contested)
+    return {item for item, task in wanted.values() if task.id in contested}
+
+
+def free_keys(tick: Tick) -> None:
+    """Free the keys of tasks that ended, and of claimed ones that had theirs only until then."""
+    if tick.keys:
+        unique.free(tick.connection, tick.keys, ended=True)
+    claimed = [(task.unique_key, task.id) for task in tick.claimed if task.unique_key is not None]
+    if claimed:
+        unique.free(tick.connection, claimed, ended=False)
 
 
 def cancel_runs(tick: Tick, limit: int) -> None:

@@ -10,7 +10,6 @@ from sqlalchemy import exc
 
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.task import (
-    DEFAULT_OPTIONS,
     AttemptReport,
     End,
     Enqueued,
@@ -22,14 +21,14 @@ from orchestrator.domain.task import (
     Started,
     Succeeded,
     TaskError,
-    TaskOptions,
     TryAgain,
     after_failure,
     after_loss,
     fold,
+    parse_options,
 )
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import enqueue, transitions, waiting
+from orchestrator.store import enqueue, transitions, unique, waiting
 from orchestrator.store.database import is_outage
 from orchestrator.store.transitions import Again, Beginning, Ending, Success
 from orchestrator.transport.codec import encode
@@ -87,8 +86,20 @@ def _succeed(tick: Tick, succeeded: Sequence[tuple[str, Succeeded]], inline_resu
 
 
 def _adopt(tick: Tick, children: Sequence[NewTask]) -> None:
-    tick.delayed = tick.delayed or any(child.delay > 0 for child in children)
-    enqueue.adopt_tasks(tick.connection, children, tick.now)
+    """Create what running tasks enqueue. Whoever needs a key may have to wait for it, and does so in the inbox."""
+    with_keys = [child for child in children if child.unique is not None]
+    if with_keys:
+        unique.defer(tick.connection, with_keys)
+        tick.has_wishes = True
+    adopt(tick, [child for child in children if child.unique is None])
+
+
+def adopt(tick: Tick, children: Sequence[NewTask]) -> None:
+    """Create tasks, once."""
+    if children:
+        tick.delayed = tick.delayed or any(child.delay > 0 or child.expires is not None for child in children)
+        tick.has_wishes = tick.has_wishes or any(child.lane is not None for child in children)
+        enqueue.adopt_tasks(tick.connection, children, tick.now)
 
 
 def _decide(
@@ -149,14 +160,6 @@ def lost_error(losses: int, limit: int) -> TaskError:
     )
 
 
-def parse_options(text: str | None) -> TaskOptions:
-    """Decode stored options; those that another release wrote and that make no sense here count as the defaults."""
-    try:
-        return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
-    except msgspec.ValidationError:
-        return DEFAULT_OPTIONS
-
-
 def error_json(error: TaskError) -> str:
     """Return an error as it is stored."""
     return msgspec.json.encode({"kind": error.kind, "message": error.message, "traceback": error.traceback}).decode()
@@ -166,12 +169,12 @@ def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Se
     """Apply reports although one of them cannot be: halve under savepoints until it is alone, and set it aside."""
     try:
         with tick.connection.begin_nested():
-            before = _mark(tick)
+            before = tick.mark()
             apply(reports)
     except (exc.SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
         if is_outage(error):
             raise
-        _reset(tick, before)
+        tick.reset(before)
         if len(reports) == 1:
             entry, worker, report = reports[0]
             if isinstance(report, Failed) and report.duration < 0:
@@ -189,17 +192,3 @@ def _refused(report: Succeeded | Failed, error: Exception) -> Failed:
     """Return what stands for a report that cannot be stored: without it, the task would be run again for ever."""
     why = TaskError("ReportRefused", f"The attempt ended, but its report could not be stored: {type(error).__name__}.")
     return Failed(report.id, report.attempt, -1.0, why, retryable=False)
-
-
-def _mark(tick: Tick) -> tuple[int, int, dict[str, int], dict[str, int]]:
-    return len(tick.moved), len(tick.ended), dict(tick.landed), dict(tick.finished)
-
-
-def _reset(tick: Tick, mark: tuple[int, int, dict[str, int], dict[str, int]]) -> None:
-    moved, ended, landed, finished = mark
-    del tick.moved[moved:]
-    del tick.ended[ended:]
-    tick.landed.clear()
-    tick.landed.update(landed)
-    tick.finished.clear()
-    tick.finished.update(finished)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
@@ -20,7 +20,10 @@ from orchestrator.transport.codec import Ended
 
 if TYPE_CHECKING:
     from orchestrator.scheduler.dags import Dags
+    from orchestrator.scheduler.lanes import LaneService
     from orchestrator.scheduler.triggers import Triggers
+
+Mark = tuple[list[int], Counter[str], Counter[str]]
 
 
 @dataclass
@@ -31,6 +34,7 @@ class Tick:
     now: datetime
     dags: Dags
     triggers: Triggers
+    lanes: LaneService
     moved: list[Moved] = field(default_factory=list)
     """Tasks whose state changed and whose runs have not been counted yet."""
     children: list[tuple[bytes, str, str]] = field(default_factory=list)
@@ -43,8 +47,18 @@ class Tick:
     """By queue, how many tasks are no longer in flight."""
     finished: Counter[str] = field(default_factory=Counter)
     """By queue, how many tasks a worker finished."""
+    left_lanes: list[str] = field(default_factory=list)
+    """Lanes, once for each of their tasks that is no longer in flight."""
+    keys: list[tuple[str, bytes]] = field(default_factory=list)
+    """Unique keys of tasks that ended, and those tasks."""
     delayed: bool = False
     """A task was given a time at which it is due."""
+    has_wishes: bool = False
+    """The leader has put something into its own inbox."""
+    contested: bool = False
+    """Something in the inbox must wait for a transaction that has not ended."""
+    queues_changed: bool = False
+    """Somebody has paused, resumed or limited a queue."""
     claimed: list[Claimed] = field(default_factory=list)
     """Tasks to push after the commit."""
     revoked: list[Moved] = field(default_factory=list)
@@ -66,9 +80,28 @@ class Tick:
                 self.landed[task.queue] += 1
                 if by_worker:
                     self.finished[task.queue] += 1
+                if task.lane is not None:
+                    self.left_lanes.append(task.lane)
             if task.run_id is not None:
                 self.moved.append(task)
-            if task.state != "pending":
+            if task.state == "pending":
+                self.has_wishes = self.has_wishes or task.lane is not None
+            else:
+                if task.unique_key is not None:
+                    self.keys.append((task.unique_key, task.id))
                 result = results.get(task.id) if results else None
                 error = errors.get(task.id) if errors else None
                 self.ended.append(Ended(task.id, task.state, result, error))
+
+    def mark(self) -> Mark:
+        """Return how far the news has come, to go back there."""
+        return [len(news) for news in self._lists()], Counter(self.landed), Counter(self.finished)
+
+    def reset(self, mark: Mark) -> None:
+        """Forget the news since a mark: the statements behind it were rolled back."""
+        lengths, self.landed, self.finished = mark
+        for news, length in zip(self._lists(), lengths, strict=True):
+            del news[length:]
+
+    def _lists(self) -> tuple[list[Any], ...]:
+        return self.moved, self.ended, self.left_lanes, self.keys

@@ -11,9 +11,20 @@ from orchestrator.store import transitions, waiting
 from orchestrator.store.transitions import Ending
 
 
-def fire_due(tick: Tick, limit: int) -> int:
-    """Make a bounded slice of due tasks ready; return how many."""
-    return waiting.promote_due(tick.connection, tick.now, limit)
+def fire_due(tick: Tick, limit: int) -> None:
+    """Make a bounded slice of due tasks ready."""
+    waiting.promote_due(tick.connection, tick.now, limit)
+
+
+def expire(tick: Tick, limit: int) -> None:
+    """End a slice of the tasks that should have started by now."""
+    errors = {
+        task: TaskError("TaskExpired", f"It had not started when it expired, after waiting for {waited:.3g} s.")
+        for task, waited in waiting.expired(tick.connection, tick.now, limit)
+    }
+    if errors:
+        endings = [Ending(task, None, "expired", error_json(error)) for task, error in errors.items()]
+        tick.note(transitions.end(tick.connection, TaskState.FAILED, endings, tick.now), errors=errors)
 
 
 def fail_unknown(tick: Tick, fleet: Fleet, limit: int) -> None:
@@ -35,4 +46,4 @@ def release_known(tick: Tick, fleet: Fleet, limit: int) -> None:
     """Make tasks ready again that were held back because no worker knew them, and now one does."""
     known = fleet.known()
     if known:
-        waiting.release_known(tick.connection, sorted(known), limit)
+        tick.has_wishes = bool(waiting.release_known(tick.connection, sorted(known), limit)) or tick.has_wishes

@@ -16,6 +16,7 @@ from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, Unknow
 from orchestrator.sdk.context import TaskContext
 from orchestrator.sdk.handle import Handle, RunHandle
 from orchestrator.sdk.options import CallOptions, check_name, with_options
+from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.task import Task, task_name
 from orchestrator.sdk.workflows import Workflows
@@ -88,11 +89,12 @@ class Orchestrator:
         """Enqueue any number of calls in one transaction: all of them or, if one is refused, none."""
         tasks = [_new(task, call) for call in calls]
         hand_over = task.way_out()
+        ids = [new.id for new in tasks]
         if hand_over is not None:
             hand_over(tasks)
         elif tasks:
-            self.backend.enqueue_many(tasks)
-        return [Handle(self, new.id, task) for new in tasks]
+            ids = self.backend.enqueue_many(tasks)
+        return [Handle(self, identifier, task) for identifier in ids]
 
     def start_many(self, task: Task[..., R], items: Iterable[Any], *, name: str | None = None) -> RunHandle[R]:
         """Start a run of one task per item: one argument, a tuple or list of all, or a mapping of named ones."""
@@ -119,6 +121,10 @@ class Orchestrator:
     def run(self, run_id: str | UUID) -> RunHandle[Any]:
         """Return a handle to a run that was started elsewhere."""
         return RunHandle(self, parse_id("run", run_id))
+
+    def queue(self, name: str) -> Queue:
+        """Return a queue, to pause, limit or empty it."""
+        return Queue(self, name)
 
     # -- what the rest of the package needs
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,10 +20,12 @@ from sqlalchemy import Connection, Engine, exc
 from orchestrator.domain.dag import DagState, Graph, kept_state
 from orchestrator.domain.definition import Definition, resolve_params
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.limits import Rate
 from orchestrator.domain.run import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import (
+    InvalidTask,
     InvalidWorkflow,
     NotFound,
     OrchestratorError,
@@ -33,7 +35,7 @@ from orchestrator.errors import (
     did_you_mean,
 )
 from orchestrator.settings import Settings
-from orchestrator.store import dags, database, enqueue, inbox, results, workflows
+from orchestrator.store import dags, database, enqueue, inbox, queues, results, unique, workflows
 from orchestrator.store.inbox import Wish
 from orchestrator.transport.client import Announcements, nudge
 from orchestrator.transport.codec import Ended
@@ -64,22 +66,40 @@ class Backend:
 
     # -- writing
 
-    def enqueue(self, task: NewTask) -> None:
-        """Create one task."""
+    def enqueue(self, task: NewTask) -> bytes:
+        """Create one task; return its id, or that of the task which has its key."""
         with self._connected() as connection:
-            enqueue.insert_task(connection, task)
+            if task.unique is None:
+                enqueue.insert_task(connection, task)
+                created = task.id
+            else:
+                created = unique.insert_unique(connection, task, task.unique)
         nudge(self._redis, self._keys)
+        return created
 
-    def enqueue_in(self, connection: Connection, task: NewTask) -> None:
+    def enqueue_in(self, connection: Connection, task: NewTask) -> bytes:
         """Create one task in the caller's transaction, whose commit wakes the scheduler."""
-        enqueue.insert_task(connection, task)
+        if task.unique is not None and task.unique.on_duplicate == "replace":
+            raise InvalidTask(
+                "Option on_duplicate: 'replace' does not go with enqueue_in, because the scheduler would have to wait "
+                "for your transaction. Use 'return' or 'raise'."
+            )
+        created = _insert_in(connection, task)
         enqueue.notify_on_commit(connection)
+        return created
 
-    def enqueue_many(self, tasks: Iterable[NewTask]) -> None:
-        """Create many tasks, all or none."""
+    def enqueue_many(self, tasks: Sequence[NewTask]) -> list[bytes]:
+        """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
         with self._connected(transaction=True) as connection, connection.begin():
-            enqueue.copy_tasks(connection, tasks)
+            if any(task.unique is not None for task in tasks):
+                # In the order of their keys: two such calls that share some cannot then wait for each other.
+                in_order = sorted(tasks, key=lambda task: task.unique.key if task.unique else "")
+                created = {task.id: _insert_in(connection, task) for task in in_order}
+            else:
+                enqueue.copy_tasks(connection, tasks)
+                created = {task.id: task.id for task in tasks}
         nudge(self._redis, self._keys)
+        return [created[task.id] for task in tasks]
 
     def start_run(self, run_id: bytes, name: str, tasks: Iterable[NewTask]) -> None:
         """Create a run and its tasks, all or none."""
@@ -164,6 +184,31 @@ class Backend:
         with self._connected() as connection:
             inbox.add(connection, wish, target)
         nudge(self._redis, self._keys)
+
+    # -- queues
+
+    def pause_queue(self, name: str, paused: bool) -> None:
+        """Keep a queue's tasks from being handed out, or let them go again."""
+        with self._connected(transaction=True) as connection, connection.begin():
+            queues.set_paused(connection, name, paused)
+        nudge(self._redis, self._keys)
+
+    def limit_queue(self, name: str, concurrency: int | None, rate: Rate | None) -> None:
+        """Set or lift a queue's limits."""
+        with self._connected(transaction=True) as connection, connection.begin():
+            queues.set_limits(connection, name, concurrency, rate)
+        nudge(self._redis, self._keys)
+
+    def purge_queue(self, name: str) -> None:
+        """Cancel what waits in a queue."""
+        with self._connected() as connection:
+            queues.ask_purge(connection, name)
+        nudge(self._redis, self._keys)
+
+    def open_tasks(self, queue: str) -> int:
+        """Return how many tasks of a queue have not ended."""
+        with self._connected() as connection:
+            return queues.open_tasks(connection, queue)
 
     # -- reading
 
@@ -314,6 +359,15 @@ class _Connected:
         self._connection.close()
         if isinstance(error, exc.ProgrammingError) and "orchestrator." in str(error.orig):
             raise SchemaError("The database has no orchestrator tables yet. Run `orchestrator db upgrade`.") from error
+
+
+def _insert_in(connection: Connection, task: NewTask) -> bytes:
+    """Create one task in a transaction that may last."""
+    if task.unique is None:
+        enqueue.insert_task(connection, task)
+        return task.id
+    unique.wait_for_key(connection, task.unique)
+    return unique.insert_unique(connection, task, task.unique)
 
 
 def _complete(heard: list[Ended | None]) -> Ended | None:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, get_args
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from uuid import UUID
 
 import msgspec
 
+from orchestrator.domain.lanes import lane_name
+from orchestrator.domain.limits import Rate, parse_rate
 from orchestrator.domain.retry import RetryPolicy
-from orchestrator.domain.task import DEFAULT_OPTIONS, Isolation, TaskOptions
+from orchestrator.domain.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey
 from orchestrator.errors import InvalidTask, UnknownOption, did_you_mean
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _PRIORITIES = range(-100, 101)
 _CENTURY = 100 * 365 * 86_400
+_LONGEST_KEY = 200
+
+T = TypeVar("T")
+Computed = Callable[..., T]
+"""A function of the call's arguments, by name: `lambda customer, **_: customer`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +47,30 @@ class CallOptions:
     """Where a synchronous function runs: `thread`, or `process` for a child process that can be killed."""
     on_success: bool = False
     """Inside a task: let the new task exist only if the current one succeeds."""
+    eta: datetime | None = None
+    """The time, with its zone, before which it may not start."""
+    expires: float | timedelta | datetime | None = None
+    """Seconds, or the time, by which it must have started; otherwise it fails as expired."""
+    unique_key: str | Computed[str] | None = None
+    """A key that only one such task may have at a time."""
+    unique_for: Literal["pending", "running"] | float | timedelta = "running"
+    """How long the key is kept: until it is handed to a worker, until it has ended, or so many seconds."""
+    on_duplicate: DuplicatePolicy = "return"
+    """If another has the key: `return` a handle to that one, `replace` its arguments while it waits, or `raise`."""
+    idempotency_key: str | None = None
+    """The same key enqueues the task once, however often it is tried; kept for the setting idempotency_period."""
+    concurrency: int | None = None
+    """How many may run at once in the whole fleet: of each key if there is a concurrency_key, else of the task."""
+    concurrency_key: str | Computed[str] | None = None
+    """Whom it is for. Keys take turns, and `concurrency` and `rate` hold for each of them."""
+    total_concurrency: int | None = None
+    """How many may run at once in the whole fleet, all keys together."""
+    rate: str | Rate | None = None
+    """How often one may start, e.g. `10/s`: of each key if there is a concurrency_key, else of the task."""
+    total_rate: str | Rate | None = None
+    """How often one may start, all keys together."""
+    weight: float | Computed[float] = 1.0
+    """How many turns its key gets for one of another."""
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue)
@@ -56,6 +90,45 @@ class CallOptions:
             raise InvalidTask(f"Option isolation: expected 'thread' or 'process', found {self.isolation!r}.")
         if not isinstance(self.on_success, bool):
             raise InvalidTask(f"Option on_success: expected True or False, found {self.on_success!r}.")
+        self._check_times()
+        self._check_keys()
+        self._check_limits()
+
+    def _check_times(self) -> None:
+        if self.eta is not None:
+            if _seconds("delay", self.delay):
+                raise InvalidTask("Options delay and eta: give one of them, not both.")
+            _zoned("eta", self.eta)
+        if isinstance(self.expires, datetime):
+            _zoned("expires", self.expires)
+        elif self.expires is not None and _seconds("expires", self.expires) <= 0:
+            raise InvalidTask(f"Option expires: expected more than zero seconds, or a time, found {self.expires!r}.")
+
+    def _check_keys(self) -> None:
+        if self.unique_key is not None and self.idempotency_key is not None:
+            raise InvalidTask("Options unique_key and idempotency_key: give one of them, not both.")
+        if self.unique_for not in ("pending", "running") and _seconds("unique_for", self.unique_for) <= 0:
+            raise InvalidTask(
+                f"Option unique_for: expected 'pending', 'running' or seconds above zero, found {self.unique_for!r}."
+            )
+        if self.on_duplicate not in get_args(DuplicatePolicy):
+            raise InvalidTask(
+                f"Option on_duplicate: expected 'return', 'replace' or 'raise', found {self.on_duplicate!r}."
+            )
+        for name in ("unique_key", "idempotency_key", "concurrency_key"):
+            value = getattr(self, name)
+            if value is not None and (name == "idempotency_key" or not callable(value)):
+                _key(name, value)
+
+    def _check_limits(self) -> None:
+        for name in ("concurrency", "total_concurrency"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidTask(f"Option {name}: expected a whole number above zero, found {value!r}.")
+        for name in ("rate", "total_rate"):
+            check_rate(name, getattr(self, name))
+        if not callable(self.weight):
+            _weight(self.weight)
 
     @property
     def policy(self) -> RetryPolicy:
@@ -63,13 +136,65 @@ class CallOptions:
 
     @property
     def delay_seconds(self) -> float:
+        if self.eta is not None:
+            return self.eta.timestamp() - time.time()
         return _seconds("delay", self.delay)
 
-    def stored(self) -> str | None:
-        """Return what travels with the task, as JSON; None where all of it is default."""
-        timeout = None if self.timeout is None else _seconds("timeout", self.timeout)
-        options = TaskOptions(retry=self.policy, timeout=timeout, isolation=self.isolation)
-        return None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode()
+    @property
+    def expiry_seconds(self) -> float | None:
+        if isinstance(self.expires, datetime):
+            return max(0.0, self.expires.timestamp() - time.time())
+        return None if self.expires is None else _seconds("expires", self.expires)
+
+    @property
+    def is_computed(self) -> bool:
+        """Say whether an option depends on the arguments of the call."""
+        return callable(self.unique_key) or callable(self.concurrency_key) or callable(self.weight)
+
+    def travelling(self, weight: float) -> TaskOptions:
+        """Return what travels with the task."""
+        return TaskOptions(
+            retry=self.policy,
+            timeout=None if self.timeout is None else _seconds("timeout", self.timeout),
+            isolation=self.isolation,
+            concurrency=self.concurrency,
+            total_concurrency=self.total_concurrency,
+            rate=check_rate("rate", self.rate),
+            total_rate=check_rate("total_rate", self.total_rate),
+            weight=DEFAULT_OPTIONS.weight if weight == DEFAULT_OPTIONS.weight else weight,  # msgspec omits by identity
+        )
+
+    def placed(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> Placed:
+        """Return what a call's arguments decide: its lane, its key, and the options that travel with it."""
+        weight = _weight(_compute(self.weight, arguments))
+        key = _compute(self.concurrency_key, arguments)
+        options = self.travelling(weight)
+        lane = lane_name(task, None if key is None else _key("concurrency_key", key), options)
+        return Placed(
+            lane=lane,
+            unique=self._unique(task, arguments, idempotency_period),
+            options=None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode(),
+        )
+
+    def _unique(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> UniqueKey | None:
+        if self.idempotency_key is not None:
+            key = _key("idempotency_key", self.idempotency_key)
+            return UniqueKey(f"once:{task}:{key}", "period", idempotency_period)
+        computed = _compute(self.unique_key, arguments)
+        if computed is None:
+            return None
+        key = f"unique:{task}:{_key('unique_key', computed)}"
+        if isinstance(self.unique_for, str):
+            return UniqueKey(key, self.unique_for, None, self.on_duplicate)
+        return UniqueKey(key, "period", _seconds("unique_for", self.unique_for), self.on_duplicate)
+
+
+class Placed(NamedTuple):
+    """What the arguments of one call decide."""
+
+    lane: str | None
+    unique: UniqueKey | None
+    options: str | None
 
 
 OPTION_NAMES = tuple(field.name for field in dataclasses.fields(CallOptions))
@@ -97,3 +222,44 @@ def _seconds(name: str, value: object) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not abs(seconds) <= _CENTURY:
         raise InvalidTask(f"Option {name}: expected seconds or a timedelta, up to a hundred years, found {value!r}.")
     return float(seconds)
+
+
+def check_rate(name: str, value: object) -> Rate | None:
+    """Return a rate given as `Rate(...)` or as text like `10/s`, or refuse it."""
+    if value is None:
+        return None
+    rate = parse_rate(value) if isinstance(value, str) else value
+    if not isinstance(rate, Rate) or not (0 < rate.count < 1e9 and 0 < rate.per < 1e9 and rate.size < 1e9):
+        raise InvalidTask(
+            f"Option {name}: expected a rate like '10/s', '100/minute' or Rate(10, per=60), found {value!r}."
+        )
+    return rate
+
+
+def _compute(value: Any, arguments: Mapping[str, Any]) -> Any:
+    return value(**arguments) if callable(value) else value
+
+
+def _key(name: str, value: object) -> str:
+    """Return a key as text that can be stored, compared and shown."""
+    if isinstance(value, (str, int, UUID)) and not isinstance(value, bool):
+        text = str(value)
+        if 0 < len(text) <= _LONGEST_KEY and text.isprintable():
+            return text
+    raise InvalidTask(
+        f"Option {name}: expected printable text of 1 to {_LONGEST_KEY} characters, a number or a UUID, "
+        f"found {value!r:.200}."
+    )
+
+
+def _weight(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.001 <= value <= 1000:
+        raise InvalidTask(f"Option weight: expected a number from 0.001 to 1000, found {value!r}.")
+    return float(value)
+
+
+def _zoned(name: str, value: object) -> None:
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidTask(
+            f"Option {name}: expected a datetime with a time zone, e.g. datetime.now(UTC), found {value!r}."
+        )

@@ -46,6 +46,14 @@ class Signature:
         except TypeError as error:
             raise InvalidTask(f"Task {self._name!r}: {error}. Expected {self._name}{self._signature}.") from None
 
+    def named(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name, defaults included."""
+        bound = self._signature.bind(*arguments, **keywords)
+        bound.apply_defaults()
+        named = dict(bound.arguments)
+        extra = named.pop(self._double_star, {}) if self._double_star else {}
+        return {**named, **extra}
+
     def pick(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the given values that the function has parameters for; `**kwargs` takes them all."""
         if self._double_star is not None:

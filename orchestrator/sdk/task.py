@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from orchestrator.domain.task import NewTask
+from orchestrator.domain.task import NewTask, UniqueKey
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.context import current_outlet
 from orchestrator.sdk.handle import Handle
-from orchestrator.sdk.options import CallOptions, check_name, with_options
+from orchestrator.sdk.options import CallOptions, Placed, check_name, with_options
 from orchestrator.sdk.payload import encode_call
 from orchestrator.sdk.signature import Signature
 
@@ -39,6 +39,7 @@ class Task(Generic[P, R]):
         self.call_options = options
         self.signature = signature
         self.is_async = inspect.iscoroutinefunction(function)
+        self._placed: Placed | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function right here, in this process."""
@@ -58,9 +59,8 @@ class Task(Generic[P, R]):
         task = self.new(args, kwargs)
         hand_over = self.way_out()
         if hand_over is None:
-            self._app.backend.enqueue(task)
-        else:
-            hand_over([task])
+            return Handle(self._app, self._app.backend.enqueue(task), self)
+        hand_over([task])
         return Handle(self._app, task.id, self)
 
     delay = enqueue
@@ -74,8 +74,7 @@ class Task(Generic[P, R]):
         if self.call_options.on_success:
             raise InvalidTask("Option on_success does not go with enqueue_in: the transaction decides.")
         task = self.new(args, kwargs)
-        self._app.backend.enqueue_in(connection, task)
-        return Handle(self._app, task.id, self)
+        return Handle(self._app, self._app.backend.enqueue_in(connection, task), self)
 
     def way_out(self) -> Callable[[Sequence[NewTask]], None] | None:
         """Return how the task that is running here, if any, hands over what it enqueues with these options."""
@@ -97,17 +96,43 @@ class Task(Generic[P, R]):
         self.signature.check(args, kwargs)
         options = self.call_options
         outlet = current_outlet()
+        settings = self._app.settings
+        placed = self._placed or self._place(args, kwargs)
+        if placed.unique is not None:
+            self._check_unique(placed.unique, in_run=run_id is not None, in_task=outlet is not None)
         return NewTask(
             id=self._app.new_id() if outlet is None else outlet.next_id(),
             name=self.name,
             queue=options.queue,
-            payload=encode_call(self.name, args, kwargs, self._app.settings.max_payload),
+            payload=encode_call(self.name, args, kwargs, settings.max_payload),
             priority=options.priority,
             delay=options.delay_seconds,
-            options=options.stored(),
+            options=placed.options,
             run_id=run_id,
             position=position,
+            lane=placed.lane,
+            expires=options.expiry_seconds,
+            unique=placed.unique,
         )
+
+    def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed:
+        """Return what the arguments decide, and remember it where they decide nothing."""
+        options, period = self.call_options, self._app.settings.idempotency_period
+        if options.is_computed:
+            return options.placed(self.name, self.signature.named(args, kwargs), period)
+        self._placed = options.placed(self.name, {}, period)
+        return self._placed
+
+    def _check_unique(self, unique: UniqueKey, *, in_run: bool, in_task: bool) -> None:
+        if in_run:
+            raise InvalidTask(
+                f"Task {self.name!r} has a unique key, and a run needs all its tasks. Enqueue it instead."
+            )
+        if in_task and unique.on_duplicate != "return":
+            raise InvalidTask(
+                f"Option on_duplicate: inside a task only 'return' is possible, because the scheduler decides later; "
+                f"found {unique.on_duplicate!r} for task {self.name!r}."
+            )
 
 
 def task_name(function: Callable[..., Any], name: str | None) -> str:

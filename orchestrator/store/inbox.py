@@ -20,6 +20,16 @@ class Wish(StrEnum):
     RETRY_TASK = "retry task"
     RETRY_RUN = "retry run"
     EVENT = "event"
+    ARRIVAL = "arrival"
+    """A task is ready in a lane."""
+    LANES = "lanes"
+    """So many lanes have something ready that it is best to look through them all."""
+    QUEUES = "queues"
+    """Somebody has paused, resumed or limited a queue."""
+    PURGE = "purge"
+    """Cancel what waits in a queue."""
+    ENQUEUE = "enqueue"
+    """A running task wants a task whose key must be unique."""
 
 
 class Item(NamedTuple):

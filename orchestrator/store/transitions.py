@@ -24,7 +24,8 @@ from orchestrator.store.statement import Statement
 from orchestrator.store.tables import READY_PLAIN
 
 
-def _among(states: Iterable[TaskState]) -> str:
+def among(states: Iterable[TaskState]) -> str:
+    """Return states as a list for IN."""
     return "({})".format(", ".join(f"'{state}'" for state in states))
 
 
@@ -32,7 +33,12 @@ def _current(states: Iterable[TaskState]) -> str:
     """Return a join that finds the row of each reported attempt `r` which still counts, as `found.place`."""
     return f"""CROSS JOIN LATERAL (
            SELECT ctid AS place FROM orchestrator.tasks
-            WHERE id = r.id AND attempt = r.attempt AND status IN {_among(states)} LIMIT 1) AS found"""
+            WHERE id = r.id AND attempt = r.attempt AND status IN {among(states)} LIMIT 1) AS found"""
+
+
+def arrivals(ready: str) -> str:
+    """Return a statement that tells the leader of tasks which are now ready in a lane; `Wish.ARRIVAL` reads it."""
+    return f"INSERT INTO orchestrator.inbox (kind, target) SELECT 'arrival', id FROM {ready}"
 
 
 def identifier(value: str | None) -> bytes:
@@ -52,15 +58,22 @@ class Moved(NamedTuple):
     """The state it came from."""
     step: str | None = None
     """The step of the workflow that it belongs to."""
+    lane: str | None = None
+    """What it shares limits with."""
+    unique_key: str | None = None
+    callbacks: Any = None
+    """Tasks to create when it ends, as JSON."""
 
 
 def _moved(rows: Iterable[Any]) -> list[Moved]:
-    return [
-        Moved(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, row[4], row[5], row[6]) for row in rows
-    ]
+    return [Moved(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, *row[4:]) for row in rows]
 
 
 # -- pending → dispatched
+
+CLAIMED = """t.id::text, t.attempt, t.name, t.payload, t.queue, t.options::text, t.run_id::text, t.position, t.alone,
+          t.lane, t.unique_key, t.priority, t.seq"""
+"""What every statement that claims returns of a task `t`."""
 
 _CLAIM = Statement(
     f"""
@@ -74,9 +87,8 @@ UPDATE orchestrator.tasks t
                WHERE queue = queue.name AND {READY_PLAIN}
                ORDER BY priority DESC, seq
                LIMIT queue.room) AS next))
-   AND t.status IN {_among(sources_of(TaskState.DISPATCHED))}
-RETURNING t.id::text, t.attempt, t.name, t.payload, t.queue, t.options::text, t.run_id::text, t.position, t.alone,
-          t.priority, t.seq
+   AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
+RETURNING {CLAIMED}
 """
 )
 
@@ -93,25 +105,25 @@ class Claimed(NamedTuple):
     run_id: bytes | None
     position: int | None
     alone: bool
+    lane: str | None = None
+    unique_key: str | None = None
+    priority: int = 0
 
 
 def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
     """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first."""
     parameters = {"queues": list(rooms), "rooms": arrays.numbers(rooms.values()), "now": now}
-    rows = sorted(_CLAIM(connection, parameters), key=lambda row: (-row[9], row[10]))
+    return claimed(_CLAIM(connection, parameters))
+
+
+def claimed(rows: Iterable[Any]) -> list[Claimed]:
+    """Return the rows of a claim, most urgent first."""
+    ordered = sorted(rows, key=lambda row: (-row[11], row[12]))
     return [
         Claimed(
-            identifier(row[0]),
-            row[1],
-            row[2],
-            bytes(row[3]),
-            row[4],
-            row[5],
-            identifier(row[6]) or None,
-            row[7],
-            row[8],
+            identifier(row[0]), row[1], row[2], bytes(row[3]), row[4], row[5], identifier(row[6]) or None, *row[7:12]
         )
-        for row in rows
+        for row in ordered
     ]
 
 
@@ -160,21 +172,24 @@ WITH back AS (
     UPDATE orchestrator.tasks t
        SET status = 'pending', wake_at = %(now)s::timestamptz + r.delay * interval '1 second', hold = r.hold,
            failures = t.failures + r.failures, losses = t.losses + r.losses, alone = t.alone OR r.alone,
-           dispatched_at = NULL, started_at = NULL, worker = NULL
+           dispatched_at = NULL, started_at = NULL, worker = NULL,
+           expires_at = CASE WHEN r.outcome IS NULL THEN t.expires_at END
       FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(delays)s::double precision[], %(failures)s::int[],
                   %(losses)s::int[], %(alone)s::boolean[], %(outcomes)s::text[], %(errors)s::jsonb[],
                   %(workers)s::text[], %(durations)s::double precision[], %(holds)s::text[])
            AS r(id, attempt, delay, failures, losses, alone, outcome, error, worker, duration, hold)
      {_current(sources_of(TaskState.PENDING)[:2])}
      WHERE t.ctid = found.place
-    RETURNING t.id, t.queue, t.run_id, t.attempt, t.step, r.outcome, r.error, r.worker, r.duration
+    RETURNING t.id, t.queue, t.run_id, t.attempt, t.step, t.lane, t.wake_at, r.outcome, r.error, r.worker, r.duration
 ), kept AS (
     INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
     SELECT id, attempt, outcome, error, worker,
            %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz
       FROM back WHERE outcome IS NOT NULL
+), arrived AS (
+    {arrivals("back WHERE wake_at IS NULL AND lane IS NOT NULL")}
 )
-SELECT id::text, 'pending', queue, run_id::text, attempt, 'dispatched', step FROM back
+SELECT id::text, 'pending', queue, run_id::text, attempt, 'dispatched', step, lane FROM back
 """
 )
 
@@ -218,7 +233,8 @@ def again(connection: Connection, rows: Sequence[Again], now: datetime) -> list[
 # -- open → ended: the row moves to ended_tasks
 
 _ENDED_COLUMNS = """id, seq, name, queue, priority, status, reason, attempt, failures, losses, run_id, position,
-                    payload, options, result, error, worker, created_at, started_at, ended_at, step"""
+                    payload, options, result, error, worker, created_at, started_at, ended_at, step, lane, unique_key,
+                    callbacks"""
 
 _SUCCEEDED = Statement(
     f"""
@@ -234,10 +250,11 @@ WITH gone AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
     SELECT id, seq, name, queue, priority, 'success', NULL, attempt, failures, losses, run_id, position,
            payload, options, result, NULL, finisher, created_at,
-           %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz, step
+           %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz, step, lane, unique_key,
+           callbacks
       FROM gone
 )
-SELECT id::text, 'success', queue, run_id::text, attempt, status, step FROM gone
+SELECT id::text, 'success', queue, run_id::text, attempt, status, step, lane, unique_key, callbacks FROM gone
 """
 )
 
@@ -274,7 +291,7 @@ WITH gone AS (
            AS r(id, attempt, reason, error, failed, lost, worker, duration)
      CROSS JOIN LATERAL (
            SELECT ctid AS place FROM orchestrator.tasks
-            WHERE id = r.id AND status IN {_among(sources_of(state))}
+            WHERE id = r.id AND status IN {among(sources_of(state))}
               AND (r.attempt IS NULL OR (attempt = r.attempt AND status <> 'pending')) LIMIT 1) AS found
      WHERE t.ctid = found.place
     RETURNING t.*, r.reason, r.error, r.failed, r.lost, r.duration, r.worker AS finisher
@@ -282,10 +299,11 @@ WITH gone AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
     SELECT id, seq, name, queue, priority, '{state}', reason, attempt, failures + failed, losses + lost, run_id,
            position, payload, options, NULL, error, coalesce(finisher, worker), created_at,
-           coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at), %(now)s::timestamptz, step
+           coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at), %(now)s::timestamptz, step,
+           lane, unique_key, callbacks
       FROM gone
 )
-SELECT id::text, '{state}', queue, run_id::text, attempt, status, step FROM gone
+SELECT id::text, '{state}', queue, run_id::text, attempt, status, step, lane, unique_key, callbacks FROM gone
 """)
 
 
@@ -329,10 +347,12 @@ _REVIVED = Statement(
 WITH back AS (
     DELETE FROM orchestrator.ended_tasks e
      USING unnest(%(ids)s::uuid[]) AS wanted(id)
-     WHERE e.id = wanted.id AND e.status IN {_among(sources_of(TaskState.PENDING)[2:])}
+     WHERE e.id = wanted.id AND e.status IN {among(sources_of(TaskState.PENDING)[2:])}
        AND (e.run_id IS NULL OR EXISTS (
             SELECT FROM orchestrator.runs r
              WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling))
+       AND (e.unique_key IS NULL OR NOT EXISTS (
+            SELECT FROM orchestrator.unique_keys k WHERE k.key = e.unique_key AND k.task_id <> e.id))
     RETURNING e.*
 ), history AS (
     INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
@@ -340,10 +360,15 @@ WITH back AS (
     ON CONFLICT DO NOTHING
 ), opened AS (
     INSERT INTO orchestrator.tasks
-           (id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step)
-    SELECT id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step FROM back
+           (id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step, lane,
+            unique_key, callbacks)
+    SELECT id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step, lane,
+           unique_key, callbacks
+      FROM back
+), arrived AS (
+    {arrivals("back WHERE lane IS NOT NULL")}
 )
-SELECT id::text, 'pending', queue, run_id::text, attempt, status, step FROM back
+SELECT id::text, 'pending', queue, run_id::text, attempt, status, step, lane FROM back
 """
 )
 

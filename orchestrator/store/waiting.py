@@ -11,21 +11,41 @@ from sqlalchemy import Connection
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.tables import READY
-from orchestrator.store.transitions import identifier
+from orchestrator.store.transitions import arrivals, identifier
 
 _PROMOTE = Statement(
-    """
-UPDATE orchestrator.tasks SET wake_at = NULL
- WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM orchestrator.tasks
-        WHERE wake_at <= %(now)s::timestamptz AND hold IS NULL ORDER BY wake_at LIMIT %(limit)s))
+    f"""
+WITH ready AS (
+    UPDATE orchestrator.tasks SET wake_at = NULL
+     WHERE ctid = ANY (ARRAY(
+           SELECT ctid FROM orchestrator.tasks
+            WHERE wake_at <= %(now)s::timestamptz AND hold IS NULL ORDER BY wake_at LIMIT %(limit)s))
+    RETURNING id, lane
+), arrived AS (
+    {arrivals("ready WHERE lane IS NOT NULL")}
+)
+SELECT count(*) FROM ready
 """
 )
 
 
 def promote_due(connection: Connection, now: datetime, limit: int) -> int:
     """Make tasks ready whose time has come; return how many."""
-    return _PROMOTE(connection, {"now": now, "limit": limit}).rowcount
+    promoted: int = _PROMOTE(connection, {"now": now, "limit": limit}).scalar_one()
+    return promoted
+
+
+_EXPIRED = Statement(
+    """
+SELECT id::text, extract(epoch FROM %(now)s::timestamptz - created_at)::double precision FROM orchestrator.tasks
+ WHERE expires_at <= %(now)s::timestamptz AND status = 'pending' ORDER BY expires_at LIMIT %(limit)s
+"""
+)
+
+
+def expired(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, float]]:
+    """Return the tasks that should have started by now, and how many seconds they have waited."""
+    return [(identifier(row[0]), row[1]) for row in _EXPIRED(connection, {"now": now, "limit": limit})]
 
 
 _OVERDUE = Statement(
@@ -43,15 +63,21 @@ def overdue_unknown(connection: Connection, now: datetime, limit: int) -> list[t
 
 
 _RELEASE = Statement(
-    """
-UPDATE orchestrator.tasks SET hold = NULL, wake_at = NULL
- WHERE ctid = ANY (ARRAY(
-       SELECT held.ctid
-         FROM orchestrator.tasks held
-         JOIN unnest(%(queues)s::text[], %(names)s::text[]) AS known(queue, name)
-           ON held.queue = known.queue
-          AND (held.name = known.name OR (known.name = '*:*' AND strpos(held.name, ':') > 0))
-        WHERE held.hold = 'unknown' LIMIT %(limit)s))
+    f"""
+WITH ready AS (
+    UPDATE orchestrator.tasks SET hold = NULL, wake_at = NULL
+     WHERE ctid = ANY (ARRAY(
+           SELECT held.ctid
+             FROM orchestrator.tasks held
+             JOIN unnest(%(queues)s::text[], %(names)s::text[]) AS known(queue, name)
+               ON held.queue = known.queue
+              AND (held.name = known.name OR (known.name = '*:*' AND strpos(held.name, ':') > 0))
+            WHERE held.hold = 'unknown' LIMIT %(limit)s))
+    RETURNING id, lane
+), arrived AS (
+    {arrivals("ready WHERE lane IS NOT NULL")}
+)
+SELECT count(*) FROM ready
 """
 )
 
@@ -63,7 +89,8 @@ def release_known(connection: Connection, known: Sequence[tuple[str, str]], limi
         "names": [name for _, name in known],
         "limit": limit,
     }
-    return _RELEASE(connection, parameters).rowcount
+    released: int = _RELEASE(connection, parameters).scalar_one()
+    return released
 
 
 class Agenda(NamedTuple):
@@ -88,6 +115,7 @@ SELECT EXISTS (SELECT FROM orchestrator.inbox),
        EXISTS (SELECT FROM orchestrator.runs WHERE status = 'pending' AND NOT parked),
        EXISTS (SELECT FROM orchestrator.runs WHERE cancelling AND ended_at IS NULL),
        least((SELECT min(wake_at) FROM orchestrator.tasks WHERE wake_at IS NOT NULL),
+             (SELECT min(expires_at) FROM orchestrator.tasks WHERE expires_at IS NOT NULL AND status = 'pending'),
              (SELECT min(deadline) FROM orchestrator.runs
                WHERE deadline IS NOT NULL AND ended_at IS NULL AND NOT cancelling)),
        EXISTS (SELECT FROM orchestrator.tasks WHERE hold IS NOT NULL),
@@ -112,11 +140,13 @@ class InFlight(NamedTuple):
     worker: str | None
     age: float
     """Seconds since it was dispatched."""
+    lane: str | None = None
 
 
 _IN_FLIGHT = Statement(
     """
-SELECT id::text, attempt, queue, status, alone, worker, extract(epoch FROM now() - dispatched_at)::double precision
+SELECT id::text, attempt, queue, status, alone, worker, extract(epoch FROM now() - dispatched_at)::double precision,
+       lane
   FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')
 """
 )

@@ -223,5 +223,5 @@ def test_each_search_has_its_index(leader: Leader, name: str, index: str) -> Non
 
 def test_the_agenda_is_one_probe_each(leader: Leader) -> None:
     found = scans(leader.plan(STATEMENTS["agenda"](leader)))
-    assert {scan["Index Name"] for scan in found} == {"tasks_due", "tasks_held"}
+    assert {scan["Index Name"] for scan in found} == {"tasks_due", "tasks_held", "tasks_expiring"}
     assert all(rows_read(scan) <= 1 for scan in found)

@@ -38,6 +38,7 @@ from orchestrator.domain.task import (
 )
 from orchestrator.scheduler.advance import advance_runs, begin_runs
 from orchestrator.scheduler.dags import Dags
+from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.requests import cancel_runs, cancel_tasks, retry_tasks
 from orchestrator.scheduler.status import apply_reports
 from orchestrator.scheduler.tick import Tick
@@ -69,7 +70,7 @@ def connection(shared_connection: Connection) -> Iterator[Connection]:
 
 
 def new_tick(connection: Connection) -> Tick:
-    return Tick(connection, NOW, Dags(1_000_000, 1_000), Triggers())
+    return Tick(connection, NOW, Dags(1_000_000, 1_000), Triggers(), LaneService())
 
 
 def new_id() -> bytes:
@@ -274,7 +275,7 @@ def test_a_claim_takes_the_most_urgent_first_and_no_more_than_fit(connection: Co
 def test_a_claim_carries_the_task_and_the_next_fence(connection: Connection) -> None:
     run = new_id()
     task = put(connection, run=run, position=4)
-    expected = Claimed(task, 1, "job", b"payload", task.hex(), '{"timeout": 1.5}', run, 4, False)
+    expected = Claimed(task, 1, "job", b"payload", task.hex(), '{"timeout": 1.5}', run, 4, False, priority=7)
     assert claim(connection, task) == [expected]
     transitions.again(connection, [Again(task, 1, alone=True)], NOW)
     assert claim(connection, task) == [expected._replace(attempt=2, alone=True)]

@@ -51,6 +51,7 @@ def test_the_commands_are_these() -> None:
         *(f"tasks {verb}" for verb in ("list", "show", "cancel", "retry")),
         *(f"workflows {verb}" for verb in ("validate", "apply", "list", "show", "diff", "delete", "schema")),
         *(f"runs {verb}" for verb in ("start", "list", "show", "watch", "cancel", "retry", "rerun")),
+        *(f"queues {verb}" for verb in ("pause", "resume", "limit", "purge", "drain")),
         "events post",
     }
 

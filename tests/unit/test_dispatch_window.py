@@ -13,9 +13,11 @@ from orchestrator.domain.task import Dispatch
 from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.dispatch import BUNDLE, Dispatcher
 from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Triggers
 from orchestrator.store.transitions import Claimed
+from orchestrator.store.waiting import InFlight
 from orchestrator.transport.codec import Heartbeat, decode_dispatches, names_digest
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
@@ -29,9 +31,8 @@ class Postgres:
         self.rooms: list[dict[str, int]] = []
 
     def exec_driver_sql(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Sequence[Any]:
-        if parameters is None:
-            assert "'dispatched'" in statement  # the claim is being prepared
-        else:
+        if parameters is not None and "rooms" in parameters:
+            assert statement.startswith("EXECUTE")
             rooms = parameters["rooms"].strip("{}").split(",")
             self.rooms.append(dict(zip(parameters["queues"], map(int, rooms), strict=True)))
         return []
@@ -47,11 +48,17 @@ def fleet_of(**slots: int) -> Fleet:
 
 
 def tick(postgres: Postgres | None = None) -> Tick:
-    return Tick(postgres or Postgres(), NOW, Dags(1_000, 1_000), Triggers())  # type: ignore[arg-type]
+    return Tick(postgres or Postgres(), NOW, Dags(1_000, 1_000), Triggers(), LaneService())  # type: ignore[arg-type]
 
 
 def claimed(number: int, queue: str = "a", *, alone: bool = False) -> Claimed:
     return Claimed(number.to_bytes(16, "big"), 1, "job", b"\x92\x90\x80", queue, None, None, number, alone)
+
+
+def in_flight(**counts: int) -> list[InFlight]:
+    return [
+        InFlight(b"", 1, queue, "dispatched", False, None, 0.0) for queue, count in counts.items() for _ in range(count)
+    ]
 
 
 def rooms(dispatcher: Dispatcher, current: Tick | None = None) -> dict[str, int]:
@@ -66,24 +73,24 @@ def rooms(dispatcher: Dispatcher, current: Tick | None = None) -> dict[str, int]
 
 
 def test_each_queue_gets_its_free_slots() -> None:
-    dispatcher = Dispatcher(fleet_of(a=10, b=3), batch=1_000)
+    dispatcher = Dispatcher(fleet_of(a=10, b=3), LaneService(), batch=1_000)
     assert rooms(dispatcher) == {"a": 10, "b": 3}
-    dispatcher.recount({"a": 4, "b": 3, "nobody": 7})
+    dispatcher.recount(in_flight(a=4, b=3, nobody=7))
     assert rooms(dispatcher) == {"a": 6}
     assert dispatcher.in_flight == 14
 
 
 def test_without_a_worker_nothing_is_claimed() -> None:
-    assert rooms(Dispatcher(fleet_of(), batch=1_000)) == {}
+    assert rooms(Dispatcher(fleet_of(), LaneService(), batch=1_000)) == {}
 
 
 def test_one_tick_claims_no_more_than_a_batch() -> None:
-    assert rooms(Dispatcher(fleet_of(a=5_000), batch=1_000)) == {"a": 1_000}
+    assert rooms(Dispatcher(fleet_of(a=5_000), LaneService(), batch=1_000)) == {"a": 1_000}
 
 
 def test_what_lands_in_a_tick_makes_room_in_the_same_tick() -> None:
-    dispatcher = Dispatcher(fleet_of(a=10), batch=1_000)
-    dispatcher.recount({"a": 10})
+    dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000)
+    dispatcher.recount(in_flight(a=10))
     assert rooms(dispatcher) == {}
     landing = tick()
     landing.landed["a"] = 4
@@ -91,7 +98,7 @@ def test_what_lands_in_a_tick_makes_room_in_the_same_tick() -> None:
 
 
 def test_a_commit_moves_the_counts() -> None:
-    dispatcher = Dispatcher(fleet_of(a=10), batch=1_000)
+    dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000)
     first = tick()
     first.claimed = [claimed(number) for number in range(8)]
     dispatcher.committed(first, 100.0)
@@ -104,7 +111,7 @@ def test_a_commit_moves_the_counts() -> None:
 
 
 def test_a_fast_queue_is_kept_ahead_of_its_slots() -> None:
-    dispatcher = Dispatcher(fleet_of(a=10), batch=1_000)
+    dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000)
     now = 100.0
     dispatcher.committed(tick(), now)
     for _ in range(50):
@@ -127,21 +134,21 @@ def unpacked(messages: Mapping[str, Sequence[bytes]]) -> dict[str, list[list[Dis
 
 
 def test_a_short_line_is_spread_over_the_slots() -> None:
-    dispatcher = Dispatcher(fleet_of(a=10), batch=1_000)
+    dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000)
     for count in (1, 5, 10, 19):
         bundles = unpacked(dispatcher.messages([claimed(number) for number in range(count)]))["a"]
         assert [len(bundle) for bundle in bundles] == [1] * count
 
 
 def test_a_long_line_is_bundled() -> None:
-    dispatcher = Dispatcher(fleet_of(a=10), batch=10_000)
+    dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=10_000)
     bundles = unpacked(dispatcher.messages([claimed(number) for number in range(1_000)]))["a"]
     assert {len(bundle) for bundle in bundles} == {BUNDLE}
 
 
 def test_a_message_carries_the_whole_task() -> None:
     task = Claimed(b"i" * 16, 7, "job", b"payload", "a", '{"timeout":1.0}', b"r" * 16, 3, True)
-    (bundle,) = unpacked(Dispatcher(fleet_of(a=10), batch=10).messages([task]))["a"]
+    (bundle,) = unpacked(Dispatcher(fleet_of(a=10), LaneService(), batch=10).messages([task]))["a"]
     assert bundle == [Dispatch(b"i" * 16, 7, "job", b"payload", "a", '{"timeout":1.0}', b"r" * 16, 3, True)]
 
 
@@ -153,7 +160,7 @@ def test_nothing_is_lost_doubled_or_reordered_on_the_way_into_messages(
     line: list[tuple[str, bool]], slots: int
 ) -> None:
     tasks = [claimed(number, queue, alone=alone) for number, (queue, alone) in enumerate(line)]
-    messages = unpacked(Dispatcher(fleet_of(a=slots, b=1), batch=1_000).messages(tasks))
+    messages = unpacked(Dispatcher(fleet_of(a=slots, b=1), LaneService(), batch=1_000).messages(tasks))
     for queue, bundles in messages.items():
         sent = [task for bundle in bundles for task in bundle]
         for alone in (False, True):

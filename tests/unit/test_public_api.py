@@ -15,6 +15,7 @@ import orchestrator
 
 PUBLIC = [
     "ConfigurationError",
+    "Duplicate",
     "ExpressionError",
     "Handle",
     "InvalidTask",
@@ -24,6 +25,8 @@ PUBLIC = [
     "OrchestratorError",
     "PayloadError",
     "Progress",
+    "Queue",
+    "Rate",
     "ResultTimeout",
     "Retry",
     "RunFailed",

@@ -37,6 +37,12 @@ class QueueCounts:
     """Live workers that serve it."""
     slots: int
     """How many tasks they run at once, of all their queues together."""
+    paused: bool = False
+    """Nothing of it is handed out."""
+    concurrency: int | None = None
+    """How many of its tasks may run at once."""
+    rate: float | None = None
+    """How many of its tasks may start in a second."""
 
 
 _LATER = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL"
@@ -59,13 +65,17 @@ WITH waiting AS (
 )
 SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coalesce(unknown, 0) AS unknown,
        coalesce(blocked, 0) AS blocked, coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running,
-       oldest_ready, coalesce(workers, 0) AS workers, coalesce(slots, 0) AS slots
-  FROM waiting FULL JOIN serving USING (queue) ORDER BY queue
+       oldest_ready, coalesce(workers, 0) AS workers, coalesce(slots, 0) AS slots,
+       coalesce(paused, false) AS paused, concurrency, rate
+  FROM waiting FULL JOIN serving USING (queue)
+  FULL JOIN (SELECT name AS queue, paused, concurrency, rate FROM orchestrator.queues
+              WHERE paused OR concurrency IS NOT NULL OR rate IS NOT NULL) AS chosen USING (queue)
+ ORDER BY queue
 """
 
 
 def list_queues(connection: Connection) -> list[QueueCounts]:
-    """Return every queue that holds an open task or has a live worker; costs one pass over the open tasks."""
+    """Return every queue with an open task, a live worker or a setting; costs one pass over the open tasks."""
     return [QueueCounts(**row._asdict()) for row in connection.exec_driver_sql(_QUEUES)]
 
 

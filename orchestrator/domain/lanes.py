@@ -1,0 +1,282 @@
+"""Whose turn it is: priority first, then keys by turns, then age; and never more than the limits allow.
+
+A task with a key or a limit of its own waits in a *lane*, `task|key`. The lanes of a task that has limits stand before
+its *gate*, which holds for all of them together. Where there is nothing but a key, the gate has no name, and keys
+share their turns whatever the task. What has neither key nor limit is the queue's plain traffic: one more lane.
+
+    queue ─┬─ plain
+           ├─ gate ""       ── lane "|acme"      lane "|globex"  …      fairness alone
+           └─ gate "mail"   ── lane "mail|acme"  lane "mail|zorg" …     limits of the task `mail`
+
+Every lane has a clock that moves by 1/weight with each task it is given, and the lane that is furthest behind is next.
+A lane that was empty starts where the others are, so nobody can save turns up. A lane that is at its limit, or whose
+rate allows nothing yet, does not stand in line at all, so that a million tasks behind it cost nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from orchestrator.domain.limits import Buckets, Rate
+from orchestrator.domain.task import DEFAULT_OPTIONS, TaskOptions
+
+MOST_LANES = 50_000
+"""Lanes that are remembered at once. Of those beyond, Postgres is asked when there is room again."""
+
+_SEPARATOR = "|"
+
+
+def lane_name(task: str, key: str | None, options: TaskOptions) -> str | None:
+    """Return the lane of a task: None if it has neither key nor limit."""
+    limited = options.concurrency or options.total_concurrency or options.rate or options.total_rate
+    if not limited and key is None:
+        return None
+    return f"{task if limited else ''}{_SEPARATOR}{key or ''}"
+
+
+def gate_of(lane: str) -> str:
+    """Return the gate before which a lane stands."""
+    return lane.partition(_SEPARATOR)[0]
+
+
+class Share(NamedTuple):
+    """What one lane is given of a queue's room."""
+
+    queue: str
+    lane: str | None
+    """None for the plain traffic."""
+    priority: int
+    turns: int
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    queue: str
+    name: str
+    options: TaskOptions
+    top: int
+    """The priority of its most urgent task."""
+    clock: float
+    ticket: int = 0
+    """Its place in line; an older ticket is void."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    lines: defaultdict[str, list[tuple[int, float, int, _Lane]]] = field(default_factory=lambda: defaultdict(list))
+    """By gate, the lanes that may be served: heaps of (urgency, clock, ticket, lane)."""
+    plain: _Lane = field(default_factory=lambda: _Lane("", "", DEFAULT_OPTIONS, 0, 0.0))
+    clock: float = 0.0
+    """Of the lane that was served last."""
+    size: int = 0
+    """How many lanes it has."""
+
+
+class Lanes:
+    """The lanes in which something is ready, and what each of them may be given."""
+
+    def __init__(self, buckets: Buckets) -> None:
+        self._buckets = buckets
+        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._queues: dict[str, _Queue] = {}
+        self._gates: dict[str, TaskOptions] = {}
+        self._in_flight: Counter[str] = Counter()
+        """By lane, and by gate (which has no separator in its name)."""
+        self._full: defaultdict[str, list[_Lane]] = defaultdict(list)
+        """Lanes that are at their limit, by name."""
+        self._asleep: list[tuple[float, int, _Lane]] = []
+        """Lanes whose rate allows nothing before a time: a heap."""
+        self._tickets = 0
+        self._is_partial = False
+        """Not all lanes are remembered."""
+
+    # -- what is ready
+
+    def has(self, queue: str) -> bool:
+        """Say whether a queue has a lane in which something is ready."""
+        place = self._queues.get(queue)
+        return place is not None and place.size > 0
+
+    def arrive(self, queue: str, name: str, priority: int, options: TaskOptions) -> None:
+        """Take note that a task is ready in a lane."""
+        place = self._queues.setdefault(queue, _Queue())
+        self._gates[gate_of(name)] = options  # the newest task says what the limits are
+        lane = self._lanes.get((queue, name))
+        if lane is None:
+            if len(self._lanes) >= MOST_LANES:
+                self._is_partial = True
+                return
+            lane = self._lanes[queue, name] = _Lane(queue, name, options, priority, place.clock)
+            place.size += 1
+            self._line_up(lane)
+        else:
+            lane.options = options
+            if priority > lane.top:
+                lane.top = priority
+                if lane.ticket:
+                    self._line_up(lane)
+
+    def settle(self, queue: str, name: str, top: int | None) -> None:
+        """Correct what is known of a lane: the priority of its first task, or None if it is empty."""
+        lane = self._lanes.get((queue, name))
+        if lane is None:
+            return
+        if top is None:
+            lane.ticket = 0
+            del self._lanes[queue, name]
+            self._queues[queue].size -= 1
+        elif top != lane.top:
+            lane.top = top
+            if lane.ticket:
+                self._line_up(lane)
+
+    def should_read(self) -> bool:
+        """Say, once, that lanes should be read again: not all could be remembered, and now there is room."""
+        if not self._is_partial or len(self._lanes) > MOST_LANES // 2:
+            return False
+        self._is_partial = False
+        return True
+
+    # -- what is in flight
+
+    def recount(self, lanes: Iterable[str]) -> None:
+        """Start from what is in flight, one name for each task."""
+        self._in_flight.clear()
+        for lane in lanes:
+            self._count(lane, 1)
+        for lane, waiting in list(self._full.items()):
+            if any(self._in_flight[lane] < (each.options.concurrency or 0) for each in waiting):
+                self._release(lane)
+
+    def landed(self, lane: str) -> None:
+        """Take note that a task of a lane is no longer in flight."""
+        self._count(lane, -1)
+        self._release(lane)
+
+    def _count(self, lane: str, number: int) -> None:
+        for name in (lane, gate_of(lane)):
+            self._in_flight[name] += number
+            if self._in_flight[name] <= 0:
+                del self._in_flight[name]
+
+    def _release(self, name: str) -> None:
+        for lane in self._full.pop(name, ()):
+            self._line_up(lane)
+
+    # -- turns
+
+    def allot(self, queue: str, room: int, plain_top: int | None, now: float) -> list[Share]:
+        """Give `room` turns away; `plain_top` is the priority of the first plain task, if there is one."""
+        self._wake(now)
+        place = self._queues[queue]
+        place.plain.clock = max(place.plain.clock, place.clock)
+        given: Counter[tuple[str | None, int]] = Counter()
+        while room > 0:
+            lane = self._next(place, plain_top, now)
+            if lane is None:
+                break
+            if lane is not place.plain and not self._may_serve(lane, now):
+                continue
+            room -= 1
+            place.clock = lane.clock
+            lane.clock += 1.0 / lane.options.weight
+            if lane is place.plain:
+                given[None, lane.top] += 1
+            else:
+                given[lane.name, lane.top] += 1
+                self._spend(lane, now, 1)
+                self._line_up(lane)
+        return [Share(queue, name, top, turns) for (name, top), turns in given.items()]
+
+    def give_back(self, share: Share, unused: int, now: float) -> None:
+        """Take back what a lane was given and could not use."""
+        if share.lane is not None:
+            lane = self._lanes[share.queue, share.lane]
+            self._spend(lane, now, -unused)
+            lane.clock -= unused / lane.options.weight
+            self._release(lane.name)
+
+    def next_due(self, now: float) -> float | None:
+        """Return when a rate will next allow something that waits for it."""
+        times = [time for time, _, _ in self._asleep[:1]]
+        for place in self._queues.values():
+            for gate, line in place.lines.items():
+                rate = self._gates[gate].total_rate if line else None
+                if rate is not None and not self._buckets.admits(_gate_bucket(gate), rate, now):
+                    times.append(self._buckets.next_admission(_gate_bucket(gate), rate))
+        return min(times, default=None)
+
+    def _line_up(self, lane: _Lane) -> None:
+        if self._lanes.get((lane.queue, lane.name)) is lane:
+            self._tickets += 1
+            lane.ticket = self._tickets
+            line = self._queues[lane.queue].lines[gate_of(lane.name)]
+            heapq.heappush(line, (-lane.top, lane.clock, lane.ticket, lane))
+
+    def _wake(self, now: float) -> None:
+        while self._asleep and self._asleep[0][0] <= now:
+            self._line_up(heapq.heappop(self._asleep)[2])
+
+    def _next(self, place: _Queue, plain_top: int | None, now: float) -> _Lane | None:
+        """Take the lane whose turn it is out of its line."""
+        best: tuple[int, float, int, _Lane] | None = None
+        if plain_top is not None:
+            place.plain.top = plain_top
+            best = (-plain_top, place.plain.clock, 0, place.plain)
+        chosen = None
+        for gate, line in place.lines.items():
+            while line and line[0][2] != line[0][3].ticket:
+                heapq.heappop(line)
+            if line and (best is None or line[0][:3] < best[:3]) and self._is_open(gate, now):
+                best, chosen = line[0], line
+        if chosen is not None:
+            heapq.heappop(chosen)[3].ticket = 0
+        return best[3] if best is not None else None
+
+    def _is_open(self, gate: str, now: float) -> bool:
+        options = self._gates[gate]
+        if options.total_concurrency is not None and self._in_flight[gate] >= options.total_concurrency:
+            return False
+        return options.total_rate is None or self._buckets.admits(_gate_bucket(gate), options.total_rate, now) > 0
+
+    def _may_serve(self, lane: _Lane, now: float) -> bool:
+        """Say whether a lane's own limits allow one more; if not, it waits where it will be found again."""
+        options = lane.options
+        if options.concurrency is not None and self._in_flight[lane.name] >= options.concurrency:
+            self._full[lane.name].append(lane)
+            return False
+        if options.rate is not None and not self._buckets.admits(_lane_bucket(lane.name), options.rate, now):
+            self._tickets += 1
+            until = self._buckets.next_admission(_lane_bucket(lane.name), options.rate)
+            heapq.heappush(self._asleep, (until, self._tickets, lane))
+            return False
+        return True
+
+    def _spend(self, lane: _Lane, now: float, count: int) -> None:
+        self._count(lane.name, count)
+        for bucket, rate in _rates(lane.name, lane.options):
+            self._buckets.spend(bucket, rate, now, count)
+
+
+def _rates(lane: str, options: TaskOptions) -> Iterator[tuple[str, Rate]]:
+    if options.rate is not None:
+        yield _lane_bucket(lane), options.rate
+    if options.total_rate is not None:
+        yield _gate_bucket(gate_of(lane)), options.total_rate
+
+
+def _lane_bucket(lane: str) -> str:
+    return f"lane {lane}"
+
+
+def _gate_bucket(gate: str) -> str:
+    return f"task {gate}"
+
+
+def queue_bucket(queue: str) -> str:
+    """Return the name of a queue's bucket."""
+    return f"queue {queue}"

@@ -1,0 +1,59 @@
+"""A queue, to be paused, limited or emptied."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from orchestrator.domain.limits import Rate
+from orchestrator.errors import InvalidTask, ResultTimeout
+from orchestrator.sdk.options import check_name, check_rate
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.app import Orchestrator
+
+_LOOK_AGAIN = 0.25
+
+
+class Queue:
+    """One queue of an application. What is set for it stands in Postgres and holds for the whole fleet."""
+
+    def __init__(self, app: Orchestrator, name: str) -> None:
+        self._app = app
+        self.name = check_name("queue", name)
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name}>"
+
+    def pause(self) -> None:
+        """Hand out nothing more of it; what is with the workers goes on."""
+        self._app.backend.pause_queue(self.name, True)
+
+    def resume(self) -> None:
+        """Hand its tasks out again."""
+        self._app.backend.pause_queue(self.name, False)
+
+    def limit(self, *, concurrency: int | None = None, rate: str | Rate | None = None) -> None:
+        """Set how many of its tasks may run at once, and how often one may start; None lifts a limit."""
+        if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
+            raise InvalidTask(f"Option concurrency: expected a whole number above zero, found {concurrency!r}.")
+        self._app.backend.limit_queue(self.name, concurrency, check_rate("rate", rate))
+
+    def purge(self) -> None:
+        """Cancel everything that waits in it now."""
+        self._app.backend.purge_queue(self.name)
+
+    def open(self) -> int:
+        """Return how many of its tasks have not ended."""
+        return self._app.backend.open_tasks(self.name)
+
+    def drain(self, timeout: float | None = None, *, show: Callable[[int], None] = lambda _: None) -> None:
+        """Wait until all of its tasks have ended; `show` is called with how many are still open."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while left := self.open():
+            show(left)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise ResultTimeout(f"Queue {self.name!r} still holds {left:,} tasks after {timeout:g} s.")
+            time.sleep(_LOOK_AGAIN)
+        show(0)

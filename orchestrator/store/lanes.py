@@ -1,0 +1,162 @@
+"""Tasks that wait in lanes, and the rates that some of them keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.lanes import Share
+from orchestrator.domain.states import TaskState, sources_of
+from orchestrator.store import arrays
+from orchestrator.store.statement import Statement
+from orchestrator.store.tables import READY_IN_LANE, READY_PLAIN
+from orchestrator.store.transitions import CLAIMED, Claimed, among, claimed
+
+
+class Head(NamedTuple):
+    """The first task of a lane that has something ready."""
+
+    queue: str
+    lane: str
+    priority: int
+    options: str | None
+
+
+_ARRIVED = Statement(
+    f"""
+SELECT t.queue, t.lane, t.priority, t.options::text
+  FROM unnest(%(ids)s::uuid[]) AS arrived(id)
+ CROSS JOIN LATERAL (
+       SELECT queue, lane, priority, options FROM orchestrator.tasks
+        WHERE id = arrived.id AND {READY_IN_LANE} LIMIT 1) AS t
+"""
+)
+
+
+def arrived(connection: Connection, ids: Sequence[bytes]) -> list[Head]:
+    """Return where tasks of which the inbox tells stand ready."""
+    return [Head(*row) for row in _ARRIVED(connection, {"ids": arrays.uuids(ids)})]
+
+
+_FIRST = f"SELECT queue, lane, priority, options FROM orchestrator.tasks WHERE {READY_IN_LANE}"
+_ORDER = "ORDER BY queue, lane, priority DESC, seq LIMIT 1"
+
+_LANES = Statement(
+    f"""
+WITH RECURSIVE found AS (
+    ({_FIRST} AND (queue, lane) > (%(queue)s::text, %(lane)s::text) {_ORDER})
+    UNION ALL
+    SELECT following.* FROM found
+     CROSS JOIN LATERAL ({_FIRST} AND (queue, lane) > (found.queue, found.lane) {_ORDER}) AS following
+)
+SELECT queue, lane, priority, options::text FROM found LIMIT %(limit)s
+"""
+)
+
+
+def lanes_after(connection: Connection, queue: str, lane: str, limit: int) -> list[Head]:
+    """Return the lanes after this one in which something is ready: one index probe each, however full they are."""
+    return [Head(*row) for row in _LANES(connection, {"queue": queue, "lane": lane, "limit": limit})]
+
+
+_CLAIM = Statement(
+    f"""
+UPDATE orchestrator.tasks t
+   SET status = 'dispatched', attempt = t.attempt + 1, dispatched_at = %(now)s::timestamptz
+ WHERE t.ctid = ANY (ARRAY(
+       SELECT next.ctid
+         FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(priorities)s::smallint[], %(turns)s::int[])
+              AS share(queue, lane, priority, turns)
+        CROSS JOIN LATERAL (
+             (SELECT ctid FROM orchestrator.tasks
+               WHERE queue = share.queue AND lane = share.lane AND priority = share.priority AND {READY_IN_LANE}
+               ORDER BY seq LIMIT share.turns)
+              UNION ALL
+             (SELECT ctid FROM orchestrator.tasks
+               WHERE queue = share.queue AND priority = share.priority AND {READY_PLAIN}
+               ORDER BY seq LIMIT CASE WHEN share.lane IS NULL THEN share.turns ELSE 0 END)) AS next))
+   AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
+RETURNING {CLAIMED}
+"""
+)
+
+
+def claim(connection: Connection, shares: Sequence[Share], now: datetime) -> list[Claimed]:
+    """Claim what each lane has been given, oldest first; of the priority that it was given for."""
+    parameters = {
+        "now": now,
+        "queues": [share.queue for share in shares],
+        "lanes": [share.lane for share in shares],
+        "priorities": arrays.numbers(share.priority for share in shares),
+        "turns": arrays.numbers(share.turns for share in shares),
+    }
+    return claimed(_CLAIM(connection, parameters))
+
+
+_TOPS = Statement(
+    f"""
+SELECT lane.queue, lane.name, first.priority
+  FROM unnest(%(queues)s::text[], %(lanes)s::text[]) AS lane(queue, name)
+  LEFT JOIN LATERAL (
+       SELECT priority FROM orchestrator.tasks
+        WHERE queue = lane.queue AND lane = lane.name AND {READY_IN_LANE}
+        ORDER BY priority DESC, seq LIMIT 1) AS first ON true
+"""
+)
+
+
+def tops(connection: Connection, lanes: Sequence[tuple[str, str]]) -> list[tuple[str, str, int | None]]:
+    """Return queue, lane, and the priority of its first ready task, or None if it is empty."""
+    parameters = {"queues": [queue for queue, _ in lanes], "lanes": [lane for _, lane in lanes]}
+    return [(row[0], row[1], row[2]) for row in _TOPS(connection, parameters)]
+
+
+_PLAIN_TOPS = Statement(
+    f"""
+SELECT queue.name, first.priority
+  FROM unnest(%(queues)s::text[]) AS queue(name)
+ CROSS JOIN LATERAL (
+       SELECT priority FROM orchestrator.tasks
+        WHERE queue = queue.name AND {READY_PLAIN} ORDER BY priority DESC, seq LIMIT 1) AS first
+"""
+)
+
+
+def plain_tops(connection: Connection, queues: Iterable[str]) -> dict[str, int]:
+    """Return the priority of the first ready task outside of all lanes, for the queues that have one."""
+    return {row[0]: row[1] for row in _PLAIN_TOPS(connection, {"queues": list(queues)})}
+
+
+# -- buckets
+
+_BUCKETS = "SELECT name, extract(epoch FROM due)::double precision FROM orchestrator.buckets WHERE due > now()"
+
+
+def buckets(connection: Connection) -> dict[str, float]:
+    """Return every bucket that is not full, by name, as seconds since 1970."""
+    return {row[0]: row[1] for row in connection.exec_driver_sql(_BUCKETS)}
+
+
+_SAVE = Statement(
+    """
+INSERT INTO orchestrator.buckets (name, due)
+SELECT name, to_timestamp(due) FROM unnest(%(names)s::text[], %(dues)s::double precision[]) AS b(name, due)
+    ON CONFLICT (name) DO UPDATE SET due = excluded.due
+"""
+)
+
+
+def save_buckets(connection: Connection, due: Mapping[str, float]) -> None:
+    """Save buckets that have been used."""
+    _SAVE(connection, {"names": list(due), "dues": arrays.numbers(due.values())})
+
+
+_PRUNE = "DELETE FROM orchestrator.buckets WHERE due < now() - interval '1 minute'"
+
+
+def prune_buckets(connection: Connection) -> None:
+    """Forget buckets that have been full for a while: they are as good as absent."""
+    connection.exec_driver_sql(_PRUNE)

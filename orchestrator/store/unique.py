@@ -1,0 +1,172 @@
+"""Keys that only one task may have at a time.
+
+A client takes a key with the same statement that creates the task, and never locks a key that another task has, so the
+leader, which frees keys, waits for nobody. The leader takes keys only for tasks that running tasks enqueue; if a
+transaction that has not ended yet may be taking the same key, it asks again later instead of waiting.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, text
+
+from orchestrator.domain.task import NewTask, UniqueKey
+from orchestrator.errors import Duplicate, OrchestratorError
+from orchestrator.store import arrays
+from orchestrator.store.enqueue import insert_task
+from orchestrator.store.statement import Statement
+from orchestrator.store.transitions import arrivals, identifier
+
+_ROUNDS = 100
+"""How often a key may slip away between two statements before something must be wrong."""
+
+_HOLDER = text("SELECT CAST(task_id AS text), until <= now() FROM orchestrator.unique_keys WHERE key = :key")
+_FREE_EXPIRED = text("DELETE FROM orchestrator.unique_keys WHERE key = :key AND until <= now()")
+_REPLACE = text(
+    f"""
+    WITH changed AS (
+        UPDATE orchestrator.tasks
+           SET payload = :payload, wake_at = now() + CAST(:delay AS double precision) * interval '1 second'
+         WHERE id = CAST(:id AS uuid) AND status = 'pending' AND hold IS NULL
+        RETURNING id, lane, wake_at
+    ), arrived AS ({arrivals("changed WHERE lane IS NOT NULL AND wake_at IS NULL")})
+    SELECT id FROM changed
+    """
+)
+_WAIT_FOR_KEY = text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))")
+
+
+def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey) -> bytes:
+    """Create a task, or do what its policy says if another has its key; return the id of the task that has it."""
+    for _ in range(_ROUNDS):
+        if insert_task(connection, task):
+            return task.id
+        row = connection.execute(_HOLDER, {"key": unique.key}).one_or_none()
+        if row is None:
+            continue  # the task that had it has just let it go
+        holder = identifier(row[0])
+        if row[1]:
+            connection.execute(_FREE_EXPIRED, {"key": unique.key})
+        elif unique.on_duplicate == "raise":
+            raise Duplicate(f"Task {row[0]} already has the key {unique.key!r}; this one was not enqueued.", row[0])
+        elif unique.on_duplicate == "return" or _replace(connection, holder, task) or unique.scope != "pending":
+            return holder
+    raise OrchestratorError(f"The key {unique.key!r} could not be had: other tasks take it and let it go all the time.")
+
+
+def _replace(connection: Connection, holder: bytes, task: NewTask) -> bool:
+    delay = task.delay if task.delay > 0 else None
+    found = connection.execute(_REPLACE, {"id": holder.hex(), "payload": task.payload, "delay": delay})
+    return found.first() is not None
+
+
+def wait_for_key(connection: Connection, unique: UniqueKey) -> None:
+    """Before taking a key in a transaction that may last: keep the leader from running into it."""
+    connection.execute(_WAIT_FOR_KEY, {"key": unique.key})
+
+
+# -- the leader
+
+_TAKE = Statement(
+    """
+WITH wanted AS MATERIALIZED (
+    SELECT key, task_id, scope, period, pg_try_advisory_xact_lock(hashtextextended(key, 0)) AS is_mine
+      FROM unnest(%(keys)s::text[], %(ids)s::uuid[], %(scopes)s::text[], %(periods)s::double precision[])
+           AS w(key, task_id, scope, period)
+), taken AS (
+    INSERT INTO orchestrator.unique_keys AS held (key, task_id, scope, until)
+    SELECT key, task_id, scope, now() + period * interval '1 second' FROM wanted WHERE is_mine
+        ON CONFLICT (key) DO UPDATE SET task_id = excluded.task_id, scope = excluded.scope, until = excluded.until
+     WHERE held.until <= now() OR held.task_id = excluded.task_id
+    RETURNING key
+)
+SELECT wanted.key, wanted.is_mine, EXISTS (SELECT FROM taken WHERE taken.key = wanted.key) FROM wanted
+"""
+)
+
+
+def take(connection: Connection, tasks: Sequence[NewTask]) -> tuple[set[bytes], set[bytes]]:
+    """Take the keys of tasks, no two alike; return the ids of those that have theirs, and of those to ask again for."""
+    unique = [(task.id, task.unique) for task in tasks if task.unique is not None]
+    rows = _TAKE(
+        connection,
+        {
+            "keys": [key.key for _, key in unique],
+            "ids": arrays.uuids(task for task, _ in unique),
+            "scopes": [key.scope for _, key in unique],
+            "periods": arrays.numbers(key.period for _, key in unique),
+        },
+    )
+    found = {row[0]: (row[1], row[2]) for row in rows}
+    taken = {task for task, key in unique if found[key.key][1]}
+    contested = {task for task, key in unique if not found[key.key][0]}
+    return taken, contested
+
+
+_DEFER = text(
+    """
+    INSERT INTO orchestrator.inbox (kind, target, body)
+    SELECT 'enqueue', task.id, jsonb_build_object('task', task.data)
+      FROM unnest(CAST(:ids AS uuid[]), CAST(:data AS text[])) AS task(id, data)
+    """
+)
+
+
+def defer(connection: Connection, tasks: Sequence[NewTask]) -> None:
+    """Put tasks into the inbox, to be created when their keys can be had."""
+    data = [base64.b85encode(msgspec.msgpack.encode(task)).decode() for task in tasks]
+    connection.execute(_DEFER, {"ids": arrays.uuids(task.id for task in tasks), "data": data})
+
+
+def deferred(body: Any) -> NewTask:
+    """Return a task as `defer` put it into the inbox."""
+    return msgspec.msgpack.decode(base64.b85decode(body["task"]), type=NewTask)
+
+
+_KNOWN = Statement(
+    """
+SELECT asked.id::text FROM unnest(%(ids)s::uuid[]) AS asked(id)
+ WHERE (SELECT true FROM orchestrator.tasks WHERE id = asked.id LIMIT 1)
+    OR (SELECT true FROM orchestrator.ended_tasks WHERE id = asked.id LIMIT 1)
+"""
+)
+
+
+def known(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
+    """Return those of these ids that tasks already have, open or ended."""
+    return {identifier(row[0]) for row in _KNOWN(connection, {"ids": arrays.uuids(ids)})}
+
+
+_FREE = Statement(
+    """
+DELETE FROM orchestrator.unique_keys k
+ USING unnest(%(keys)s::text[], %(ids)s::uuid[]) AS freed(key, task_id)
+ WHERE k.key = freed.key AND k.task_id = freed.task_id AND k.scope = ANY(%(scopes)s::text[])
+"""
+)
+
+
+def free(connection: Connection, keys: Sequence[tuple[str, bytes]], *, ended: bool) -> None:
+    """Free the keys that tasks had until they were claimed or, if they have ended, until now."""
+    parameters = {
+        "keys": [key for key, _ in keys],
+        "ids": arrays.uuids(task for _, task in keys),
+        "scopes": ["pending", "running"] if ended else ["pending"],
+    }
+    _FREE(connection, parameters)
+
+
+_PRUNE = """
+DELETE FROM orchestrator.unique_keys WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM orchestrator.unique_keys WHERE until <= now() - interval '1 minute'
+        ORDER BY until LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+"""
+
+
+def prune(connection: Connection, limit: int) -> int:
+    """Forget keys whose period is over; return how many."""
+    return connection.exec_driver_sql(_PRUNE, {"limit": limit}).rowcount

@@ -1,0 +1,289 @@
+"""A leader on a real Postgres and a real Redis, with workers that do what the test says.
+
+No process is started and no time passes by itself: the leader's own clock is turned by hand, and Postgres's clock is
+offset where something has to become due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from redis import Redis
+from sqlalchemy import Engine, text
+
+from orchestrator import Handle, Orchestrator, RunHandle, Settings
+from orchestrator.domain.task import Dispatch, Enqueued, Failed, Flush, Report, Started, Succeeded, TaskError
+from orchestrator.scheduler.loop import Scheduler
+from orchestrator.store import database
+from orchestrator.transport.codec import Heartbeat, Order, decode, encode, names_digest, pack_attempt
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.worker import Receipt, WorkerStreams
+
+KEYS = Keys()
+ERROR = TaskError("ValueError", "no", "a traceback")
+ONE = b"\x01"
+"""The number 1, as a result."""
+TTL = 5.0
+TABLES = (
+    *("tasks", "ended_tasks", "attempts", "runs", "inbox", "leases", "cursors", "workers"),
+    *("queues", "buckets", "unique_keys"),
+)
+
+
+class Clock:
+    """The leader's own clock; it stands still until it is turned."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Worker:
+    """A worker made of its streams alone."""
+
+    def __init__(self, redis: Redis, name: str, *, knows: Sequence[str], slots: int, queues: Sequence[str]) -> None:
+        self.name = name
+        self.alive = True
+        self.doubtful = self.burst = self.draining = False
+        self.held: list[tuple[bytes, int]] = []
+        self._redis = redis
+        self._streams = WorkerStreams(redis, KEYS)
+        self._knows = list(knows)
+        self._slots = slots
+        self._queues = list(queues)
+        self._messages: list[tuple[str, str, set[tuple[bytes, int]]]] = []
+        self._last_order = {name: "0-0"}
+
+    def learn(self, *names: str) -> None:
+        self._knows.extend(names)
+
+    def beat(self) -> None:
+        held = b"".join(pack_attempt(*attempt) for attempt in self.held)
+        beat = Heartbeat(
+            self.name,
+            "host",
+            1,
+            self._queues,
+            self._slots,
+            names_digest(self._knows),
+            "",
+            1.0,
+            held,
+            len(self.held),
+            self.doubtful,
+            self.burst,
+            self.draining,
+        )
+        self._streams.beat([beat], self._knows, 600.0)
+
+    def die(self) -> None:
+        """Stop beating, as if its heartbeat had expired."""
+        self.alive = False
+        self._redis.delete(KEYS.worker(self.name))
+
+    def take(self) -> list[Dispatch]:
+        """Receive what there is, and hold it."""
+        generation = self._streams.generation()
+        assert generation is not None
+        self._streams.join(generation, self._queues)
+        taken: list[Dispatch] = []
+        for queue, entry, tasks in self._streams.take(generation, self.name, self._queues, 1_000, 0.001):
+            self._messages.append((queue, entry, {(task.id, task.attempt) for task in tasks}))
+            taken += tasks
+        self.held += [(task.id, task.attempt) for task in taken]
+        return taken
+
+    def report(self, *reports: Report) -> Receipt:
+        """Hand reports in, and drop the messages of which nothing is left."""
+        ended = {(report.id, report.attempt) for report in reports if not isinstance(report, (Started, Enqueued))}
+        done: dict[str, list[str]] = {}
+        for queue, entry, members in self._messages:
+            members -= ended
+            if not members:
+                done.setdefault(queue, []).append(entry)
+        self._messages = [message for message in self._messages if message[2]]
+        self.held = [attempt for attempt in self.held if attempt not in ended]
+        return self.flush(encode(Flush(self.name, list(reports))), done)
+
+    def flush(self, body: bytes, done: dict[str, list[str]] | None = None) -> Receipt:
+        generation = self._streams.generation()
+        assert generation is not None
+        receipt = self._streams.flush(generation, body, done or {})
+        assert receipt.entry is not None
+        return receipt
+
+    def succeed(self, *tasks: Dispatch, result: bytes = ONE) -> None:
+        self.report(*(Succeeded(task.id, task.attempt, 0.1, result) for task in tasks))
+
+    def fail(self, *tasks: Dispatch, retryable: bool = True) -> None:
+        self.report(*(Failed(task.id, task.attempt, 0.1, ERROR, retryable) for task in tasks))
+
+    def start(self, *tasks: Dispatch) -> None:
+        self.report(*(Started(task.id, task.attempt, 0.1) for task in tasks))
+
+    def orders(self) -> list[Order]:
+        return [order for _, order in self._streams.orders(self._last_order, 0.001)]
+
+
+class System:
+    """A leader, its services, and an application that enqueues."""
+
+    def __init__(self, engine: Engine, redis: Redis, settings: Settings) -> None:
+        self.engine = engine
+        self.redis = redis
+        self.settings = settings
+        self.clock = Clock()
+        self.workers: list[Worker] = []
+        self.schedulers: list[Scheduler] = []
+        self.app = Orchestrator(settings)
+        self.job = self.app.task(name="job")(lambda number=0: number)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.schedulers[-1]
+
+    def close(self) -> None:
+        for scheduler in self.schedulers:
+            scheduler._leadership.disconnect()
+        self.app.close()
+
+    # -- the leader
+
+    def stand_by(self, *, offset: float = 0.0) -> Scheduler:
+        """Return a scheduler that does not lead yet."""
+        streams = LeaderStreams(connect(self.settings.redis_url), KEYS)
+        return Scheduler(
+            self.engine, streams, self.settings, clock_offset=timedelta(seconds=offset), monotonic=self.clock
+        )
+
+    def lead(self, *, offset: float = 0.0) -> Scheduler:
+        """Have a new scheduler take over, whose day is `offset` seconds ahead."""
+        scheduler = self.stand_by(offset=offset)
+        self.expire_lease()
+        assert scheduler._leadership.acquire()
+        scheduler.take_over()
+        self.schedulers.append(scheduler)
+        return scheduler
+
+    def expire_lease(self) -> None:
+        self.sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.scheduler.tick()
+
+    def look(self, times: int = 1, *, after: float = 1.0) -> None:
+        """Let a second pass, in which live workers beat, and tick."""
+        for _ in range(times):
+            self.clock.now += after
+            for worker in self.workers:
+                if worker.alive:
+                    worker.beat()
+            self.scheduler.tick()
+
+    def look_until(self, condition: Callable[[], object]) -> None:
+        """Look until something has come about; half a minute of the leader's time is enough for anything here."""
+        for _ in range(30):
+            if condition():
+                return
+            self.look()
+        raise AssertionError("not within 30 looks")
+
+    def settle(self) -> None:
+        """Let the grace of a new leader pass."""
+        self.look_until(lambda: not self.scheduler._fleet.in_grace)
+
+    # -- workers
+
+    def worker(
+        self, name: str = "w1", *, knows: Sequence[str] = ("job",), slots: int = 10, queue: str = "default"
+    ) -> Worker:
+        worker = Worker(self.redis, name, knows=knows, slots=slots, queues=[queue])
+        worker.beat()
+        self.workers.append(worker)
+        return worker
+
+    def dispatch(self, count: int = 1, **options: Any) -> list[Handle[Any]]:
+        """Enqueue tasks and have them dispatched."""
+        task = self.job.options(**options)
+        handles = [task.enqueue(number) for number in range(count)]
+        self.look()
+        assert self.states(*handles) == ["dispatched"] * count
+        return handles
+
+    # -- what is there
+
+    def sql(self, statement: str, **parameters: Any) -> list[Any]:
+        with self.engine.begin() as connection:
+            result = connection.execute(text(statement), parameters)
+            return list(result.mappings()) if result.returns_rows else []
+
+    def row(self, handle: Handle[Any] | str | bytes) -> dict[str, Any]:
+        """Return a task's row, from whichever table it is in."""
+        identifier = UUID(bytes=handle) if isinstance(handle, bytes) else getattr(handle, "id", handle)
+        for table in ("tasks", "ended_tasks"):
+            for found in self.sql(
+                f"SELECT * FROM orchestrator.{table} WHERE id = CAST(:id AS uuid)", id=str(identifier)
+            ):
+                return dict(found)
+        raise AssertionError(f"{identifier} is nowhere")
+
+    def states(self, *handles: Handle[Any]) -> list[str]:
+        return [self.row(handle)["status"] for handle in handles]
+
+    def count(self, table: str) -> int:
+        return int(self.sql(f"SELECT count(*) AS count FROM orchestrator.{table}")[0]["count"])
+
+    def make_old(self) -> None:
+        """Let everything in flight have been dispatched a minute ago."""
+        self.sql("UPDATE orchestrator.tasks SET dispatched_at = dispatched_at - interval '1 minute'")
+
+    @property
+    def generation(self) -> str:
+        value = self.redis.get(KEYS.generation)
+        assert isinstance(value, bytes)
+        return value.decode()
+
+    def messages(self, queue: str = "default") -> list[tuple[bytes, int]]:
+        """Return the attempts whose messages stand in a queue's stream."""
+        entries: Any = self.redis.xrange(KEYS.queue(self.generation, queue))
+        return [(task.id, task.attempt) for _, fields in entries for task in decode(list[Dispatch], fields[b"d"])]
+
+    def quarantine(self) -> list[dict[bytes, bytes]]:
+        entries: Any = self.redis.xrange(KEYS.quarantine)
+        return [fields for _, fields in entries]
+
+
+@pytest.fixture(scope="module")
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = database.engine_for(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def system(engine: Engine, database_url: str, redis_url: str) -> Iterator[System]:
+    """Everything empty, and a leader in its first term."""
+    settings = Settings(database_url=database_url, redis_url=redis_url, lease=60.0, safety_scan=0.01, worker_ttl=TTL)
+    redis = connect(redis_url)
+    redis.flushall()
+    with engine.begin() as connection:
+        for table in TABLES:
+            connection.execute(text(f"DELETE FROM orchestrator.{table}"))
+    system = System(engine, redis, settings)
+    system.lead()
+    yield system
+    system.close()
+    redis.close()
+
+
+def raw(handle: Handle[Any] | RunHandle[Any]) -> bytes:
+    return UUID(handle.id).bytes

@@ -1,0 +1,326 @@
+"""Limits, fairness, expiry and the settings of queues, tick by tick."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from orchestrator import InvalidTask, Rate, TaskFailed
+from orchestrator.domain import lanes as domain_lanes
+from orchestrator.domain.task import Dispatch, Enqueued, Returned, Succeeded
+from tests.integration.stage import ONE, System, Worker, raw
+
+
+def by_customer(system: System, **options: Any) -> Any:
+    """Register a task that is done for customers."""
+    return system.app.task(name="mail", concurrency_key=lambda customer, **_: customer, **options)(
+        lambda customer, number=0: (customer, number)
+    )
+
+
+def customers(tasks: list[Dispatch]) -> Counter[str]:
+    """Count tasks by the customer in their arguments."""
+    from orchestrator.sdk.payload import decode_value
+
+    return Counter(decode_value(task.payload)[0][0] for task in tasks)
+
+
+def take(system: System, worker: Worker) -> list[Dispatch]:
+    """Tick until nothing more comes, and take it."""
+    system.look()
+    system.tick(3)
+    return worker.take()
+
+
+# -- lanes
+
+
+def test_one_customers_thousands_do_not_delay_anothers_first(system: System) -> None:
+    mail = by_customer(system)
+    worker = system.worker(knows=["mail"], slots=10)
+    system.app.enqueue_many(mail, [("big", number) for number in range(2_000)])
+    first = take(system, worker)
+    assert customers(first) == {"big": 10}
+    system.app.enqueue_many(mail, [("small", number) for number in range(5)])
+    worker.succeed(*first)
+    system.tick()
+    assert customers(worker.take())["small"] == 5
+
+
+def test_the_limit_of_a_key_holds_whoever_leads(system: System) -> None:
+    mail = by_customer(system, concurrency=2)
+    worker = system.worker(knows=["mail"], slots=50)
+    for customer in ("a", "b", "c"):
+        system.app.enqueue_many(mail, [(customer, number) for number in range(10)])
+    held = take(system, worker)
+    assert customers(held) == {"a": 2, "b": 2, "c": 2}
+    system.lead()
+    system.settle()
+    assert take(system, worker) == []
+    worker.succeed(held[0])
+    assert customers(take(system, worker)).total() == 1
+
+
+def test_the_limit_of_a_task_holds_for_all_its_keys_and_queues(system: System) -> None:
+    mail = by_customer(system, total_concurrency=4)
+    one = system.worker("one", knows=["mail"], slots=50)
+    two = system.worker("two", knows=["mail"], slots=50, queue="other")
+    for customer in range(10):
+        mail.enqueue(str(customer))
+        mail.options(queue="other").enqueue(str(customer))
+    held = take(system, one) + two.take()
+    assert len(held) == 4
+    one.succeed(*[task for task in held if task.queue == "default"])
+    two.succeed(*[task for task in held if task.queue == "other"])
+    assert len(take(system, one) + two.take()) == 4
+
+
+def test_a_limit_without_a_key(system: System) -> None:
+    lonely = system.app.task(name="lonely", concurrency=1)(lambda: None)
+    worker = system.worker(knows=["lonely", "job"], slots=50)
+    system.app.enqueue_many(lonely, [()] * 5)
+    system.job.enqueue()
+    held = take(system, worker)
+    assert Counter(task.name for task in held) == {"lonely": 1, "job": 1}
+
+
+def test_a_lost_worker_frees_its_place_when_it_is_known_to_be_lost(system: System) -> None:
+    mail = by_customer(system, concurrency=1)
+    worker, other = system.worker(knows=["mail"]), system.worker("other", knows=["mail"])
+    system.settle()
+    system.app.enqueue_many(mail, [("a", 1), ("a", 2)])
+    system.look()
+    (held,) = worker.take() or other.take()
+    owner, heir = (worker, other) if worker.held else (other, worker)
+    owner.die()
+    system.make_old()
+    system.look_until(lambda: heir.take())
+    again = system.sql("SELECT id::text, attempt, status FROM orchestrator.tasks ORDER BY seq")
+    assert [row["status"] for row in again] == ["dispatched", "pending"]
+    assert again[0]["attempt"] == held.attempt + 1
+
+
+@pytest.mark.parametrize("how", ["at once", "after a delay", "by a task", "given back", "by hand"])
+def test_every_way_into_a_lane_is_noticed(system: System, how: str) -> None:
+    mail = by_customer(system, concurrency=1)
+    worker = system.worker(knows=["mail", "job"])
+    if how == "at once":
+        mail.enqueue("a")
+    elif how == "after a delay":
+        mail.options(delay=60).enqueue("a")
+        assert take(system, worker) == []
+        system.lead(offset=61)
+    elif how == "by a task":
+        system.dispatch()
+        (parent,) = worker.take()
+        child = mail.new(("a",), {})
+        worker.report(Enqueued([child]), Succeeded(parent.id, 1, 0.1, ONE))
+    elif how == "given back":
+        mail.enqueue("a")
+        (task,) = take(system, worker)
+        worker.report(Returned(task.id, task.attempt, "worker stops"))
+    else:
+        handle = mail.enqueue("a")
+        (task,) = take(system, worker)
+        worker.fail(task)
+        system.tick()
+        handle.retry()
+    (found,) = take(system, worker)
+    assert found.name == "mail"
+    assert system.count("inbox") == 0
+
+
+def test_a_new_leader_finds_thousands_of_lanes(system: System) -> None:
+    mail = by_customer(system, concurrency=1)
+    worker = system.worker(knows=["mail"], slots=1_000)
+    system.app.enqueue_many(mail, [(str(number // 2),) for number in range(5_000)])
+    system.lead()
+    system.settle()
+    seen: set[str] = set()
+    for _ in range(20):
+        system.tick()
+        tasks = worker.take()
+        found = customers(tasks)
+        assert set(found.values()) <= {1}
+        seen |= set(found)
+        worker.succeed(*tasks)
+    assert len(seen) == 2_500
+    system.look_until(lambda: worker.succeed(*worker.take()) or system.count("tasks") == 0)
+
+
+def test_more_lanes_than_are_remembered_are_all_served(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domain_lanes, "MOST_LANES", 50)
+    mail = by_customer(system)
+    worker = system.worker(knows=["mail"], slots=20)
+    system.app.enqueue_many(mail, [(str(number),) for number in range(300)])
+    system.look()
+    system.look_until(lambda: [worker.succeed(*worker.take()), system.tick()] and system.count("tasks") == 0)
+
+
+def test_a_tick_that_is_rolled_back_forgets_nothing(system: System) -> None:
+    mail = by_customer(system, concurrency=1)
+    worker = system.worker(knows=["mail"], slots=10)
+    system.app.enqueue_many(mail, [(str(number % 4),) for number in range(8)])
+    system.sql(
+        "CREATE FUNCTION pg_temp_refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END'"
+    )
+    system.sql(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON orchestrator.tasks FOR EACH ROW WHEN (new.status = 'dispatched')"
+        " EXECUTE FUNCTION pg_temp_refuse()"
+    )
+    try:
+        system.look()
+        assert worker.take() == []
+    finally:
+        system.sql("DROP TRIGGER refuse ON orchestrator.tasks")
+        system.sql("DROP FUNCTION pg_temp_refuse")
+    assert sorted(customers(take(system, worker)).values()) == [1, 1, 1, 1]
+
+
+def test_priority_counts_across_lanes(system: System) -> None:
+    mail = by_customer(system)
+    worker = system.worker(knows=["mail", "job"], slots=3)
+    for customer in "abc":
+        system.app.enqueue_many(mail, [(customer, number) for number in range(3)])
+    urgent = mail.options(priority=10).enqueue("z")
+    plain = system.job.options(priority=20).enqueue()
+    tasks = take(system, worker)
+    assert [task.id for task in tasks[:2]] == [raw(plain), raw(urgent)]
+
+
+# -- rates
+
+
+def test_a_rate_is_kept_and_survives_its_leader(system: System) -> None:
+    mail = by_customer(system, rate=Rate(3, per=3_600))
+    worker = system.worker(knows=["mail"], slots=50)
+    system.app.enqueue_many(mail, [(customer, number) for customer in "ab" for number in range(10)])
+    assert customers(take(system, worker)) == {"a": 3, "b": 3}
+    system.lead()
+    system.settle()
+    assert take(system, worker) == []
+    system.lead(offset=1_300)
+    system.settle()
+    assert customers(take(system, worker)) == {"a": 1, "b": 1}
+
+
+def test_the_leader_wakes_when_a_rate_allows_more(system: System) -> None:
+    quick = system.app.task(name="quick", rate=Rate(20, per=1, burst=1))(lambda: None)
+    worker = system.worker(knows=["quick"], slots=50)
+    system.app.enqueue_many(quick, [()] * 3)
+    system.look()
+    system.tick(3)
+    tasks = worker.take()
+    while len(tasks) < 3:  # each tick blocks until the rate allows one more
+        system.tick()
+        tasks += worker.take()
+    assert len(tasks) == 3
+
+
+# -- expiry
+
+
+def test_a_task_that_has_not_started_in_time_expires(system: System) -> None:
+    late = system.job.options(expires=60).enqueue(1)
+    delayed = system.job.options(delay=120, expires=60).enqueue(2)
+    never = system.job.options(expires=600).enqueue(3)
+    system.look()
+    system.lead(offset=61)
+    system.look(2)
+    assert system.states(late, delayed, never) == ["failed", "failed", "pending"]
+    assert system.row(late)["reason"] == "expired"
+    with pytest.raises(TaskFailed, match="had not started when it expired"):
+        late.result(timeout=1)
+
+
+def test_a_task_that_has_started_does_not_expire(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch(expires=60, retries=3)
+    (task,) = worker.take()
+    worker.start(task)
+    system.lead(offset=61)
+    system.look()
+    assert handle.status() == "running"
+    worker.fail(task)
+    system.tick()
+    assert handle.status() == "pending"
+    assert system.row(handle)["expires_at"] is None
+
+
+# -- queues
+
+
+def test_a_paused_queue_hands_out_nothing_and_goes_on_when_resumed(system: System) -> None:
+    worker = system.worker(slots=5)
+    system.app.queue("default").pause()
+    handle = system.job.enqueue()
+    assert take(system, worker) == []
+    system.lead()
+    system.settle()
+    assert (take(system, worker), handle.status()) == ([], "pending")
+    system.app.queue("default").resume()
+    assert [task.id for task in take(system, worker)] == [raw(handle)]
+
+
+def test_the_limits_of_a_queue(system: System) -> None:
+    worker = system.worker(slots=50)
+    queue = system.app.queue("default")
+    queue.limit(concurrency=3)
+    system.app.enqueue_many(system.job, [(number,) for number in range(20)])
+    held = take(system, worker)
+    assert len(held) == 3
+    worker.succeed(held[0])
+    assert len(take(system, worker)) == 1
+    queue.limit(rate="5/h")
+    assert len(take(system, worker)) == 5
+    queue.limit()
+    assert len(take(system, worker)) == 11
+
+
+def test_a_purge_cancels_what_waits_and_nothing_else(system: System) -> None:
+    worker = system.worker(slots=2)
+    (running,) = system.dispatch()
+    system.app.queue("default").pause()
+    waiting = [system.job.options(delay=delay).enqueue() for delay in (0, 3600)]
+    elsewhere = system.job.options(queue="other").enqueue()
+    system.app.queue("default").purge()
+    system.look()
+    assert system.states(running, *waiting, elsewhere) == ["dispatched", "cancelled", "cancelled", "pending"]
+    assert worker.take()[0].id == raw(running)
+
+
+def test_draining_waits_for_the_last_task(system: System) -> None:
+    queue = system.app.queue("default")
+    shown: list[int] = []
+    queue.drain(timeout=1, show=shown.append)
+    assert shown == [0]
+    system.job.enqueue()
+    with pytest.raises(TimeoutError, match="'default' still holds 1 tasks"):
+        queue.drain(timeout=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"concurrency": 0}, "Option concurrency: expected a whole number above zero, found 0"),
+        ({"total_concurrency": True}, "Option total_concurrency"),
+        ({"rate": "often"}, "Option rate: expected a rate like '10/s'"),
+        ({"weight": 0}, "Option weight: expected a number from 0.001 to 1000, found 0"),
+        ({"concurrency_key": ""}, "Option concurrency_key: expected printable text"),
+        ({"expires": -1}, "Option expires: expected more than zero seconds"),
+        ({"eta": "tomorrow"}, "Option eta: expected a datetime with a time zone"),
+        ({"priority": 101}, "Option priority: expected a whole number from -100 to 100"),
+    ],
+)
+def test_options_that_are_refused(system: System, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidTask, match=message):
+        system.job.options(**options)
+
+
+def test_a_key_that_cannot_be_computed_is_refused_and_nothing_is_written(system: System) -> None:
+    mail = by_customer(system)
+    with pytest.raises(InvalidTask, match="Option concurrency_key: expected printable text"):
+        mail.enqueue("a\x00b")
+    assert system.count("tasks") == 0

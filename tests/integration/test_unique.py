@@ -1,0 +1,260 @@
+"""Unique and idempotency keys: one task at a time, whoever enqueues it and whatever is open meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from orchestrator import Duplicate, Handle, InvalidTask
+from orchestrator.domain.task import Enqueued, Succeeded
+from tests.integration.stage import ONE, System, raw
+
+
+def keys(system: System) -> list[str]:
+    return [row["key"] for row in system.sql("SELECT key FROM orchestrator.unique_keys ORDER BY key")]
+
+
+def unique(system: System, **options: Any) -> Any:
+    return system.job.options(unique_key="k", **options)
+
+
+# -- scopes
+
+
+def test_until_it_has_ended(system: System) -> None:
+    worker = system.worker()
+    first = unique(system).enqueue(1)
+    assert unique(system).enqueue(2) == first
+    system.look()
+    (task,) = worker.take()
+    worker.start(task)
+    system.tick()
+    assert unique(system).enqueue(3) == first
+    worker.succeed(task)
+    system.tick()
+    assert keys(system) == []
+    assert unique(system).enqueue(4) != first
+
+
+def test_until_it_is_handed_to_a_worker(system: System) -> None:
+    worker = system.worker()
+    first = unique(system, unique_for="pending").enqueue(1)
+    assert unique(system, unique_for="pending").enqueue(2) == first
+    system.look()
+    (task,) = worker.take()
+    second = unique(system, unique_for="pending").enqueue(3)
+    assert second != first
+    worker.succeed(task)
+    system.tick()
+    assert first.status() == "success"
+    assert system.states(second) == ["dispatched"]
+
+
+def test_for_a_period_whatever_becomes_of_it(system: System) -> None:
+    worker = system.worker()
+    options: dict[str, Any] = {"unique_for": timedelta(hours=1)}
+    first = unique(system, **options).enqueue(1)
+    system.look()
+    worker.succeed(*worker.take())
+    system.tick()
+    assert first.status() == "success"
+    assert unique(system, **options).enqueue(2) == first
+    system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '1 second'")
+    assert unique(system, **options).enqueue(3) != first
+    assert len(keys(system)) == 1
+
+
+def test_a_cancelled_and_a_failed_task_let_go_too(system: System) -> None:
+    worker = system.worker()
+    first = unique(system).enqueue(1)
+    first.cancel()
+    system.look()
+    second = unique(system).enqueue(2)
+    assert second != first
+    system.look()
+    worker.fail(*worker.take())
+    system.tick()
+    assert second.status() == "failed"
+    assert keys(system) == []
+
+
+def test_a_retry_keeps_the_key_and_a_redrive_gives_way(system: System) -> None:
+    worker = system.worker()
+    first = unique(system, retries=1).enqueue(1)
+    system.look()
+    worker.fail(*worker.take())
+    system.tick()
+    assert first.status() == "pending"
+    assert unique(system).enqueue(2) == first
+    first.cancel()
+    system.look()
+    failed = unique(system).enqueue(3)
+    system.look()
+    worker.fail(*worker.take())
+    system.tick()
+    other = unique(system).enqueue(4)
+    failed.retry()
+    system.look()
+    assert system.states(failed, other) == ["failed", "dispatched"]
+
+
+# -- policies
+
+
+def test_raise_names_the_task_that_has_the_key(system: System) -> None:
+    first = unique(system).enqueue(1)
+    with pytest.raises(Duplicate, match="already has the key") as caught:
+        unique(system, on_duplicate="raise").enqueue(2)
+    assert caught.value.task_id == first.id
+    assert system.count("tasks") == 1
+
+
+def test_replace_changes_the_arguments_while_it_waits(system: System) -> None:
+    worker = system.worker(slots=1)
+    first = unique(system, delay=3600).enqueue(1)
+    assert unique(system, on_duplicate="replace").enqueue(2) == first
+    system.look()
+    (task,) = worker.take()
+    assert task.payload == system.job.new((2,), {}).payload
+    assert unique(system, on_duplicate="replace").enqueue(3) == first  # it runs: nothing is changed any more
+    worker.succeed(task)
+    system.tick()
+    assert (first.status(), system.count("tasks")) == ("success", 0)
+
+
+def test_replace_of_what_has_just_been_claimed_makes_a_new_task(system: System) -> None:
+    worker = system.worker()
+    options: dict[str, Any] = {"unique_for": "pending", "on_duplicate": "replace"}
+    first = unique(system, **options).enqueue(1)
+    system.look()
+    worker.take()
+    assert unique(system, **options).enqueue(2) != first
+
+
+def test_a_claim_and_a_replacement_at_once_lose_nothing(system: System, engine: Engine) -> None:
+    """The leader may read the row before it is changed and write it after; then it takes it a tick later."""
+    worker = system.worker()
+    first = unique(system).enqueue(1)
+    for number in range(2, 30):
+        unique(system, on_duplicate="replace").enqueue(number)
+        system.tick()
+    system.look()
+    (task,) = worker.take()
+    assert task.id == raw(first)
+    assert system.count("tasks") == 1
+    del engine
+
+
+# -- names and computed keys
+
+
+def test_keys_of_different_tasks_and_computed_keys(system: System) -> None:
+    other = system.app.task(name="other", unique_key=lambda customer, **_: f"c{customer}")(lambda customer: customer)
+    first, second = unique(system).enqueue(1), other.enqueue(7)
+    assert other.enqueue(7) == second
+    assert other.enqueue(8) != second
+    assert keys(system) == ["unique:job:k", "unique:other:c7", "unique:other:c8"]
+    assert first.id != second.id
+
+
+def test_an_idempotency_key_enqueues_once_even_after_the_end(system: System) -> None:
+    worker = system.worker()
+    task = system.job.options(idempotency_key="order-1")
+    first = task.enqueue(1)
+    system.look()
+    worker.succeed(*worker.take())
+    system.tick()
+    again = task.enqueue(1)
+    assert again == first
+    assert again.result(timeout=5) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unique_key": "a", "idempotency_key": "b"}, "give one of them"),
+        ({"unique_key": ""}, "Option unique_key: expected printable text"),
+        ({"idempotency_key": "x" * 201}, "Option idempotency_key: expected printable text of 1 to 200"),
+        ({"unique_key": "a", "unique_for": "ever"}, "Option unique_for"),
+        ({"unique_key": "a", "on_duplicate": "shrug"}, "Option on_duplicate: expected 'return', 'replace' or 'raise'"),
+    ],
+)
+def test_options_that_are_refused(system: System, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidTask, match=message):
+        system.job.options(**options)
+
+
+# -- transactions
+
+
+def test_many_at_once_share_what_exists(system: System) -> None:
+    task = system.app.task(name="each", unique_key=lambda number: str(number))(lambda number: number)
+    existing = task.enqueue(2)
+    handles = system.app.enqueue_many(task, [(3,), (2,), (1,), (3,)])
+    assert handles[1] == existing
+    assert handles[0] == handles[3]
+    assert len(set(handles)) == 3
+
+
+def test_racing_clients_make_one_task(system: System) -> None:
+    handles: list[Handle[Any]] = []
+    barrier = threading.Barrier(8)
+
+    def enqueue() -> None:
+        barrier.wait()
+        handles.append(unique(system).enqueue(1))
+
+    threads = [threading.Thread(target=enqueue) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(handles)) == 1
+    assert (system.count("tasks"), len(handles)) == (1, 8)
+
+
+def test_an_open_transaction_with_a_key_does_not_stop_the_leader(system: System, engine: Engine) -> None:
+    """A running task wants the key that an open transaction is taking: the leader waits for neither."""
+    worker = system.worker()
+    (parent,) = system.dispatch()
+    (task,) = worker.take()
+    system.tick()
+    with engine.begin() as connection:
+        mine = unique(system).enqueue_in(connection, 1)
+        worker.report(Enqueued([unique(system).new((2,), {})]), Succeeded(task.id, 1, 0.1, ONE))
+        system.look(2)
+        assert parent.status() == "success"
+        assert system.count("inbox") == 1
+    system.look(2)
+    assert system.count("inbox") == 0
+    assert [row["id"].bytes for row in system.sql("SELECT id FROM orchestrator.tasks")] == [raw(mine)]
+
+
+def test_a_running_task_gets_the_key_once_the_transaction_is_rolled_back(system: System, engine: Engine) -> None:
+    worker = system.worker()
+    system.dispatch()
+    (task,) = worker.take()
+    child = unique(system).new((2,), {})
+    with engine.connect() as connection:
+        transaction = connection.begin()
+        unique(system).enqueue_in(connection, 1)
+        worker.report(Enqueued([child]), Enqueued([child]), Succeeded(task.id, 1, 0.1, ONE))
+        system.look()
+        transaction.rollback()
+    system.look(2)
+    assert [(d.id, d.attempt) for d in worker.take()] == [(child.id, 1)]
+    worker.report(Succeeded(child.id, 1, 0.1, ONE))
+    worker.report(Enqueued([child]))  # sent again after it has ended
+    system.look(2)
+    assert (system.count("tasks"), keys(system)) == (0, [])
+
+
+def test_what_does_not_go_together(system: System, engine: Engine) -> None:
+    with engine.begin() as connection, pytest.raises(InvalidTask, match="'replace' does not go with enqueue_in"):
+        unique(system, on_duplicate="replace").enqueue_in(connection, 1)
+    with pytest.raises(InvalidTask, match="a run needs all its tasks"):
+        system.app.start_many(unique(system), [1, 2])

@@ -1,0 +1,264 @@
+"""Turns: priority first, then keys, by weight; limits kept; nothing forgotten."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from orchestrator import Rate
+from orchestrator.domain import lanes
+from orchestrator.domain.lanes import Lanes, gate_of, lane_name
+from orchestrator.domain.limits import Buckets
+from orchestrator.domain.task import DEFAULT_OPTIONS, TaskOptions
+
+NOW = 1_000.0
+
+
+class Bench:
+    """Lanes, and the tasks that stand in them as Postgres would hold them."""
+
+    def __init__(self) -> None:
+        self.lanes = Lanes(Buckets())
+        self.ready: dict[str | None, list[int]] = defaultdict(list)
+        """By lane, the priorities of its tasks."""
+        self.now = NOW
+
+    def add(self, lane: str | None, count: int = 1, priority: int = 0, options: TaskOptions = DEFAULT_OPTIONS) -> None:
+        self.ready[lane] += [priority] * count
+        self.ready[lane].sort(reverse=True)
+        if lane is not None:
+            self.lanes.arrive("q", lane, priority, options)
+
+    def serve(self, room: int) -> list[str | None]:
+        """Hand out `room` tasks as the leader does; return the lanes in the order of the shares."""
+        served: list[str | None] = []
+        for _ in range(20):
+            plain = self.ready[None][0] if self.ready[None] else None
+            shares = self.lanes.allot("q", room - len(served), plain, self.now) if self.lanes.has("q") else []
+            if not shares:
+                break
+            for share in shares:
+                mine = [priority for priority in self.ready[share.lane] if priority == share.priority][: share.turns]
+                for priority in mine:
+                    self.ready[share.lane].remove(priority)
+                served += [share.lane] * len(mine)
+                if len(mine) < share.turns:
+                    self.lanes.give_back(share, share.turns - len(mine), self.now)
+                    if share.lane is not None:
+                        left = self.ready[share.lane]
+                        self.lanes.settle("q", share.lane, left[0] if left else None)
+        return served
+
+
+def test_lanes_are_named_after_limits_and_keys() -> None:
+    limited = TaskOptions(concurrency=1)
+    assert lane_name("mail", None, DEFAULT_OPTIONS) is None
+    assert lane_name("mail", "acme", DEFAULT_OPTIONS) == "|acme"
+    assert lane_name("mail", None, limited) == "mail|"
+    assert lane_name("mail", "a|b", limited) == "mail|a|b"
+    assert gate_of("mail|a|b") == "mail"
+    assert gate_of("|acme") == ""
+
+
+def test_keys_take_turns() -> None:
+    bench = Bench()
+    bench.add("|many", 1_000)
+    bench.serve(100)
+    bench.add("|few", 3)
+    assert Counter(bench.serve(6)) == {"|few": 3, "|many": 3}
+    assert bench.serve(2) == ["|many", "|many"]
+
+
+def test_nobody_saves_turns_up() -> None:
+    bench = Bench()
+    bench.add("|late", 1)
+    bench.serve(1)
+    bench.add("|busy", 1_000)
+    bench.serve(500)
+    bench.add("|late", 500)
+    assert Counter(bench.serve(100)) == {"|late": 50, "|busy": 50}
+
+
+def test_weights_share_the_turns() -> None:
+    bench = Bench()
+    bench.add("|heavy", 1_000, options=TaskOptions(weight=3.0))
+    bench.add("|light", 1_000)
+    assert Counter(bench.serve(400)) == {"|heavy": 300, "|light": 100}
+
+
+def test_plain_tasks_are_one_more_lane() -> None:
+    bench = Bench()
+    bench.add(None, 100)
+    bench.add("|a", 100)
+    bench.add("|b", 100)
+    assert Counter(bench.serve(30)) == {None: 10, "|a": 10, "|b": 10}
+
+
+def test_priority_goes_before_turns() -> None:
+    bench = Bench()
+    bench.add("|a", 10)
+    bench.add("|b", 2, priority=5)
+    bench.add(None, 1, priority=9)
+    assert bench.serve(3) == [None, "|b", "|b"]
+    bench.add("|a", 1, priority=50)
+    bench.add("|b", 1)
+    assert bench.serve(1) == ["|a"]
+    assert Counter(bench.serve(2)) == {"|a": 1, "|b": 1}
+
+
+def test_a_lane_whose_urgent_task_is_gone_does_not_go_before_others() -> None:
+    bench = Bench()
+    bench.add("|a", 1, priority=10)
+    bench.add("|a", 100)
+    bench.add("|b", 5, priority=5)
+    assert bench.serve(6) == ["|a"] + ["|b"] * 5
+
+
+def test_concurrency_of_a_key_and_of_a_task() -> None:
+    options = TaskOptions(concurrency=2, total_concurrency=5)
+    bench = Bench()
+    for key in "abcd":
+        bench.add(f"mail|{key}", 10, options=options)
+    first = bench.serve(100)
+    assert len(first) == 5
+    assert max(Counter(first).values()) == 2
+    assert bench.serve(100) == []
+    bench.lanes.landed("mail|a")
+    assert len(bench.serve(100)) == 1
+
+
+def test_what_is_in_flight_is_counted_from_the_rows() -> None:
+    bench = Bench()
+    bench.add("mail|", 10, options=TaskOptions(concurrency=3))
+    bench.lanes.recount(["mail|", "mail|"])
+    assert bench.serve(10) == ["mail|"]
+    assert bench.serve(10) == []
+    bench.lanes.recount([])
+    assert len(bench.serve(10)) == 3
+
+
+def test_a_limit_holds_across_queues() -> None:
+    everything = Lanes(Buckets())
+    for queue in ("one", "two"):
+        everything.arrive(queue, "mail|", 0, TaskOptions(concurrency=1))
+    assert len(everything.allot("one", 5, None, NOW)) == 1
+    assert everything.allot("two", 5, None, NOW) == []
+    everything.landed("mail|")
+    assert len(everything.allot("two", 5, None, NOW)) == 1
+
+
+def test_rates_of_a_key_and_of_a_task() -> None:
+    bench = Bench()
+    for key in "abc":
+        bench.add(f"mail|{key}", 50, options=TaskOptions(rate=Rate(2, 1), total_rate=Rate(5, 1)))
+    assert Counter(bench.serve(100)) == {"mail|a": 2, "mail|b": 2, "mail|c": 1}
+    assert bench.serve(100) == []
+    due = bench.lanes.next_due(bench.now)
+    assert due == pytest.approx(NOW + 0.2)
+    bench.now = NOW + 0.2
+    assert bench.serve(100) == ["mail|c"]
+    bench.now = NOW + 10
+    assert len(bench.serve(100)) == 5
+
+
+def test_a_full_lane_and_a_closed_gate_cost_nothing() -> None:
+    """Ten thousand lanes at their limit are not even looked at."""
+    bench = Bench()
+    for key in range(10_000):
+        bench.add(f"mail|{key}", 1, options=TaskOptions(concurrency=1))
+    bench.lanes.recount(f"mail|{key}" for key in range(10_000))
+    assert bench.serve(10) == []
+    bench.add("|free", 1)
+    looked = Counter[str]()
+    original = bench.lanes._may_serve
+
+    def counting(lane: lanes._Lane, now: float) -> bool:
+        looked[lane.name] += 1
+        return original(lane, now)
+
+    bench.lanes._may_serve = counting  # type: ignore[method-assign]
+    assert bench.serve(10) == ["|free"]
+    assert set(looked) == {"|free"}
+
+
+def test_lanes_beyond_the_limit_are_read_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "MOST_LANES", 4)
+    bench = Bench()
+    for key in range(10):
+        bench.add(f"|{key}", 1)
+    assert not bench.lanes.should_read()
+    bench.serve(10)
+    assert bench.lanes.should_read()
+    assert not bench.lanes.should_read()
+
+
+class TurnsMachine(RuleBasedStateMachine):
+    """Whatever comes and goes: no limit is passed, nothing that may be served waits, nothing is served twice."""
+
+    LIMITS = {
+        "a": TaskOptions(concurrency=2),
+        "b": TaskOptions(concurrency=1, total_concurrency=3),
+        "c": TaskOptions(total_concurrency=2),
+        "": DEFAULT_OPTIONS,
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench()
+        self.in_flight: list[str | None] = []
+
+    @rule(gate=st.sampled_from(["a", "b", "c", ""]), key=st.sampled_from("xyz"), priority=st.integers(-1, 1))
+    def add(self, gate: str, key: str, priority: int) -> None:
+        self.bench.add(f"{gate}|{key}", 1, priority, self.LIMITS[gate])
+
+    @rule(priority=st.integers(-1, 1))
+    def add_plain(self, priority: int) -> None:
+        self.bench.add(None, 1, priority)
+
+    @rule(room=st.integers(1, 8))
+    def serve(self, room: int) -> None:
+        served = self.bench.serve(room)
+        assert len(served) <= room
+        self.in_flight += served
+        if len(served) < room and self.bench.lanes.has("q"):
+            for lane, waiting in self.bench.ready.items():
+                assert not waiting or not self.may_serve(lane), f"{lane} waits, and there is room"
+
+    @rule(place=st.integers(0, 20))
+    def land(self, place: int) -> None:
+        if self.in_flight:
+            lane = self.in_flight.pop(place % len(self.in_flight))
+            if lane is not None:
+                self.bench.lanes.landed(lane)
+
+    @rule()
+    def recount(self) -> None:
+        self.bench.lanes.recount(lane for lane in self.in_flight if lane is not None)
+
+    @invariant()
+    def limits_hold(self) -> None:
+        counts = Counter(lane for lane in self.in_flight if lane is not None)
+        for lane, count in counts.items():
+            options = self.LIMITS[gate_of(lane)]
+            assert options.concurrency is None or count <= options.concurrency
+        for gate, options in self.LIMITS.items():
+            total = sum(count for lane, count in counts.items() if gate_of(lane) == gate)
+            assert options.total_concurrency is None or total <= options.total_concurrency
+
+    def may_serve(self, lane: str | None) -> bool:
+        if lane is None:
+            return True
+        options = self.LIMITS[gate_of(lane)]
+        mine = self.in_flight.count(lane)
+        total = sum(1 for other in self.in_flight if other is not None and gate_of(other) == gate_of(lane))
+        return (options.concurrency is None or mine < options.concurrency) and (
+            options.total_concurrency is None or total < options.total_concurrency
+        )
+
+
+def test_whatever_comes_and_goes() -> None:
+    run_state_machine_as_test(TurnsMachine, settings=settings(max_examples=150, stateful_step_count=60))

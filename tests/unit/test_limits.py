@@ -1,0 +1,94 @@
+"""Token buckets: never more than the rate, never less than it allows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import Rate
+from orchestrator.domain.limits import Buckets, parse_rate
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("10/s", Rate(10, 1)),
+        ("100/m", Rate(100, 60)),
+        ("100 / minute", Rate(100, 60)),
+        ("5/10s", Rate(5, 10)),
+        ("0.5/s", Rate(0.5, 1)),
+        ("3/hour", Rate(3, 3600)),
+        ("1/2d", Rate(1, 172_800)),
+    ],
+)
+def test_rates_as_text(text: str, rate: Rate) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "10", "10/", "/s", "0/s", "10/0s", "-1/s", "ten/s", "10/fortnight", "10/s/s"])
+def test_what_is_no_rate(text: str) -> None:
+    assert parse_rate(text) is None
+
+
+def test_a_full_bucket_allows_a_burst_and_then_the_even_rate() -> None:
+    rate, buckets, now = Rate(10, 1), Buckets(), 1_000.0
+    assert buckets.admits("b", rate, now) == 10
+    buckets.spend("b", rate, now, 10)
+    assert buckets.admits("b", rate, now) == 0
+    assert buckets.next_admission("b", rate) == pytest.approx(now + 0.1)
+    assert buckets.admits("b", rate, now + 0.1) == 1
+    assert buckets.admits("b", rate, now + 0.55) == 5
+    assert buckets.admits("b", rate, now + 60) == 10  # tokens are not saved up beyond the bucket
+
+
+def test_a_burst_of_one_spreads_starts_evenly() -> None:
+    rate, buckets = Rate(60, per=60, burst=1), Buckets()
+    buckets.spend("b", rate, 0.0)
+    assert [buckets.admits("b", rate, now) for now in (0.0, 0.5, 1.0, 5.0)] == [0, 0, 1, 1]
+
+
+def test_what_was_given_back_can_be_had_again() -> None:
+    rate, buckets = Rate(4, 1), Buckets()
+    buckets.spend("b", rate, 10.0, 4)
+    buckets.spend("b", rate, 10.0, -3)
+    assert buckets.admits("b", rate, 10.0) == 3
+
+
+def test_full_buckets_are_forgotten_once_they_are_saved() -> None:
+    rate, buckets = Rate(1, 1), Buckets()
+    buckets.spend("used", rate, 0.0)
+    buckets.forget_full(5.0)
+    assert "used" in buckets.due
+    buckets.changed.clear()
+    buckets.forget_full(0.5)
+    assert "used" in buckets.due
+    buckets.forget_full(5.0)
+    assert not buckets.due
+
+
+@given(
+    count=st.floats(0.1, 1_000),
+    per=st.floats(0.1, 1_000),
+    burst=st.none() | st.integers(1, 50),
+    waits=st.lists(st.floats(0, 10), max_size=50),
+)
+def test_no_stretch_of_time_holds_more_than_the_rate_and_one_burst(
+    count: float, per: float, burst: int | None, waits: list[float]
+) -> None:
+    """Whoever takes all there is at every moment gets, between any two, what the rate gives and one burst."""
+    rate, buckets, now = Rate(count, per, burst), Buckets(), 1_000_000.0
+    taken: list[tuple[float, int]] = []
+    for wait in waits:
+        now += wait * rate.interval
+        allowed = buckets.admits("b", rate, now)
+        assert 0 <= allowed <= rate.size
+        if allowed:
+            buckets.spend("b", rate, now, allowed)
+        else:
+            assert buckets.next_admission("b", rate) > now
+        taken.append((now, allowed))
+    for first, (start, _) in enumerate(taken):
+        for last in range(first, len(taken)):
+            span = taken[last][0] - start
+            assert sum(number for _, number in taken[first : last + 1]) <= rate.size + span / rate.interval + 1e-3
