@@ -1,17 +1,18 @@
 """A durable task queue and workflow engine: Postgres holds the truth, Redis Streams carry the work."""
 
 from orchestrator.domain.limits import Rate
-from orchestrator.domain.retry import RetryPolicy as Retry
 from orchestrator.errors import (
     ConfigurationError,
     Duplicate,
     ExpressionError,
+    GiveUp,
     InvalidTask,
     InvalidWorkflow,
     NotFound,
     OrchestratorError,
     PayloadError,
     ResultTimeout,
+    RetryLater,
     RunFailed,
     SchemaError,
     TaskAborted,
@@ -29,6 +30,7 @@ from orchestrator.sdk.builder import Workflow
 from orchestrator.sdk.context import TaskContext, current_task
 from orchestrator.sdk.handle import Handle, Progress, RunHandle
 from orchestrator.sdk.queue import Queue
+from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.task import Task
 from orchestrator.settings import Settings
 
@@ -38,6 +40,7 @@ __all__ = [
     "ConfigurationError",
     "Duplicate",
     "ExpressionError",
+    "GiveUp",
     "Handle",
     "InvalidTask",
     "InvalidWorkflow",
@@ -50,6 +53,7 @@ __all__ = [
     "Rate",
     "ResultTimeout",
     "Retry",
+    "RetryLater",
     "RunFailed",
     "RunHandle",
     "SchemaError",

@@ -19,7 +19,9 @@
     │   └── TaskSkipped           an upstream failed or its branch was not taken
     ├── RunFailed                 results were asked of a run that did not succeed
     ├── TaskTimeout               raised inside a task whose time is up (also a TimeoutError)
-    └── TaskAborted               raised inside a task that was cancelled
+    ├── TaskAborted               raised inside a task that was cancelled
+    ├── RetryLater                a task raises it to be tried again after a while, which is not a failure
+    └── GiveUp                    a task raises it to fail at once, whatever tries are left
 
 A message names the thing, what was expected, what was found, and what to do.
 """
@@ -121,6 +123,20 @@ class TaskTimeout(OrchestratorError, TimeoutError):
 
 class TaskAborted(OrchestratorError):
     """Raised inside a running task that was cancelled."""
+
+
+class RetryLater(OrchestratorError):
+    """Raise it inside a task to be tried again after `seconds`. It is no failure, so it is charged to no policy."""
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        super().__init__(reason or f"asked to be tried again in {seconds:g} s")
+        if not 0 <= seconds <= 1e9:
+            raise ValueError(f"RetryLater: expected zero or more seconds, found {seconds!r}")
+        self.seconds = seconds
+
+
+class GiveUp(OrchestratorError):
+    """Raise it inside a task to fail at once, whatever tries are left."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

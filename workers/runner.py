@@ -13,15 +13,21 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.domain.ids import derived_id
+from orchestrator.domain.retry import is_worth_retrying
 from orchestrator.domain.task import AttemptReport, Failed, NewTask, Returned, Succeeded, TaskError
-from orchestrator.errors import InvalidTask, PayloadError, TaskTimeout
+from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, TaskTimeout
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.context import TaskContext, enter
+from orchestrator.sdk.names import type_name, type_names
 from orchestrator.sdk.payload import encode_value
+from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.task import Task
+from orchestrator.telemetry import get_logger
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.interrupt import interrupt_thread, uninterrupted
 from orchestrator.workers.job import Job
+
+log = get_logger("worker")
 
 _UNKNOWN_DELAY = 0.5
 _MESSAGE_LIMIT = 10_000
@@ -138,17 +144,41 @@ class Runner:
         duration = time.monotonic() - job.started_at
         return Succeeded(job.dispatch.id, job.dispatch.attempt, duration, data, job.children)
 
-    @staticmethod
-    def failure(job: Job, error: BaseException) -> Failed:
+    def failure(self, job: Job, error: BaseException) -> Failed:
         """Return the report of a failed attempt; what was interrupted failed for the reason of the interruption."""
         reason = job.interrupted_by
         if reason is not None and isinstance(error, (reason, asyncio.CancelledError)):
             error = interruption(job, reason).with_traceback(error.__traceback__)
-        # The same arguments will not fit next time either.
-        retryable = not isinstance(error, (InvalidTask, PayloadError)) or bool(_frames(error))
+        later = isinstance(error, RetryLater)
         return Failed(
-            job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, describe(error), retryable
+            job.dispatch.id,
+            job.dispatch.attempt,
+            time.monotonic() - job.started_at,
+            describe(error),
+            _is_worth_retrying(job, error),
+            error.seconds if isinstance(error, RetryLater) else self._backoff(job),
+            charged=not later,
         )
+
+    def _backoff(self, job: Job) -> float | None:
+        """Return the wait that the task's own function gives; if it fails too, the scheduler decides."""
+        if job.options.retry.backoff != "computed":
+            return None
+        task = self.find(job)
+        retries = task.call_options.retries if task is not None else 0
+        if not isinstance(retries, Retry) or not callable(retries.backoff):
+            return None
+        try:
+            return min(max(0.0, float(retries.backoff(job.dispatch.failures + 1))), retries.cap)
+        except Exception:
+            log.exception("the backoff function of task %s failed; it waits as by default", job.dispatch.name)
+            return None
+
+
+def _is_worth_retrying(job: Job, error: BaseException) -> bool:
+    if isinstance(error, (InvalidTask, PayloadError)) and not _frames(error):
+        return False  # the same arguments will not fit next time either
+    return not isinstance(error, GiveUp) and is_worth_retrying(job.options.retry, type_names(error))
 
 
 def unknown(job: Job) -> Returned:
@@ -166,9 +196,7 @@ def interruption(job: Job, reason: type[BaseException]) -> BaseException:
 def describe(error: BaseException) -> TaskError:
     """Return an error as data, within limits, and with no character that the stores refuse."""
     kind = type(error)
-    name = (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    name = type_name(kind)
     try:
         message = str(error)
     except Exception as unprintable:  # noqa: BLE001  # a broken __str__ must not hide the failure itself

@@ -47,6 +47,8 @@ CREATE TABLE orchestrator.unique_keys (
 );
 CREATE INDEX unique_keys_by_time ON orchestrator.unique_keys (until) WHERE until IS NOT NULL;
 
+COMMENT ON COLUMN orchestrator.attempts.outcome IS
+    'failed, lost or postponed; the attempt that ended a task is in ended_tasks';
 COMMENT ON COLUMN orchestrator.tasks.lane IS 'task|key: what it shares limits and turns with; null for most';
 COMMENT ON COLUMN orchestrator.tasks.expires_at IS 'fails if it has not started by then';
 COMMENT ON COLUMN orchestrator.tasks.callbacks IS 'tasks to create when this one ends';

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from orchestrator.cli.data import as_json as data_json
 from orchestrator.cli.data import call_text, data_text
-from orchestrator.cli.options import json_option, page_options, status_option
+from orchestrator.cli.options import json_option, moment, page_options, status_option
 from orchestrator.cli.output import print_fields, print_json, print_table, state
 from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
@@ -20,8 +20,9 @@ from orchestrator.cli.times import ago, between, present, when
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import NotFound
 from orchestrator.sdk.payload import decode_value
-from orchestrator.store import insights
+from orchestrator.store import insights, redrive
 from orchestrator.store.insights import AttemptView, TaskDetail, TaskFilter, TaskView
+from orchestrator.store.redrive import FailedFilter
 
 
 @click.group("tasks")
@@ -123,18 +124,53 @@ def cancel(tasks: tuple[UUID, ...]) -> None:
 
 
 @command.command()
-@click.argument("tasks", type=click.UUID, metavar="ID…", nargs=-1, required=True)
-def retry(tasks: tuple[UUID, ...]) -> None:
-    """Open failed or skipped tasks again, with all their tries.
+@click.argument("tasks", type=click.UUID, metavar="[ID…]", nargs=-1)
+@click.option("--queue", help="Of this queue.")
+@click.option("--name", help="Of this task name.")
+@click.option("--error", metavar="TEXT", help="Whose error's type or message holds this.")
+@click.option("--since", type=moment, metavar="TIME", help="That failed since: 2h (ago), or 2024-01-31T09:30.")
+@click.option("--until", type=moment, metavar="TIME", help="That failed until then.")
+@click.option("--dry-run", is_flag=True, help="Only show which.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def retry(tasks: tuple[UUID, ...], dry_run: bool, yes: bool, **wanted: Any) -> None:
+    """Open failed or skipped tasks again, with all their tries: by id, or all failed ones that match.
 
     \b
     Example:
       orchestrator tasks retry 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+      orchestrator tasks retry --queue mail --error ConnectionError --since 2h
     """
+    matching = FailedFilter(**wanted)
+    if bool(tasks) == (matching != FailedFilter()):
+        raise click.UsageError("Give the ids of tasks, or which failed ones are meant: --queue, --name, --error, …")
+    if tasks:
+        with sending() as app:
+            for task in tasks:
+                app.handle(task).retry()
+                click.echo(f"Asked to retry task {task}.")
+        return
+    count = _preview(matching)
+    if dry_run or not count:
+        return
+    if not yes:
+        click.confirm(f"Open {count:,} tasks again?", abort=True)
     with sending() as app:
-        for task in tasks:
-            app.handle(task).retry()
-            click.echo(f"Asked to retry task {task}.")
+        click.echo(f"Asked to retry {app.retry_failed(**wanted):,} tasks.")
+
+
+def _preview(wanted: FailedFilter) -> int:
+    """Show what would be tried again; return how many tasks that is."""
+    with reading() as connection:
+        groups = redrive.preview(connection, wanted)
+    print_table(
+        ("tasks>", "name…", "queue…", "error…"),
+        [
+            (group.tasks, group.name, group.queue, f"{group.kind}: {group.example}".partition("\n")[0])
+            for group in groups
+        ],
+        empty="No failed task matches.",
+    )
+    return sum(group.tasks for group in groups)
 
 
 def _state(task: TaskView, now: datetime) -> Text:

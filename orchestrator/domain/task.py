@@ -99,6 +99,8 @@ class Dispatch(msgspec.Struct, frozen=True, array_like=True):
     position: int | None = None
     alone: bool = False
     """Run in a child process: its last attempt took a worker down, and its neighbours must not pay again."""
+    failures: int = 0
+    """How often it has failed before."""
 
 
 class TaskError(msgspec.Struct, frozen=True, array_like=True):
@@ -136,6 +138,10 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     duration: float
     error: TaskError
     retryable: bool = True
+    delay: float | None = None
+    """Seconds before the next try, where the task itself has decided them."""
+    charged: bool = True
+    """It counts as a failure; a task that asked to be tried again later has not failed."""
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
@@ -193,9 +199,12 @@ class End(msgspec.Struct, frozen=True):
 
 def after_failure(report: Failed, policy: RetryPolicy, failures: int, roll: float) -> TryAgain | End:
     """Decide what follows a failed attempt of a task that had failed `failures` times before it."""
+    if not report.charged:
+        return TryAgain(delay=report.delay or 0.0)
     failures += 1
     if report.retryable and has_tries_left(policy, failures):
-        return TryAgain(delay=backoff_delay(policy, failures, roll), failures=1)
+        delay = backoff_delay(policy, failures, roll) if report.delay is None else report.delay
+        return TryAgain(delay=delay, failures=1)
     return End(reason=report.error.kind, failures=1)
 
 

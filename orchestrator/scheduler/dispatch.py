@@ -153,4 +153,5 @@ def _message(task: Claimed) -> Dispatch:
         task.run_id,
         task.position,
         task.alone,
+        task.failures,
     )

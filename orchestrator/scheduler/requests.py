@@ -5,14 +5,17 @@ from __future__ import annotations
 from datetime import timedelta
 from itertools import groupby
 
+import msgspec
+
 from orchestrator.domain.states import IN_FLIGHT_STATES, RunState, TaskState
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
 from orchestrator.scheduler.status import adopt, error_json
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Posted
-from orchestrator.store import inbox, queues, runs, transitions, unique
+from orchestrator.store import inbox, queues, redrive, runs, transitions, unique
 from orchestrator.store.inbox import Wish
+from orchestrator.store.redrive import FailedFilter
 from orchestrator.store.runs import RunRow
 from orchestrator.store.transitions import Ending
 
@@ -47,6 +50,8 @@ def apply_inbox(tick: Tick, limit: int) -> None:
             tick.queues_changed = True
         elif kind == Wish.PURGE:
             unfinished.update(item.id for item in same if not purge(tick, item, 5 * limit))
+        elif kind == Wish.REDRIVE:
+            unfinished.update(item.id for item in same if not redrive_tasks(tick, item, 5 * limit))
         elif kind == Wish.ENQUEUE:
             unfinished.update(enqueue_with_keys(tick, same))
     inbox.remove(tick.connection, [item.id for item in items if item.id not in unfinished])
@@ -67,6 +72,14 @@ def purge(tick: Tick, item: inbox.Item, limit: int) -> bool:
     if tasks:
         cancel_tasks(tick, tasks)
         advance_runs(tick)
+    return len(tasks) < limit
+
+
+def redrive_tasks(tick: Tick, item: inbox.Item, limit: int) -> bool:
+    """Open a slice of the failed tasks again that matched when this was asked; say whether that was all of them."""
+    wanted = msgspec.convert(item.body, FailedFilter)
+    tasks = redrive.matching(tick.connection, wanted, tick.now - timedelta(seconds=item.age), limit)
+    retry_tasks(tick, tasks)
     return len(tasks) < limit
 
 

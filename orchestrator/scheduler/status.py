@@ -113,7 +113,8 @@ def _decide(
         if policy is None:
             continue  # it has ended already
         if isinstance(report, Failed):
-            outcome, error, duration = "failed", report.error, max(0.0, report.duration)
+            outcome = "failed" if report.charged else "postponed"
+            error, duration = report.error, max(0.0, report.duration)
             options = parse_options(policy.options)
             decision = after_failure(report, options.retry, policy.failures, random.random())
         else:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
@@ -111,6 +112,23 @@ class Orchestrator:
     def post_event(self, name: str, payload: Any = None) -> None:
         """Say that something happened; workflows that wait for it are started. The payload is JSON data."""
         self.backend.post_event(self.new_id(), check_name("event", name), payload, self.settings.max_payload)
+
+    def retry_failed(
+        self,
+        *,
+        queue: str | None = None,
+        name: str | None = None,
+        error: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> int:
+        """Open every failed task again that matches all that is given; return how many match.
+
+        `error` is part of the error's type or message; `since` and `until` say when the tasks failed.
+        """
+        from orchestrator.store.redrive import FailedFilter  # with the backend's other parts, which workers do without
+
+        return self.backend.retry_failed(FailedFilter(queue=queue, name=name, error=error, since=since, until=until))
 
     # -- finding it again
 

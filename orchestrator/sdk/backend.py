@@ -35,8 +35,9 @@ from orchestrator.errors import (
     did_you_mean,
 )
 from orchestrator.settings import Settings
-from orchestrator.store import dags, database, enqueue, inbox, queues, results, unique, workflows
+from orchestrator.store import dags, database, enqueue, inbox, queues, redrive, results, unique, workflows
 from orchestrator.store.inbox import Wish
+from orchestrator.store.redrive import FailedFilter
 from orchestrator.transport.client import Announcements, nudge
 from orchestrator.transport.codec import Ended
 from orchestrator.transport.connection import connect
@@ -168,6 +169,15 @@ class Backend:
     def retry_task(self, task: bytes) -> None:
         """Ask the leader to open a failed task again."""
         self._ask(Wish.RETRY_TASK, task, self.task_status(task), ("failed", "skipped"), wanted=True)
+
+    def retry_failed(self, wanted: FailedFilter) -> int:
+        """Ask the leader to open the failed tasks again that match; return how many match now."""
+        with self._connected() as connection:
+            count = sum(group.tasks for group in redrive.preview(connection, wanted))
+            if count:
+                redrive.ask(connection, wanted)
+        nudge(self._redis, self._keys)
+        return count
 
     def cancel_run(self, run: bytes) -> None:
         """Ask the leader to cancel a run."""

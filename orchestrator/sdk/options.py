@@ -18,9 +18,11 @@ from orchestrator.domain.limits import Rate, parse_rate
 from orchestrator.domain.retry import RetryPolicy
 from orchestrator.domain.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey
 from orchestrator.errors import InvalidTask, UnknownOption, did_you_mean
+from orchestrator.sdk.retry import Retry
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _PRIORITIES = range(-100, 101)
+_RETRIES = range(1_000_001)
 _CENTURY = 100 * 365 * 86_400
 _LONGEST_KEY = 200
 
@@ -39,7 +41,7 @@ class CallOptions:
     """From -100 to 100; higher goes first."""
     delay: float | timedelta = 0.0
     """Seconds before it may start."""
-    retries: int | RetryPolicy = 0
+    retries: int | Retry = 0
     """How often a failed attempt is tried again, or a whole Retry policy."""
     timeout: float | timedelta | None = None
     """Seconds that one attempt may run."""
@@ -80,12 +82,12 @@ class CallOptions:
             raise InvalidTask(f"Option delay: expected zero or more seconds, found {self.delay!r}.")
         if self.timeout is not None and _seconds("timeout", self.timeout) <= 0:
             raise InvalidTask(f"Option timeout: expected more than zero seconds, found {self.timeout!r}.")
-        try:
-            msgspec.convert(msgspec.structs.asdict(self.policy), RetryPolicy)  # a struct does not check its arguments
-        except msgspec.ValidationError as error:
-            raise InvalidTask(
-                f"Option retries: expected zero or more, or a Retry, found {self.retries!r}: {error}."
-            ) from None
+        if (
+            isinstance(self.retries, bool)
+            or not isinstance(self.retries, (int, Retry))
+            or self.policy.max not in _RETRIES
+        ):
+            raise InvalidTask(f"Option retries: expected zero or more, or a Retry, found {self.retries!r}.")
         if self.isolation not in get_args(Isolation):
             raise InvalidTask(f"Option isolation: expected 'thread' or 'process', found {self.isolation!r}.")
         if not isinstance(self.on_success, bool):
@@ -132,7 +134,7 @@ class CallOptions:
 
     @property
     def policy(self) -> RetryPolicy:
-        return self.retries if isinstance(self.retries, RetryPolicy) else RetryPolicy(max=self.retries)
+        return self.retries.policy if isinstance(self.retries, Retry) else RetryPolicy(max=self.retries)
 
     @property
     def delay_seconds(self) -> float:

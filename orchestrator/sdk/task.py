@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from orchestrator.domain.task import NewTask, UniqueKey
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.context import current_outlet
 from orchestrator.sdk.handle import Handle
+from orchestrator.sdk.names import module_name
 from orchestrator.sdk.options import CallOptions, Placed, check_name, with_options
 from orchestrator.sdk.payload import encode_call
+from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.signature import Signature
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ class Task(Generic[P, R]):
     def options(self, **options: Any) -> Task[P, R]:
         """Return this task with other options, for the calls that follow."""
         changed = with_options(self.call_options, options)
+        if "retries" in options and isinstance(changed.retries, Retry) and callable(changed.retries.backoff):
+            raise InvalidTask(
+                f"Option retries: a backoff function belongs on the decorator of task {self.name!r}, because the "
+                f"worker has no other; found {changed.retries.backoff!r}."
+            )
         return Task(self._app, self.name, self.function, changed, self.signature)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
@@ -141,14 +146,4 @@ def task_name(function: Callable[..., Any], name: str | None) -> str:
         return check_name("task", name)
     if not hasattr(function, "__qualname__"):
         raise InvalidTask(f"Only a function can be a task without a name; found {function!r}.")
-    return check_name("task", f"{_module_name(function)}.{function.__qualname__.replace('<locals>.', '')}")
-
-
-def _module_name(function: Callable[..., Any]) -> str:
-    if function.__module__ != "__main__":
-        return function.__module__
-    # A script that is run directly must give its tasks the same names as when a worker imports it.
-    main = sys.modules["__main__"]
-    if main.__spec__ is not None:
-        return main.__spec__.name.removesuffix(".__main__")
-    return Path(getattr(main, "__file__", None) or "main").stem
+    return check_name("task", f"{module_name(function)}.{function.__qualname__.replace('<locals>.', '')}")

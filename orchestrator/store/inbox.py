@@ -28,6 +28,8 @@ class Wish(StrEnum):
     """Somebody has paused, resumed or limited a queue."""
     PURGE = "purge"
     """Cancel what waits in a queue."""
+    REDRIVE = "redrive"
+    """Open failed tasks again that match a filter."""
     ENQUEUE = "enqueue"
     """A running task wants a task whose key must be unique."""
 

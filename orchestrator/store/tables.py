@@ -152,7 +152,7 @@ attempts = Table(
         "outcome",
         Text,
         nullable=False,
-        comment="failed or lost; the attempt that ended a task is in ended_tasks",
+        comment="failed, lost or postponed; the attempt that ended a task is in ended_tasks",
     ),
     Column("error", JSONB),
     Column("worker", Text),

@@ -72,7 +72,7 @@ def _moved(rows: Iterable[Any]) -> list[Moved]:
 # -- pending → dispatched
 
 CLAIMED = """t.id::text, t.attempt, t.name, t.payload, t.queue, t.options::text, t.run_id::text, t.position, t.alone,
-          t.lane, t.unique_key, t.priority, t.seq"""
+          t.failures, t.lane, t.unique_key, t.priority, t.seq"""
 """What every statement that claims returns of a task `t`."""
 
 _CLAIM = Statement(
@@ -105,6 +105,7 @@ class Claimed(NamedTuple):
     run_id: bytes | None
     position: int | None
     alone: bool
+    failures: int = 0
     lane: str | None = None
     unique_key: str | None = None
     priority: int = 0
@@ -118,10 +119,10 @@ def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[
 
 def claimed(rows: Iterable[Any]) -> list[Claimed]:
     """Return the rows of a claim, most urgent first."""
-    ordered = sorted(rows, key=lambda row: (-row[11], row[12]))
+    ordered = sorted(rows, key=lambda row: (-row[12], row[13]))
     return [
         Claimed(
-            identifier(row[0]), row[1], row[2], bytes(row[3]), row[4], row[5], identifier(row[6]) or None, *row[7:12]
+            identifier(row[0]), row[1], row[2], bytes(row[3]), row[4], row[5], identifier(row[6]) or None, *row[7:13]
         )
         for row in ordered
     ]
@@ -342,17 +343,21 @@ def end(connection: Connection, state: TaskState, rows: Sequence[Ending], now: d
 
 # -- ended → pending: the row moves back
 
+REVIVABLE = """
+       (e.run_id IS NULL OR EXISTS (
+            SELECT FROM orchestrator.runs r
+             WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling))
+       AND (e.unique_key IS NULL OR NOT EXISTS (
+            SELECT FROM orchestrator.unique_keys k WHERE k.key = e.unique_key AND k.task_id <> e.id))
+"""
+"""Whether an ended task `e` can be opened again: its run can, and nobody else has its key."""
+
 _REVIVED = Statement(
     f"""
 WITH back AS (
     DELETE FROM orchestrator.ended_tasks e
      USING unnest(%(ids)s::uuid[]) AS wanted(id)
-     WHERE e.id = wanted.id AND e.status IN {among(sources_of(TaskState.PENDING)[2:])}
-       AND (e.run_id IS NULL OR EXISTS (
-            SELECT FROM orchestrator.runs r
-             WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling))
-       AND (e.unique_key IS NULL OR NOT EXISTS (
-            SELECT FROM orchestrator.unique_keys k WHERE k.key = e.unique_key AND k.task_id <> e.id))
+     WHERE e.id = wanted.id AND e.status IN {among(sources_of(TaskState.PENDING)[2:])} AND {REVIVABLE}
     RETURNING e.*
 ), history AS (
     INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)

@@ -1,0 +1,27 @@
+"""What things are called in every process alike."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def module_name(thing: object) -> str:
+    """Return the module of a function or class, as another process would import it."""
+    if thing.__module__ != "__main__":
+        return thing.__module__
+    # A script that is run directly must give its tasks the same names as when a worker imports it.
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:
+        return main.__spec__.name.removesuffix(".__main__")
+    return Path(getattr(main, "__file__", None) or "main").stem
+
+
+def type_name(kind: type) -> str:
+    """Return the name under which an error's type is stored and compared."""
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{module_name(kind)}.{kind.__qualname__}"
+
+
+def type_names(error: BaseException) -> frozenset[str]:
+    """Return the names of an error's type and of all that it derives from."""
+    return frozenset(type_name(kind) for kind in type(error).__mro__)

@@ -1,0 +1,78 @@
+"""Trying failed tasks again by the thousand: those of a queue, a name, an error or a time."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.store import inbox
+from orchestrator.store.inbox import Wish
+from orchestrator.store.statement import Statement
+from orchestrator.store.transitions import REVIVABLE, identifier
+
+
+class FailedFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which failed tasks are meant; whatever is None does not matter."""
+
+    queue: str | None = None
+    name: str | None = None
+    error: str | None = None
+    """Part of the error's type or message, in any case."""
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+_MATCHES = f"""
+  FROM orchestrator.ended_tasks e
+ WHERE e.status = 'failed' AND e.ended_at >= coalesce(%(since)s::timestamptz, '-infinity')
+   AND e.ended_at <= coalesce(%(until)s::timestamptz, 'infinity')
+   AND (%(queue)s::text IS NULL OR e.queue = %(queue)s::text) AND (%(name)s::text IS NULL OR e.name = %(name)s::text)
+   AND (%(error)s::text IS NULL
+        OR strpos(lower((e.error->>'kind') || ': ' || (e.error->>'message')), lower(%(error)s::text)) > 0)
+   AND {REVIVABLE}
+"""
+
+
+def _parameters(wanted: FailedFilter) -> dict[str, object]:
+    return {name: getattr(wanted, name) for name in ("queue", "name", "error", "since", "until")}
+
+
+class Group(NamedTuple):
+    """Failed tasks of one name with one kind of error."""
+
+    name: str
+    queue: str
+    kind: str
+    example: str
+    """The message of the last of them."""
+    tasks: int
+
+
+_PREVIEW = f"""
+SELECT e.name, e.queue, coalesce(e.error->>'kind', ''),
+       coalesce((array_agg(e.error->>'message' ORDER BY e.ended_at DESC))[1], ''), count(*)
+{_MATCHES} GROUP BY 1, 2, 3 ORDER BY count(*) DESC, 1, 2, 3
+"""
+
+
+def preview(connection: Connection, wanted: FailedFilter) -> list[Group]:
+    """Return what would be tried again, the largest groups first."""
+    return [Group(*row) for row in connection.exec_driver_sql(_PREVIEW, _parameters(wanted))]
+
+
+def ask(connection: Connection, wanted: FailedFilter) -> None:
+    """Ask the leader to open the failed tasks again that match now."""
+    inbox.add(connection, Wish.REDRIVE, bytes(16), msgspec.json.encode(wanted).decode())
+
+
+_SLICE = Statement(f"SELECT e.id::text {_MATCHES} ORDER BY e.ended_at LIMIT %(limit)s")
+
+
+def matching(connection: Connection, wanted: FailedFilter, before: datetime, limit: int) -> list[bytes]:
+    """Return a slice of the tasks that match and had failed before a time."""
+    until = before if wanted.until is None else min(before, wanted.until)
+    rows = _SLICE(connection, {**_parameters(wanted), "until": until, "limit": limit})
+    return [identifier(row[0]) for row in rows]

@@ -1,0 +1,169 @@
+"""Retries as the leader decides them, and failed tasks that are tried again by the thousand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from orchestrator import InvalidTask, Retry
+from orchestrator.cli import main
+from orchestrator.domain.task import Dispatch, Failed, TaskError
+from tests.integration.stage import System, Worker
+
+
+def fail(worker: Worker, *tasks: Dispatch, error: TaskError, **more: Any) -> None:
+    worker.report(*(Failed(task.id, task.attempt, 0.1, error, **more) for task in tasks))
+
+
+def fail_all(system: System, worker: Worker, error: TaskError) -> None:
+    """Dispatch and fail whatever waits, until nothing does."""
+
+    def none_left() -> bool:
+        fail(worker, *worker.take(), error=error, retryable=False)
+        system.tick()
+        return system.count("tasks") == 0
+
+    system.look()
+    system.look_until(none_left)
+
+
+# -- the worker's say
+
+
+def test_a_task_that_asks_for_later_has_not_failed(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch(retries=1)
+    (task,) = worker.take()
+    fail(worker, task, error=TaskError("RetryLater", "too early"), delay=3600.0, charged=False)
+    system.tick()
+    row = system.row(handle)
+    assert (row["status"], row["failures"]) == ("pending", 0)
+    assert row["wake_at"] > datetime.now(UTC) + timedelta(minutes=59)
+    (attempt,) = system.sql("SELECT attempt, outcome, error FROM orchestrator.attempts")
+    assert (attempt["attempt"], attempt["outcome"], attempt["error"]["message"]) == (1, "postponed", "too early")
+
+
+def test_the_wait_that_a_worker_computed_counts(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch(retries=Retry(max=1, base=60))
+    fail(worker, *worker.take(), error=TaskError("E", "x"), delay=7200.0)
+    system.tick()
+    assert system.row(handle)["wake_at"] > datetime.now(UTC) + timedelta(minutes=119)
+
+
+def test_a_dispatch_says_how_often_it_has_failed(system: System) -> None:
+    worker = system.worker()
+    system.dispatch(retries=Retry(max=5, base=0.001, jitter=0))
+    (task,) = worker.take()
+    assert task.failures == 0
+    fail(worker, task, error=TaskError("E", "x"))
+    again: list[Dispatch] = []
+    system.look_until(lambda: again.extend(worker.take()) or again)
+    assert (again[0].attempt, again[0].failures) == (2, 1)
+
+
+def test_only_types_of_exceptions_can_be_retried_on() -> None:
+    with pytest.raises(InvalidTask, match="Retry: expected exception types in on=, found"):
+        Retry(on=("ValueError",))  # type: ignore[arg-type]
+
+
+def test_a_backoff_function_belongs_on_the_decorator(system: System) -> None:
+    task = system.app.task(name="own", retries=Retry(backoff=lambda failures: failures))(lambda: None)
+    assert task.options(priority=3).call_options.policy.backoff == "computed"
+    with pytest.raises(InvalidTask, match="a backoff function belongs on the decorator of task 'job'"):
+        system.job.options(retries=Retry(backoff=lambda failures: failures))
+
+
+# -- redrive
+
+
+@pytest.fixture
+def failed(system: System) -> System:
+    """Six failed tasks of two names in two queues with two errors, and one that succeeded."""
+    other = system.app.task(name="other")(lambda number=0: number)
+    default = system.worker(knows=["job", "other"])
+    mail = system.worker("w2", knows=["job", "other"], queue="mail")
+    for number in range(3):
+        system.job.enqueue(number)
+    fail_all(system, default, TaskError("ValueError", "no such Customer"))
+    other.enqueue()
+    fail_all(system, default, TaskError("ConnectionError", "refused"))
+    system.job.options(queue="mail").enqueue()
+    other.options(queue="mail").enqueue()
+    fail_all(system, mail, TaskError("ConnectionError", "refused"))
+    (handle,) = system.dispatch()
+    default.succeed(*default.take())
+    system.tick()
+    assert handle.status() == "success"
+    return system
+
+
+def opened(system: System) -> list[tuple[str, str]]:
+    return [
+        (row["name"], row["queue"])
+        for row in system.sql("SELECT name, queue FROM orchestrator.tasks WHERE failures = 0 ORDER BY name, queue")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({"queue": "mail"}, [("job", "mail"), ("other", "mail")]),
+        ({"name": "other"}, [("other", "default"), ("other", "mail")]),
+        ({"error": "customer"}, [("job", "default")] * 3),
+        ({"error": "ConnectionError: ref", "queue": "default"}, [("other", "default")]),
+        ({"error": "nothing of the kind"}, []),
+        ({"until": datetime(2020, 1, 1, tzinfo=UTC)}, []),
+        ({"since": datetime(2020, 1, 1, tzinfo=UTC), "name": "job"}, [("job", "default")] * 3 + [("job", "mail")]),
+    ],
+)
+def test_by_filter(failed: System, wanted: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    for worker in failed.workers:
+        worker.die()
+    failed.look()
+    assert failed.app.retry_failed(**wanted) == len(expected)
+    failed.tick(3)
+    assert opened(failed) == expected
+    assert failed.count("inbox") == 0
+
+
+def test_in_slices_and_each_task_once(failed: System) -> None:
+    """A task that fails again while others are still being opened is not opened a second time."""
+    object.__setattr__(failed.scheduler._settings, "batch", 1)
+    assert failed.app.retry_failed(name="job") == 4
+    worker = failed.workers[0]
+    for _ in range(12):
+        fail(worker, *worker.take(), error=TaskError("ValueError", "no such Customer"), retryable=False)
+        failed.tick()
+    attempts = failed.sql("SELECT max(attempt) AS most FROM orchestrator.ended_tasks WHERE name = 'job'")
+    assert attempts[0]["most"] == 2
+
+
+@pytest.fixture
+def run(failed: System, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", failed.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", failed.settings.redis_url)
+    return lambda *words, **more: CliRunner().invoke(main, ["tasks", "retry", *words], **more)
+
+
+def test_the_command_shows_what_it_will_do_and_asks(failed: System, run: Callable[..., Result]) -> None:
+    shown = run("--name", "job", "--dry-run")
+    assert shown.exit_code == 0
+    assert "ValueError: no such Customer" in shown.output
+    assert failed.count("inbox") == 0
+    declined = run("--name", "job", input="n\n")
+    assert "Open 4 tasks again?" in declined.output
+    assert (declined.exit_code, failed.count("inbox")) == (1, 0)
+    accepted = run("--queue", "mail", "--error", "refused", "--since", "1h", "--yes")
+    assert "Asked to retry 2 tasks." in accepted.output
+    assert failed.count("inbox") == 1
+
+
+def test_the_command_wants_ids_or_a_filter(run: Callable[..., Result], failed: System) -> None:
+    assert "Give the ids of tasks, or which failed ones are meant" in run().output
+    assert "No failed task matches." in run("--name", "unheard-of", "--yes").output
+    assert failed.count("inbox") == 0

@@ -1,0 +1,82 @@
+"""What a worker reports when a task raises: tried again, tried later, or given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator import GiveUp, Orchestrator, Retry, RetryLater
+from orchestrator.domain.task import DEFAULT_OPTIONS, Dispatch, Failed
+from orchestrator.workers.allowed import Allowed
+from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.runner import Runner
+
+
+class Nothing:
+    def hand_over(self, tasks: Any) -> None:
+        raise AssertionError(f"nothing was to be enqueued: {tasks}")
+
+
+def fail(error: BaseException, retries: int | Retry = 3, failures: int = 0) -> Failed:
+    """Run a task that raises, and return the report."""
+    app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
+
+    def boom() -> None:
+        raise error
+
+    task = app.task(name="boom", retries=retries)(boom)
+    new = task.new((), {})
+    dispatch = Dispatch(new.id, 1, "boom", new.payload, "default", new.options, failures=failures)
+    job = Job(dispatch, Bundle("g", "default", "0-1", 1), 0, 0.0)
+    job.begin(0.0)
+    report = Runner(app, Nothing(), Allowed(app, ())).run(job)
+    assert isinstance(report, Failed)
+    return report
+
+
+def test_any_error_may_be_tried_again() -> None:
+    report = fail(ValueError("no"))
+    assert (report.retryable, report.delay, report.charged) == (True, None, True)
+    assert DEFAULT_OPTIONS.retry.on == ()
+
+
+def test_later_is_the_tasks_own_wish() -> None:
+    report = fail(RetryLater(30, "the other side is busy"), retries=0)
+    assert (report.delay, report.charged) == (30, False)
+    assert report.error.message == "the other side is busy"
+    assert fail(RetryLater(0.5)).error.message == "asked to be tried again in 0.5 s"
+    with pytest.raises(ValueError, match="expected zero or more seconds, found -1"):
+        RetryLater(-1)
+
+
+def test_giving_up_ends_it() -> None:
+    report = fail(GiveUp("the account is closed"))
+    assert not report.retryable
+    assert report.error.message == "the account is closed"
+
+
+@pytest.mark.parametrize(
+    ("retries", "error", "expected"),
+    [
+        (Retry(on=(OSError,)), ConnectionRefusedError(), True),
+        (Retry(on=(OSError,)), ValueError(), False),
+        (Retry(on=OSError), OSError(), True),  # type: ignore[arg-type]
+        (Retry(give_up_on=(LookupError,)), KeyError(), False),
+        (Retry(give_up_on=(LookupError,)), ValueError(), True),
+        (Retry(on=(Exception,), give_up_on=(KeyError,)), KeyError(), False),
+        (Retry(on=(RetryLater,)), GiveUp("no"), False),
+    ],
+)
+def test_by_type(retries: Retry, error: BaseException, expected: bool) -> None:
+    assert fail(error, retries).retryable is expected
+
+
+def test_an_own_backoff_is_computed_by_the_worker() -> None:
+    retries = Retry(max=9, backoff=lambda failures: 10.0 * failures, cap=25)
+    assert [fail(ValueError(), retries, failures).delay for failures in (0, 1, 2)] == [10, 20, 25]
+
+
+def test_a_backoff_that_fails_leaves_it_to_the_scheduler() -> None:
+    report = fail(ValueError(), Retry(backoff=lambda failures: failures / 0))
+    assert (report.retryable, report.delay) == (True, None)
