@@ -1,5 +1,6 @@
 """A durable task queue and workflow engine: Postgres holds the truth, Redis Streams carry the work."""
 
+from orchestrator.domain.callbacks import TaskFailure
 from orchestrator.domain.limits import Rate
 from orchestrator.errors import (
     ConfigurationError,
@@ -28,7 +29,7 @@ from orchestrator.errors import (
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.builder import Workflow
 from orchestrator.sdk.context import TaskContext, current_task
-from orchestrator.sdk.handle import Handle, Progress, RunHandle
+from orchestrator.sdk.handle import Handle, Progress, RunHandle, as_completed, gather
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.task import Task
@@ -64,11 +65,14 @@ __all__ = [
     "TaskContext",
     "TaskEnded",
     "TaskFailed",
+    "TaskFailure",
     "TaskSkipped",
     "TaskTimeout",
     "UnknownOption",
     "UnknownTask",
     "Workflow",
     "WrongState",
+    "as_completed",
     "current_task",
+    "gather",
 ]

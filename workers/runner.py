@@ -32,6 +32,7 @@ log = get_logger("worker")
 _UNKNOWN_DELAY = 0.5
 _MESSAGE_LIMIT = 10_000
 _TRACEBACK_LIMIT = 50_000
+_NOTHING = encode_value(None, "nothing", 1)
 _decode_call = msgspec.msgpack.Decoder().decode
 
 
@@ -140,7 +141,9 @@ class Runner:
         return arguments, keywords
 
     def _success(self, job: Job, value: Any) -> Succeeded:
-        data = encode_value(value, f"The result of task {job.dispatch.name!r}", self._limit)
+        data = _NOTHING
+        if job.options.store_result:
+            data = encode_value(value, f"The result of task {job.dispatch.name!r}", self._limit)
         duration = time.monotonic() - job.started_at
         return Succeeded(job.dispatch.id, job.dispatch.attempt, duration, data, job.children)
 

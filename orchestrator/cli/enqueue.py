@@ -112,7 +112,7 @@ def _enqueue_by_name(app: Orchestrator, name: str, call: Call, options: dict[str
     task = NewTask(
         id=app.new_id(),
         name=name,
-        queue=chosen.queue,
+        queue=chosen.queue or app.route(name),
         payload=encode_call(name, *call, app.settings.max_payload),
         priority=chosen.priority,
         delay=chosen.delay_seconds,

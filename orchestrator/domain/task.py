@@ -38,6 +38,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How often the task may start, all lanes together."""
     weight: float = 1.0
     """How many turns its lane gets for one of another."""
+    store_result: bool = True
+    """Keep what it returns."""
 
 
 DEFAULT_OPTIONS = TaskOptions()

@@ -13,7 +13,7 @@ from orchestrator.domain.window import room, smoothed_rate
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import queues, transitions
+from orchestrator.store import queues, transitions, unique
 from orchestrator.store.queues import QueueRow
 from orchestrator.store.transitions import Again, Claimed
 from orchestrator.store.waiting import InFlight
@@ -70,6 +70,9 @@ class Dispatcher:
                 self._lanes.refuse(task)
         self._spend(tick)
         self._lanes.save(tick)
+        keyed = [(task.unique_key, task.id) for task in tick.claimed if task.unique_key is not None]
+        if keyed:
+            unique.free(tick.connection, keyed, ended=False)
 
     def _rooms(self, tick: Tick) -> dict[str, int]:
         """Return how many tasks each queue may be given now."""

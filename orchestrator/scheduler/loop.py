@@ -27,7 +27,7 @@ from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.leadership import Leadership, TermOver
 from orchestrator.scheduler.reconcile import Reconciler, Suspicion
-from orchestrator.scheduler.requests import apply_inbox, cancel_runs, free_keys
+from orchestrator.scheduler.requests import apply_inbox, cancel_runs, settle_ends
 from orchestrator.scheduler.status import Reported, apply_carefully, apply_reports
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.timers import expire, fail_unknown, fire_due, release_known
@@ -159,10 +159,10 @@ class Scheduler:
                     self._apply(tick, lost)
                 advance_runs(tick)
                 self._attend(tick, thorough=inbound.nudged or suspicion is not None)
+                settle_ends(tick)
                 if self._hears:
                     self._dispatcher.claim(tick, self._settings.unknown_task_timeout)
                     self._patience = min(self._patience, self._dispatcher.patience(now))
-                free_keys(tick)
                 if cursor is not self._cursor:
                     self._leadership.save_cursor(connection, cursor)
                 self._watch.record(tick)
@@ -323,7 +323,7 @@ class Scheduler:
                 tick = self._begin_tick(connection, now, set_aside)
                 self._apply(tick, reports)
                 advance_runs(tick)
-                free_keys(tick)
+                settle_ends(tick)
                 self._cursor = self._cursor._replace(position=inbound.entries[-1][0])
                 self._leadership.save_cursor(connection, self._cursor)
             self._dispatcher.committed(tick, self._monotonic())

@@ -99,13 +99,13 @@ def enqueue_with_keys(tick: Tick, items: list[inbox.Item]) -> set[int]:
     return {item for item, task in wanted.values() if task.id in contested}
 
 
-def free_keys(tick: Tick) -> None:
-    """Free the keys of tasks that ended, and of claimed ones that had theirs only until then."""
+def settle_ends(tick: Tick) -> None:
+    """Create what was to follow the tasks that ended, and free their keys."""
+    adopt(tick, tick.follow_ups)
+    tick.follow_ups.clear()
     if tick.keys:
         unique.free(tick.connection, tick.keys, ended=True)
-    claimed = [(task.unique_key, task.id) for task in tick.claimed if task.unique_key is not None]
-    if claimed:
-        unique.free(tick.connection, claimed, ended=False)
+        tick.keys.clear()
 
 
 def cancel_runs(tick: Tick, limit: int) -> None:

@@ -77,9 +77,9 @@ def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, i
 
 def _succeed(tick: Tick, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
     rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
-    results = {row.id: row.result for row in rows if len(row.result) <= inline_result}
+    results = {row.id: row.result for row in rows}
     moved = transitions.succeed(tick.connection, rows, tick.now)
-    tick.note(moved, results=results, by_worker=True)
+    tick.note(moved, results=results, by_worker=True, inline_result=inline_result)
     with_children = {report.id: report.children for _, report in succeeded if report.children}
     if with_children:
         _adopt(tick, [child for task in moved for child in with_children.get(task.id, ())])

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.states import IN_FLIGHT_STATES
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.callbacks import Callbacks, after_end, after_success
+from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
+from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.store.transitions import Claimed, Moved
 from orchestrator.transport.codec import Ended
 
@@ -51,6 +53,8 @@ class Tick:
     """Lanes, once for each of their tasks that is no longer in flight."""
     keys: list[tuple[str, bytes]] = field(default_factory=list)
     """Unique keys of tasks that ended, and those tasks."""
+    follow_ups: list[NewTask] = field(default_factory=list)
+    """Tasks that were asked for when others end."""
     delayed: bool = False
     """A task was given a time at which it is due."""
     has_wishes: bool = False
@@ -73,8 +77,9 @@ class Tick:
         results: Mapping[bytes, bytes] | None = None,
         errors: Mapping[bytes, TaskError] | None = None,
         by_worker: bool = False,
+        inline_result: int = 0,
     ) -> None:
-        """Take note of tasks that a statement moved; the results of those that ended go to waiting clients."""
+        """Take note of tasks that a statement moved; small results of those that ended go to waiting clients."""
         for task in moved:
             if task.before in IN_FLIGHT_STATES:
                 self.landed[task.queue] += 1
@@ -91,6 +96,10 @@ class Tick:
                     self.keys.append((task.unique_key, task.id))
                 result = results.get(task.id) if results else None
                 error = errors.get(task.id) if errors else None
+                if task.callbacks is not None:
+                    self.follow_ups.extend(_follow_ups(task, result, error))
+                if result is not None and len(result) > inline_result:
+                    result = None
                 self.ended.append(Ended(task.id, task.state, result, error))
 
     def mark(self) -> Mark:
@@ -104,4 +113,13 @@ class Tick:
             del news[length:]
 
     def _lists(self) -> tuple[list[Any], ...]:
-        return self.moved, self.ended, self.left_lanes, self.keys
+        return self.moved, self.ended, self.left_lanes, self.keys, self.follow_ups
+
+
+def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> Iterable[NewTask]:
+    callbacks = msgspec.convert(task.callbacks, Callbacks)
+    if task.state == TaskState.SUCCESS:
+        return after_success(task.id, task.attempt, callbacks, result)
+    if task.state == TaskState.FAILED:
+        return after_end(task.id, task.attempt, callbacks, error)
+    return ()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, UnknownTask, did_you_mean
 from orchestrator.sdk.context import TaskContext
 from orchestrator.sdk.handle import Handle, RunHandle
-from orchestrator.sdk.options import CallOptions, check_name, with_options
+from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, with_options
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.task import Task, task_name
@@ -35,7 +36,11 @@ Call = tuple[Any, ...] | list[Any] | Mapping[str, Any]
 class Orchestrator:
     """An application. Settings are read when they are first needed, so importing a module needs none."""
 
-    def __init__(self, settings: Settings | None = None, **overrides: Any) -> None:
+    def __init__(
+        self, settings: Settings | None = None, *, routes: Mapping[str, str] | None = None, **overrides: Any
+    ) -> None:
+        """`routes` sends tasks to queues by their names: `{"shop.mail.*": "mail"}`; the first that fits counts."""
+        self._routes = {pattern: check_name("queue", queue) for pattern, queue in (routes or {}).items()}
         self._given = settings
         self._overrides = overrides
         self._settings: Settings | None = None
@@ -139,6 +144,10 @@ class Orchestrator:
     def run(self, run_id: str | UUID) -> RunHandle[Any]:
         """Return a handle to a run that was started elsewhere."""
         return RunHandle(self, parse_id("run", run_id))
+
+    def route(self, name: str) -> str:
+        """Return the queue to which a task of this name goes, unless it says otherwise."""
+        return next((queue for pattern, queue in self._routes.items() if fnmatchcase(name, pattern)), DEFAULT_QUEUE)
 
     def queue(self, name: str) -> Queue:
         """Return a queue, to pause, limit or empty it."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -45,6 +46,9 @@ from orchestrator.transport.keys import Keys
 
 _LOOK_AGAIN = 5.0
 """Seconds after which a waiter looks in Postgres although nothing was announced."""
+
+_LOOK_AT_ONCE = 5_000
+"""Tasks that one query asks for."""
 
 Look = Callable[[], "Ended | None"]
 
@@ -285,6 +289,61 @@ class Backend:
         """Do the same as `wait_task` on the event loop."""
         return await self._wait_async(task, lambda: self._look_at_task(task), timeout)
 
+    def wait_tasks(self, tasks: Sequence[bytes], timeout: float | None) -> Iterator[Ended]:
+        """Yield tasks as they end, those that have ended already first; stop when the time is up."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        woken = threading.Event()
+        heard: deque[Ended | None] = deque()
+
+        def wake(ended: Ended | None) -> None:
+            heard.append(ended)
+            woken.set()
+
+        left = dict.fromkeys(tasks)
+        try:
+            for task in left:
+                self._announcements.listen(task, wake)
+            heard.append(None)  # whatever ended before, nobody announces again
+            while left:
+                for ended in self._ends(left, heard):
+                    del left[ended.id]
+                    self._announcements.forget(ended.id, wake)
+                    yield ended
+                patience = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+                if not left or patience <= 0:
+                    return
+                if not woken.wait(patience):
+                    heard.append(None)
+                woken.clear()
+        finally:
+            for task in left:
+                self._announcements.forget(task, wake)
+
+    def _ends(self, left: Mapping[bytes, None], heard: deque[Ended | None]) -> list[Ended]:
+        """Return those that have ended, from what was announced or, where that does not say it all, from Postgres."""
+        ends: dict[bytes, Ended] = {}
+        unclear: dict[bytes, None] = {}
+        while heard:
+            ended = heard.popleft()
+            if ended is None:
+                unclear.update(left)
+            elif _is_complete(ended):
+                ends[ended.id] = ended
+            else:
+                unclear[ended.id] = None
+        ask = [task for task in unclear if task in left and task not in ends]
+        for start in range(0, len(ask), _LOOK_AT_ONCE):
+            some = ask[start : start + _LOOK_AT_ONCE]
+            with self._connected() as connection:
+                found = results.outcomes(connection, some)
+            for task in some:
+                outcome = found.get(task)
+                if outcome is None:
+                    raise NotFound(f"No task has the id {to_text(task)}.")
+                if outcome.status in ENDED_TASK_STATES:
+                    ends[task] = Ended(task, outcome.status, outcome.result, outcome.error)
+        return [ended for task, ended in ends.items() if task in left]
+
     def wait_run(self, run: bytes, timeout: float | None) -> Ended | None:
         """Wait until a run ends; None if it has not by then."""
         return self._wait(run, lambda: self._look_at_run(run), timeout)
@@ -383,7 +442,11 @@ def _insert_in(connection: Connection, task: NewTask) -> bytes:
 def _complete(heard: list[Ended | None]) -> Ended | None:
     """Return an announcement that says everything, so that Postgres need not be asked."""
     for ended in heard:
-        if ended is not None and (ended.result is not None or ended.state != TaskState.SUCCESS):
+        if ended is not None and _is_complete(ended):
             return ended
     heard.clear()
     return None
+
+
+def _is_complete(ended: Ended) -> bool:
+    return ended.result is not None or ended.state != TaskState.SUCCESS

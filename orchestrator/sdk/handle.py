@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from uuid import UUID
 
 from orchestrator.domain.ids import to_text
@@ -15,6 +15,7 @@ from orchestrator.errors import (
     ResultTimeout,
     RunFailed,
     TaskCancelled,
+    TaskEnded,
     TaskFailed,
     TaskSkipped,
 )
@@ -97,6 +98,48 @@ class Handle(Generic[R]):
         if error is None:
             raise TaskFailed(f"{message} failed.")
         raise TaskFailed(f"{message} failed: {error.kind}: {error.message}", kind=error.kind, traceback=error.traceback)
+
+
+def as_completed(handles: Iterable[Handle[R]], timeout: float | None = None) -> Iterator[Handle[R]]:
+    """Yield handles as their tasks end, whatever the end; ResultTimeout if some have not ended by then."""
+    _refuse_inside_task()
+    left = {handle._id: handle for handle in handles}
+    if not left:
+        return
+    app = next(iter(left.values()))._app
+    for ended in app.backend.wait_tasks(list(left), timeout):
+        handle = left.pop(ended.id)
+        handle._ended = ended
+        yield handle
+    if left:
+        raise ResultTimeout(
+            f"{len(left):,} tasks had not ended after {timeout} s, {next(iter(left.values()))!r} first."
+        )
+
+
+@overload
+def gather(handles: Iterable[Handle[R]], timeout: float | None = None) -> list[R]: ...
+@overload
+def gather(
+    handles: Iterable[Handle[R]], timeout: float | None = None, *, return_exceptions: bool
+) -> list[R | TaskEnded]: ...
+
+
+def gather(
+    handles: Iterable[Handle[R]], timeout: float | None = None, *, return_exceptions: bool = False
+) -> list[R] | list[R | TaskEnded]:
+    """Wait for all and return their results in order; the first failure is raised, unless it is to be returned."""
+    asked = list(handles)
+    for handle in as_completed(asked, timeout):
+        if not return_exceptions:
+            handle.result()
+    results: list[R | TaskEnded] = []
+    for handle in asked:
+        try:
+            results.append(handle.result())
+        except TaskEnded as error:
+            results.append(error)
+    return results
 
 
 @dataclass(frozen=True)

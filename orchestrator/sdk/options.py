@@ -20,6 +20,7 @@ from orchestrator.domain.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation
 from orchestrator.errors import InvalidTask, UnknownOption, did_you_mean
 from orchestrator.sdk.retry import Retry
 
+DEFAULT_QUEUE = "default"
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _PRIORITIES = range(-100, 101)
 _RETRIES = range(1_000_001)
@@ -35,8 +36,8 @@ Computed = Callable[..., T]
 class CallOptions:
     """How a task is run."""
 
-    queue: str = "default"
-    """The queue it waits in."""
+    queue: str | None = None
+    """The queue it waits in; if none is given, what the application's routes say, or `default`."""
     priority: int = 0
     """From -100 to 100; higher goes first."""
     delay: float | timedelta = 0.0
@@ -47,8 +48,12 @@ class CallOptions:
     """Seconds that one attempt may run."""
     isolation: Isolation = "thread"
     """Where a synchronous function runs: `thread`, or `process` for a child process that can be killed."""
-    on_success: bool = False
-    """Inside a task: let the new task exist only if the current one succeeds."""
+    on_success: bool | Any = False
+    """A task, or several, to enqueue with its result; or True: inside a task, let it exist only if that succeeds."""
+    on_failure: Any = None
+    """A task, or several, to enqueue with a TaskFailure if it fails for good."""
+    store_result: bool = True
+    """Keep what it returns; without, its result is None."""
     eta: datetime | None = None
     """The time, with its zone, before which it may not start."""
     expires: float | timedelta | datetime | None = None
@@ -75,7 +80,8 @@ class CallOptions:
     """How many turns its key gets for one of another."""
 
     def __post_init__(self) -> None:
-        check_name("queue", self.queue)
+        if self.queue is not None:
+            check_name("queue", self.queue)
         if isinstance(self.priority, bool) or not isinstance(self.priority, int) or self.priority not in _PRIORITIES:
             raise InvalidTask(f"Option priority: expected a whole number from -100 to 100, found {self.priority!r}.")
         if _seconds("delay", self.delay) < 0:
@@ -90,8 +96,8 @@ class CallOptions:
             raise InvalidTask(f"Option retries: expected zero or more, or a Retry, found {self.retries!r}.")
         if self.isolation not in get_args(Isolation):
             raise InvalidTask(f"Option isolation: expected 'thread' or 'process', found {self.isolation!r}.")
-        if not isinstance(self.on_success, bool):
-            raise InvalidTask(f"Option on_success: expected True or False, found {self.on_success!r}.")
+        if not isinstance(self.store_result, bool):
+            raise InvalidTask(f"Option store_result: expected True or False, found {self.store_result!r}.")
         self._check_times()
         self._check_keys()
         self._check_limits()
@@ -163,6 +169,7 @@ class CallOptions:
             total_concurrency=self.total_concurrency,
             rate=check_rate("rate", self.rate),
             total_rate=check_rate("total_rate", self.total_rate),
+            store_result=self.store_result,
             weight=DEFAULT_OPTIONS.weight if weight == DEFAULT_OPTIONS.weight else weight,  # msgspec omits by identity
         )
 

@@ -7,6 +7,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+import msgspec
+
+from orchestrator.domain.callbacks import Callback, Callbacks
 from orchestrator.domain.task import NewTask, UniqueKey
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.context import current_outlet
@@ -40,6 +43,8 @@ class Task(Generic[P, R]):
         self.signature = signature
         self.is_async = inspect.iscoroutinefunction(function)
         self._placed: Placed | None = None
+        self._after_success = _followers("on_success", options.on_success)
+        self._after_failure = _followers("on_failure", options.on_failure)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function right here, in this process."""
@@ -76,8 +81,8 @@ class Task(Generic[P, R]):
 
     def enqueue_in(self: Task[P, R], connection: Connection, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Enqueue inside the caller's own transaction: the task exists only if that commits."""
-        if self.call_options.on_success:
-            raise InvalidTask("Option on_success does not go with enqueue_in: the transaction decides.")
+        if self.call_options.on_success is True:
+            raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
         task = self.new(args, kwargs)
         return Handle(self._app, self._app.backend.enqueue_in(connection, task), self)
 
@@ -85,9 +90,9 @@ class Task(Generic[P, R]):
         """Return how the task that is running here, if any, hands over what it enqueues with these options."""
         outlet = current_outlet()
         if outlet is not None:
-            return outlet.enqueue_on_success if self.call_options.on_success else outlet.enqueue
-        if self.call_options.on_success:
-            raise InvalidTask("Option on_success: only a task that runs inside a worker can succeed; this is not one.")
+            return outlet.enqueue_on_success if self.call_options.on_success is True else outlet.enqueue
+        if self.call_options.on_success is True:
+            raise InvalidTask("Option on_success=True: only inside a task that runs in a worker; this is not one.")
         return None
 
     def new(
@@ -108,7 +113,7 @@ class Task(Generic[P, R]):
         return NewTask(
             id=self._app.new_id() if outlet is None else outlet.next_id(),
             name=self.name,
-            queue=options.queue,
+            queue=self.queue,
             payload=encode_call(self.name, args, kwargs, settings.max_payload),
             priority=options.priority,
             delay=options.delay_seconds,
@@ -118,7 +123,34 @@ class Task(Generic[P, R]):
             lane=placed.lane,
             expires=options.expiry_seconds,
             unique=placed.unique,
+            callbacks=self._callbacks,
         )
+
+    @property
+    def queue(self) -> str:
+        """The queue it waits in: its own, or where the application's routes send it."""
+        return self.call_options.queue or self._app.route(self.name)
+
+    def callback(self) -> Callback:
+        """Return this task as one that follows another, whose result it is given."""
+        options = self.call_options
+        if options.is_computed or options.unique_key is not None or options.idempotency_key is not None:
+            raise InvalidTask(
+                f"Task {self.name!r} cannot follow another: its keys are unique or depend on its arguments, which only "
+                f"the end of the other gives."
+            )
+        placed = self._place((), {})
+        return Callback(self.name, self.queue, options.priority, options.delay_seconds, placed.options, placed.lane)
+
+    @functools.cached_property
+    def _callbacks(self) -> str | None:
+        success, failure = self._after_success, self._after_failure
+        if not success and not failure:
+            return None
+        callbacks = Callbacks(
+            self.name, tuple(task.callback() for task in success), tuple(task.callback() for task in failure)
+        )
+        return msgspec.json.encode(callbacks).decode()
 
     def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed:
         """Return what the arguments decide, and remember it where they decide nothing."""
@@ -138,6 +170,17 @@ class Task(Generic[P, R]):
                 f"Option on_duplicate: inside a task only 'return' is possible, because the scheduler decides later; "
                 f"found {unique.on_duplicate!r} for task {self.name!r}."
             )
+
+
+def _followers(option: str, given: object) -> tuple[Task[..., Any], ...]:
+    """Return the tasks that an option names: one, several, or none."""
+    if given is None or isinstance(given, bool):
+        return ()
+    tasks = given if isinstance(given, (list, tuple)) else (given,)
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise InvalidTask(f"Option {option}: expected a task, or a list of tasks, found {task!r}.")
+    return tuple(tasks)
 
 
 def task_name(function: Callable[..., Any], name: str | None) -> str:

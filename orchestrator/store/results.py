@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from orchestrator.domain.run import RunCounters
 from orchestrator.domain.task import TaskError
+from orchestrator.store import arrays
+from orchestrator.store.transitions import identifier
 
 
 class TaskOutcome(NamedTuple):
@@ -21,22 +23,27 @@ class TaskOutcome(NamedTuple):
 
 # Both halves see one snapshot, so a task that is moving is found in exactly one of them. A task that somebody has
 # asked to be tried again is not ended for its caller, although the leader has yet to open it.
-_OUTCOME = """
-SELECT CASE WHEN EXISTS (SELECT FROM orchestrator.inbox WHERE target = %(id)s::uuid AND kind = 'retry task')
-            THEN 'pending' ELSE status END, result, error
-  FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
+_OUTCOMES = """
+SELECT id::text, CASE WHEN EXISTS (SELECT FROM orchestrator.inbox i WHERE i.target = e.id AND i.kind = 'retry task')
+                      THEN 'pending' ELSE status END, result, error
+  FROM orchestrator.ended_tasks e WHERE id = ANY (%(ids)s::uuid[])
  UNION ALL
-SELECT status, NULL, NULL FROM orchestrator.tasks WHERE id = %(id)s::uuid
+SELECT id::text, status, NULL, NULL FROM orchestrator.tasks WHERE id = ANY (%(ids)s::uuid[])
 """
 
 
 def outcome(connection: Connection, task: bytes) -> TaskOutcome | None:
     """Return where a task stands, or None if there is no such task."""
-    row = connection.exec_driver_sql(_OUTCOME, {"id": task.hex()}).one_or_none()
-    if row is None:
-        return None
-    error = row[2] and TaskError(row[2]["kind"], row[2]["message"], row[2].get("traceback", ""))
-    return TaskOutcome(row[0], None if row[1] is None else bytes(row[1]), error)
+    return outcomes(connection, [task]).get(task)
+
+
+def outcomes(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, TaskOutcome]:
+    """Return where those of these tasks stand that exist."""
+    found: dict[bytes, TaskOutcome] = {}
+    for row in connection.exec_driver_sql(_OUTCOMES, {"ids": arrays.uuids(tasks)}):
+        error = row[3] and TaskError(row[3]["kind"], row[3]["message"], row[3].get("traceback", ""))
+        found[identifier(row[0])] = TaskOutcome(row[1], None if row[2] is None else bytes(row[2]), error)
+    return found
 
 
 _PROGRESS = """

@@ -41,13 +41,16 @@ PUBLIC = [
     "TaskContext",
     "TaskEnded",
     "TaskFailed",
+    "TaskFailure",
     "TaskSkipped",
     "TaskTimeout",
     "UnknownOption",
     "UnknownTask",
     "Workflow",
     "WrongState",
+    "as_completed",
     "current_task",
+    "gather",
 ]
 
 

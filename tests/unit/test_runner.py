@@ -1,13 +1,14 @@
-"""What a worker reports when a task raises: tried again, tried later, or given up."""
+"""What a worker reports of an attempt: its result, or whether it is tried again, later, or given up."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from orchestrator import GiveUp, Orchestrator, Retry, RetryLater
-from orchestrator.domain.task import DEFAULT_OPTIONS, Dispatch, Failed
+from orchestrator.domain.task import DEFAULT_OPTIONS, AttemptReport, Dispatch, Failed, Succeeded
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.runner import Runner
@@ -18,19 +19,24 @@ class Nothing:
         raise AssertionError(f"nothing was to be enqueued: {tasks}")
 
 
+def run(function: Callable[[], Any], failures: int = 0, **options: Any) -> AttemptReport:
+    """Run a task as a worker does, and return the report."""
+    app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
+    task = app.task(name="it", **options)(function)
+    new = task.new((), {})
+    dispatch = Dispatch(new.id, 1, "it", new.payload, "default", new.options, failures=failures)
+    job = Job(dispatch, Bundle("g", "default", "0-1", 1), 0, 0.0)
+    job.begin(0.0)
+    return Runner(app, Nothing(), Allowed(app, ())).run(job)
+
+
 def fail(error: BaseException, retries: int | Retry = 3, failures: int = 0) -> Failed:
     """Run a task that raises, and return the report."""
-    app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
 
     def boom() -> None:
         raise error
 
-    task = app.task(name="boom", retries=retries)(boom)
-    new = task.new((), {})
-    dispatch = Dispatch(new.id, 1, "boom", new.payload, "default", new.options, failures=failures)
-    job = Job(dispatch, Bundle("g", "default", "0-1", 1), 0, 0.0)
-    job.begin(0.0)
-    report = Runner(app, Nothing(), Allowed(app, ())).run(job)
+    report = run(boom, failures, retries=retries)
     assert isinstance(report, Failed)
     return report
 
@@ -80,3 +86,10 @@ def test_an_own_backoff_is_computed_by_the_worker() -> None:
 def test_a_backoff_that_fails_leaves_it_to_the_scheduler() -> None:
     report = fail(ValueError(), Retry(backoff=lambda failures: failures / 0))
     assert (report.retryable, report.delay) == (True, None)
+
+
+def test_a_result_that_is_not_kept_need_not_even_be_data() -> None:
+    kept, dropped = run(lambda: [1, 2]), run(lambda: object(), store_result=False)
+    assert isinstance(kept, Succeeded)
+    assert isinstance(dropped, Succeeded)
+    assert (kept.result, dropped.result) == (b"\x92\x01\x02", b"\xc0")

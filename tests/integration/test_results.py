@@ -1,0 +1,170 @@
+"""What follows an end: callbacks, results for many at once; and where tasks go."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from orchestrator import (
+    InvalidTask,
+    Orchestrator,
+    ResultTimeout,
+    TaskCancelled,
+    TaskFailed,
+    TaskFailure,
+    as_completed,
+    gather,
+)
+from orchestrator.domain.task import Failed, Succeeded, TaskError
+from orchestrator.sdk.payload import decode_value, encode_value
+from tests.integration.stage import System
+
+
+@pytest.fixture
+def follower(system: System) -> Any:
+    return system.app.task(name="follower")(lambda what: what)
+
+
+# -- callbacks
+
+
+def test_a_success_is_followed_by_a_task_with_its_result(system: System, follower: Any) -> None:
+    worker = system.worker(knows=["job", "follower"])
+    system.dispatch(on_success=follower.options(priority=7))
+    (task,) = worker.take()
+    worker.report(Succeeded(task.id, 1, 0.1, encode_value({"a": [1, 2]}, "", 100)))
+    system.tick()
+    (follow,) = worker.take()
+    assert (follow.name, decode_value(follow.payload)) == ("follower", [[{"a": [1, 2]}], {}])
+    worker.report(Succeeded(task.id, 1, 0.1, b"\xc0"))  # sent again
+    system.look()
+    assert system.count("tasks") == 1
+    assert system.sql("SELECT priority FROM orchestrator.tasks")[0]["priority"] == 7
+
+
+def test_a_failure_for_good_is_followed_by_a_task_with_the_failure(system: System, follower: Any) -> None:
+    worker = system.worker(knows=["job", "follower"])
+    (handle,) = system.dispatch(on_failure=[follower, follower], retries=1)
+    (task,) = worker.take()
+    worker.report(Failed(task.id, 1, 0.1, TaskError("ValueError", "first"), delay=0.0))
+    again: list[Any] = []
+    system.look_until(lambda: again.extend(worker.take()) or again)
+    assert (len(again), again[0].name) == (1, "job")  # it is tried again: nothing follows yet
+    worker.report(Failed(task.id, 2, 0.1, TaskError("ValueError", "last", "at line 3")))
+    system.tick()
+    follows = worker.take()
+    assert [follow.name for follow in follows] == ["follower", "follower"]
+    (failure,), _ = decode_value(follows[0].payload)
+    expected = TaskFailure(handle.id, "job", "ValueError", "last", "at line 3")
+    assert follower.signature.restore([failure], {})[0] == [failure]
+    assert failure == {name: getattr(expected, name) for name in TaskFailure.__struct_fields__}
+
+
+def test_what_expires_is_followed_and_what_is_cancelled_is_not(system: System, follower: Any) -> None:
+    expired = system.job.options(expires=5, on_failure=follower).enqueue()
+    cancelled = system.job.options(on_failure=follower, on_success=follower).enqueue()
+    cancelled.cancel()
+    system.look()
+    system.lead(offset=10)
+    system.look(2)
+    assert system.states(expired, cancelled) == ["failed", "cancelled"]
+    assert [row["name"] for row in system.sql("SELECT name FROM orchestrator.tasks")] == ["follower"]
+
+
+def test_callbacks_stay_with_a_task_that_is_retried_by_hand(system: System, follower: Any) -> None:
+    worker = system.worker(knows=["job", "follower"])
+    (handle,) = system.dispatch(on_success=follower)
+    worker.fail(*worker.take(), retryable=False)
+    system.tick()
+    handle.retry()
+    system.look(2)
+    worker.succeed(*worker.take())
+    system.tick()
+    assert [task.name for task in worker.take()] == ["follower"]
+
+
+def test_callbacks_that_are_refused(system: System) -> None:
+    keyed = system.app.task(name="keyed", unique_key=lambda what: what)(lambda what: what)
+    with pytest.raises(InvalidTask, match="Option on_failure: expected a task, or a list of tasks, found 'mail'"):
+        system.job.options(on_failure="mail")
+    with pytest.raises(InvalidTask, match="Task 'keyed' cannot follow another"):
+        system.job.options(on_success=keyed).enqueue()
+    assert system.count("tasks") == 0
+
+
+# -- many results
+
+
+def test_as_they_end(system: System) -> None:
+    worker = system.worker(slots=100)
+    handles = system.dispatch(50)
+    tasks = worker.take()
+    by_id = {task.id: task for task in tasks}
+    worker.succeed(*tasks[:10])
+    system.tick()
+    seen = []
+    for handle in as_completed(handles, timeout=30):
+        seen.append(handle)
+        if len(seen) == 10:
+            worker.succeed(*tasks[10:40])
+            worker.fail(*tasks[40:], retryable=False)
+            system.tick()
+    assert sorted(seen, key=lambda handle: handle.id) == sorted(handles, key=lambda handle: handle.id)
+    assert {handle.status() for handle in seen[:10]} == {"success"}
+    assert len(by_id) == 50
+
+
+def test_in_order_and_with_or_without_failures(system: System) -> None:
+    worker = system.worker()
+    handles = system.dispatch(3)
+    first, second, third = sorted(worker.take(), key=lambda task: task.id)
+    worker.report(Succeeded(third.id, 1, 0.1, b"\x03"), Succeeded(first.id, 1, 0.1, b"\x01"))
+    worker.fail(second, retryable=False)
+    system.tick()
+    results = gather(handles, timeout=10, return_exceptions=True)
+    assert (results[0], results[2]) == (1, 3)
+    assert isinstance(results[1], TaskFailed)
+    with pytest.raises(TaskFailed):
+        gather(handles, timeout=10)
+
+
+def test_a_timeout_says_how_many_are_missing(system: System) -> None:
+    handles = [system.job.enqueue(number) for number in range(3)]
+    handles[0].cancel()
+    system.look()
+    with pytest.raises(ResultTimeout, match="2 tasks had not ended after 0.1 s"):
+        list(as_completed(handles, timeout=0.1))
+    with pytest.raises(TaskCancelled):
+        handles[0].result(timeout=1)
+    assert list(as_completed([])) == []
+    assert gather([]) == []
+
+
+def test_results_too_large_for_the_announcement_are_fetched(system: System) -> None:
+    worker = system.worker()
+    handles = system.dispatch(2)
+    large = encode_value("x" * 10_000, "", 100_000)
+    waiting = threading.Thread(target=lambda: found.extend(gather(handles, timeout=30)))
+    found: list[Any] = []
+    waiting.start()
+    worker.succeed(*worker.take(), result=large)
+    system.tick()
+    waiting.join()
+    assert [len(value) for value in found] == [10_000, 10_000]
+
+
+# -- routes
+
+
+def test_routes_send_tasks_to_queues_by_their_names(system: System) -> None:
+    app = Orchestrator(system.settings, routes={"shop.mail.*": "mail", "shop.*": "shop", "*.urgent": "fast"})
+    expected = {"shop.mail.send": "mail", "shop.order": "shop", "other.urgent": "fast", "other": "default"}
+    for name, queue in expected.items():
+        task = app.task(name=name)(lambda: None)
+        assert task.new((), {}).queue == queue
+        assert task.options(queue="own").new((), {}).queue == "own"
+    with pytest.raises(InvalidTask, match="A queue name has"):
+        Orchestrator(system.settings, routes={"*": "two words"})
+    app.close()
