@@ -24,7 +24,12 @@ from orchestrator.store.transitions import arrivals, identifier
 _ROUNDS = 100
 """How often a key may slip away between two statements before something must be wrong."""
 
-_HOLDER = text("SELECT CAST(task_id AS text), until <= now() FROM orchestrator.unique_keys WHERE key = :key")
+_HOLDER = text(
+    """
+    SELECT CAST(task_id AS text), scope, coalesce(until <= now(), false)
+      FROM orchestrator.unique_keys WHERE key = :key
+    """
+)
 _FREE_EXPIRED = text("DELETE FROM orchestrator.unique_keys WHERE key = :key AND until <= now()")
 _REPLACE = text(
     f"""
@@ -48,19 +53,20 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey) -> b
         row = connection.execute(_HOLDER, {"key": unique.key}).one_or_none()
         if row is None:
             continue  # the task that had it has just let it go
-        holder = identifier(row[0])
-        if row[1]:
+        holder, scope, is_over = row
+        if is_over:
             connection.execute(_FREE_EXPIRED, {"key": unique.key})
         elif unique.on_duplicate == "raise":
-            raise Duplicate(f"Task {row[0]} already has the key {unique.key!r}; this one was not enqueued.", row[0])
-        elif unique.on_duplicate == "return" or _replace(connection, holder, task) or unique.scope != "pending":
-            return holder
+            raise Duplicate(f"Task {holder} already has the key {unique.key!r}; this one was not enqueued.", holder)
+        elif unique.on_duplicate == "return" or _replace(connection, holder, task) or scope != "pending":
+            return identifier(holder)
+        # It waited when its key was read and has been claimed since, which frees the key.
     raise OrchestratorError(f"The key {unique.key!r} could not be had: other tasks take it and let it go all the time.")
 
 
-def _replace(connection: Connection, holder: bytes, task: NewTask) -> bool:
+def _replace(connection: Connection, holder: str, task: NewTask) -> bool:
     delay = task.delay if task.delay > 0 else None
-    found = connection.execute(_REPLACE, {"id": holder.hex(), "payload": task.payload, "delay": delay})
+    found = connection.execute(_REPLACE, {"id": holder, "payload": task.payload, "delay": delay})
     return found.first() is not None
 
 
