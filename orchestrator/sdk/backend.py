@@ -35,6 +35,7 @@ from orchestrator.errors import (
     WrongState,
     did_you_mean,
 )
+from orchestrator.sdk.payload import decode_value
 from orchestrator.settings import Settings
 from orchestrator.store import dags, database, enqueue, inbox, queues, redrive, results, unique, workflows
 from orchestrator.store.inbox import Wish
@@ -449,4 +450,11 @@ def _complete(heard: list[Ended | None]) -> Ended | None:
 
 
 def _is_complete(ended: Ended) -> bool:
-    return ended.result is not None or ended.state != TaskState.SUCCESS
+    """Say whether an announcement can be read; anyone may publish anything, and Postgres has the real end."""
+    if ended.state != TaskState.SUCCESS or ended.result is None:
+        return ended.state != TaskState.SUCCESS
+    try:
+        decode_value(ended.result)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return False
+    return True
