@@ -197,7 +197,7 @@ class Scheduler:
         self._watch.revoke(tick.revoked, self._monotonic())
         self._hear(self._publish, tick, withdraw, bool(inbound.entries))
 
-    def _begin_tick(self, connection: Connection, now: datetime, set_aside: list[tuple[str, bytes, str]]) -> Tick:
+    def _begin_tick(self, connection: Connection, now: datetime, set_aside: list[Refused]) -> Tick:
         return Tick(connection, now, self._dags, self._triggers, self._lanes, set_aside=set_aside)
 
     def _apply(self, tick: Tick, reports: Sequence[Reported]) -> None:

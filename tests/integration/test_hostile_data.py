@@ -8,46 +8,28 @@ from __future__ import annotations
 import dataclasses
 import random
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
 import pytest
-from sqlalchemy import Engine, text
 
-from orchestrator import Orchestrator, OrchestratorError, RunHandle, Settings
+from orchestrator import Orchestrator, OrchestratorError, RunHandle
 from orchestrator.sdk.definitions import loads
 from orchestrator.sdk.payload import decode_value
-from orchestrator.store import database, insights
-from orchestrator.transport.connection import connect
-from tests.integration.test_tick import TABLES, TTL, System
+from orchestrator.store import insights
+from tests.integration.stage import System
 
 STORED = ("tasks", "ended_tasks", "runs", "inbox")
 
 
-@pytest.fixture(scope="module")
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = database.engine_for(database_url)
-    yield engine
-    engine.dispose()
-
-
 @pytest.fixture
-def system(engine: Engine, database_url: str, redis_url: str) -> Iterator[System]:
-    settings = Settings(database_url=database_url, redis_url=redis_url, lease=60.0, safety_scan=0.01, worker_ttl=TTL)
-    redis = connect(redis_url)
-    redis.flushall()
-    with engine.begin() as connection:
-        for table in (*TABLES, "workflows"):
-            connection.execute(text(f"DELETE FROM orchestrator.{table}"))
-    system = System(engine, redis, settings)
-    system.lead()
+def system(system: System) -> System:
+    system.sql("DELETE FROM orchestrator.workflows")
     system.worker(slots=50)
-    yield system
-    system.close()
-    redis.close()
+    return system
 
 
 # -- the caller's doors

@@ -1,25 +1,22 @@
 """Somebody else writes to our Redis: whatever stands there, the leader goes on, and says what it set aside.
 
-The leader and its services are those of test_tick.py; here only Redis is made to hold what it should not.
+The leader and its services are those of `stage.py`; here only Redis is made to hold what it should not.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 from redis import Redis
-from sqlalchemy import Engine, text
 
-from orchestrator import Settings
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.task import NewTask, Succeeded
 from orchestrator.scheduler.leadership import TermOver
-from orchestrator.store import database
 from orchestrator.transport import codec, inspection
 from orchestrator.transport.codec import Applied, Ended, Heartbeat, encode
 from orchestrator.transport.connection import connect
@@ -27,34 +24,11 @@ from orchestrator.transport.leader import Deposed
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.reporter import Reporter
-from tests.integration.test_tick import KEYS, TABLES, TTL, System
+from tests.integration.stage import KEYS, ONE, System
 from tests.waiting import eventually
 
 LAST = "18446744073709551615-18446744073709551615"
 """The last id that a stream can have; nothing can be added after it."""
-ONE = b"\x01"
-
-
-@pytest.fixture(scope="module")
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = database.engine_for(database_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def system(engine: Engine, database_url: str, redis_url: str) -> Iterator[System]:
-    settings = Settings(database_url=database_url, redis_url=redis_url, lease=60.0, safety_scan=0.01, worker_ttl=TTL)
-    redis = connect(redis_url)
-    redis.flushall()
-    with engine.begin() as connection:
-        for table in TABLES:
-            connection.execute(text(f"DELETE FROM orchestrator.{table}"))
-    system = System(engine, redis, settings)
-    system.lead()
-    yield system
-    system.close()
-    redis.close()
 
 
 def works(system: System) -> None:

@@ -144,7 +144,7 @@ def test_large_tasks_are_not_bundled() -> None:
     tasks = [
         claimed(number)._replace(payload=b"x" * size) for number, size in enumerate([400_000] * 5 + [3_000_000, 5])
     ]
-    bundles = unpacked(Dispatcher(fleet_of(a=1), batch=10).messages(tasks))["a"]
+    bundles = unpacked(Dispatcher(fleet_of(a=1), LaneService(), batch=10).messages(tasks))["a"]
     assert [len(bundle) for bundle in bundles] == [2, 2, 1, 1, 1]
     assert [task.id for bundle in bundles for task in bundle] == [task.id for task in tasks]
 
