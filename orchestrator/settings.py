@@ -18,6 +18,11 @@ from typing import Any
 
 from orchestrator.errors import ConfigurationError, did_you_mean
 
+_LARGEST_PAYLOAD = 50_000_000
+"""Bytes; Redis takes no message that is much larger than a few of these, and nobody wants to wait for it."""
+_MOST = 1_000_000.0
+"""Of anything else: seconds (eleven days), rows of a batch."""
+
 SERVICES_FILE = Path(".orchestrator") / "services.json"
 
 
@@ -145,8 +150,12 @@ def _parse(name: str, value: Any, source: str) -> Any:
 def _validated(settings: Settings) -> Settings:
     for name, field in _FIELDS.items():
         value = getattr(settings, name)
-        if isinstance(field.default, (int, float)) and not 0 < value < float("inf"):
-            raise ConfigurationError(f"Setting {name}: expected a positive number, found {value!r}.")
+        if isinstance(field.default, (int, float)):
+            most = _LARGEST_PAYLOAD if name in ("max_payload", "inline_result") else _MOST
+            if not 0 < value <= most:
+                raise ConfigurationError(
+                    f"Setting {name}: expected a positive number up to {most:,.0f}, found {value!r}."
+                )
     if settings.worker_ttl < 2 * settings.heartbeat:
         raise ConfigurationError(
             f"Setting worker_ttl: expected at least twice the heartbeat ({settings.heartbeat}), "

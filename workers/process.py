@@ -18,7 +18,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Attempt, Malformed, decode, encode
-from orchestrator.transport.connection import UNAVAILABLE, connect
+from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import Received, StreamsGone, WorkerStreams
 from orchestrator.workers.allowed import Allowed
@@ -142,7 +142,7 @@ class WorkerProcess:
             self._joined = ""
             self._draining.wait(0.1)
         except UNAVAILABLE as error:
-            log.warning("Redis is away: %s", error)
+            log.warning("%s", describe(error))
             self._joined = ""  # it may come back as another server, with messages of before in its streams
             self._draining.wait(0.5)
         return []

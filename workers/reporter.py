@@ -15,7 +15,7 @@ from typing import NamedTuple
 from orchestrator.domain.task import Enqueued, Flush, NewTask, Report, Succeeded
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Applied, encode, stream_position
-from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.connection import UNAVAILABLE, describe
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.job import Job
@@ -96,7 +96,7 @@ class Reporter:
                 resend = self._flush(batch)
                 pause = 0.05
             except UNAVAILABLE as error:
-                log.warning("Redis is away; %d reports wait: %s", len(batch) + len(backlog), error)
+                log.warning("%d reports wait: %s", len(batch) + len(backlog), describe(error))
                 resend = batch
                 threading.Event().wait(pause)
                 pause = min(pause * 2, 1.0)

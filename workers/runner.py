@@ -23,6 +23,7 @@ from orchestrator.sdk.payload import encode_value
 from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.task import Task
 from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import LARGEST_MESSAGE
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.interrupt import interrupt_thread, uninterrupted
 from orchestrator.workers.job import Job
@@ -33,6 +34,9 @@ _UNKNOWN_DELAY = 0.5
 _MESSAGE_LIMIT = 10_000
 _TRACEBACK_LIMIT = 50_000
 _NOTHING = encode_value(None, "nothing", 1)
+_MOST_ENQUEUED = LARGEST_MESSAGE // 2
+_OVERHEAD = 300
+"""Bytes that a task takes in a message beside its payload, at most, roughly."""
 _decode_call = msgspec.msgpack.Decoder().decode
 
 
@@ -69,10 +73,22 @@ class JobOutlet:
         return derived_id(self._job.dispatch.id, self._job.dispatch.attempt, self._job.counter)
 
     def enqueue(self, tasks: Sequence[NewTask]) -> None:
+        _check_size(tasks)
         self._outbox.hand_over(tasks)
 
     def enqueue_on_success(self, tasks: Sequence[NewTask]) -> None:
+        _check_size([*self._job.children, *tasks])
         self._job.children.extend(tasks)
+
+
+def _check_size(tasks: Sequence[NewTask]) -> None:
+    """Refuse what would not fit the one message in which it travels, and which the leader applies as a whole."""
+    size = sum(len(task.payload) + _OVERHEAD for task in tasks)
+    if size > _MOST_ENQUEUED:
+        raise PayloadError(
+            f"{len(tasks):,} tasks with {size:,} bytes are enqueued at once inside a task, and at most "
+            f"{_MOST_ENQUEUED:,} bytes are allowed. Enqueue them in several calls, or pass references to large data."
+        )
 
 
 class Runner:
@@ -204,8 +220,11 @@ def describe(error: BaseException) -> TaskError:
         message = str(error)
     except Exception as unprintable:  # noqa: BLE001  # a broken __str__ must not hide the failure itself
         message = f"(its text could not be had: {type(unprintable).__name__})"
-    chain = traceback.TracebackException(kind, error, _first_user_frame(error), limit=-50)
-    text = "".join(chain.format())
+    try:
+        chain = traceback.TracebackException(kind, error, _first_user_frame(error), limit=-50)
+        text = "".join(chain.format())
+    except Exception as unprintable:  # noqa: BLE001  # nor must a broken cause, or a group of groups without end
+        text = f"(its traceback could not be had: {type(unprintable).__name__})"
     return TaskError(_clean(name, 500), _clean(message, _MESSAGE_LIMIT), _clean(text, _TRACEBACK_LIMIT))
 
 

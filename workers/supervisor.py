@@ -21,7 +21,7 @@ from orchestrator.domain.task import Flush, Lost, Report, Returned
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Heartbeat, Order, decode, encode, names_digest, unpack_attempts
-from orchestrator.transport.connection import UNAVAILABLE, check_server, connect
+from orchestrator.transport.connection import UNAVAILABLE, check_server, connect, describe
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.held import HeldAttempts
@@ -95,7 +95,7 @@ class Supervisor:
             try:
                 self._step()
             except UNAVAILABLE as error:
-                log.warning("Redis is away: %s", error)
+                log.warning("%s", describe(error))
                 time.sleep(min(0.5, self._settings.heartbeat))
         return self._exit_code
 

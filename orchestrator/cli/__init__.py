@@ -22,6 +22,7 @@ COMMANDS = {
     "queues": "Show what stands in each queue.",
     "workers": "Show the fleet.",
     "status": "Show how the system is doing.",
+    "quarantine": "Look at messages that could not be understood.",
 }
 
 

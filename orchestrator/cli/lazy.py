@@ -37,6 +37,13 @@ class LazyGroup(click.Group):
             ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], self._help)}")
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse words that no command could store, look for or even print: bytes that are no UTF-8, and NUL."""
+        for word in args:
+            if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
+                ctx.fail(f"{ascii(word)[:200]} is not text: it holds a NUL character, or bytes that are not UTF-8.")
+        return super().parse_args(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl(list(self._help.items()))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import fields
 
 import click
 
@@ -10,8 +12,13 @@ from orchestrator.cli.options import json_option
 from orchestrator.cli.output import print_fields, print_json
 from orchestrator.cli.reading import reading
 from orchestrator.cli.times import ago, duration, present
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import load_settings
 from orchestrator.store import insights
 from orchestrator.store.insights import Events, Leader, Overview
+from orchestrator.transport.connection import UNAVAILABLE, connect
+from orchestrator.transport.inspection import RedisView, inspect
+from orchestrator.transport.keys import Keys
 
 
 @click.command("status")
@@ -26,8 +33,10 @@ def command(as_json: bool) -> None:
     """
     with reading() as connection:
         overview = insights.overview(connection)
+        queues = [queue.queue for queue in insights.list_queues(connection)]
+    redis = _look_at_redis(overview.events, queues)
     if as_json:
-        print_json(overview)
+        print_json({field.name: getattr(overview, field.name) for field in fields(overview)} | {"redis": redis})
         return
     print_fields(
         {
@@ -38,11 +47,21 @@ def command(as_json: bool) -> None:
             "last hour": _counts(overview.ended_last_hour),
             "inbox": f"{overview.inbox} waiting",
             "events": _events(overview.events),
+            "set aside": f"{redis.quarantined:,} messages" if redis.quarantined else None,
             "database": f"revision {overview.revision}",
         }
     )
-    for warning in _warnings(overview):
+    for warning in (*_warnings(overview), *_redis_warnings(redis)):
         click.secho(f"! {warning}", fg="yellow")
+
+
+def _look_at_redis(events: Events | None, queues: Sequence[str]) -> RedisView:
+    """Return how Redis is doing; that it cannot be used is part of the answer."""
+    try:
+        with closing(connect(load_settings().require_redis(), patience=3.0)) as redis:
+            return inspect(redis, Keys(), events.generation if events else None, queues)
+    except (*UNAVAILABLE, ConfigurationError) as error:
+        return RedisView(error=str(error))
 
 
 def _leader(leader: Leader | None) -> str:
@@ -57,6 +76,21 @@ def _events(events: Events | None) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "none"
+
+
+def _redis_warnings(redis: RedisView) -> Iterator[str]:
+    if redis.error is not None:
+        yield f"Redis cannot be used, so nothing is dispatched: {redis.error}"
+    for foreign in redis.foreign_keys:
+        yield (
+            f"Redis key {foreign.key} holds a {foreign.found} where a {foreign.expected} of ours belongs, and whatever "
+            f"needs it fails. Find out who wrote it, then: redis-cli DEL '{foreign.key}'"
+        )
+    if redis.quarantined:
+        yield (
+            f"{redis.quarantined:,} messages could not be understood or applied, and were set aside. Look at them: "
+            f"orchestrator quarantine list"
+        )
 
 
 def _warnings(overview: Overview) -> Iterator[str]:

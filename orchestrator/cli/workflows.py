@@ -125,7 +125,7 @@ def list_(as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--version", type=click.IntRange(1), help="This version.  [default: the newest]")
+@click.option("--version", type=click.IntRange(1, 2**31 - 1), help="This version.  [default: the newest]")
 @json_option
 def show(name: str, version: int | None, as_json: bool) -> None:
     """Print a workflow as YAML.

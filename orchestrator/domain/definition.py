@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from orchestrator.domain.operators import describe, fits, listed
+from orchestrator.domain.plain import unstorable
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 
 Trigger = Literal["all_success", "all_ended", "any_success", "any_failed", "none_failed"]
@@ -152,6 +153,15 @@ def resolve_params(definition: Definition, given: Mapping[str, Any], now: dateti
     return resolved
 
 
+def check_size(params: str, what: str, limit: int) -> None:
+    """Refuse the parameters of a run, as JSON, if they are too large."""
+    if len(params.encode()) > limit:
+        raise InvalidWorkflow(
+            f"{what}: {len(params.encode()):,} bytes, and at most {limit:,} are allowed. Pass a reference to the data "
+            f"instead, or raise the setting max_payload."
+        )
+
+
 _PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "string": ((str,), "a string"),
     "integer": ((int,), "a whole number"),
@@ -160,7 +170,6 @@ _PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "list": ((list, tuple), "a list"),
     "object": ((Mapping,), "an object"),
 }
-_REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
 def unknown_param(name: str, params: Mapping[str, Param]) -> str:
@@ -186,11 +195,8 @@ def misfit(kind: ParamType, value: Any) -> str | None:
         return f"expected {expected}, found {describe(value)}"
     if isinstance(value, (int, float)) and not fits(value):
         return "the number is too large"
-    try:
-        msgspec.json.encode(value)
-    except _REFUSALS as error:
-        return f"expected plain data: {error}"
-    return None
+    problem = unstorable(value)
+    return f"expected plain data: {problem}" if problem else None
 
 
 def _read_time(kind: type[date], value: Any) -> date | None:

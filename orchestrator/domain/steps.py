@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.domain.dag import Graph
 from orchestrator.domain.definition import Step
 from orchestrator.domain.expression import Expression, parse, parse_template
+from orchestrator.domain.operators import LARGEST, describe
 from orchestrator.errors import ExpressionError
 
 _OF_ITEM = frozenset({"item", "index", "count"})
@@ -72,9 +73,10 @@ class StepProgram:
             return FanOut(self.step.parallel)
         if self._parallel is not None:
             number = self._parallel.evaluate(names)
-            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= LARGEST:
                 raise ExpressionError(
-                    f"parallel: {self.step.parallel}: expected a whole number, found {number!r:.100}."
+                    f"parallel: {self.step.parallel}: expected a whole number up to {LARGEST:,}, "
+                    f"found {describe(number)}."
                 )
             return FanOut(number)
         return Single()
@@ -98,7 +100,7 @@ class StepProgram:
         assert self._foreach is not None
         items = self._foreach.evaluate(names)
         if not isinstance(items, list):
-            raise ExpressionError(f"foreach: {self.step.foreach}: expected a list, found {items!r:.100}.")
+            raise ExpressionError(f"foreach: {self.step.foreach}: expected a list, found {describe(items)}.")
         return items
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -18,6 +18,8 @@ from orchestrator.domain.retry import RetryPolicy, backoff_delay, has_tries_left
 Isolation = Literal["thread", "process"]
 KeyScope = Literal["pending", "running", "period"]
 DuplicatePolicy = Literal["return", "replace", "raise"]
+Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+AttemptNumber = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,7 +52,7 @@ def parse_options(text: str | None) -> TaskOptions:
     """Decode stored options; tasks of one kind share them. What another release wrote and makes no sense is default."""
     try:
         return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return DEFAULT_OPTIONS
 
 
@@ -91,13 +93,13 @@ class NewTask(msgspec.Struct, frozen=True, array_like=True):
 class Dispatch(msgspec.Struct, frozen=True, array_like=True):
     """One task on its way to a worker."""
 
-    id: bytes
-    attempt: int
+    id: Id
+    attempt: AttemptNumber
     name: str
     payload: bytes
     queue: str
     options: str | None = None
-    run_id: bytes | None = None
+    run_id: Id | None = None
     position: int | None = None
     alone: bool = False
     """Run in a child process: its last attempt took a worker down, and its neighbours must not pay again."""

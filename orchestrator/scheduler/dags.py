@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.dag import STATE_OF_TASK, DagState, Delta, Graph, Plan, StepState
-from orchestrator.domain.definition import Definition, resolve_params
+from orchestrator.domain.definition import Definition, check_size, resolve_params
 from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.retry import RetryPolicy
 from orchestrator.domain.steps import FanOut, Skip, StepProgram
 from orchestrator.domain.task import DEFAULT_OPTIONS, NewTask, TaskOptions
@@ -117,11 +118,9 @@ class Dags:
     def output(self, tick: Tick, run_id: bytes) -> bytes:
         """Return what a run gives to its parent: the outputs of the steps that nothing depends on."""
         (run,) = self._load(tick, [run_id])
-        leaves = run.compiled.graph.leaves
-        names = self._names(tick, [(run, place) for place in leaves], direct=True)[run.id]
-        return _encode(
-            {run.compiled.graph.steps[place].name: names[run.compiled.graph.steps[place].name] for place in leaves}
-        )
+        steps = [run.compiled.graph.steps[place].name for place in run.compiled.graph.leaves]
+        names = self._names(tick, [(run, place) for place in run.compiled.graph.leaves], direct=True)[run.id]
+        return _encode({step: names.get(step) for step in steps})
 
     # -- loading and saving
 
@@ -231,7 +230,7 @@ class Dags:
                 self._task(run, place, position, count, given)
                 for position, given in zip(positions, inputs, strict=True)
             ]
-        except (InvalidWorkflow, TypeError, ValueError) as error:
+        except (InvalidWorkflow, *REFUSALS) as error:
             failed.append((run, place, len(positions), str(error)))
             return
         tasks.extend(new)
@@ -263,18 +262,17 @@ class Dags:
             raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
         params = resolve_params(stored.definition, given, tick.now)
         new = dags.new_run(stored.definition, stored.version, derived_id(run.id, "run", step, position), params)
+        check_size(new.params, f"The parameters of workflow {workflow!r}", self._max_payload)
         return new._replace(parent_run=run.id, parent_step=step, parent_position=position)
 
     # -- outputs
 
-    def _names(
-        self, tick: Tick, wanted: Iterable[tuple[DagRun, int]], *, direct: bool = False
-    ) -> dict[bytes, dict[str, Any]]:
+    def _names(self, tick: Tick, wanted: Iterable[tuple[DagRun, int]], *, direct: bool = False) -> dict[bytes, Names]:
         """Return, by run, what expressions of these steps may name; one query for all of them."""
         needed: dict[Key, tuple[DagRun, int]] = {}
-        names: dict[bytes, dict[str, Any]] = {}
+        names: dict[bytes, Names] = {}
         for run, place in wanted:
-            names.setdefault(run.id, {"params": run.params, "run": run.info})
+            names.setdefault(run.id, Names({"params": run.params, "run": run.info}))
             for other in [place] if direct else run.compiled.programs[place].needs:
                 needed[run.id, run.compiled.graph.steps[other].name] = (run, other)
         of_tasks = [key for key, (run, place) in needed.items() if run.compiled.graph.steps[place].workflow is None]
@@ -282,8 +280,24 @@ class Dags:
         found = dags.outputs(tick.connection, of_tasks) if of_tasks else {}
         found |= dags.child_outputs(tick.connection, of_runs) if of_runs else {}
         for key, (run, place) in needed.items():
-            names[run.id][key[1]] = _value(run.plan, place, found[key])
+            try:
+                names[run.id][key[1]] = _value(run.plan, place, found[key])
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                names[run.id].unreadable[key[1]] = str(error)
         return names
+
+
+class Names(dict[str, Any]):
+    """What expressions may name. An output that cannot be read is missed only by those who ask for it."""
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        super().__init__(names)
+        self.unreadable: dict[str, str] = {}
+
+    def __missing__(self, name: str) -> Any:
+        if name in self.unreadable:
+            raise InvalidWorkflow(f"The output of task {name!r} cannot be read: {self.unreadable[name]}.")
+        raise KeyError(name)
 
 
 def _value(plan: Plan, place: int, results: list[tuple[int, bytes | None]]) -> Any:

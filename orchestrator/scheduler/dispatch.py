@@ -21,6 +21,8 @@ from orchestrator.transport.codec import encode
 
 BUNDLE = 20
 """Most tasks in one message."""
+BUNDLE_BYTES = 1_000_000
+"""Most bytes of payload in one message, unless one task alone has more."""
 _SHORTEST = 0.01
 """Seconds between two looks at a rate that allows one task now and then."""
 
@@ -138,11 +140,16 @@ class Dispatcher:
 
     def _bundles(self, queue: str, tasks: Sequence[Claimed]) -> list[bytes]:
         size = max(1, min(BUNDLE, len(tasks) // max(1, self._fleet.slots(queue))))
-        shared = [_message(task) for task in tasks if not task.alone]
-        alone = [_message(task) for task in tasks if task.alone]
-        return [encode(shared[start : start + size]) for start in range(0, len(shared), size)] + [
-            encode([task]) for task in alone
-        ]
+        bundles: list[list[Dispatch]] = []
+        room = weight = 0
+        for task in sorted(tasks, key=lambda task: task.alone):
+            weight += len(task.payload)
+            if room == 0 or task.alone or weight > BUNDLE_BYTES:
+                bundles.append([])
+                room, weight = size, len(task.payload)
+            bundles[-1].append(_message(task))
+            room -= 1
+        return [encode(bundle) for bundle in bundles]
 
 
 def _message(task: Claimed) -> Dispatch:

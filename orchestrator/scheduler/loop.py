@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, Engine, exc
+from sqlalchemy import Connection, Engine
 
 from orchestrator.scheduler.advance import advance_runs, begin_runs, expand_runs
 from orchestrator.scheduler.dags import Dags
@@ -40,7 +40,8 @@ from orchestrator.store.waiting import Agenda
 from orchestrator.telemetry import get_logger
 from orchestrator.transport import connection as transport
 from orchestrator.transport.codec import Applied, Malformed, decode_flush
-from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams
+from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams, StreamsDamaged
+from orchestrator.transport.quarantine import Refused
 
 log = get_logger("scheduler")
 
@@ -89,6 +90,7 @@ class Scheduler:
                     self.tick()
             except (TermOver, Deposed):
                 log.warning("another scheduler leads now; standing by")
+                self._stopping.wait(0.1)
             except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
                 log.warning("cannot work now, trying again: %s", _first_line(error))
                 self._leadership.disconnect()
@@ -139,7 +141,21 @@ class Scheduler:
             self._dispatcher.recount(waiting.in_flight(connection))
         self.leading.set()
         log.info("leading, term %d", self._leadership.term)
-        self._hear(self._streams.claim_term, self._leadership.term)
+        self._hear(self._claim_term)
+
+    def _claim_term(self) -> None:
+        """Have pushes of this term accepted. Terms come from Postgres; a later one in Redis may be none of its own."""
+        term = self._leadership.term
+        try:
+            self._streams.claim_term(term)
+        except Deposed:
+            with self._leadership.writing(self._monotonic()):  # which says so if there is a later term
+                log.error(
+                    "Redis holds a later term than %d, which Postgres never issued: the database is new or restored, "
+                    "or another system uses this Redis. Give each system a Redis database of its own.",
+                    term,
+                )
+            self._streams.claim_term(term, overrule=True)
 
     # -- the tick
 
@@ -166,10 +182,10 @@ class Scheduler:
                 if cursor is not self._cursor:
                     self._leadership.save_cursor(connection, cursor)
                 self._watch.record(tick)
-        except (exc.SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
+        except Exception as error:
             self._dags.forget()
             self._lanes.forget()
-            if database.is_outage(error) or self._careful:
+            if isinstance(error, TermOver) or database.is_outage(error) or self._careful:
                 raise
             log.error("a report could not be applied; looking for it: %s", _first_line(error))
             self._careful = True
@@ -181,7 +197,7 @@ class Scheduler:
         self._watch.revoke(tick.revoked, self._monotonic())
         self._hear(self._publish, tick, withdraw, bool(inbound.entries))
 
-    def _begin_tick(self, connection: Connection, now: datetime, set_aside: list[tuple[str, bytes, str]]) -> Tick:
+    def _begin_tick(self, connection: Connection, now: datetime, set_aside: list[Refused]) -> Tick:
         return Tick(connection, now, self._dags, self._triggers, self._lanes, set_aside=set_aside)
 
     def _apply(self, tick: Tick, reports: Sequence[Reported]) -> None:
@@ -246,9 +262,13 @@ class Scheduler:
         """Talk to Redis; while it is away, the tick goes on without it."""
         try:
             speak(*arguments)
+        except StreamsDamaged as error:
+            log.error("a stream of generation %s cannot be used: %s", self._cursor.generation, _first_line(error))
+            self._cursor = self._cursor._replace(server="")  # then the next look begins another, under other names
+            self._watch.due_at = 0.0
         except transport.UNAVAILABLE as error:
             if self._monotonic() >= self._deaf_until:
-                log.warning("Redis is away: %s", _first_line(error))
+                log.warning("%s", transport.describe(error))
             self._deaf_until = self._monotonic() + 0.5
             self._fleet.interrupted()
             self._watch.due_at = self._deaf_until
@@ -280,21 +300,22 @@ class Scheduler:
 
     def _keep_generation(self) -> None:
         """Begin a new generation if Redis has lost anything since the last look."""
-        state = self._streams.state()
         cursor = self._cursor
-        if state.generation == cursor.generation and state.server == cursor.server and state.reached(self._confirmed):
+        state = self._streams.state(cursor.generation, cursor.position)
+        same = state.generation == cursor.generation and state.server == cursor.server
+        if same and state.usable and state.reached(self._confirmed):
             if cursor.position != "0-0" and state.applied != Applied(cursor.generation, cursor.position):
                 # Nobody was told: a crash or an outage came between the commit and the confirmation.
                 self._streams.confirm(cursor.generation, cursor.position, [])
                 self._confirmed = cursor.position
             self._remove_old_streams()
             return
-        if cursor.generation and state.generation == cursor.generation:
+        if cursor.generation and state.generation == cursor.generation and state.readable:
             self._drain(cursor)
         self._serial += 1
         generation = f"{self._leadership.term}-{self._serial}"
         if cursor.generation:
-            log.warning("Redis has lost data or restarted; generation %s begins", generation)
+            log.warning("Redis has restarted, or lost or damaged data; generation %s begins", generation)
         else:
             log.info("generation %s begins", generation)
         self._cursor = Cursor(generation, "0-0", state.server)
@@ -376,19 +397,20 @@ class Scheduler:
         self._watch.give_orders()
 
     def _set_aside(self, tick: Tick) -> None:
-        for entry, body, error in tick.set_aside:
-            log.error("event %s was set aside: %s", entry, error)
-            self._streams.set_aside(entry, body, error)
+        if tick.set_aside:
+            first = tick.set_aside[0]
+            log.error("set aside: %d events, the first %s: %s", len(tick.set_aside), first.source, first.error)
+            self._streams.set_aside(tick.set_aside)
 
 
-def _decode(inbound: Inbound) -> tuple[list[Reported], list[tuple[str, bytes, str]]]:
+def _decode(inbound: Inbound) -> tuple[list[Reported], list[Refused]]:
     reports: list[Reported] = []
-    set_aside: list[tuple[str, bytes, str]] = []
+    set_aside: list[Refused] = []
     for entry, body in inbound.entries:
         try:
             flush = decode_flush(body)
         except Malformed as error:
-            set_aside.append((entry, body, str(error)))
+            set_aside.append(Refused(entry, body, str(error)))
         else:
             reports.extend((entry, flush.worker, report) for report in flush.reports)
     return reports, set_aside

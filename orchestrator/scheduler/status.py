@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Sequence
 
 import msgspec
-from sqlalchemy import exc
 
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.task import (
@@ -32,6 +31,7 @@ from orchestrator.store import enqueue, transitions, unique, waiting
 from orchestrator.store.database import is_outage
 from orchestrator.store.transitions import Again, Beginning, Ending, Success
 from orchestrator.transport.codec import encode
+from orchestrator.transport.quarantine import Refused
 
 Reported = tuple[str, str, Report]
 """Entry id, worker and report."""
@@ -172,7 +172,7 @@ def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Se
         with tick.connection.begin_nested():
             before = tick.mark()
             apply(reports)
-    except (exc.SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
+    except Exception as error:
         if is_outage(error):
             raise
         tick.reset(before)
@@ -180,7 +180,7 @@ def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Se
             entry, worker, report = reports[0]
             if isinstance(report, Failed) and report.duration < 0:
                 return  # not even its failure can be stored; the report itself has been set aside
-            tick.set_aside.append((entry, encode(report), f"{worker}: {error}"))
+            tick.set_aside.append(Refused(entry, encode(report), f"{worker}: {error}"))
             if isinstance(report, (Succeeded, Failed)):
                 apply_carefully(tick, [(entry, worker, _refused(report, error))], apply)
             return

@@ -19,6 +19,7 @@ from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.store.transitions import Claimed, Moved
 from orchestrator.transport.codec import Ended
+from orchestrator.transport.quarantine import Refused
 
 if TYPE_CHECKING:
     from orchestrator.scheduler.dags import Dags
@@ -67,8 +68,8 @@ class Tick:
     """Tasks to push after the commit."""
     revoked: list[Moved] = field(default_factory=list)
     """Attempts that a worker may still be running and that no longer count."""
-    set_aside: list[tuple[str, bytes, str]] = field(default_factory=list)
-    """Events that could not be applied: entry, body, error."""
+    set_aside: list[Refused] = field(default_factory=list)
+    """Events that could not be applied."""
 
     def note(
         self,

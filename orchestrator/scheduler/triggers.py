@@ -98,10 +98,9 @@ def _start(tick: Tick, stored: Stored, trigger: EventTrigger, place: int, event:
     try:
         given = parse_template(trigger.params).render({"event": event.body})
         params = resolve_params(stored.definition, given, tick.now)
+        yield dags.new_run(stored.definition, stored.version, derived_id(event.id, "on", stored.name, place), params)
     except InvalidWorkflow as error:
         log.warning("workflow %s cannot be started by event %s: %s", stored.name, to_text(event.id), error)
-        return
-    yield dags.new_run(stored.definition, stored.version, derived_id(event.id, "on", stored.name, place), params)
 
 
 def _hooks(

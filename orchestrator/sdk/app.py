@@ -17,7 +17,7 @@ from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, UnknownTask, did_you_mean
 from orchestrator.sdk.context import TaskContext
 from orchestrator.sdk.handle import Handle, RunHandle
-from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, with_options
+from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.task import Task, task_name
@@ -79,6 +79,7 @@ class Orchestrator:
 
     def find_task(self, name: str) -> Task[..., Any]:
         """Return the registered task of that name."""
+        check_name("task", name)
         try:
             return self.tasks[name]
         except KeyError:
@@ -214,5 +215,5 @@ def parse_id(what: str, value: str | UUID) -> bytes:
     """Return an id as bytes, or say that this is none."""
     try:
         return (value if isinstance(value, UUID) else UUID(value)).bytes
-    except ValueError:
-        raise NotFound(f"{value!r} is not the id of a {what}: expected a UUID.") from None
+    except (ValueError, TypeError, AttributeError):
+        raise NotFound(f"{shown(value)} is not the id of a {what}: expected a UUID.") from None

@@ -19,9 +19,10 @@ import msgspec
 from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.domain.dag import DagState, Graph, kept_state
-from orchestrator.domain.definition import Definition, resolve_params
+from orchestrator.domain.definition import Definition, check_size, resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits import Rate
+from orchestrator.domain.plain import unstorable
 from orchestrator.domain.run import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
 from orchestrator.domain.task import NewTask
@@ -35,6 +36,7 @@ from orchestrator.errors import (
     WrongState,
     did_you_mean,
 )
+from orchestrator.sdk.payload import decode_value
 from orchestrator.settings import Settings
 from orchestrator.store import dags, database, enqueue, inbox, queues, redrive, results, unique, workflows
 from orchestrator.store.inbox import Wish
@@ -58,6 +60,7 @@ class Backend:
 
     def __init__(self, settings: Settings) -> None:
         self._keys = Keys()
+        self._max_payload = settings.max_payload
         self._redis = connect(settings.require_redis())
         self._engine = database.engine_for(settings.require_database(), autocommit=True, name="orchestrator client")
         self._transactions = self._engine.execution_options(isolation_level="READ COMMITTED")
@@ -126,6 +129,7 @@ class Backend:
         resolved = resolve_params(stored.definition, params, datetime.now(UTC))
         run = dags.new_run(stored.definition, stored.version, run_id, resolved)
         run = run._replace(key=key, tags=(*run.tags, *tags))
+        check_size(run.params, f"The parameters of workflow {name!r}", self._max_payload)
         with self._connected() as connection:
             if not dags.start(connection, [run]) and key is not None:
                 run_id = dags.find_by_key(connection, key) or run_id
@@ -134,16 +138,16 @@ class Backend:
 
     def post_event(self, event_id: bytes, name: str, payload: Any, limit: int) -> None:
         """Tell the leader that something happened."""
-        try:
-            body = msgspec.json.encode({"name": name, "payload": payload}).decode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise PayloadError(f"The payload of event {name!r} cannot be written as JSON: {error}.") from error
-        if len(body) > limit or "\\u0000" in body:
+        if problem := unstorable(payload):
+            raise PayloadError(f"The payload of event {name!r} cannot be kept as JSON: {problem}.")
+        body = msgspec.json.encode({"name": name, "payload": payload})
+        if len(body) > limit:
             raise PayloadError(
-                f"The payload of event {name!r} is larger than {limit:,} bytes, or holds a NUL character."
+                f"The payload of event {name!r} has {len(body):,} bytes, and at most {limit:,} are allowed. "
+                f"Pass a reference to the data instead, or raise the setting max_payload."
             )
         with self._connected() as connection:
-            inbox.add(connection, Wish.EVENT, event_id, body)
+            inbox.add(connection, Wish.EVENT, event_id, body.decode())
         nudge(self._redis, self._keys)
 
     def rerun(self, run: bytes, new: bytes, from_step: str | None) -> None:
@@ -449,4 +453,11 @@ def _complete(heard: list[Ended | None]) -> Ended | None:
 
 
 def _is_complete(ended: Ended) -> bool:
-    return ended.result is not None or ended.state != TaskState.SUCCESS
+    """Say whether an announcement can be read; anyone may publish anything, and Postgres has the real end."""
+    if ended.state != TaskState.SUCCESS or ended.result is None:
+        return ended.state != TaskState.SUCCESS
+    try:
+        decode_value(ended.result)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return False
+    return True

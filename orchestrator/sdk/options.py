@@ -17,7 +17,7 @@ from orchestrator.domain.lanes import lane_name
 from orchestrator.domain.limits import Rate, parse_rate
 from orchestrator.domain.retry import RetryPolicy
 from orchestrator.domain.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey
-from orchestrator.errors import InvalidTask, UnknownOption, did_you_mean
+from orchestrator.errors import InvalidTask, InvalidWorkflow, UnknownOption, did_you_mean
 from orchestrator.sdk.retry import Retry
 
 DEFAULT_QUEUE = "default"
@@ -25,6 +25,8 @@ _NAME = re.compile(r"[\w.:/-]{1,128}")
 _PRIORITIES = range(-100, 101)
 _RETRIES = range(1_000_001)
 _CENTURY = 100 * 365 * 86_400
+_LONGEST_LABEL = 500
+_MOST_TAGS = 100
 _LONGEST_KEY = 200
 
 T = TypeVar("T")
@@ -222,8 +224,39 @@ def with_options(base: CallOptions, given: dict[str, Any]) -> CallOptions:
 def check_name(what: str, name: object) -> str:
     """Refuse a name that could not be typed, logged or used as a key."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidTask(f"A {what} name has 1 to 128 letters, digits, or any of _ . : / -; found {name!r:.200}.")
+        raise InvalidTask(f"A {what} name has 1 to 128 letters, digits, or any of _ . : / -; found {shown(name)}.")
     return name
+
+
+def check_tags(tags: object) -> tuple[str, ...]:
+    """Refuse tags that could not be stored and looked for."""
+    if not isinstance(tags, (list, tuple)) or len(tags) > _MOST_TAGS:
+        found = f"{len(tags):,}" if isinstance(tags, (list, tuple)) else shown(tags)
+        raise InvalidWorkflow(f"Option tags: expected a list of at most {_MOST_TAGS} texts, found {found}.")
+    return tuple(check_label("tag", tag) for tag in tags)
+
+
+def check_label(what: str, text: object) -> str:
+    """Refuse a key or tag that could not be stored and looked for; any other text will do."""
+    if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_LABEL or not _is_storable(text):
+        raise InvalidWorkflow(
+            f"A {what} is a text of 1 to {_LONGEST_LABEL} characters, without NUL and lone surrogates; "
+            f"found {shown(text)}."
+        )
+    return text
+
+
+def _is_storable(text: str) -> bool:
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def shown(value: object) -> str:
+    """Return a value for a message; of what may be endless, only the type."""
+    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 10**20):
+        return repr(value)
+    if isinstance(value, str):
+        return ascii(value[:100]) + (f"… ({len(value):,} characters)" if len(value) > 100 else "")
+    return f"a value of type {type(value).__qualname__}"
 
 
 def _seconds(name: str, value: object) -> float:

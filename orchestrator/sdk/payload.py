@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.domain.plain import MOST_LEVELS, REFUSALS, is_too_deep
 from orchestrator.errors import PayloadError
 
-_REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _NATIVE = (bytes, bytearray)
 """What MessagePack carries as it is. UUIDs, decimals and naive times travel as text, and are made from it."""
 
@@ -40,7 +40,7 @@ def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
     """Encode the arguments of a call, or say which of them cannot be."""
     try:
         data = _encoder.encode((arguments, keywords))
-    except _REFUSALS:
+    except REFUSALS:
         for place, value in [*enumerate(arguments, 1), *keywords.items()]:
             encode_value(value, f"Argument {place} of task {name!r}", limit)
         return encode_value((arguments, keywords), f"The arguments of task {name!r}", limit)  # a keyword is at fault
@@ -51,7 +51,7 @@ def encode_value(value: Any, what: str, limit: int) -> bytes:
     """Encode one value, or say why it cannot be."""
     try:
         data = _encoder.encode(value)
-    except _REFUSALS as error:
+    except REFUSALS as error:
         raise PayloadError(
             f"{what} cannot be serialised: {error}. Pass plain data: JSON types, bytes, datetime, UUID, Decimal, "
             f"dataclasses, msgspec or pydantic models."
@@ -65,7 +65,17 @@ def _checked(data: bytes, what: str, limit: int) -> bytes:
             f"{what}: {len(data):,} bytes, and at most {limit:,} are allowed. Pass a reference to the data instead, "
             f"or raise the setting max_payload."
         )
+    if len(data) > MOST_LEVELS and (problem := _unreadable(data)):
+        raise PayloadError(f"{what} could not be read again: {problem}.")
     return data
+
+
+def _unreadable(data: bytes) -> str | None:
+    """Return why what was written cannot be read, or not by a reader who has less stack left than its writer had."""
+    try:
+        return f"it is nested more than {MOST_LEVELS} levels deep" if is_too_deep(_decoder.decode(data)) else None
+    except REFUSALS as error:
+        return str(error)
 
 
 def decode_value(data: bytes, kind: Any = Any) -> Any:

@@ -11,6 +11,7 @@ from orchestrator.domain.definition import Definition
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.context import current_outlet
 from orchestrator.sdk.handle import RunHandle
+from orchestrator.sdk.options import check_label, check_name, check_tags
 
 if TYPE_CHECKING:
     from orchestrator.sdk.app import Orchestrator
@@ -24,7 +25,7 @@ class Workflows(Mapping[str, "StoredWorkflow"]):
         self._app = app
 
     def __getitem__(self, name: str) -> StoredWorkflow:
-        return StoredWorkflow(self._app, name)
+        return StoredWorkflow(self._app, check_name("workflow", name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._app.backend.workflow_names())
@@ -68,7 +69,8 @@ class StoredWorkflow:
 
     def options(self, *, key: str | None = None, tags: tuple[str, ...] | list[str] = ()) -> StoredWorkflow:
         """Return this workflow with an idempotency key or tags for the runs that follow."""
-        return StoredWorkflow(self._app, self.name, replace(self._options, key=key, tags=tuple(tags)))
+        key = None if key is None else check_label("key", key)
+        return StoredWorkflow(self._app, self.name, replace(self._options, key=key, tags=check_tags(tags)))
 
     def definition(self) -> Definition:
         """Return the newest version."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -160,6 +161,9 @@ def save_output(connection: Connection, run: bytes, output: bytes) -> None:
     _SAVE_OUTPUT(connection, {"id": run.hex(), "output": output})
 
 
+_LONGEST_KEY = 200
+
+
 def new_run(definition: Definition, version: int, run_id: bytes, params: Mapping[str, Any]) -> NewRun:
     """Return a run of a definition as it is inserted."""
     limit = definition.concurrency
@@ -172,9 +176,16 @@ def new_run(definition: Definition, version: int, run_id: bytes, params: Mapping
         params=msgspec.json.encode(params).decode(),
         timeout=definition.timeout,
         tags=definition.tags,
-        lane=f"{definition.name}/{key}" if limit is not None else None,
+        lane=_lane(definition.name, str(key)) if limit is not None else None,
         lane_limit=limit.limit if limit is not None else None,
     )
+
+
+def _lane(name: str, key: str) -> str:
+    """Return the name of a lane; a key that is too long for an index stands there as its digest."""
+    if len(key) > _LONGEST_KEY:
+        key = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+    return f"{name}/{key}"
 
 
 _BY_KEY = "SELECT id::text FROM orchestrator.runs WHERE key = %(key)s"

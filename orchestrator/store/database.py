@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from psycopg2 import ProgrammingError
+from psycopg2.extensions import make_dsn
 from sqlalchemy import Connection, Engine, create_engine, exc, text
 from sqlalchemy.engine import make_url
 
@@ -26,22 +28,26 @@ def engine_for(url: str, *, autocommit: bool = False, pool_size: int = 5, name: 
     """Return an engine for a Postgres URL; psycopg2 unless the URL names another driver."""
     try:
         parsed = make_url(url)
-    except (exc.ArgumentError, ValueError) as error:
+        if parsed.drivername in ("postgres", "postgresql"):
+            parsed = parsed.set(drivername="postgresql+psycopg2")
+        # In autocommit mode every statement is one round trip, and there is nothing to roll back on return.
+        engine = create_engine(
+            parsed,
+            pool_size=pool_size,
+            max_overflow=20,
+            pool_reset_on_return=None if autocommit else "rollback",
+            isolation_level="AUTOCOMMIT" if autocommit else "READ COMMITTED",
+            connect_args={"application_name": name, "connect_timeout": 10},
+            skip_autocommit_rollback=autocommit,
+        )
+        if engine.driver == "psycopg2":  # which says only when it connects that it does not know an option
+            make_dsn(**engine.dialect.create_connect_args(parsed)[1])
+    except (exc.ArgumentError, ValueError, TypeError, ImportError, ProgrammingError) as error:
+        reason = str(error).strip().partition("\n")[0]
         raise ConfigurationError(
-            f"Setting database_url: expected postgresql://user:password@host/database, found {url!r}."
+            f"Setting database_url: expected postgresql://user:password@host/database, found {url!r:.300}: {reason}."
         ) from error
-    if parsed.drivername in ("postgres", "postgresql"):
-        parsed = parsed.set(drivername="postgresql+psycopg2")
-    # In autocommit mode every statement is one round trip, and there is nothing to roll back on return.
-    return create_engine(
-        parsed,
-        pool_size=pool_size,
-        max_overflow=20,
-        pool_reset_on_return=None if autocommit else "rollback",
-        isolation_level="AUTOCOMMIT" if autocommit else "READ COMMITTED",
-        connect_args={"application_name": name, "connect_timeout": 10},
-        skip_autocommit_rollback=autocommit,
-    )
+    return engine
 
 
 def is_outage(error: BaseException) -> bool:

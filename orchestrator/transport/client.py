@@ -17,7 +17,10 @@ Wake = Callable[["Ended | None"], None]
 
 
 def nudge(redis: Redis, keys: Keys) -> None:
-    """Tell the leader that something is new. If that fails, its safety scan finds it a little later."""
+    """Tell the leader that something is new. If that fails, its safety scan finds it a little later.
+
+    What is new is committed already, so nothing that Redis says may reach the caller as a failure.
+    """
     with contextlib.suppress(*UNAVAILABLE):
         redis.xadd(keys.nudges, {"new": b""}, maxlen=NUDGE_CAP, approximate=True)
 

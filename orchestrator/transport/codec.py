@@ -1,15 +1,31 @@
-"""Messages as bytes, and back. Whatever does not decode raises `Malformed` and is set aside by the reader."""
+"""Messages as bytes, and back. Whatever does not decode raises `Malformed` and is set aside by the reader.
+
+Anyone who reaches Redis can write there. So a message says what its fields may hold, down to what Postgres can store
+and memory can bear, and what goes beyond is malformed: nobody after this module has to think of it. Reports are the
+exception. They are judged one by one when they are applied, so that a bad one takes none of its neighbours with it.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from orchestrator.domain.task import Dispatch, Flush, TaskError
+from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
+from orchestrator.domain.task import AttemptNumber, Dispatch, Flush, Id, TaskError
 
 M = TypeVar("M")
+
+LARGEST_MESSAGE = 128_000_000
+"""Bytes; what is larger is not decoded. The largest payload that settings allow fits several times."""
+
+Word = Annotated[str, Meta(min_length=1, max_length=300, pattern=r"^[^\x00]*$")]
+"""A name of something: short, and without the one character that Postgres refuses."""
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+_Position = Annotated[str, Meta(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")]
+_EndState = Annotated[str, Meta(pattern=f"^({'|'.join(sorted({*ENDED_TASK_STATES, *ENDED_RUN_STATES}))})$")]
 
 
 class Malformed(ValueError):
@@ -19,26 +35,26 @@ class Malformed(ValueError):
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
     """One attempt of one task."""
 
-    id: bytes
-    attempt: int
+    id: Id
+    attempt: AttemptNumber
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     """What a worker says of itself every second, written by its parent process."""
 
-    worker: str
-    host: str
-    pid: int
-    queues: list[str]
-    slots: int
+    worker: Word
+    host: Word
+    pid: Count
+    queues: Annotated[list[Word], Meta(max_length=1_000)]
+    slots: Count
     """How many tasks it runs at once."""
-    names: str
+    names: Word
     """Digest of the task names that it knows."""
     generation: str
-    started_at: float
+    started_at: Annotated[float, Meta(ge=0, lt=1e11)]
     held: bytes = b""
     """Attempts that it has and whose reports are not yet known to be applied: 16 + 4 bytes each."""
-    running: int = 0
+    running: Count = 0
     doubtful: bool = False
     """It was stopped or cut off, starts nothing new, and asks which of its attempts are still current."""
     burst: bool = False
@@ -61,8 +77,8 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
 class Ended(msgspec.Struct, frozen=True, array_like=True):
     """The end of a task or run, as told to waiting clients."""
 
-    id: bytes
-    state: str
+    id: Id
+    state: _EndState
     result: bytes | None = None
     """The encoded result where it is small; None means: read it from Postgres."""
     error: TaskError | None = None
@@ -71,8 +87,8 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 class Applied(msgspec.Struct, frozen=True, array_like=True):
     """Events up to `cursor` of `generation` are in Postgres."""
 
-    generation: str
-    cursor: str
+    generation: Word
+    cursor: _Position
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -83,6 +99,8 @@ encode = _encoder.encode
 
 def decode(kind: type[M], data: bytes) -> M:
     """Decode one message of the given kind."""
+    if len(data) > LARGEST_MESSAGE:
+        raise Malformed(f"{kind} expected: {len(data):,} bytes are more than any message has")
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)

@@ -23,12 +23,12 @@ under new stream names, and nothing that belonged to the old one can be mistaken
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 GROUP = "workers"
 DONE_CHANNELS = 16
 NUDGE_CAP = 100
-QUARANTINE_CAP = 1_000
 
 
 @dataclass(frozen=True)
@@ -91,3 +91,11 @@ class Keys:
     def done(self, identifier: bytes) -> str:
         """Return the channel on which the end of this task or run is announced."""
         return f"{self.prefix}:done:{identifier[-1] % DONE_CHANNELS}"
+
+    def types(self, generation: str | None, queues: Iterable[str]) -> dict[str, str]:
+        """Return the type that Redis should show for each key that is shared: all but those of single workers."""
+        strings = (self.generation, self.server, self.term, self.applied, self.canary)
+        streams = [self.nudges, self.quarantine]
+        if generation:
+            streams += [self.events(generation), *(self.queue(generation, queue) for queue in queues)]
+        return {**dict.fromkeys(strings, "string"), **dict.fromkeys(streams, "stream"), self.workers: "set"}

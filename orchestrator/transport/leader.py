@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar, cast
 
 from redis import Redis
@@ -14,24 +16,32 @@ from orchestrator.transport.codec import (
     Heartbeat,
     Malformed,
     Order,
+    Word,
     decode,
     encode,
     stream_position,
 )
-from orchestrator.transport.keys import GROUP, QUARANTINE_CAP, Keys
+from orchestrator.transport.keys import GROUP, Keys
+from orchestrator.transport.quarantine import Refused, set_aside
 
 M = TypeVar("M")
 
-_CLAIM_TERM = """
-local held = tonumber(redis.call('GET', KEYS[1]) or '0')
-if tonumber(ARGV[1]) < held then return 0 end
+# What is no number, or no string at all, was not written by a leader: it counts as nothing, and SET replaces it.
+_HELD_TERM = """
+local held = redis.pcall('GET', KEYS[1])
+held = type(held) == 'string' and tonumber(held) or 0
+"""
+
+_CLAIM_TERM = f"""
+{_HELD_TERM}
+if ARGV[2] == '' and tonumber(ARGV[1]) < held then return 0 end
 redis.call('SET', KEYS[1], ARGV[1])
 return 1
 """
 
 # Workers never create the events stream: reports to a stream that no leader reads would be lost.
-_BEGIN = """
-local held = tonumber(redis.call('GET', KEYS[1]) or '0')
+_BEGIN = f"""
+{_HELD_TERM}
 if tonumber(ARGV[1]) < held then return 0 end
 redis.call('SET', KEYS[1], ARGV[1])
 redis.call('SET', KEYS[2], ARGV[2])
@@ -42,7 +52,7 @@ return 1
 """
 
 _PUSH = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 local next = 2
 for stream = 2, #KEYS do
   for _ = 1, tonumber(ARGV[next]) do
@@ -55,10 +65,16 @@ return 1
 """
 
 _ORDERS_TTL = 60
+_LARGEST = 2**64 - 1
+"""Of either part of a stream's ids."""
 
 
 class Deposed(Exception):
     """Another scheduler leads, or Redis has forgotten the term; nothing was pushed."""
+
+
+class StreamsDamaged(Exception):
+    """Somebody has put something else, or the last possible entry, where a stream of this generation should be."""
 
 
 class Inbound(NamedTuple):
@@ -88,6 +104,10 @@ class ServerState(NamedTuple):
     applied: Applied | None
     server: str
     """Changes whenever the server restarts."""
+    readable: bool = True
+    """The events stream is there, and is a stream."""
+    usable: bool = True
+    """Workers can find it, and add to it."""
 
     def reached(self, cursor: str) -> bool:
         """Say whether Redis still remembers that events up to `cursor` were applied."""
@@ -106,25 +126,39 @@ class LeaderStreams:
         self._begin = redis.register_script(_BEGIN)
         self._push = redis.register_script(_PUSH)
         self._last_nudge = "0-0"
+        self._refused_beats: dict[bytes, Refused] = {}
+        """Heartbeats that make no sense; each is set aside once, although it is read every second."""
 
     # -- leadership and generations
 
-    def claim_term(self, term: int) -> None:
-        """Make this term the one whose pushes are accepted."""
-        if not self._claim_term(keys=[self._keys.term], args=[term]):
+    def claim_term(self, term: int, *, overrule: bool = False) -> None:
+        """Make this term the one whose pushes are accepted; `overrule` a later one, which Postgres never issued."""
+        if not self._claim_term(keys=[self._keys.term], args=[term, "overrule" if overrule else ""]):
             raise Deposed
 
-    def state(self) -> ServerState:
-        """Read what Redis remembers, to learn whether it lost anything."""
+    def state(self, generation: str, cursor: str) -> ServerState:
+        """Read what Redis remembers of a generation that was read up to `cursor`, to learn whether it lost anything.
+
+        What does not read as ours is as good as lost: it is replaced when a new generation begins.
+        """
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.get(self._keys.generation)
+        pipeline.get(self._keys.server)
         pipeline.get(self._keys.applied)
+        pipeline.type(self._keys.events(generation))
         pipeline.info("server")
-        generation, applied, info = pipeline.execute()
+        answers = pipeline.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
+                raise answer
+        found, began_on, applied, kind, info = answers
+        server = str(info["run_id"])
         return ServerState(
-            generation=generation.decode() if generation else None,
-            applied=_decode_or_none(Applied, applied),
-            server=str(info["run_id"]),
+            generation=found.decode(errors="replace") if isinstance(found, bytes) else None,
+            applied=_decode_or_none(Applied, applied) if isinstance(applied, bytes) else None,
+            server=server,
+            readable=kind == b"stream",
+            usable=kind == b"stream" and began_on == server.encode() and _after(cursor) != cursor,
         )
 
     def begin_generation(self, term: int, generation: str, server: str) -> None:
@@ -144,7 +178,7 @@ class LeaderStreams:
             old = [
                 key
                 for key in self._redis.scan_iter(match=_literal(pattern))
-                if _age(key.decode()[start:].partition(":")[0]) < _age(generation)
+                if _age(key.decode(errors="replace")[start:].partition(":")[0]) < _age(generation)
             ]
             if old:
                 self._redis.delete(*old)
@@ -183,10 +217,11 @@ class LeaderStreams:
         pipeline.xtrim(keys.events(generation), minid=_after(cursor), approximate=False)
         pipeline.execute()
 
-    def set_aside(self, entry: str, body: bytes, error: str) -> None:
-        """Keep a message that could not be applied, for people to look at."""
-        fields = {"entry": entry, "body": body[:100_000], "error": error[:2_000]}
-        self._redis.xadd(self._keys.quarantine, fields, maxlen=QUARANTINE_CAP, approximate=True)  # type: ignore[arg-type]
+    def set_aside(self, refused: Sequence[Refused]) -> None:
+        """Keep messages that could not be applied, for people to look at."""
+        pipeline = self._redis.pipeline(transaction=False)
+        set_aside(pipeline, self._keys, refused)
+        pipeline.execute()
 
     # -- dispatch
 
@@ -198,13 +233,16 @@ class LeaderStreams:
             keys.append(self._keys.queue(generation, queue))
             arguments.append(len(bodies))
             arguments.extend(bodies)
-        if not self._push(keys=keys, args=arguments):
+        with _noticing_damage():
+            accepted = self._push(keys=keys, args=arguments)
+        if not accepted:
             raise Deposed
 
     def messages(self, generation: str, queue: str) -> list[Message]:
         """Return every message that stands in a queue's stream; the window keeps this small."""
         stream = self._keys.queue(generation, queue)
-        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self._redis.xrange(stream))
+        with _noticing_damage():
+            entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self._redis.xrange(stream))
         if not entries:
             return []
         try:
@@ -223,7 +261,8 @@ class LeaderStreams:
         pipeline.xack(stream, GROUP, *entries)
         pipeline.xdel(stream, *entries)
         try:
-            pipeline.execute()
+            with _noticing_damage():
+                pipeline.execute()
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
@@ -236,11 +275,22 @@ class LeaderStreams:
         The write comes first: while Redis refuses writes, the workers' silence means nothing.
         """
         self._redis.set(self._keys.canary, b"1", ex=60)
-        workers = [worker.decode() for worker in cast("set[bytes]", self._redis.smembers(self._keys.workers))]
-        if not workers:
-            return []
-        found = cast("list[bytes | None]", self._redis.mget([self._keys.worker(worker) for worker in workers]))
-        return [beat for value in found if (beat := _decode_or_none(Heartbeat, value)) is not None]
+        members = cast("set[bytes]", self._redis.smembers(self._keys.workers))
+        keys = [self._keys.worker("").encode() + member for member in members]
+        found = cast("list[bytes | None]", self._redis.mget(keys)) if keys else []
+        beats: list[Heartbeat] = []
+        refused: dict[bytes, Refused] = {}
+        for key, value in zip(keys, found, strict=True):
+            try:
+                if value is not None:
+                    beats.append(decode(Heartbeat, value))
+            except Malformed as error:
+                refused[key] = Refused(key.decode(errors="replace"), value or b"", str(error))
+        new = [refusal for key, refusal in refused.items() if self._refused_beats.get(key) != refusal]
+        self._refused_beats = refused
+        if new:
+            self.set_aside(new)
+        return beats
 
     def forget_worker(self, worker: str) -> None:
         """Drop a dead worker's id; its heartbeat has expired by itself."""
@@ -249,7 +299,7 @@ class LeaderStreams:
     def names(self, digest: str) -> list[str] | None:
         """Return the task names published under a digest."""
         value = cast("bytes | None", self._redis.get(self._keys.names(digest)))
-        return _decode_or_none(list[str], value)
+        return _decode_or_none(list[Word], value)
 
     def order(self, orders: Mapping[str, Order]) -> None:
         """Send each worker its order."""
@@ -270,15 +320,27 @@ def _decode_or_none(kind: type[M], value: bytes | None) -> M | None:
         return None  # written by a stranger or another release: as good as absent
 
 
+@contextmanager
+def _noticing_damage() -> Iterator[None]:
+    try:
+        yield
+    except ResponseError as error:
+        if "WRONGTYPE" in str(error) or "exhausted" in str(error):
+            raise StreamsDamaged(str(error)) from error
+        raise
+
+
 def _after(cursor: str) -> str:
-    milliseconds, _, sequence = cursor.partition("-")
-    return f"{milliseconds}-{int(sequence or 0) + 1}"
+    """Return the first id after a cursor; the very last has none, and no stream goes on after it."""
+    milliseconds, sequence = stream_position(cursor)
+    if sequence < _LARGEST:
+        return f"{milliseconds}-{sequence + 1}"
+    return f"{milliseconds + 1}-0" if milliseconds < _LARGEST else cursor
 
 
 def _age(generation: str) -> tuple[int, ...]:
     """Return the term and serial number of a generation; what is not ours is older than all."""
-    parts = generation.split("-")
-    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else ()
+    return tuple(map(int, generation.split("-"))) if re.fullmatch(r"[0-9]{1,20}-[0-9]{1,20}", generation) else ()
 
 
 def _literal(pattern: str) -> str:

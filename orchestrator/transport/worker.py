@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
@@ -20,7 +21,8 @@ from orchestrator.transport.codec import (
     encode,
 )
 from orchestrator.transport.connection import UNAVAILABLE
-from orchestrator.transport.keys import GROUP, NUDGE_CAP, QUARANTINE_CAP, Keys
+from orchestrator.transport.keys import GROUP, NUDGE_CAP, Keys
+from orchestrator.transport.quarantine import Refused, set_aside
 
 _NAMES_TTL = 3600
 
@@ -64,9 +66,9 @@ class WorkerStreams:
         pipeline.get(self._keys.server)
         pipeline.info("server")
         generation, server, info = pipeline.execute()
-        if not generation or not server or server.decode() != str(info["run_id"]):
+        if not generation or not server or server != str(info["run_id"]).encode():
             return None
-        return str(generation.decode())
+        return _text(generation)
 
     def join(self, generation: str, queues: Sequence[str]) -> None:
         """Make sure that the consumer group exists on each queue."""
@@ -113,12 +115,15 @@ class WorkerStreams:
             pipeline.xdel(stream, *entries)
         pipeline.get(keys.generation)
         pipeline.get(keys.applied)
-        replies = pipeline.execute()
+        replies = pipeline.execute(raise_on_error=False)
         entry = replies[0] if body is not None else None
+        if isinstance(entry, Exception):
+            raise entry
+        # Reports that were taken must not be sent again because of what the rest came to.
         return Receipt(
             entry=entry.decode() if entry else None,
-            generation=replies[-2].decode() if replies[-2] else None,
-            applied=_applied(replies[-1]),
+            generation=_text(replies[-2]) if isinstance(replies[-2], bytes) else None,
+            applied=_applied(replies[-1]) if isinstance(replies[-1], bytes) else None,
         )
 
     def beat(self, beats: Sequence[Heartbeat], names: Sequence[str], ttl: float) -> None:
@@ -143,8 +148,9 @@ class WorkerStreams:
         self.greet()
 
     def greet(self) -> None:
-        """Tell the leader that the fleet has changed."""
-        self._redis.xadd(self._keys.nudges, {"fleet": b""}, maxlen=NUDGE_CAP, approximate=True)
+        """Tell the leader that the fleet has changed. If that fails, it sees so at its next look."""
+        with contextlib.suppress(*UNAVAILABLE):
+            self._redis.xadd(self._keys.nudges, {"fleet": b""}, maxlen=NUDGE_CAP, approximate=True)
 
     def orders(self, after: dict[str, str], block: float) -> list[tuple[str, Order]]:
         """Wait up to `block` seconds for orders; `after` holds each worker's last order and moves on."""
@@ -154,11 +160,17 @@ class WorkerStreams:
         for stream, items in cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or []):
             worker = stream.decode().removeprefix(self._keys.orders(""))
             after[worker] = items[-1][0].decode()
-            for _, fields in items:
+            refused: list[Refused] = []
+            for entry, fields in items:
+                body = (fields or {}).get(b"d", b"")
                 try:
-                    found.append((worker, decode(Order, (fields or {}).get(b"d", b""))))
-                except Malformed:
-                    continue  # a stranger's entry; the leader repeats what it means
+                    found.append((worker, decode(Order, body)))
+                except Malformed as error:  # a stranger's; the leader repeats what it means
+                    refused.append(Refused(f"orders of {worker}/{entry.decode()}", body, str(error)))
+            if refused:
+                pipeline = self._redis.pipeline(transaction=False)
+                set_aside(pipeline, self._keys, refused)
+                pipeline.execute(raise_on_error=False)
         return found
 
     def listen_applied(self, heard: Callable[[Applied], None]) -> None:
@@ -183,11 +195,18 @@ class WorkerStreams:
     def _set_aside(self, generation: str, queue: str, entry: str, body: bytes, error: str) -> None:
         stream = self._keys.queue(generation, queue)
         pipeline = self._redis.pipeline(transaction=True)
-        fields = {"entry": f"{queue}/{entry}", "body": body[:100_000], "error": error[:2_000]}
-        pipeline.xadd(self._keys.quarantine, fields, maxlen=QUARANTINE_CAP, approximate=True)  # type: ignore[arg-type]
+        set_aside(pipeline, self._keys, [Refused(f"{queue}/{entry}", body, error)])
         pipeline.xack(stream, GROUP, entry)
         pipeline.xdel(stream, entry)
-        pipeline.execute()
+        pipeline.execute(raise_on_error=False)  # what came beside it has to be returned, whatever becomes of it
+
+
+def _text(value: bytes) -> str | None:
+    """Return a generation's name; one that is no text is not ours, and a leader will replace it."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _applied(value: bytes | None) -> Applied | None:

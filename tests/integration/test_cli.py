@@ -452,6 +452,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
         "unknown_tasks",
         "unserved_queues",
         "events",
+        "redis",
     }
     assert after["leader"] is None
     assert after["revision"] == database.REVISION

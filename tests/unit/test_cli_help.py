@@ -27,6 +27,8 @@ READS = {
     "queues",
     "workers",
     "status",
+    "quarantine list",
+    "quarantine show",
 }
 
 
@@ -53,6 +55,7 @@ def test_the_commands_are_these() -> None:
         *(f"runs {verb}" for verb in ("start", "list", "show", "watch", "cancel", "retry", "rerun")),
         *(f"queues {verb}" for verb in ("pause", "resume", "limit", "purge", "drain")),
         "events post",
+        *(f"quarantine {verb}" for verb in ("list", "show", "clear")),
     }
 
 

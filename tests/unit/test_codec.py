@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.domain.task import (
@@ -30,6 +30,7 @@ from orchestrator.transport.codec import (
     Heartbeat,
     Malformed,
     Order,
+    Word,
     decode,
     decode_dispatches,
     decode_flush,
@@ -39,6 +40,8 @@ from orchestrator.transport.codec import (
     stream_position,
     unpack_attempts,
 )
+from orchestrator.workers.process import Command, Hello
+from tests.fuzzing import examples
 
 ids = st.binary(min_size=16, max_size=16)
 attempts = st.integers(1, 2**31 - 1)
@@ -90,7 +93,7 @@ def understood(read: Callable[[bytes], Any], data: bytes) -> bool:
 READERS = [decode_flush, decode_dispatches]
 
 
-@settings(max_examples=1_000)
+@examples(1_000)
 @given(st.binary(max_size=200))
 @example(b"")
 @example(b"\xdd\xff\xff\xff\xff")  # an array of four billion
@@ -117,13 +120,13 @@ def mutate(data: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
 changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 4), st.binary(max_size=6)), min_size=1, max_size=4)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(flushes, changes)
 def test_mutated_flushes(flush: Flush, damage: list[tuple[int, int, bytes]]) -> None:
     understood(decode_flush, mutate(encode(flush), damage))
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(dispatches, changes)
 def test_mutated_dispatches(tasks: list[Dispatch], damage: list[tuple[int, int, bytes]]) -> None:
     understood(decode_dispatches, mutate(encode(tasks), damage))
@@ -148,7 +151,7 @@ structures = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(structures)
 def test_other_data(value: Any) -> None:
     """Well-formed MessagePack that is something else."""
@@ -158,13 +161,54 @@ def test_other_data(value: Any) -> None:
         understood(read, encode([value]))
 
 
-@pytest.mark.parametrize("kind", [Heartbeat, Order, list[Ended], Applied, list[str]])
-def test_the_other_messages_too(kind: Any) -> None:
-    for data in (b"", b"\xc0", b"\xff" * 9, encode(["a", 1, None]), b"\x91" * 50_000, b"\xa2\xff\xfe"):
-        try:
-            decode(kind, data)
-        except Malformed as error:
-            assert "expected" in str(error)
+@examples(100)
+@given(structures | st.lists(structures, max_size=14))
+@example(b"\x91" * 50_000)
+def test_the_other_messages_too(value: Any) -> None:
+    for kind in (Heartbeat, Order, list[Ended], Applied, list[Word], Hello, Command):
+        for data in (encode(value), value if isinstance(value, bytes) else b""):
+            try:
+                decode(kind, data)
+            except Malformed as error:
+                assert "expected" in str(error)
+
+
+heartbeats = st.builds(
+    Heartbeat,
+    worker=texts,
+    host=texts,
+    pid=st.integers(-5, 2**33),
+    queues=st.lists(texts, max_size=3),
+    slots=st.integers(-5, 2**33),
+    names=texts,
+    generation=texts,
+    started_at=st.floats(),
+    held=st.binary(max_size=50),
+    running=st.integers(-5, 2**33),
+)
+
+
+@examples(300)
+@given(heartbeats)
+def test_a_heartbeat_that_is_understood_can_be_stored(beat: Heartbeat) -> None:
+    try:
+        found = decode(Heartbeat, encode(beat))
+    except Malformed:
+        return
+    assert "\0" not in "".join([found.worker, found.host, found.names, *found.queues])
+    assert all(0 <= number < 2**31 for number in (found.pid, found.slots, found.running))
+    assert 0 <= found.started_at < 1e11
+    unpack_attempts(found.held)
+
+
+@examples(300)
+@given(st.text(max_size=30) | st.from_regex(r"[0-9]{1,25}-[0-9]{0,25}", fullmatch=True))
+def test_a_position_that_is_understood_can_be_compared(cursor: str) -> None:
+    try:
+        applied = decode(Applied, msgspec.msgpack.encode(["1-1", cursor]))
+    except (Malformed, UnicodeEncodeError):
+        return
+    assert stream_position(applied.cursor) >= (0, 0)
 
 
 def test_malformed_says_what_was_expected() -> None:

@@ -140,6 +140,15 @@ def test_a_short_line_is_spread_over_the_slots() -> None:
         assert [len(bundle) for bundle in bundles] == [1] * count
 
 
+def test_large_tasks_are_not_bundled() -> None:
+    tasks = [
+        claimed(number)._replace(payload=b"x" * size) for number, size in enumerate([400_000] * 5 + [3_000_000, 5])
+    ]
+    bundles = unpacked(Dispatcher(fleet_of(a=1), LaneService(), batch=10).messages(tasks))["a"]
+    assert [len(bundle) for bundle in bundles] == [2, 2, 1, 1, 1]
+    assert [task.id for bundle in bundles for task in bundle] == [task.id for task in tasks]
+
+
 def test_a_long_line_is_bundled() -> None:
     dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=10_000)
     bundles = unpacked(dispatcher.messages([claimed(number) for number in range(1_000)]))["a"]

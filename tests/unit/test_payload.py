@@ -34,6 +34,7 @@ from orchestrator.domain.task import Dispatch, Failed, NewTask, Succeeded
 from orchestrator.sdk.context import enter
 from orchestrator.sdk.payload import decode_value
 from orchestrator.sdk.task import Task
+from orchestrator.workers import runner
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.runner import JobOutlet, Runner
@@ -242,13 +243,6 @@ def test_a_result_that_cannot_be_serialised_fails_the_task(app: Orchestrator) ->
     assert "The result of task 'odd' cannot be serialised" in report.error.message
 
 
-# -- what the caller is refused
-
-
-def resize(path: str, width: int = 100, *, exact: bool = False) -> str:
-    return f"{path}{width}{exact}"
-
-
 def nested(depth: int) -> list[Any]:
     value: list[Any] = []
     for _ in range(depth):
@@ -260,6 +254,88 @@ def loop() -> list[Any]:
     value: list[Any] = []
     value.append(value)
     return value
+
+
+@pytest.mark.parametrize(
+    "result",
+    ["\ud800", 10**30, nested(10_000), nested(900), {"k": object()}, b"x" * 10_001],
+    ids=["a surrogate", "a huge number", "ten thousand levels", "nine hundred levels", "an object", "too much"],
+)
+def test_a_result_that_cannot_be_stored_fails_once_and_for_all(app: Orchestrator, result: Any) -> None:
+    task = app.task(name="odd", retries=5)(lambda: result)
+    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(task.new((), {})))
+    assert isinstance(report, Failed)
+    assert not report.retryable
+    assert "The result of task 'odd'" in report.error.message
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def endless_group() -> Exception:
+    error: Exception = ValueError("first")
+    for _ in range(2_000):
+        error = ExceptionGroup("group", [error])
+    return error
+
+
+def long_chain() -> Exception:
+    error = ValueError("first")
+    for number in range(5_000):
+        following = ValueError(str(number))
+        following.__cause__ = error
+        error = following
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unprintable(),
+        endless_group(),
+        long_chain(),
+        ValueError("a\0b\ud800"),
+        ValueError("x" * 10_000_000),
+        ValueError(loop()),
+        type("Strange", (Exception,), {"__module__": None, "__qualname__": "a\udfffb"})("x"),
+        SystemExit("\0"),
+    ],
+    ids=["unprintable", "a group of groups", "a long chain", "NUL", "ten megabytes", "itself", "its name", "an exit"],
+)
+def test_whatever_a_task_raises_can_be_reported(app: Orchestrator, error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(app.task(name="fails")(fail).new((), {})))
+    assert isinstance(report, Failed)
+    sent = msgspec.msgpack.encode(report)
+    assert len(sent) < 100_000
+    assert b"\0" not in (report.error.kind + report.error.message + report.error.traceback).encode()
+
+
+def test_more_than_a_message_holds_is_not_enqueued_inside_a_task(
+    app: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_MOST_ENQUEUED", 100_000)
+    inner = app.task(name="inner")(lambda text: text)
+    outbox = Gathered()
+    for options in ({}, {"on_success": True}):
+        outer = app.task(name=f"outer{len(options)}")(
+            lambda options=options: app.enqueue_many(inner.options(**options), [("x" * 9_000,)] * 12)
+        )
+        report = Runner(app, outbox, Allowed(app, [])).run(job_for(outer.new((), {})))
+        assert isinstance(report, Failed)
+        assert "12 tasks with" in report.error.message
+    assert outbox.tasks == []
+
+
+# -- what the caller is refused
+
+
+def resize(path: str, width: int = 100, *, exact: bool = False) -> str:
+    return f"{path}{width}{exact}"
 
 
 BAD_ARGUMENTS: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [

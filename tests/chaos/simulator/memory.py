@@ -23,6 +23,7 @@ from orchestrator.transport.codec import (
     stream_position,
 )
 from orchestrator.transport.leader import Deposed, Inbound, Message, ServerState, _age
+from orchestrator.transport.quarantine import Refused
 from orchestrator.transport.worker import Receipt, Received, StreamsGone
 
 Position = tuple[int, int]
@@ -207,18 +208,21 @@ class MemoryLeaderStreams:
 
     # -- leadership and generations
 
-    def claim_term(self, term: int) -> None:
+    def claim_term(self, term: int, *, overrule: bool = False) -> None:
         def effect() -> None:
-            if term < (self._server.data.term or 0):
+            if term < (self._server.data.term or 0) and not overrule:
                 raise Deposed
             self._server.data.term = term
 
         self._call("claim_term", effect)
 
-    def state(self) -> ServerState:
+    def state(self, generation: str, cursor: str) -> ServerState:
+        del cursor  # ids do not run out here
+
         def effect() -> ServerState:
             data = self._server.data
-            return ServerState(data.generation, data.applied, self._server.run_id)
+            server, readable = self._server.run_id, generation in data.events
+            return ServerState(data.generation, data.applied, server, readable, readable and data.server == server)
 
         return self._call("state", effect)
 
@@ -274,9 +278,9 @@ class MemoryLeaderStreams:
 
         self._call("confirm", effect)
 
-    def set_aside(self, entry: str, body: bytes, error: str) -> None:
-        del body
-        self._call("set_aside", lambda: self._server.data.quarantine.append((entry, error)))
+    def set_aside(self, refused: Sequence[Refused]) -> None:
+        entries = [(refusal.source, refusal.error) for refusal in refused]
+        self._call("set_aside", lambda: self._server.data.quarantine.extend(entries))
 
     # -- dispatch
 

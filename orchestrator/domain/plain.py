@@ -1,0 +1,56 @@
+"""Plain data: what travels in messages and is kept in Postgres, within bounds that every reader can bear."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.operators import fits
+
+MOST_LEVELS = 200
+"""How deeply data may be nested. What a shallow stack can still write, a deep one could no longer read."""
+
+REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+"""What a serialiser raises for values that it cannot take."""
+
+
+def is_too_deep(plain: Any) -> bool:
+    """Say whether plain data has more levels than are allowed."""
+    return sum(1 for _ in _levels(plain)) > MOST_LEVELS
+
+
+def unstorable(value: Any) -> str | None:
+    """Return why a value cannot be kept as JSON in Postgres, and read back as it was; None where it can."""
+    try:
+        plain = msgspec.to_builtins(value, str_keys=True)
+        msgspec.json.encode(plain)
+    except REFUSALS as error:
+        return str(error)
+    for depth, level in enumerate(_levels(plain)):
+        if depth >= MOST_LEVELS:
+            return f"it is nested more than {MOST_LEVELS} levels deep"
+        for item in level:
+            if isinstance(item, (int, float)) and not fits(item):
+                return "it holds a number that is too large, infinite or none at all (NaN)"
+            if isinstance(item, str) and "\0" in item:
+                return "it holds a NUL character, which cannot be stored"
+    return None
+
+
+def _levels(plain: Any) -> Iterator[list[Any]]:
+    """Yield keys and values of each level, from the outermost in; never more than one level beyond those allowed."""
+    level = [plain]
+    for _ in range(MOST_LEVELS + 1):
+        yield level
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item)
+                inner.extend(item.values())
+            elif isinstance(item, (list, tuple)):
+                inner.extend(item)
+        if not inner:
+            return
+        level = inner

@@ -1,0 +1,52 @@
+"""What Redis holds for us, as people ask for it. Only looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from redis import Redis
+
+from orchestrator.transport.keys import Keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignKey:
+    """A key of ours under which something else stands, so that no command of ours can use it."""
+
+    key: str
+    """Its name."""
+    expected: str
+    """The type that it should have."""
+    found: str
+    """The type that it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisView:
+    """The state of Redis in one value."""
+
+    error: str | None = None
+    """Why nothing more is known."""
+    quarantined: int | None = None
+    """Messages that were set aside because they could not be understood or applied; None where that cannot be told."""
+    foreign_keys: tuple[ForeignKey, ...] = ()
+    """Keys of ours that somebody else has taken."""
+
+
+def inspect(redis: Redis, keys: Keys, generation: str | None, queues: Iterable[str]) -> RedisView:
+    """Look at the keys of a generation."""
+    expected = keys.types(generation, queues)
+    pipeline = redis.pipeline(transaction=False)
+    for key in expected:
+        pipeline.type(key)
+    pipeline.xlen(keys.quarantine)
+    *found, quarantined = pipeline.execute(raise_on_error=False)
+    return RedisView(
+        quarantined=quarantined if isinstance(quarantined, int) else None,
+        foreign_keys=tuple(
+            ForeignKey(key=key, expected=kind, found=actual.decode())
+            for (key, kind), actual in zip(expected.items(), found, strict=True)
+            if isinstance(actual, bytes) and actual.decode() not in (kind, "none")
+        ),
+    )

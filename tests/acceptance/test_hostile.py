@@ -1,0 +1,116 @@
+"""Somebody writes rubbish into every stream and key while real processes work: everything else goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from typing import Any
+
+import project
+import pytest
+
+from orchestrator.transport.codec import encode
+from orchestrator.transport.keys import Keys
+from tests.acceptance.stack import Stack, eventually
+
+KEYS = Keys()
+TASKS = 200
+
+
+@pytest.fixture
+def settings() -> dict[str, float]:
+    return {"worker_ttl": 2.0, "heartbeat": 0.5}
+
+
+def rubbish(chance: random.Random) -> bytes:
+    """Return bytes of one kind or another; some of them are messages of somebody else."""
+    return chance.choice(
+        [
+            b"",
+            chance.randbytes(chance.randrange(200)),
+            b"\x91" * chance.randrange(10_000),
+            b"\xdd\xff\xff\xff\xff",
+            encode(["w", [["succeeded", chance.randbytes(3), 1, 0.1, b"\x01"]]]),
+            encode(["w\0", [["failed", chance.randbytes(16), 1, float("nan"), ["k", "m\0"]]]]),
+            encode(["w", [["enqueued", [[chance.randbytes(16), "a\0b", "default", b""]]]]]),
+            encode([[chance.randbytes(16), 1, "project.noop", b"\xc1", "default"]]),
+            encode([[chance.randbytes(5), 0, "project.noop", b"", "default"]]),
+            encode([[[chance.randbytes(16), 1]], True, True, True]),
+            bytes(1_000_000),
+        ]
+    )
+
+
+def disturb(stack: Stack, chance: random.Random) -> None:
+    """Write rubbish wherever something of ours is read."""
+    redis = stack.redis
+    generation = generation_of(stack)
+    workers: Any = redis.smembers(KEYS.workers)
+    pipeline = redis.pipeline(transaction=False)
+    pipeline.xadd(KEYS.events(generation), {"d": rubbish(chance)})
+    pipeline.xadd(KEYS.events(generation), {b"\xff": b"\xff"})
+    pipeline.xadd(KEYS.queue(generation, "default"), {"d": rubbish(chance)})
+    pipeline.xadd(KEYS.nudges, {"d": rubbish(chance)})
+    for worker in workers:
+        if b"stranger" not in worker:
+            pipeline.xadd(KEYS.orders(worker.decode()), {"d": chance.randbytes(20)})
+    pipeline.set(KEYS.worker("stranger"), rubbish(chance))
+    pipeline.sadd(KEYS.workers, "stranger")
+    pipeline.publish(KEYS.applied, rubbish(chance))
+    pipeline.publish(f"{KEYS.prefix}:done:{chance.randrange(16)}", rubbish(chance))
+    pipeline.execute()
+
+
+def generation_of(stack: Stack) -> str:
+    found = eventually(lambda: stack.redis.get(KEYS.generation), "a generation")
+    assert isinstance(found, bytes)
+    return found.decode()
+
+
+def status(stack: Stack) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "status", "--json"],
+        cwd=stack.folder,
+        env=stack.environment,
+        capture_output=True,
+        check=True,
+    )
+    return json.loads(done.stdout)["redis"]
+
+
+def test_rubbish_in_every_stream_stops_nothing(stack: Stack) -> None:
+    chance = random.Random(4)
+    scheduler = stack.scheduler()
+    worker = stack.worker(processes=2)
+    handles = []
+    for number in range(TASKS):
+        handles.append(project.add.enqueue(number, 1))
+        if number % 10 == 0:
+            disturb(stack, chance)
+    stack.redis.set(KEYS.applied, encode([generation_of(stack), "banana"]))
+    assert [handle.result(60) for handle in handles] == [number + 1 for number in range(TASKS)]
+    assert project.parent.enqueue(str(stack.folder / "children"), 3).result(60)
+    assert scheduler.is_running()
+    assert worker.is_running()
+    for process in (scheduler, worker):
+        assert "Traceback" not in process.log.read_text()
+        assert "died" not in process.log.read_text()
+    assert status(stack)["quarantined"] >= TASKS / 10
+    assert status(stack)["foreign_keys"] == []
+
+
+def test_a_taken_key_is_named_by_the_log_and_by_status_until_it_is_free(stack: Stack) -> None:
+    scheduler = stack.scheduler()
+    worker = stack.worker()
+    assert project.add.enqueue(1, 1).result(30) == 2
+    stack.redis.delete(KEYS.workers)
+    stack.redis.lpush(KEYS.workers, "mine")
+    for process in (scheduler, worker):
+        eventually(lambda process=process: process.logged("Somebody has taken a key of ours"), "the log says so")
+    assert status(stack)["foreign_keys"] == [{"key": KEYS.workers, "expected": "set", "found": "list"}]
+    handle = project.add.enqueue(2, 2)
+    stack.redis.delete(KEYS.workers)
+    assert handle.result(30) == 4
+    assert (scheduler.stop(), worker.stop()) == (0, 0)

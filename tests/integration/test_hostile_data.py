@@ -1,0 +1,255 @@
+"""Data that is too large, too deep or no data at all: accepted whole or refused clearly, and never half-stored.
+
+And whatever a task returns, the leader goes on: a step whose input cannot be made of it fails, and says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import string
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from orchestrator import Orchestrator, OrchestratorError, RunHandle
+from orchestrator.sdk.definitions import loads
+from orchestrator.sdk.payload import decode_value
+from orchestrator.store import insights
+from tests.integration.stage import System
+
+STORED = ("tasks", "ended_tasks", "runs", "inbox")
+
+
+@pytest.fixture
+def system(system: System) -> System:
+    system.sql("DELETE FROM orchestrator.workflows")
+    system.worker(slots=50)
+    return system
+
+
+# -- the caller's doors
+
+
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+@dataclasses.dataclass
+class Chain:
+    inner: Chain | None
+
+
+def chained(levels: int) -> Chain | None:
+    value = None
+    for _ in range(levels):
+        value = Chain(value)
+    return value
+
+
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+
+STRANGE: dict[str, Any] = {
+    "a NUL": "a\0b",
+    "a NUL in a key": {"a\0b": 1},
+    "text that looks like a NUL": r"\u0000",
+    "a lone surrogate": "\ud800",
+    "a lone surrogate in a key": {"\udfff": 1},
+    "not a number": [{"x": float("nan")}],
+    "infinity": [-float("inf")],
+    "ten megabytes": "x" * 10_000_000,
+    "ten thousand levels": nested(10_000),
+    "nine hundred levels": nested(900),
+    "a chain of objects": chained(900),
+    "two hundred levels": nested(190),
+    "a huge number": 10**30,
+    "a huge negative number": [-(10**30)],
+    "the largest number": 2**64 - 1,
+    "numbers as keys": {1: 2, 1.5: 3},
+    "a tuple as key": {(1, 2): 3},
+    "no key": {None: 3},
+    "itself": ENDLESS,
+    "bytes": b"\xff\0",
+    "a time": datetime(2024, 1, 31, tzinfo=UTC),
+    "a set": {1, 2},
+    "an object": object(),
+    "a generator": (number for number in range(3)),
+    "a class": int,
+    "a function": print,
+}
+
+WORKFLOW = """
+name: strange
+params:
+  any: {type: any, default: null}
+  text: {type: string, default: ""}
+  items: {type: list, default: []}
+  fields: {type: object, default: {}}
+concurrency: {limit: 5, key: "${params.text}"}
+tasks: {only: {task: job}}
+"""
+Door = Callable[[Orchestrator, Any], object]
+DOORS: dict[str, Door] = {
+    "an argument": lambda app, value: app.enqueue("job", value),
+    "a named argument": lambda app, value: app.enqueue("job", number=value),
+    "one of many": lambda app, value: app.enqueue_many(app.tasks["job"], [(1,), (value,)]),
+    "an item of a run": lambda app, value: app.start_many(app.tasks["job"], [1, (value,)]),
+    "the name of a run": lambda app, value: app.start_many(app.tasks["job"], [1], name=value),
+    "an event": lambda app, value: app.post_event("event", value),
+    "the name of an event": lambda app, value: app.post_event(value),
+    "a parameter": lambda app, value: app.workflows["strange"].start(any=value),
+    "a text": lambda app, value: app.workflows["strange"].start(text=value),
+    "a list": lambda app, value: app.workflows["strange"].start(items=[value]),
+    "a field": lambda app, value: app.workflows["strange"].start(fields={"field": value}),
+    "an idempotency key": lambda app, value: app.workflows["strange"].options(key=value or "x").start(),
+    "a tag": lambda app, value: app.workflows["strange"].options(tags=[value]).start(),
+    "the tags": lambda app, value: app.workflows["strange"].options(tags=value).start(),
+    "the name of a workflow": lambda app, value: app.workflows[value].start(),
+    "the name of a task": lambda app, value: app.enqueue(value),
+    "the name of a queue": lambda app, value: app.tasks["job"].options(queue=value).enqueue(),
+    "the id of a task": lambda app, value: app.handle(value).cancel(),
+    "the id of a run": lambda app, value: app.run(value).cancel(),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_data_is_accepted_or_refused_clearly(system: System, door: str) -> None:
+    app = system.app
+    app.workflows.apply(loads(WORKFLOW))
+    for what, value in STRANGE.items():
+        before = [system.count(table) for table in STORED]
+        try:
+            DOORS[door](app, value)
+        except OrchestratorError as error:
+            assert 10 < len(str(error)) < 1_000, what
+            assert [system.count(table) for table in STORED] == before, f"{what} was refused, and something is stored"
+        else:
+            assert [system.count(table) for table in STORED] != before, what
+    system.look(3)  # and whatever was accepted, the leader can read
+    for row in system.sql("SELECT payload FROM orchestrator.tasks"):
+        decode_value(bytes(row["payload"]))
+
+
+def test_what_is_accepted_comes_as_it_was(system: System) -> None:
+    accepted = ("a NUL", "a NUL in a key", "text that looks like a NUL", "two hundred levels", "the largest number")
+    for what in accepted:
+        system.job.enqueue(STRANGE[what])
+    system.look()
+    received = [msgspec.msgpack.decode(task.payload)[0][0] for task in system.workers[0].take()]
+    assert received == [STRANGE[what] for what in accepted]
+
+
+def test_a_key_of_a_lane_may_be_long(system: System) -> None:
+    """It would not fit an index; random text cannot be compressed to fit either."""
+    system.app.workflows.apply(loads(WORKFLOW))
+    long = "".join(random.Random(1).choices(string.printable, k=500_000))
+    run = system.app.workflows["strange"].start(text=long)
+    system.look()
+    assert run.progress().status == "running"
+    (row,) = system.sql("SELECT lane, params FROM orchestrator.runs")
+    assert row["params"]["text"] == long
+    assert len(row["lane"]) < 100
+
+
+# -- what tasks return
+
+
+CHAIN = """
+name: chain
+tasks:
+  first: {task: job}
+  second: {FIELDS}
+"""
+CHILD = """
+name: child
+params: {value: {type: any}}
+tasks: {only: {task: job}}
+"""
+
+
+def chain(system: System, second: str, result: bytes) -> tuple[RunHandle[Any], str]:
+    """Run two steps, of which the first returns these bytes; return the run, and why the second failed."""
+    system.app.workflows.apply(loads(CHILD))
+    system.app.workflows.apply(loads(CHAIN.replace("FIELDS", second)))
+    run = system.app.workflows["chain"].start()
+    system.look()
+    (worker,) = system.workers
+    worker.succeed(*worker.take(), result=result)
+    system.look()
+    for _ in range(5):
+        worker.succeed(*worker.take())
+        system.look()
+    with system.engine.connect() as connection:
+        steps = {step.name: step for step in insights.list_steps(connection, UUID(run.id))}
+    return run, steps["second"].reason or ""
+
+
+UNREADABLE = [b"\xc1", b"", b"\x91" * 3_000, b"\xa2\xff\xfe"]
+
+
+@pytest.mark.parametrize(
+    "fields", ["task: job, depends_on: [first]", 'task: job, depends_on: [first], foreach: "first"']
+)
+@pytest.mark.parametrize("result", UNREADABLE)
+def test_a_result_that_cannot_be_read_fails_the_step_that_needs_it(system: System, result: bytes, fields: str) -> None:
+    """Somebody wrote a report of his own, or a release that is no more did."""
+    run, reason = chain(system, fields, result)
+    assert run.progress().status == "failed"
+    assert "The output of task 'first' cannot be read" in reason
+    assert (run.progress().counters.success, run.progress().counters.failed) == (1, 1)
+    handle = system.job.enqueue(1)
+    system.look()
+    (worker,) = system.workers
+    worker.succeed(*worker.take())
+    system.tick()
+    assert handle.status() == "success"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a\0b",
+        {"a\0b": 1},
+        [float("nan")],
+        float("inf"),
+        nested(900),
+        "x" * 1_500_000,
+        {1: "number"},
+        b"\xff",
+        datetime(2024, 1, 31, tzinfo=UTC),
+    ],
+    ids=lambda value: type(value).__name__ + str(value)[:20],
+)
+def test_a_result_becomes_a_parameter_or_fails_the_step(system: System, value: Any) -> None:
+    result = msgspec.msgpack.encode(value)
+    run, reason = chain(system, 'workflow: child, depends_on: [first], input: {value: "${first}"}', result)
+    assert (run.progress().status == "success") is not bool(reason)
+    assert system.count("tasks") == 0
+
+
+@pytest.mark.parametrize("number", [10**15, 2**64 - 1, 2_000_000])
+def test_a_fan_out_has_an_end(system: System, number: int) -> None:
+    result = msgspec.msgpack.encode(number)
+    run, reason = chain(system, 'task: job, depends_on: [first], parallel: "first"', result)
+    assert run.progress().status == "failed"
+    assert "expected a whole number up to 1,000,000" in reason
+
+
+def test_an_event_that_does_not_fit_stops_nothing(system: System) -> None:
+    """The key of the lane is made of the event, and cannot be."""
+    text = CHILD.replace("tasks:", 'concurrency: {limit: 1, key: "${params.value.name}"}\ntasks:')
+    text += 'on: [{event: arrived, params: {value: "${event}"}}]\n'
+    system.app.workflows.apply(loads(text))
+    system.app.post_event("arrived", ["no name"])
+    system.app.post_event("arrived", {"name": "a"})
+    system.look(3)
+    assert system.count("inbox") == 0
+    assert system.count("runs") == 1

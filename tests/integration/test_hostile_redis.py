@@ -1,0 +1,368 @@
+"""Somebody else writes to our Redis: whatever stands there, the leader goes on, and says what it set aside.
+
+The leader and its services are those of `stage.py`; here only Redis is made to hold what it should not.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from redis import Redis
+
+from orchestrator.domain.ids import time_ordered_id
+from orchestrator.domain.task import NewTask, Succeeded
+from orchestrator.scheduler.leadership import TermOver
+from orchestrator.transport import codec, inspection
+from orchestrator.transport.codec import Applied, Ended, Heartbeat, encode
+from orchestrator.transport.connection import connect
+from orchestrator.transport.leader import Deposed
+from orchestrator.transport.worker import WorkerStreams
+from orchestrator.workers.held import HeldAttempts
+from orchestrator.workers.reporter import Reporter
+from tests.integration.stage import KEYS, ONE, System
+from tests.waiting import eventually
+
+LAST = "18446744073709551615-18446744073709551615"
+"""The last id that a stream can have; nothing can be added after it."""
+
+
+def works(system: System) -> None:
+    """Take a task from its enqueue to its end, however often the leader has to look again."""
+    worker = system.workers[0] if system.workers else system.worker()
+    handle = system.job.enqueue(1)
+
+    def ended() -> bool:
+        worker.succeed(*worker.take())
+        return handle.status() == "success"
+
+    system.make_old()
+    for _ in range(30):
+        try:
+            system.look()
+        except Deposed:
+            system.lead()
+        if ended():
+            return
+        system.make_old()
+    raise AssertionError("the leader does not get on")
+
+
+def foreign_keys(system: System) -> dict[str, str]:
+    view = inspection.inspect(system.redis, KEYS, system.scheduler._cursor.generation, ["default"])
+    return {foreign.key: foreign.found for foreign in view.foreign_keys}
+
+
+# -- heartbeats
+
+
+def beat(**changes: Any) -> bytes:
+    fields: dict[str, Any] = {
+        "worker": "stranger",
+        "host": "host",
+        "pid": 1,
+        "queues": ["default"],
+        "slots": 0,
+        "names": "digest",
+        "generation": "",
+        "started_at": 1.0,
+    }
+    return encode(Heartbeat(**{**fields, **changes}))
+
+
+BEATS = {
+    "nothing": b"",
+    "noise": b"\xff\xfe",
+    "nesting without end": b"\x91" * 100_000,
+    "a NUL in its id": beat(worker="a\0b"),
+    "a NUL in its host": beat(host="a\0b"),
+    "no id": beat(worker=""),
+    "a long id": beat(worker="w" * 100_000),
+    "a NUL in a queue": beat(queues=["a\0b"]),
+    "a huge pid": beat(pid=2**40),
+    "slots without end": beat(slots=2**60),
+    "slots below zero": beat(slots=-5),
+    "running without end": beat(running=2**60),
+    "the end of time": beat(started_at=1e300),
+    "no time": beat(started_at=float("nan")),
+    "queues without end": beat(queues=["q"] * 100_000),
+}
+
+
+@pytest.mark.parametrize("name", BEATS)
+def test_a_heartbeat_that_makes_no_sense_is_set_aside_once(system: System, name: str) -> None:
+    system.worker()
+    system.redis.set(KEYS.worker("stranger"), BEATS[name])
+    system.redis.sadd(KEYS.workers, "stranger")
+    works(system)
+    system.look(3)
+    (refused,) = system.quarantine()
+    assert refused[b"entry"] == KEYS.worker("stranger").encode()
+    assert int(refused[b"size"]) == len(BEATS[name])
+    assert {row["id"] for row in system.sql("SELECT id FROM orchestrator.workers")} == {"w1"}
+
+
+def test_a_strange_heartbeat_is_believed_as_far_as_it_makes_sense(system: System) -> None:
+    system.worker()
+    system.redis.set(KEYS.worker("stranger"), beat(held=b"\xff" * 33, queues=["öffnungszeiten"], slots=2**31 - 1))
+    system.redis.sadd(KEYS.workers, "stranger", b"\xff\xfe", b"", b"w" * 100_000)
+    works(system)
+    assert system.quarantine() == []
+
+
+@pytest.mark.parametrize("names", [b"\xff", encode(["a\0b", "job"]), encode([1]), encode(["n" * 100_000])])
+def test_names_that_make_no_sense_are_nobodys(system: System, names: bytes) -> None:
+    system.worker()
+    system.redis.set(KEYS.worker("stranger"), beat(slots=5))
+    system.redis.set(KEYS.names("digest"), names)
+    system.redis.sadd(KEYS.workers, "stranger")
+    works(system)
+
+
+# -- keys that hold something else
+
+STRANGE: dict[str, Callable[[Redis, str], object]] = {
+    "noise": lambda redis, key: redis.set(key, b"\xff\xfe"),
+    "nothing": lambda redis, key: redis.set(key, b""),
+    "a word": lambda redis, key: redis.set(key, b"banana"),
+    "a large number": lambda redis, key: redis.set(key, b"9" * 30),
+    "a very long number": lambda redis, key: redis.set(key, b"9" * 10_000),
+    "infinity": lambda redis, key: redis.set(key, b"inf"),
+    "a message": lambda redis, key: redis.set(key, encode(Applied("1-1", "0-0"))),
+    "a position without end": lambda redis, key: redis.set(key, encode(["1-1", "9" * 5_000 + "-1"])),
+    "a position that is a word": lambda redis, key: redis.set(key, encode(["1-1", "banana"])),
+    "a list": lambda redis, key: redis.delete(key) and redis.lpush(key, b"x"),
+    "a hash": lambda redis, key: redis.delete(key) and redis.hset(key, "x", b"x"),
+}
+
+
+@pytest.mark.parametrize("key", [KEYS.generation, KEYS.server, KEYS.term, KEYS.applied, KEYS.canary])
+def test_what_is_not_ours_is_replaced(system: System, key: str) -> None:
+    works(system)
+    for put in STRANGE.values():
+        system.redis.set(key, "something")
+        put(system.redis, key)
+        works(system)
+        assert foreign_keys(system) == {}
+
+
+def test_a_term_that_postgres_never_issued_is_overruled(system: System, caplog: pytest.LogCaptureFixture) -> None:
+    """The database was restored from a backup, say, and Redis was not."""
+    works(system)
+    system.redis.set(KEYS.term, 10**12)
+    with caplog.at_level(logging.ERROR):
+        works(system)
+    assert caplog.text.count("Redis holds a later term") == 1
+    assert system.redis.get(KEYS.term) == str(system.scheduler._leadership.term).encode()
+
+
+def test_a_later_term_that_postgres_did_issue_is_not_overruled(system: System) -> None:
+    works(system)
+    old = system.scheduler
+    system.lead()
+    with pytest.raises(TermOver):
+        old._claim_term()
+    assert system.redis.get(KEYS.term) == str(system.scheduler._leadership.term).encode()
+
+
+def put_string(redis: Redis, key: str) -> None:
+    redis.set(key, b"x")
+
+
+def put_list(redis: Redis, key: str) -> None:
+    redis.delete(key)
+    redis.lpush(key, b"x")
+
+
+def remove(redis: Redis, key: str) -> None:
+    redis.delete(key)
+
+
+def exhaust(redis: Redis, key: str) -> None:
+    redis.xadd(key, {"d": b"x"}, id=LAST)
+
+
+@pytest.mark.parametrize("damage", [put_string, put_list, remove, exhaust])
+def test_a_damaged_events_stream_begins_a_generation(system: System, damage: Callable[[Redis, str], None]) -> None:
+    """Workers could not report any more, and nobody would notice."""
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    task = worker.take()[0]
+    old = system.generation
+    damage(system.redis, KEYS.events(old))
+    system.look(2)
+    assert system.generation != old
+    worker.report(Succeeded(task.id, task.attempt, 0.1, ONE))
+    system.tick()
+    assert handle.status() == "success"
+    assert system.redis.exists(KEYS.events(old)) == 0
+    works(system)
+
+
+@pytest.mark.parametrize("damage", [put_string, put_list, remove, exhaust])
+def test_a_damaged_queue_costs_its_messages_and_nothing_else(
+    system: System, damage: Callable[[Redis, str], None]
+) -> None:
+    worker = system.worker()
+    other = system.worker("w2", queue="other")
+    handles = system.dispatch(3)
+    damage(system.redis, KEYS.queue(system.generation, "default"))
+    elsewhere = system.job.options(queue="other").enqueue(1)
+    system.job.enqueue(2)
+    system.look(2)
+    system.make_old()
+
+    def finish() -> bool:
+        for each in (worker, other):
+            each.succeed(*each.take())
+        system.make_old()
+        return system.states(*handles, elsewhere) == ["success"] * 4
+
+    system.look_until(finish)
+
+
+FIXED = [KEYS.nudges, KEYS.workers, KEYS.quarantine]
+
+
+@pytest.mark.parametrize("key", FIXED)
+def test_a_key_that_somebody_has_taken_is_named_and_the_loop_goes_on_when_it_is_free(
+    system: System, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = system.worker()
+    works(system)
+    put_string(system.redis, key)
+    with caplog.at_level(logging.WARNING):
+        handle = system.job.enqueue(1)  # is committed, and so does not fail
+        worker.flush(b"\xff")
+        for _ in range(3):
+            system.clock.now += 1.0
+            system.tick()
+    assert "orchestrator status" in caplog.text
+    assert foreign_keys(system) == {key: "string"}
+    system.redis.delete(key)
+    system.look(2)
+    system.make_old()
+    system.look_until(lambda: worker.succeed(*worker.take()) or handle.status() == "success")
+    assert foreign_keys(system) == {}
+
+
+# -- messages
+
+
+def test_a_flood_of_hostile_messages_is_bounded(system: System, caplog: pytest.LogCaptureFixture) -> None:
+    """The rest goes on, the quarantine stays small, and the log has a line for each tick, not for each message."""
+    worker = system.worker()
+    handles = system.dispatch(3)
+    tasks = worker.take()
+    pipeline = system.redis.pipeline(transaction=False)
+    for number in range(1_500):
+        pipeline.xadd(KEYS.events(system.generation), {"d": b"\xc1" * (30_000 if number < 50 else 10)})
+        pipeline.xadd(KEYS.nudges, {"anything": b"\xff" * 100})
+    pipeline.execute()
+    worker.succeed(*tasks)
+    with caplog.at_level(logging.ERROR):
+        system.tick(5)
+    assert system.states(*handles) == ["success"] * 3
+    assert 1_000 <= len(system.quarantine()) <= 1_100
+    assert max(len(refused[b"body"]) for refused in system.quarantine()) <= 10_000
+    assert caplog.text.count("set aside") <= 3
+
+
+def test_a_message_larger_than_any_is_not_decoded(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    tasks = worker.take()
+    monkeypatch.setattr(codec, "LARGEST_MESSAGE", 1_000)
+    worker.report(Succeeded(tasks[0].id, 1, 0.1, b"\xda\xff\xff" + b"x" * 65_535))
+    system.tick()
+    assert handle.status() == "dispatched"
+    (refused,) = system.quarantine()
+    assert b"65," in refused[b"error"]
+    assert int(refused[b"size"]) > 65_535
+    assert len(refused[b"body"]) == 10_000
+
+
+DISPATCHES = {
+    "an id of three bytes": [[b"abc", 1, "job", b"\x92\x90\x80", "default"]],
+    "no attempt": [[b"i" * 16, 0, "job", b"\x92\x90\x80", "default"]],
+    "a huge attempt": [[b"i" * 16, 2**40, "job", b"\x92\x90\x80", "default"]],
+    "a run of three bytes": [[b"i" * 16, 1, "job", b"\x92\x90\x80", "default", None, b"abc"]],
+    "something else": {"a": 1},
+}
+
+
+@pytest.mark.parametrize("name", DISPATCHES)
+def test_a_worker_sets_aside_what_it_cannot_run_and_takes_what_came_beside_it(system: System, name: str) -> None:
+    worker = system.worker()
+    (before,) = system.dispatch()
+    stream = KEYS.queue(system.generation, "default")
+    system.redis.xadd(stream, {"d": msgspec.msgpack.encode(DISPATCHES[name])})
+    system.redis.xadd(stream, {"other": b"field"})
+    (after,) = system.dispatch()
+    taken = worker.take()
+    assert len(taken) == 2
+    assert len(system.quarantine()) == 2
+    worker.succeed(*taken)
+    system.tick()
+    assert system.states(before, after) == ["success"] * 2
+    assert system.redis.xlen(stream) == 0
+
+
+def test_orders_of_a_stranger_are_set_aside_by_the_worker(system: System) -> None:
+    worker = system.worker()
+    for body in (b"\xff", b"", encode([[[b"abc", 1]]])):
+        system.redis.xadd(KEYS.orders("w1"), {"d": body})
+    system.redis.xadd(KEYS.orders("w1"), {"d": encode([[], True])})
+    (order,) = worker.orders()
+    assert order.drain
+    assert [refused[b"entry"].partition(b"/")[0] for refused in system.quarantine()] == [b"orders of w1"] * 3
+
+
+# -- what a worker and a client hear
+
+
+def test_a_reporter_believes_no_position_that_is_none(system: System) -> None:
+    """Its thread would die of it, and with it every report to come."""
+    new = NewTask(time_ordered_id(1, bytes(10)), "job", "default", b"\x92\x90\x80")
+    held = HeldAttempts(10)
+    reporter = Reporter(WorkerStreams(connect(system.settings.redis_url), KEYS), "w1", held)
+    system.look()
+    handed = threading.Thread(target=reporter.hand_over, args=([new],), daemon=True)
+    reporter.start()
+    for strange in (encode(["1-1", "banana"]), encode(["1-1", "9" * 5_000]), b"\xff", encode([1, 2])):
+        system.redis.set(KEYS.applied, strange)
+    handed.start()
+    eventually(lambda: system.redis.xlen(KEYS.events(system.generation)) == 1)
+    eventually(lambda: system.redis.publish(KEYS.applied, encode(["1-1", "banana"])) > 0)
+    system.redis.publish(KEYS.applied, b"\xff")
+    system.look()
+    handed.join(10.0)
+    assert not handed.is_alive()
+
+
+def test_a_waiter_believes_no_announcement_that_makes_no_sense(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    tasks = worker.take()
+    channel = KEYS.done(tasks[0].id)
+    results: list[object] = []
+    waiting = threading.Thread(target=lambda: results.append(handle.result(timeout=30.0)), daemon=True)
+    waiting.start()
+    strange: list[Any] = [
+        b"\xff",
+        encode([[tasks[0].id, "banana"]]),
+        encode([[b"abc", "success"]]),
+        encode([Ended(tasks[0].id, "success", b"\xc1")]),
+        encode([Ended(tasks[0].id, "success", b"\x91" * 3_000)]),
+    ]
+    eventually(lambda: system.redis.publish(channel, strange[0]) > 0)
+    for message in strange[1:]:
+        system.redis.publish(channel, message)
+    worker.succeed(*tasks)
+    system.tick()
+    waiting.join(30.0)
+    assert results == [1]
