@@ -6,8 +6,8 @@ from pathlib import Path
 
 from psycopg2 import ProgrammingError
 from psycopg2.extensions import make_dsn
-from sqlalchemy import Connection, Engine, create_engine, exc, text
-from sqlalchemy.engine import make_url
+from sqlalchemy import Connection, Engine, create_engine, event, exc, text
+from sqlalchemy.engine import ExceptionContext, make_url
 
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.store.tables import SCHEMA
@@ -47,7 +47,16 @@ def engine_for(url: str, *, autocommit: bool = False, pool_size: int = 5, name: 
         raise ConfigurationError(
             f"Setting database_url: expected postgresql://user:password@host/database, found {url!r:.300}: {reason}."
         ) from error
+    event.listen(engine, "handle_error", _as_outage, retval=True)
     return engine
+
+
+def _as_outage(context: ExceptionContext) -> exc.OperationalError | None:
+    """Call a broken connection an outage; the driver calls it a mere DatabaseError if the server has crashed."""
+    error = context.sqlalchemy_exception
+    if not context.is_disconnect or not isinstance(error, exc.DBAPIError) or isinstance(error, UNAVAILABLE):
+        return None
+    return exc.OperationalError(error.statement, error.params, error.orig or error, connection_invalidated=True)
 
 
 def is_outage(error: BaseException) -> bool:

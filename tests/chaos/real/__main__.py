@@ -1,0 +1,139 @@
+"""The command `scripts/chaos`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from tests.chaos.real import hosts
+from tests.chaos.real.faults import NEEDS_HOSTS
+from tests.chaos.real.plan import chosen
+from tests.chaos.real.run import Experiment, Outcome, Progress, run
+
+_EVERY_LINE = 5
+"""Seconds between two lines of progress where there is no terminal."""
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--seconds", type=click.FloatRange(2), default=60.0, help="How long faults strike.")
+@click.option("--seed", type=int, default=1, help="Decides the load and the faults.")
+@click.option("--seeds", type=click.IntRange(1), default=1, help="Run this many seeds, from --seed upwards.")
+@click.option("--faults", default="", metavar="A,B", help="Only these kinds or groups of faults.  [default: all]")
+@click.option("--schedulers", type=click.IntRange(1), default=2)
+@click.option("--workers", type=click.IntRange(1), default=3, help="Each with two processes of five slots.")
+@click.option(
+    "--every", type=click.FloatRange(0.1), default=1.5, help="Seconds from one fault to the next, on average."
+)
+@click.option("--rate", type=click.FloatRange(0.1), default=25.0, help="Submissions a second.")
+@click.option("--keep", is_flag=True, help="Keep the logs even if all is well.")
+@click.option("--json", "as_json", is_flag=True, help="Print what came of it as JSON, one object per seed.")
+def main(
+    seconds: float,
+    seed: int,
+    seeds: int,
+    faults: str,
+    schedulers: int,
+    workers: int,
+    every: float,
+    rate: float,
+    keep: bool,
+    as_json: bool,
+) -> None:
+    """Run a load on real schedulers and workers, break everything around them, and check that nothing is lost.
+
+    The same seed means the same load and the same plan of faults. What exactly they meet is a matter of real time, so
+    a failing seed may need to be run several times to fail again.
+    """
+    groups = tuple(name.strip() for name in faults.split(",") if name.strip())
+    try:
+        kinds = chosen(groups, hosts=hosts.are_permitted())
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--faults") from None
+    if not kinds:
+        raise click.BadParameter("none of these faults is possible on this system.", param_hint="--faults")
+    for kind in sorted(NEEDS_HOSTS.difference(kinds)) if not hosts.are_permitted() else ():
+        click.echo(f"Left out: {kind}. This system does not let us make network namespaces (try as root).", err=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
+    failed = False
+    for number in range(seed, seed + seeds):
+        experiment = Experiment(
+            seed=number,
+            seconds=seconds,
+            schedulers=schedulers,
+            workers=workers,
+            faults=groups,
+            every=every,
+            rate=rate,
+        )
+        folder = Path(tempfile.mkdtemp(prefix="orchestrator-chaos-"))
+        folder.chmod(0o755)  # Postgres may run as another user
+        outcome = run(experiment, folder, _Line())
+        click.echo(json.dumps(outcome.as_data()) if as_json else _summary(outcome))
+        failed = failed or bool(outcome.violations)
+        if outcome.violations or keep:
+            click.echo(f"The logs are in {folder}", err=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(1 if failed else 0)
+
+
+class _Line:
+    """Shows progress on stderr: one line that changes, or one every few seconds where there is no terminal."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def __call__(self, progress: Progress) -> None:
+        text = (
+            f"{progress.seconds:6.1f} s  {progress.phase:8}  {progress.faults:3} faults  {progress.done:6} done  "
+            f"{progress.open:5} open  {', '.join(progress.active)}"
+        )
+        if sys.stderr.isatty():
+            click.echo(f"\r\033[K{text:.{shutil.get_terminal_size().columns}}", nl=False, err=True)
+        elif int(progress.seconds) // _EVERY_LINE != self._last or progress.phase != "chaos":
+            self._last = int(progress.seconds) // _EVERY_LINE
+            click.echo(text.rstrip(), err=True)
+
+
+def _summary(outcome: Outcome) -> str:
+    experiment = outcome.experiment
+    lines = [
+        f"\r\033[K{_words(outcome)}" if sys.stderr.isatty() else _words(outcome),
+        f"  faults: {_counts(outcome.faults)}",
+        f"  submitted: {_counts(outcome.submitted)}",
+    ]
+    if outcome.violations:
+        lines += [
+            *(f"  VIOLATION {violation}" for violation in outcome.violations[:30]),
+            *([f"  and {len(outcome.violations) - 30} more"] if len(outcome.violations) > 30 else ()),
+            "What was done:",
+            *(f"  {line}" for line in outcome.history),
+            "The same load and the same faults again (real time cannot be repeated exactly):",
+            f"  {experiment.command()}",
+        ]
+    return "\n".join(lines)
+
+
+def _words(outcome: Outcome) -> str:
+    verdict = f"{len(outcome.violations)} VIOLATIONS" if outcome.violations else "every promise kept"
+    return (
+        f"seed {outcome.experiment.seed}: {verdict}; {sum(outcome.faults.values())} faults, "
+        f"{sum(outcome.tasks.values())} tasks ({_counts(outcome.tasks)}), {sum(outcome.runs.values())} runs, "
+        f"{outcome.executions} executions, {outcome.losses} lost and run again; "
+        f"at rest {outcome.seconds_to_rest:.1f} s after healing"
+    )
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in Counter(counts).most_common())
+
+
+if __name__ == "__main__":
+    main()

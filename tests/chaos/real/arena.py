@@ -1,0 +1,171 @@
+"""Where an experiment happens: servers, processes on them, and a wire between each process and each server."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg2
+import psycopg2.extras
+from redis import Redis
+
+from orchestrator import Settings
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.settings import load_settings
+from orchestrator.store import database
+from tests.chaos.real.hosts import Host
+from tests.chaos.real.journal import Journal
+from tests.chaos.real.members import Member
+from tests.chaos.real.project import LOG
+from tests.chaos.real.proxy import Proxies, Proxy
+
+IMPATIENT = {"worker_ttl": 3.0, "heartbeat": 0.5, "lease": 2.0, "drain_timeout": 3.0}
+"""Settings under which faults of seconds are long ones."""
+_KEEP_EVERY = 0.1
+
+
+class Arena:
+    """Postgres, Redis, schedulers and workers, for as long as the `with` block lasts."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        schedulers: int = 2,
+        workers: int = 3,
+        hosts: int = 0,
+        settings: Mapping[str, float] = IMPATIENT,
+    ) -> None:
+        self.folder = folder
+        self.journal = Journal(folder)
+        self.services = EmbeddedServices(folder / "services")
+        self.schedulers: list[Member] = []
+        self.workers: list[Member] = []
+        self._counts = (schedulers, workers, hosts)
+        self._settings = settings
+        self._proxies = Proxies()
+        self._stack = ExitStack()
+        self._closing = threading.Event()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(self.services)
+            database.upgrade(self.services.database_url)
+            stack.enter_context(self._proxies)
+            self.client_wires = (self._wire_to_redis(), self._wire_to_postgres())
+            self._make_members(stack)
+            stack.callback(self._kill_members)
+            self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+            self._keeper.start()
+            stack.callback(self._stop_keeping)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def members(self) -> list[Member]:
+        return [*self.schedulers, *self.workers]
+
+    @property
+    def settings(self) -> Settings:
+        """Return the client's settings."""
+        redis, postgres = self.client_wires
+        return load_settings(
+            folder=self.folder,
+            environ={},
+            redis_url=f"redis://127.0.0.1:{redis.port}/0",
+            database_url=f"postgresql://postgres@127.0.0.1:{postgres.port}/orchestrator",
+            **self._settings,
+        )
+
+    def leader(self) -> Member | None:
+        """Return the scheduler that holds the lease, if one does."""
+        with suppress(psycopg2.Error):
+            for row in self.sql("SELECT address FROM orchestrator.leases WHERE expires_at > now()"):
+                pid = int(row["address"].rpartition(":")[2])
+                return next((member for member in self.schedulers if pid in member.pids), None)
+        return None
+
+    def sql(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Ask Postgres, past every wire."""
+        with (
+            closing(psycopg2.connect(self.services.database_url, connect_timeout=5)) as connection,
+            connection.cursor(cursor_factory=psycopg2.extras.RealDictCursor) as cursor,
+        ):
+            cursor.execute(statement, parameters)
+            return [dict(row) for row in cursor.fetchall()]
+
+    @contextmanager
+    def redis(self) -> Iterator[Redis]:
+        """Talk to Redis, past every wire."""
+        with Redis.from_url(self.services.redis_url, socket_timeout=5) as client:
+            yield client
+
+    def heal(self) -> None:
+        """Mend every wire and start what should run; the faults themselves have been left before."""
+        for wire in self.wires():
+            wire.heal()
+        self.services.postgres.start()
+        self.services.redis.start()
+
+    def wires(self) -> list[Proxy]:
+        """Return every wire to a server."""
+        of_members = [wire for member in self.members for wire in (member.redis, member.postgres) if wire is not None]
+        return [*of_members, *self.client_wires]
+
+    def stop_members(self, patience: float = 30.0) -> dict[str, int | None]:
+        """End all processes in good order, workers first; return how each ended."""
+        return {member.name: member.stop(patience) for member in (*self.workers, *self.schedulers)}
+
+    # -- making it
+
+    def _make_members(self, stack: ExitStack) -> None:
+        schedulers, workers, hosts = self._counts
+        for number in range(schedulers):
+            wires = {"redis": self._wire_to_redis(), "postgres": self._wire_to_postgres()}
+            self.schedulers.append(self._member(f"scheduler-{number}", ["scheduler"], **wires))
+        arguments = ["worker", "--app", "tests.chaos.real.project:app", "--processes", "2", "--concurrency", "5"]
+        for number in range(workers):
+            host = None
+            if number < hosts:
+                host = Host(number)
+                stack.callback(host.close)
+            wire = self._wire_to_redis(host.address if host else "127.0.0.1")
+            self.workers.append(self._member(f"worker-{number}", arguments, redis=wire, host=host))
+
+    def _member(self, name: str, arguments: list[str], **connections: Any) -> Member:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("ORCHESTRATOR_")}
+        given = {f"ORCHESTRATOR_{key.upper()}": str(value) for key, value in self._settings.items()}
+        environment = {**inherited, **given, LOG: str(self.journal.execution_log), "PYTHONUNBUFFERED": "1"}
+        return Member(name, arguments, environment, self.folder / f"{name}.log", **connections)
+
+    def _wire_to_redis(self, address: str = "127.0.0.1") -> Proxy:
+        return self._proxies.to(Path(self.services.redis_url.removeprefix("unix://")), address)
+
+    def _wire_to_postgres(self) -> Proxy:
+        return self._proxies.to(Path(self.services.database_url.partition("?host=")[2]) / ".s.PGSQL.5432")
+
+    # -- keeping it
+
+    def _keep(self) -> None:
+        while not self._closing.wait(_KEEP_EVERY):
+            for member in self.members:
+                member.keep()
+
+    def _stop_keeping(self) -> None:
+        self._closing.set()
+        self._keeper.join()
+
+    def _kill_members(self) -> None:
+        for member in self.members:
+            member.stop(0.0)

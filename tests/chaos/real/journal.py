@@ -1,0 +1,139 @@
+"""What happened, written down outside of the system under test.
+
+Tasks, the client and the driver append lines to files. Their times are of the machine's one monotonic clock, so that
+the lines of different processes compare. A worker is named by its process group, which is its parent's pid and which
+all that it forks belong to.
+
+    executions    begin TASK ATTEMPT GROUP PID TIME | end TASK ATTEMPT GROUP PID TIME OUTCOME | child TASK
+    commits       task ID | run ID
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+def append(path: Path | str, *words: object) -> None:
+    """Append one line, whole or not at all, whoever else writes at the same moment."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, (" ".join(map(str, words)) + "\n").encode())
+    finally:
+        os.close(descriptor)
+
+
+@dataclass
+class Execution:
+    """One attempt that a process began."""
+
+    task: str
+    attempt: int
+    worker: int
+    pid: int
+    began: float
+    ended: float | None = None
+    outcome: str = "cut short"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A time in which a worker could not be heard."""
+
+    began: float
+    ended: float
+
+
+@dataclass
+class Journal:
+    """The files of one experiment, and what the driver did to whom."""
+
+    folder: Path
+    _unheard: dict[int, list[Span]] = field(default_factory=lambda: defaultdict(list))
+    _deaths: dict[int, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def execution_log(self) -> Path:
+        return self.folder / "executions"
+
+    @property
+    def commit_log(self) -> Path:
+        return self.folder / "commits"
+
+    # -- the driver
+
+    @contextmanager
+    def unheard(self, worker: int, settling: float = 1.0) -> Iterator[None]:
+        """Note that a worker cannot be heard while the block lasts, and until it has settled after it."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._unheard[worker].append(Span(began, time.monotonic() + settling))
+
+    def note_deaths(self, processes: Iterable[int]) -> None:
+        """Note, before it is done, that these processes are killed; a worker's number stands for all its processes."""
+        with self._lock:
+            for pid in processes:
+                self._deaths.setdefault(pid, time.monotonic())
+
+    # -- the checker
+
+    def was_unheard(self, worker: int, began: float, ended: float, at_least: float) -> bool:
+        """Say whether a worker could not be heard, for so long on end, in a time that meets the given one."""
+        joined: list[Span] = []
+        for span in sorted(self._unheard.get(worker, ()), key=lambda span: span.began):
+            if joined and span.began <= joined[-1].ended:
+                joined[-1] = Span(joined[-1].began, max(span.ended, joined[-1].ended))
+            else:
+                joined.append(span)
+        return any(
+            span.began <= ended and span.ended >= began and span.ended - span.began >= at_least for span in joined
+        )
+
+    def end_of(self, execution: Execution) -> float:
+        """Return when an execution ended: as it said, or with its process; its beginning where nobody knows."""
+        if execution.ended is not None:
+            return execution.ended
+        known = [self._deaths[pid] for pid in (execution.worker, execution.pid) if pid in self._deaths]
+        return max(execution.began, min(known, default=execution.began))
+
+    def executions(self) -> list[Execution]:
+        """Return every execution that began, in order."""
+        found: list[Execution] = []
+        running: dict[tuple[str, str, str], Execution] = {}
+        for word, *rest in self._lines(self.execution_log):
+            if word == "begin":
+                task, attempt, worker, pid, at = rest
+                execution = Execution(task, int(attempt), int(worker), int(pid), float(at))
+                found.append(execution)
+                running[task, attempt, pid] = execution
+            elif word == "end":
+                task, attempt, _, pid, at, outcome = rest
+                execution = running.pop((task, attempt, pid))
+                execution.ended, execution.outcome = float(at), outcome
+        return found
+
+    def committed_tasks(self) -> set[str]:
+        """Return the tasks whose enqueue returned: to a client, or to a task."""
+        by_client = {rest[0] for word, *rest in self._lines(self.commit_log) if word == "task"}
+        return by_client | {rest[0] for word, *rest in self._lines(self.execution_log) if word == "child"}
+
+    def committed_runs(self) -> set[str]:
+        """Return the runs whose start returned."""
+        return {rest[0] for word, *rest in self._lines(self.commit_log) if word == "run"}
+
+    @staticmethod
+    def _lines(path: Path) -> Iterator[list[str]]:
+        if path.exists():
+            with path.open(encoding="utf-8") as file:
+                for line in file:
+                    yield line.split()

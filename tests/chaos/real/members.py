@@ -1,0 +1,133 @@
+"""One scheduler or worker of the experiment: a real process, started again whenever it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from tests.chaos.real.hosts import Host
+from tests.chaos.real.proxy import Proxy
+
+REPOSITORY = Path(__file__).parents[3]
+_RESTART_AFTER = 1.0
+"""Seconds between two starts, as a service manager would have it."""
+
+
+class Member:
+    """A place in the fleet, and the process that fills it now."""
+
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        redis: Proxy,
+        postgres: Proxy | None = None,
+        host: Host | None = None,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.redis = redis
+        self.postgres = postgres
+        self.host = host
+        self.pids: list[int] = []
+        """Of every process that filled this place, in order."""
+        self.exit_codes: list[int] = []
+        self._command = [*(host.prefix if host else ()), sys.executable, "-m", "orchestrator", *arguments]
+        self._environment = {**environment, "ORCHESTRATOR_REDIS_URL": f"redis://{redis.address}:{redis.port}/0"}
+        if postgres is not None:
+            url = f"postgresql://postgres@{postgres.address}:{postgres.port}/orchestrator"
+            self._environment["ORCHESTRATOR_DATABASE_URL"] = url
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.RLock()
+        self._held_down = 0
+        self._start_at = 0.0
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def pid(self) -> int:
+        """Return the present process's id, or that of the last one."""
+        return self.pids[-1]
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def keep(self) -> None:
+        """Start the process if it should run and does not."""
+        with self._lock:
+            if self._held_down or self.is_running() or time.monotonic() < self._start_at:
+                return
+            self._collect()
+            with self.log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    self._command,
+                    cwd=REPOSITORY,
+                    env=dict(self._environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            self.pids.append(self._process.pid)
+            self._start_at = time.monotonic() + _RESTART_AFTER
+
+    @contextmanager
+    def held_down(self) -> Iterator[None]:
+        """Do not start it again while the block lasts."""
+        with self._lock:
+            self._held_down += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held_down -= 1
+
+    def descendants(self) -> list[psutil.Process]:
+        """Return its worker processes, and the children that those have forked, parents first."""
+        try:
+            found: list[psutil.Process] = psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process itself."""
+        if self.is_running():
+            os.kill(self.pid, number)
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to it and everything that it forked."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def stop(self, patience: float) -> int | None:
+        """End it in good order for good; return its exit code, or None if it had to be killed."""
+        with self._lock:
+            self._held_down += 1
+        if self._process is None:
+            return 0
+        self.signal_group(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        try:
+            return self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.signal_group(signal.SIGKILL)
+            self._process.wait()
+            return None
+
+    def _collect(self) -> None:
+        if self._process is not None:
+            self.exit_codes.append(self._process.wait())

@@ -1,0 +1,171 @@
+"""A TCP proxy whose connections can be cut, held up and delayed: the wire between one process and one server.
+
+    process ── 127.0.0.1:port ── Proxy ── unix socket of Postgres or Redis
+
+A wire does to its process what a network does: `cut` resets every connection and refuses new ones, as a firewall that
+rejects; `stall` lets everything stand and passes nothing on, as a cable that was pulled; `delay` makes each packet
+late. `heal` ends all of it. What waited in a stalled connection is then delivered, as TCP would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+_CHUNK = 1 << 16
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+T = TypeVar("T")
+
+
+class Proxies:
+    """An event loop, in a thread of its own, that all proxies of an experiment share."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
+        self._open: list[Proxy] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for proxy in self._open:
+            proxy.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def to(self, server: Path, address: str = "127.0.0.1") -> Proxy:
+        """Return a new proxy before the server that listens on a unix socket."""
+        proxy = Proxy(self._loop, server, address)
+        self._open.append(proxy)
+        return proxy
+
+
+class Proxy:
+    """One wire. Every method may be called from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: Path, address: str) -> None:
+        self._loop = loop
+        self._path = server
+        self._is_cut = False
+        self._delay = 0.0
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self._connections: set[asyncio.Task[None]] = set()
+        self._listener = self._do(asyncio.start_server(self._accept, address, 0))
+        self.address = address
+        self.port: int = self._listener.sockets[0].getsockname()[1]
+
+    @property
+    def connections(self) -> int:
+        """Return how many connections the process holds open."""
+        return len(self._connections)
+
+    def cut(self) -> None:
+        """Reset every connection; refuse new ones until `heal`."""
+        self._call(self._cut)
+
+    def stall(self) -> None:
+        """Pass nothing on until `heal`; connections stay open, and new ones are accepted and left unanswered."""
+        self._call(self._flows.clear)
+
+    def delay(self, seconds: float) -> None:
+        """Pass everything on so much later, until `heal`."""
+        self._delay = seconds
+
+    def reset(self) -> None:
+        """Reset every connection, once."""
+        self._call(self._reset)
+
+    def heal(self) -> None:
+        """Work as a wire should."""
+        self._is_cut = False
+        self._delay = 0.0
+        self._call(self._flows.set)
+
+    def close(self) -> None:
+        """End the proxy and all its connections."""
+
+        async def close() -> None:
+            self._listener.close()
+            self._reset()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+        self._do(close())
+
+    # -- on the loop
+
+    def _cut(self) -> None:
+        self._is_cut = True
+        self._reset()
+
+    def _reset(self) -> None:
+        for connection in self._connections:
+            connection.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None
+        self._connections.add(connection)
+        try:
+            if not self._is_cut:
+                await self._connect(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is down, or the wire was cut: either way the process sees a reset
+        finally:
+            self._connections.discard(connection)
+            _abort(writer)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_unix_connection(self._path)
+        directions = [
+            asyncio.ensure_future(self._pass_on(reader, requests)),
+            asyncio.ensure_future(self._pass_on(answers, writer)),
+        ]
+        try:
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for direction in directions:
+                direction.cancel()
+            await asyncio.gather(*directions, return_exceptions=True)
+            requests.close()
+
+    async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(_CHUNK):
+                if self._delay:
+                    await asyncio.sleep(self._delay)
+                await self._flows.wait()
+                sink.write(data)
+                await sink.drain()
+
+    def _do(self, work: Callable[[], T] | object) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)  # type: ignore[arg-type]
+        return future.result(10)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        async def call() -> None:
+            function()
+
+        self._do(call())
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    """Close with a reset, not with a polite end of the stream: nobody may take it for a server that has finished."""
+    found: socket.socket | None = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        if found is not None:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    writer.transport.abort()

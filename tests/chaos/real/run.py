@@ -1,0 +1,150 @@
+"""One experiment from beginning to end: load and faults, then healing, rest, and judgement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+
+from tests.chaos.real import hosts
+from tests.chaos.real.arena import IMPATIENT, Arena
+from tests.chaos.real.checker import check, check_after_stop, wait_for_rest
+from tests.chaos.real.driver import Driver
+from tests.chaos.real.load import Client
+from tests.chaos.real.plan import Strike, chosen, plan_for
+
+READY_TIMEOUT = 60.0
+REST_TIMEOUT = 90.0
+"""Seconds, once everything is healed, in which all work must end. Far more than it takes; a busy machine is slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What to do. The same values mean the same load and the same faults; real time makes the rest."""
+
+    seed: int
+    seconds: float = 60.0
+    schedulers: int = 2
+    workers: int = 3
+    faults: tuple[str, ...] = ()
+    """Kinds or groups of kinds; none means all."""
+    every: float = 1.5
+    """Seconds from one fault to the next, on average."""
+    rate: float = 25.0
+    """Submissions a second. One may be a task, or a run of a hundred."""
+
+    def plan(self) -> list[Strike]:
+        kinds = chosen(self.faults, hosts=hosts.are_permitted())
+        return plan_for(self.seed, self.seconds, kinds, every=self.every, ttl=IMPATIENT["worker_ttl"])
+
+    def command(self) -> str:
+        """Return the command that does the same again."""
+        given = [
+            f"--seed {self.seed} --seconds {self.seconds:g} --schedulers {self.schedulers} --workers {self.workers}",
+            f"--every {self.every:g} --rate {self.rate:g}",
+            *([f"--faults {','.join(self.faults)}"] if self.faults else ()),
+        ]
+        return f"scripts/chaos {' '.join(given)}"
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What came of it."""
+
+    experiment: Experiment
+    violations: list[str]
+    faults: dict[str, int]
+    submitted: dict[str, int]
+    tasks: dict[str, int]
+    runs: dict[str, int]
+    executions: int
+    losses: int
+    """Attempts that were lost and dispatched again."""
+    seconds_to_rest: float
+    history: list[str]
+
+    def as_data(self) -> dict[str, Any]:
+        return asdict(self) | {"command": self.experiment.command()}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far it is, for whoever watches."""
+
+    seconds: float
+    phase: str
+    faults: int
+    active: Sequence[str]
+    done: int
+    open: int
+
+
+def run(experiment: Experiment, folder: Path, show: Callable[[Progress], None] = lambda _: None) -> Outcome:
+    """Do an experiment in a folder, which keeps the logs, and judge it."""
+    plan = experiment.plan()
+    on_hosts = 1 if hosts.are_permitted() else 0
+    with Arena(folder, schedulers=experiment.schedulers, workers=experiment.workers, hosts=on_hosts) as arena:
+        driver = Driver(arena, plan)
+        client = Client(arena, experiment.seed, experiment.rate)
+        began = _wait_until_ready(arena)
+
+        def tell(phase: str) -> None:
+            with suppress(psycopg2.Error):  # it is down at the moment, on purpose
+                statement = (
+                    "SELECT (SELECT count(*) FROM orchestrator.ended_tasks) AS done, "
+                    "(SELECT count(*) FROM orchestrator.tasks) AS open"
+                )
+                counts = arena.sql(statement)[0]
+                show(Progress(time.monotonic() - began, phase, driver.struck.total(), list(driver.active), **counts))
+
+        client.start()
+        driver.start()
+        try:
+            while not driver.wait(1.0) or time.monotonic() - began < experiment.seconds:
+                tell("chaos")
+        finally:
+            driver.stop()
+            client.stop()
+        arena.heal()
+        healed = time.monotonic()
+        tell("healing")
+        violations = wait_for_rest(arena, REST_TIMEOUT)
+        seconds_to_rest = time.monotonic() - healed
+        tell("at rest")
+        violations += check(arena)
+        outcome = Outcome(
+            experiment=experiment,
+            violations=violations,
+            faults=dict(driver.struck),
+            submitted=dict(client.counts),
+            tasks=_counted(arena, "SELECT status, count(*) FROM orchestrator.ended_tasks GROUP BY 1"),
+            runs=_counted(arena, "SELECT status, count(*) FROM orchestrator.runs GROUP BY 1"),
+            executions=len(arena.journal.executions()),
+            losses=arena.sql("SELECT count(*) FROM orchestrator.attempts WHERE outcome = 'lost'")[0]["count"],
+            seconds_to_rest=round(seconds_to_rest, 2),
+            history=driver.history,
+        )
+        violations += check_after_stop(arena, arena.stop_members())
+        return outcome
+
+
+def _wait_until_ready(arena: Arena) -> float:
+    """Return the time when all processes have said that they are ready."""
+    deadline = time.monotonic() + READY_TIMEOUT
+    while not all(
+        member.log.exists() and any(word in member.log.read_text() for word in ("scheduler ready", " ready: queues"))
+        for member in arena.members
+    ):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all processes were ready after {READY_TIMEOUT:g} s; their logs: {arena.folder}")
+        time.sleep(0.05)
+    return time.monotonic()
+
+
+def _counted(arena: Arena, statement: str) -> dict[str, int]:
+    return {row["status"]: row["count"] for row in arena.sql(statement)}
