@@ -25,10 +25,10 @@ _AT_LEAST = 1.0
 
 
 class Janitor:
-    """Vacuums in a thread and on a connection of its own."""
+    """Vacuums in a thread and on a connection of its own, which commits by itself."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._engine = engine
         self._ended = 0
         self._due = threading.Event()
         self._due.set()  # whatever an earlier leader left behind

@@ -22,12 +22,13 @@ log = get_logger("scheduler")
 def run_scheduler(settings: Settings) -> int:
     """Run a scheduler; return its exit code."""
     keys = Keys()
-    engine = database.engine_for(settings.require_database(), pool_size=3, name="orchestrator scheduler")
+    url = settings.require_database()
+    engine = database.engine_for(url, pool_size=3, name="orchestrator scheduler")
     with engine.connect() as connection:
         database.check_schema(connection)
     redis = connect(settings.require_redis())
     check_server(redis)
-    janitor = Janitor(engine)
+    janitor = Janitor(database.engine_for(url, autocommit=True, pool_size=1, name="orchestrator janitor"))
     scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note)
     waker = connect(settings.require_redis(), patience=1.0)
 

@@ -62,8 +62,10 @@ class Backend:
         self._keys = Keys()
         self._max_payload = settings.max_payload
         self._redis = connect(settings.require_redis())
-        self._engine = database.engine_for(settings.require_database(), autocommit=True, name="orchestrator client")
-        self._transactions = self._engine.execution_options(isolation_level="READ COMMITTED")
+        url, name = settings.require_database(), "orchestrator client"
+        self._engine = database.engine_for(url, autocommit=True, name=name)
+        # A pool of its own: changing the mode of a connection that had died would leave it in the pool, dead for ever.
+        self._transactions = database.engine_for(url, name=name)
         self._announcements = Announcements(connect(settings.require_redis()), self._keys)
 
     def close(self) -> None:
@@ -71,6 +73,7 @@ class Backend:
         self._announcements.close()
         self._redis.close()
         self._engine.dispose()
+        self._transactions.dispose()
 
     # -- writing
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from orchestrator.embedded import EmbeddedPostgres
+from orchestrator import Orchestrator
+from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
 from orchestrator.store import database
+from orchestrator.transport.connection import UNAVAILABLE, connect
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.leader import LeaderStreams
 
 
 @pytest.fixture
@@ -33,3 +38,36 @@ def test_a_crash_of_postgres_between_two_statements_is_an_outage(postgres: Embed
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT 3").scalar() == 3
     engine.dispose()
+
+
+def test_a_client_is_refused_once_after_a_crash_of_postgres(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    database.upgrade(postgres.url)
+    app = Orchestrator(database_url=postgres.url, redis_url=f"unix://{tmp_path}/nobody.sock")
+    task = app.task(name="noop")(lambda: None)
+    for enqueue in (task.enqueue, lambda: app.enqueue_many(task, [()]), lambda: app.start_many(task, [()])):
+        enqueue()
+        postgres.stop("immediate")
+        postgres.start()
+        with suppress(*database.UNAVAILABLE):
+            enqueue()
+        enqueue()
+    app.close()
+
+
+def test_a_full_redis_is_an_outage_to_scripts_too(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path)
+    server.start()
+    try:
+        redis = connect(server.url)
+        streams = LeaderStreams(redis, Keys())
+        streams.claim_term(1)
+        redis.config_set("maxmemory", 1)
+        with pytest.raises(UNAVAILABLE):
+            streams.claim_term(2)
+        with pytest.raises(UNAVAILABLE):
+            streams.begin_generation(1, "1-1", "server")
+        with pytest.raises(UNAVAILABLE):
+            streams.push("1-1", 1, {"default": [b"message"]})
+        redis.close()
+    finally:
+        server.stop()

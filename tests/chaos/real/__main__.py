@@ -29,7 +29,7 @@ _EVERY_LINE = 5
 @click.option("--schedulers", type=click.IntRange(1), default=2)
 @click.option("--workers", type=click.IntRange(1), default=3, help="Each with two processes of five slots.")
 @click.option(
-    "--every", type=click.FloatRange(0.1), default=1.5, help="Seconds from one fault to the next, on average."
+    "--every", type=click.FloatRange(0.1), default=2.0, help="Seconds from one fault to the next, on average."
 )
 @click.option("--rate", type=click.FloatRange(0.1), default=25.0, help="Submissions a second.")
 @click.option("--keep", is_flag=True, help="Keep the logs even if all is well.")

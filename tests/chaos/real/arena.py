@@ -125,7 +125,12 @@ class Arena:
 
     def stop_members(self, patience: float = 30.0) -> dict[str, int | None]:
         """End all processes in good order, workers first; return how each ended."""
-        return {member.name: member.stop(patience) for member in (*self.workers, *self.schedulers)}
+        exit_codes: dict[str, int | None] = {}
+        for members in (self.workers, self.schedulers):
+            for member in members:
+                member.ask_to_end()
+            exit_codes |= {member.name: member.wait_for_end(patience) for member in members}
+        return exit_codes
 
     # -- making it
 
@@ -168,4 +173,5 @@ class Arena:
 
     def _kill_members(self) -> None:
         for member in self.members:
-            member.stop(0.0)
+            member.ask_to_end()
+            member.wait_for_end(0.0)

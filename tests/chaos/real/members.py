@@ -113,14 +113,18 @@ class Member:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def stop(self, patience: float) -> int | None:
-        """End it in good order for good; return its exit code, or None if it had to be killed."""
+    def ask_to_end(self) -> None:
+        """Ask it to end in good order, for good."""
         with self._lock:
             self._held_down += 1
+        if self.is_running():
+            self.signal_group(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+
+    def wait_for_end(self, patience: float) -> int | None:
+        """Return its exit code, or None if it had to be killed."""
         if self._process is None:
             return 0
-        self.signal_group(signal.SIGCONT)
-        self.signal(signal.SIGTERM)
         try:
             return self._process.wait(patience)
         except subprocess.TimeoutExpired:

@@ -33,7 +33,7 @@ class Experiment:
     workers: int = 3
     faults: tuple[str, ...] = ()
     """Kinds or groups of kinds; none means all."""
-    every: float = 1.5
+    every: float = 2.0
     """Seconds from one fault to the next, on average."""
     rate: float = 25.0
     """Submissions a second. One may be a task, or a run of a hundred."""

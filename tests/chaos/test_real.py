@@ -1,0 +1,33 @@
+"""A short piece of chaos on real processes; scripts/chaos runs long ones.
+
+Each part has its share of every group of faults, and together they have all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.real import hosts
+from tests.chaos.real.plan import chosen
+from tests.chaos.real.run import Experiment, run
+
+PARTS = 2
+SEEDS = (1, 2)
+
+
+def experiment(part: int) -> Experiment:
+    kinds = chosen((), hosts=hosts.are_permitted())[part::PARTS]
+    return Experiment(seed=SEEDS[part], seconds=10.0, every=0.7, workers=2, rate=20.0, faults=tuple(kinds))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_promises_hold_on_real_processes(part: int, tmp_path: Path) -> None:
+    wanted = experiment(part)
+    assert {strike.kind for strike in wanted.plan()} == set(wanted.faults), "choose another seed: it leaves some out"
+    outcome = run(wanted, tmp_path)
+    told = ["", *outcome.violations[:20], "", *outcome.history, "", f"the same again: {wanted.command()}"]
+    assert not outcome.violations, "\n".join(told)
+    assert outcome.tasks["success"] > 100
+    assert sum(outcome.faults.values()) > len(wanted.faults) / 2
