@@ -15,6 +15,7 @@ from orchestrator.workers.job import Job, Stage
 from orchestrator.workers.reporter import Reporter
 from orchestrator.workers.runner import Runner, interruption
 from orchestrator.workers.threads import Threads
+from orchestrator.workers.vital import start_vital_thread
 
 _LOOK = 0.05
 """Seconds between two looks at the clock while anything is here."""
@@ -49,7 +50,7 @@ class Pool:
 
     def start(self) -> None:
         """Begin to watch the time, in a thread of its own."""
-        threading.Thread(target=self._keep_time, name="timekeeper", daemon=True).start()
+        start_vital_thread("timekeeper", self._keep_time)
 
     # -- taking in
 

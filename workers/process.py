@@ -31,6 +31,7 @@ from orchestrator.workers.pool import Pool
 from orchestrator.workers.reporter import Reporter
 from orchestrator.workers.runner import Runner
 from orchestrator.workers.spec import WorkerSpec
+from orchestrator.workers.vital import start_vital_thread
 
 log = get_logger("worker")
 
@@ -79,7 +80,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     process.pool = Pool(Runner(app, process.reporter, allowed), isolation, process.reporter, held, spec.concurrency)
     signal.signal(signal.SIGTERM, lambda *_: process.drain())
     pipe.send_bytes(encode(Hello(sorted([*app.tasks, *allowed.patterns]))))
-    threading.Thread(target=process.obey, args=(pipe,), name="orders", daemon=True).start()
+    start_vital_thread("orders", lambda: process.obey(pipe))
     finished = process.run()
     isolation.close()
     return 0 if finished else EXIT_UNFINISHED

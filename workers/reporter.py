@@ -19,6 +19,7 @@ from orchestrator.transport.connection import UNAVAILABLE, describe
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.job import Job
+from orchestrator.workers.vital import start_vital_thread
 
 log = get_logger("worker")
 
@@ -62,7 +63,7 @@ class Reporter:
 
     def start(self) -> None:
         """Begin to send, in a thread of its own."""
-        threading.Thread(target=self._run, name="reporter", daemon=True).start()
+        start_vital_thread("reporter", self._run)
 
     def report(self, report: Report, job: Job | None = None) -> None:
         """Send a report; if it ends a job, its message is dropped from the queue with it."""

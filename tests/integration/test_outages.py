@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from orchestrator import Orchestrator
 from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
@@ -16,10 +17,10 @@ from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader import LeaderStreams
 
 
-@pytest.fixture
-def postgres(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    """A server of the test's own, to be broken."""
-    server = EmbeddedPostgres(tmp_path)
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """A server of this module's own, to be broken."""
+    server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))
     server.start()
     yield server
     server.stop("immediate")
@@ -54,20 +55,41 @@ def test_a_client_is_refused_once_after_a_crash_of_postgres(postgres: EmbeddedPo
     app.close()
 
 
-def test_a_full_redis_is_an_outage_to_scripts_too(tmp_path: Path) -> None:
-    server = EmbeddedRedis(tmp_path)
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Redis of this module's own, to be filled."""
+    server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
     server.start()
-    try:
-        redis = connect(server.url)
-        streams = LeaderStreams(redis, Keys())
-        streams.claim_term(1)
-        redis.config_set("maxmemory", 1)
-        with pytest.raises(UNAVAILABLE):
-            streams.claim_term(2)
-        with pytest.raises(UNAVAILABLE):
-            streams.begin_generation(1, "1-1", "server")
-        with pytest.raises(UNAVAILABLE):
-            streams.push("1-1", 1, {"default": [b"message"]})
-        redis.close()
-    finally:
-        server.stop()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def redis(redis_url: str) -> Iterator[Redis]:
+    """A Redis with room."""
+    redis = connect(redis_url)
+    yield redis
+    redis.config_set("maxmemory", 0)
+    redis.close()
+
+
+def test_a_full_redis_is_an_outage_to_scripts_too(redis: Redis) -> None:
+    streams = LeaderStreams(redis, Keys())
+    streams.claim_term(1)
+    redis.config_set("maxmemory", 1)
+    with pytest.raises(UNAVAILABLE):
+        streams.claim_term(2)
+    with pytest.raises(UNAVAILABLE):
+        streams.begin_generation(1, "1-1", "server")
+    with pytest.raises(UNAVAILABLE):
+        streams.push("1-1", 1, {"default": [b"message"]})
+
+
+def test_memory_that_runs_out_in_the_middle_of_a_transaction_is_an_outage(redis: Redis, redis_url: str) -> None:
+    worker = connect(redis_url)
+    worker.execute_command("MULTI")
+    worker.execute_command("SET", "key", "value")
+    redis.config_set("maxmemory", 1)
+    with pytest.raises(UNAVAILABLE):
+        worker.execute_command("EXEC")
+    worker.close()

@@ -6,7 +6,7 @@ driver.py     plays a plan, in a thread
 arena.py      Postgres and Redis, the schedulers and workers on them, and a wire between each process and each server
 members.py    one scheduler or worker, started again whenever it ends, as a service manager would
 proxy.py      a wire that can be cut, held up and delayed
-hosts.py      a network namespace: a machine of its own for a worker, which can be partitioned
+hosts.py      a network namespace: a machine of its own for a process, which can be partitioned
 load.py       what clients do meanwhile, one class per kind
 project.py    the application: tasks that write down what they do, outside of the system
 journal.py    what was written down: executions, enqueues that committed, and who could not be heard when

@@ -126,7 +126,8 @@ def _words(outcome: Outcome) -> str:
     return (
         f"seed {outcome.experiment.seed}: {verdict}; {sum(outcome.faults.values())} faults, "
         f"{sum(outcome.tasks.values())} tasks ({_counts(outcome.tasks)}), {sum(outcome.runs.values())} runs, "
-        f"{outcome.executions} executions, {outcome.losses} lost and run again; "
+        f"{outcome.executions} executions, {outcome.losses} attempts lost and run again, {outcome.overlaps} of them "
+        f"beside one that could not be heard; "
         f"at rest {outcome.seconds_to_rest:.1f} s after healing"
     )
 

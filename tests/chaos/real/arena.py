@@ -38,7 +38,7 @@ class Arena:
         *,
         schedulers: int = 2,
         workers: int = 3,
-        hosts: int = 0,
+        hosts: bool = False,
         settings: Mapping[str, float] = IMPATIENT,
     ) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Arena:
         self.services = EmbeddedServices(folder / "services")
         self.schedulers: list[Member] = []
         self.workers: list[Member] = []
-        self._counts = (schedulers, workers, hosts)
+        self._wanted = (schedulers, workers, hosts)
         self._settings = settings
         self._proxies = Proxies()
         self._stack = ExitStack()
@@ -135,18 +135,21 @@ class Arena:
     # -- making it
 
     def _make_members(self, stack: ExitStack) -> None:
-        schedulers, workers, hosts = self._counts
+        """Make the members; the first of each role is on a host of its own, if there are to be hosts."""
+        schedulers, workers, has_hosts = self._wanted
+        hosts: list[Host] = []
+        for number in range(2 if has_hosts else 0):
+            hosts.append(Host(number))
+            stack.callback(hosts[-1].close)
         for number in range(schedulers):
-            wires = {"redis": self._wire_to_redis(), "postgres": self._wire_to_postgres()}
-            self.schedulers.append(self._member(f"scheduler-{number}", ["scheduler"], **wires))
+            host = hosts[0] if hosts and number == 0 else None
+            wires = {"redis": self._wire_to_redis(host), "postgres": self._wire_to_postgres(host)}
+            self.schedulers.append(self._member(f"scheduler-{number}", ["scheduler"], host=host, **wires))
         arguments = ["worker", "--app", "tests.chaos.real.project:app", "--processes", "2", "--concurrency", "5"]
         for number in range(workers):
-            host = None
-            if number < hosts:
-                host = Host(number)
-                stack.callback(host.close)
-            wire = self._wire_to_redis(host.address if host else "127.0.0.1")
-            self.workers.append(self._member(f"worker-{number}", arguments, redis=wire, host=host))
+            host = hosts[1] if hosts and number == 0 else None
+            wire = self._wire_to_redis(host)
+            self.workers.append(self._member(f"worker-{number}", arguments, host=host, redis=wire))
 
     def _member(self, name: str, arguments: list[str], **connections: Any) -> Member:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("ORCHESTRATOR_")}
@@ -154,11 +157,14 @@ class Arena:
         environment = {**inherited, **given, LOG: str(self.journal.execution_log), "PYTHONUNBUFFERED": "1"}
         return Member(name, arguments, environment, self.folder / f"{name}.log", **connections)
 
-    def _wire_to_redis(self, address: str = "127.0.0.1") -> Proxy:
-        return self._proxies.to(Path(self.services.redis_url.removeprefix("unix://")), address)
+    def _wire_to_redis(self, host: Host | None = None) -> Proxy:
+        return self._wire(Path(self.services.redis_url.removeprefix("unix://")), host)
 
-    def _wire_to_postgres(self) -> Proxy:
-        return self._proxies.to(Path(self.services.database_url.partition("?host=")[2]) / ".s.PGSQL.5432")
+    def _wire_to_postgres(self, host: Host | None = None) -> Proxy:
+        return self._wire(Path(self.services.database_url.partition("?host=")[2]) / ".s.PGSQL.5432", host)
+
+    def _wire(self, server: Path, host: Host | None) -> Proxy:
+        return self._proxies.to(server, host.address if host is not None else "127.0.0.1")
 
     # -- keeping it
 

@@ -129,23 +129,31 @@ def _check_executions(ended: dict[str, Any], executions: list[Execution]) -> Ite
             yield f"task {task} is charged {row['failures']} failures, and the log has {failures[task]}"
 
 
-def _check_overlaps(arena: Arena, executions: list[Execution]) -> Iterator[str]:
-    """No attempt ran beside another of its task, unless its worker could not be heard, or had been killed."""
+def overlaps(arena: Arena, executions: list[Execution]) -> Iterator[tuple[Execution, Execution, bool]]:
+    """Yield two attempts of one task that ran beside each other, and whether they may have.
+
+    They may if the worker of the first could not be heard for so long that the leader had to take it for dead.
+    """
     journal = arena.journal
     noticed = arena.settings.worker_ttl - arena.settings.heartbeat
     by_task = defaultdict(list)
     for execution in executions:
         by_task[execution.task].append(execution)
-    for task, found in by_task.items():
+    for found in by_task.values():
         for first, second in combinations(sorted(found, key=lambda one: one.began), 2):
-            if second.began >= journal.end_of(first):
-                continue
-            if not journal.was_unheard(first.worker, first.began, second.began, noticed):
-                yield (
-                    f"task {task}: attempt {second.attempt} began {second.began - first.began:.2f} s after attempt "
-                    f"{first.attempt}, which went on for {journal.end_of(first) - second.began:.2f} s more, and whose "
-                    f"worker was alive and could be heard: {first}, {second}"
-                )
+            if second.began < journal.end_of(first):
+                yield first, second, journal.was_unheard(first.worker, first.began, second.began, noticed)
+
+
+def _check_overlaps(arena: Arena, executions: list[Execution]) -> Iterator[str]:
+    """No attempt ran beside another of its task while its worker was alive and could be heard."""
+    for first, second, excused in overlaps(arena, executions):
+        if not excused:
+            yield (
+                f"task {first.task}: attempt {second.attempt} began {second.began - first.began:.2f} s after attempt "
+                f"{first.attempt}, which went on for {arena.journal.end_of(first) - second.began:.2f} s more, and "
+                f"whose worker was alive and could be heard: {first}, {second}"
+            )
 
 
 def _check_runs(arena: Arena) -> Iterator[str]:

@@ -246,15 +246,15 @@ def delay_wires(arena: Arena, pick: Random) -> Iterator[str]:
 
 @fault
 def partition(arena: Arena, pick: Random) -> Iterator[str]:
-    """The cable of a worker's host is pulled."""
-    worker = pick.choice([worker for worker in arena.workers if worker.host is not None])
-    assert worker.host is not None
-    with arena.journal.unheard(worker.pid, settling=4.0):  # TCP tries again at growing intervals
-        worker.host.pull_cable()
+    """The cable of a worker's or a scheduler's host is pulled: nothing passes, and nobody is told."""
+    member = pick.choice([member for member in arena.members if member.host is not None])
+    assert member.host is not None
+    with arena.journal.unheard(member.pid, settling=4.0):  # TCP tries again at growing intervals
+        member.host.pull_cable()
         try:
-            yield f"the host of {worker} partitioned"
+            yield f"the host of {member} partitioned"
         finally:
-            worker.host.plug_in()
+            member.host.plug_in()
 
 
 # -- how

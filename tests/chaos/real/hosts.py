@@ -1,6 +1,6 @@
-"""A machine of its own for a worker: a network namespace with one cable to ours, which can be pulled.
+"""A machine of its own for a process: a network namespace with one cable to ours, which can be pulled.
 
-namespace ── veth ── our side, address 10.x.y.z/30: the proxies of the workers there listen on it
+namespace ── veth ── our side, address 10.x.y.z/30: the wires of the processes there begin on it
 """
 
 from __future__ import annotations

@@ -14,11 +14,10 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 _CHUNK = 1 << 16
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -64,7 +63,7 @@ class Proxy:
         self._flows = asyncio.Event()
         self._flows.set()
         self._connections: set[asyncio.Task[None]] = set()
-        self._listener = self._do(asyncio.start_server(self._accept, address, 0))
+        self._listener: asyncio.Server = self._do(asyncio.start_server(self._accept, address, 0))
         self.address = address
         self.port: int = self._listener.sockets[0].getsockname()[1]
 
@@ -151,9 +150,8 @@ class Proxy:
                 sink.write(data)
                 await sink.drain()
 
-    def _do(self, work: Callable[[], T] | object) -> T:
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)  # type: ignore[arg-type]
-        return future.result(10)
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
     def _call(self, function: Callable[[], None]) -> None:
         async def call() -> None:

@@ -13,7 +13,7 @@ import psycopg2
 
 from tests.chaos.real import hosts
 from tests.chaos.real.arena import IMPATIENT, Arena
-from tests.chaos.real.checker import check, check_after_stop, wait_for_rest
+from tests.chaos.real.checker import check, check_after_stop, overlaps, wait_for_rest
 from tests.chaos.real.driver import Driver
 from tests.chaos.real.load import Client
 from tests.chaos.real.plan import Strike, chosen, plan_for
@@ -21,6 +21,11 @@ from tests.chaos.real.plan import Strike, chosen, plan_for
 READY_TIMEOUT = 60.0
 REST_TIMEOUT = 90.0
 """Seconds, once everything is healed, in which all work must end. Far more than it takes; a busy machine is slow."""
+
+
+_DONE_AND_OPEN = """
+SELECT (SELECT count(*) FROM orchestrator.ended_tasks) AS done, (SELECT count(*) FROM orchestrator.tasks) AS open
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,8 @@ class Outcome:
     executions: int
     losses: int
     """Attempts that were lost and dispatched again."""
+    overlaps: int
+    """Attempts that ran beside another of their task, because their worker could not be heard."""
     seconds_to_rest: float
     history: list[str]
 
@@ -87,19 +94,15 @@ class Progress:
 def run(experiment: Experiment, folder: Path, show: Callable[[Progress], None] = lambda _: None) -> Outcome:
     """Do an experiment in a folder, which keeps the logs, and judge it."""
     plan = experiment.plan()
-    on_hosts = 1 if hosts.are_permitted() else 0
-    with Arena(folder, schedulers=experiment.schedulers, workers=experiment.workers, hosts=on_hosts) as arena:
+    arena = Arena(folder, schedulers=experiment.schedulers, workers=experiment.workers, hosts=hosts.are_permitted())
+    with arena:
         driver = Driver(arena, plan)
         client = Client(arena, experiment.seed, experiment.rate)
         began = _wait_until_ready(arena)
 
         def tell(phase: str) -> None:
             with suppress(psycopg2.Error):  # it is down at the moment, on purpose
-                statement = (
-                    "SELECT (SELECT count(*) FROM orchestrator.ended_tasks) AS done, "
-                    "(SELECT count(*) FROM orchestrator.tasks) AS open"
-                )
-                counts = arena.sql(statement)[0]
+                counts = arena.sql(_DONE_AND_OPEN)[0]
                 show(Progress(time.monotonic() - began, phase, driver.struck.total(), list(driver.active), **counts))
 
         client.start()
@@ -113,24 +116,32 @@ def run(experiment: Experiment, folder: Path, show: Callable[[Progress], None] =
         arena.heal()
         healed = time.monotonic()
         tell("healing")
-        violations = wait_for_rest(arena, REST_TIMEOUT)
+        violations = [*client.violations, *wait_for_rest(arena, REST_TIMEOUT)]
         seconds_to_rest = time.monotonic() - healed
         tell("at rest")
         violations += check(arena)
-        outcome = Outcome(
-            experiment=experiment,
-            violations=violations,
-            faults=dict(driver.struck),
-            submitted=dict(client.counts),
-            tasks=_counted(arena, "SELECT status, count(*) FROM orchestrator.ended_tasks GROUP BY 1"),
-            runs=_counted(arena, "SELECT status, count(*) FROM orchestrator.runs GROUP BY 1"),
-            executions=len(arena.journal.executions()),
-            losses=arena.sql("SELECT count(*) FROM orchestrator.attempts WHERE outcome = 'lost'")[0]["count"],
-            seconds_to_rest=round(seconds_to_rest, 2),
-            history=driver.history,
-        )
-        violations += check_after_stop(arena, arena.stop_members())
+        outcome = _outcome(experiment, arena, driver, client, violations, seconds_to_rest)
+        outcome.violations += check_after_stop(arena, arena.stop_members())
         return outcome
+
+
+def _outcome(
+    experiment: Experiment, arena: Arena, driver: Driver, client: Client, violations: list[str], seconds_to_rest: float
+) -> Outcome:
+    executions = arena.journal.executions()
+    return Outcome(
+        experiment=experiment,
+        violations=violations,
+        faults=dict(driver.struck),
+        submitted=dict(client.counts),
+        tasks=_counted(arena, "SELECT status, count(*) FROM orchestrator.ended_tasks GROUP BY 1"),
+        runs=_counted(arena, "SELECT status, count(*) FROM orchestrator.runs GROUP BY 1"),
+        executions=len(executions),
+        losses=arena.sql("SELECT count(*) FROM orchestrator.attempts WHERE outcome = 'lost'")[0]["count"],
+        overlaps=sum(excused for _, _, excused in overlaps(arena, executions)),
+        seconds_to_rest=round(seconds_to_rest, 2),
+        history=driver.history,
+    )
 
 
 def _wait_until_ready(arena: Arena) -> float:

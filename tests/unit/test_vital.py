@@ -1,0 +1,24 @@
+"""A worker process does not outlive the threads that it cannot do without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import threading
+from orchestrator.workers.vital import start_vital_thread
+
+def fail():
+    raise LookupError("nothing foresaw this")
+
+start_vital_thread("reporter", fail)
+threading.Event().wait()
+"""
+
+
+def test_a_process_ends_with_a_vital_thread_and_says_why() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], timeout=60, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "in thread reporter; the process ends" in ended.stderr
+    assert "LookupError: nothing foresaw this" in ended.stderr
