@@ -53,11 +53,11 @@ def isolated(client: Client) -> None:
     client.enqueued(project.work_isolated.enqueue(client.random.choice(_LENGTHS)))
 
 
-@load(weight=2)
+@load(weight=5)
 def long(client: Client) -> None:
-    """Longer than a worker's TTL: only its heartbeat keeps it from being taken for lost."""
+    """Long enough to be running when a fault strikes, and still when it is healed: only heartbeats speak for it."""
     task = client.random.choice((project.work, project.work_async))
-    client.enqueued(task.enqueue(client.random.uniform(2.0, 5.0)))
+    client.enqueued(task.enqueue(client.random.uniform(1.0, 5.0)))
 
 
 @load(weight=5)
