@@ -19,6 +19,14 @@ UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
 """What an outage of Postgres looks like, lock and statement timeouts included: wait and try again."""
 
 _LIMIT_EXCEEDED = "54"
+_NOTICE_SILENCE = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 11_000,
+}
+"""Give a connection up after some ten seconds without a packet. Else, when a cable is pulled or the server's machine
+is gone, nobody says so, and a query waits for a quarter of an hour, or for ever."""
 
 _MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _UPGRADE_LOCK = 0x6F7263685F6462
@@ -37,7 +45,7 @@ def engine_for(url: str, *, autocommit: bool = False, pool_size: int = 5, name: 
             max_overflow=20,
             pool_reset_on_return=None if autocommit else "rollback",
             isolation_level="AUTOCOMMIT" if autocommit else "READ COMMITTED",
-            connect_args={"application_name": name, "connect_timeout": 10},
+            connect_args={"application_name": name, "connect_timeout": 10, **_NOTICE_SILENCE},
             skip_autocommit_rollback=autocommit,
         )
         if engine.driver == "psycopg2":  # which says only when it connects that it does not know an option

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from orchestrator.store import database
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader import LeaderStreams
+from tests.chaos.real import hosts
+from tests.chaos.real.proxy import Proxies
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +57,36 @@ def test_a_client_is_refused_once_after_a_crash_of_postgres(postgres: EmbeddedPo
             enqueue()
         enqueue()
     app.close()
+
+
+_WAITS_FOR_POSTGRES = """
+import sys
+from orchestrator.store import database
+
+with database.engine_for(sys.argv[1]).connect() as connection:
+    connection.exec_driver_sql("SELECT 1")
+    print("connected", flush=True)
+    try:
+        connection.exec_driver_sql("SELECT pg_sleep(600)")
+    except database.UNAVAILABLE:
+        print("outage")
+"""
+
+
+@pytest.mark.skipif(not hosts.are_permitted(), reason="this system does not let us make network namespaces")
+def test_a_postgres_that_vanishes_without_a_word_is_an_outage(postgres: EmbeddedPostgres) -> None:
+    with Proxies() as proxies, closing(hosts.Host(5)) as host:
+        proxy = proxies.to(Path(postgres.url.partition("?host=")[2]) / postgres.socket_name, host.address)
+        url = f"postgresql://postgres@{proxy.address}:{proxy.port}/postgres"
+        command = [*host.prefix, sys.executable, "-c", _WAITS_FOR_POSTGRES, url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "connected\n"
+                host.pull_cable()
+                assert process.communicate(timeout=60) == ("outage\n", None)
+            finally:
+                process.kill()
 
 
 @pytest.fixture(scope="module")
