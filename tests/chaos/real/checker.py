@@ -25,7 +25,7 @@ PREFIX = "{orchestrator:0}"
 _ENDED = ("success", "failed", "cancelled", "skipped")
 _DEFECTS = ("this should not have happened", "Traceback (most recent call last)", "was set aside")
 _MOST_CONNECTIONS = {"scheduler": 8, "worker": 12}
-"""Through one wire, of a member at rest: of all its processes, with a few to spare."""
+"""Through one wire, of a member at rest: those of all its processes, with a few to spare."""
 
 
 def wait_for_rest(arena: Arena, timeout: float) -> list[str]:
@@ -57,12 +57,9 @@ def check(arena: Arena) -> list[str]:
 
 def check_after_stop(arena: Arena, exit_codes: dict[str, int | None]) -> list[str]:
     """Return what outlived the processes."""
-    for name, code in exit_codes.items():
-        if code != 0:
-            return [
-                f"{name} did not end in good order: {'it had to be killed' if code is None else f'exit code {code}'}"
-            ]
     return [
+        *(f"{name} had to be killed" for name, code in exit_codes.items() if code is None),
+        *(f"{name} ended with exit code {code}" for name, code in exit_codes.items() if code),
         *_soon(lambda: [f"a process was left behind: {process}" for process in _left_behind(arena)]),
         *_soon(lambda: [f"a connection was left behind: {name}" for name in _connections_left(arena)]),
     ]

@@ -118,8 +118,8 @@ class Journal:
                 running[task, attempt, pid] = execution
             elif word == "end":
                 task, attempt, _, pid, at, outcome = rest
-                execution = running.pop((task, attempt, pid))
-                execution.ended, execution.outcome = float(at), outcome
+                if (begun := running.pop((task, attempt, pid), None)) is not None:
+                    begun.ended, begun.outcome = float(at), outcome
         return found
 
     def committed_tasks(self) -> set[str]:
