@@ -49,6 +49,7 @@ def check(arena: Arena) -> list[str]:
         *_check_ends(arena, ended),
         *_check_executions(ended, executions),
         *_check_overlaps(arena, executions),
+        *_check_limits(arena, executions),
         *_check_runs(arena),
         *_check_logs(arena),
         *_check_connections(arena),
@@ -110,6 +111,7 @@ def _check_executions(ended: dict[str, Any], executions: list[Execution]) -> Ite
         if number > 1:
             yield f"attempt {attempt} of task {task} ran {number} times"
     failures = Counter(execution.task for execution in executions if execution.outcome == "failed")
+    began = {execution.task for execution in executions}
     for task, row in ended.items():
         if row["status"] == "success":
             execution = by_attempt.get((task, row["attempt"]))
@@ -119,8 +121,9 @@ def _check_executions(ended: dict[str, Any], executions: list[Execution]) -> Ite
                 yield f"task {task} has the result {_token(row['result'])}, not that of {execution}"
         elif row["status"] == "failed":
             unlucky = row["failures"] > RETRIES and failures[task] >= row["failures"]
-            lost = (row["error"] or {}).get("kind") == "WorkerLost"
-            if not (unlucky or lost):
+            kind = (row["error"] or {}).get("kind")
+            expired = kind == "TaskExpired" and task not in began
+            if not (unlucky or expired or kind == "WorkerLost"):
                 yield f"task {task} failed without a reason: {_shown(row)}"
         if row["failures"] > failures[task]:
             yield f"task {task} is charged {row['failures']} failures, and the log has {failures[task]}"
@@ -151,6 +154,24 @@ def _check_overlaps(arena: Arena, executions: list[Execution]) -> Iterator[str]:
                 f"{first.attempt}, which went on for {arena.journal.end_of(first) - second.began:.2f} s more, and "
                 f"whose worker was alive and could be heard: {first}, {second}"
             )
+
+
+def _check_limits(arena: Arena, executions: list[Execution]) -> Iterator[str]:
+    """Never more ran at once than may; whom the leader could not hear does not count, as in `overlaps`."""
+    journal = arena.journal
+    noticed = arena.settings.worker_ttl - arena.settings.heartbeat
+    limits = journal.limits()
+    changes = defaultdict(list)
+    for one in executions:
+        ended = journal.end_of(one)
+        if one.task in limits and not journal.was_unheard(one.worker, one.began, ended, noticed):
+            changes[limits[one.task]] += [(one.began, 1, one), (ended, -1, one)]
+    for (name, limit), found in changes.items():
+        running = 0
+        for _, change, one in sorted(found, key=lambda change: change[:2]):  # ends before beginnings
+            running += change
+            if running > limit:
+                yield f"{running} of {name} ran at once, and {limit} may: {one}"
 
 
 def _check_runs(arena: Arena) -> Iterator[str]:

@@ -4,7 +4,8 @@ Tasks, the client and the driver append lines to files. Their times are of the m
 the lines of different processes compare. A worker is named by its process group, which is its parent's pid and which
 all that it forks belong to.
 
-    executions    begin TASK ATTEMPT GROUP PID TIME | end TASK ATTEMPT GROUP PID TIME OUTCOME | child TASK
+    executions    begin TASK ATTEMPT GROUP PID TIME | end TASK ATTEMPT GROUP PID TIME OUTCOME
+                  child TASK | limit TASK NAME NUMBER
     commits       task ID | run ID
 """
 
@@ -121,6 +122,11 @@ class Journal:
                 if (begun := running.pop((task, attempt, pid), None)) is not None:
                     begun.ended, begun.outcome = float(at), outcome
         return found
+
+    def limits(self) -> dict[str, tuple[str, int]]:
+        """Return, by task, what it shares a limit with, and how many of those may run at once."""
+        lines = (rest for word, *rest in self._lines(self.execution_log) if word == "limit")
+        return {task: (name, int(number)) for task, name, number in lines}
 
     def committed_tasks(self) -> set[str]:
         """Return the tasks whose enqueue returned: to a client, or to a task."""

@@ -71,6 +71,25 @@ def delayed(client: Client) -> None:
     client.enqueued(task.enqueue())
 
 
+@load(weight=2)
+def expiring(client: Client) -> None:
+    client.enqueued(project.work.options(expires=client.random.uniform(0.05, 3.0)).enqueue())
+
+
+@load(weight=3)
+def limited(client: Client) -> None:
+    """Two at once for each customer. Never cancelled: what is cancelled makes room before its code has stopped."""
+    lane = client.random.choice("ab")
+    client.committed(project.work_in_lane.enqueue(lane, client.random.uniform(0.0, 0.5)))
+
+
+@load(weight=3)
+def unique(client: Client) -> None:
+    """One at a time of each key; the handle may be that of the one before."""
+    key = client.random.choice("xyz")
+    client.committed(project.work_once.enqueue(key, client.random.uniform(0.0, 0.5)))
+
+
 @load(weight=3)
 def nested(client: Client) -> None:
     """Tasks that enqueue tasks, from a worker, which has no database."""
@@ -135,8 +154,13 @@ class Client:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="client", daemon=True)
 
-    def enqueued(self, handle: Handle[Any]) -> None:
+    def committed(self, handle: Handle[Any]) -> None:
+        """Write down that this enqueue returned."""
         append(self._arena.journal.commit_log, "task", handle.id)
+
+    def enqueued(self, handle: Handle[Any]) -> None:
+        """Write it down; the task may be cancelled later."""
+        self.committed(handle)
         self.tasks.append(handle)
 
     def started(self, run: RunHandle[Any]) -> None:

@@ -85,6 +85,22 @@ def work_unluckily(context: TaskContext, seconds: float = 0.0) -> str:
     return token(context)
 
 
+@app.task(concurrency=2, concurrency_key=lambda lane, **_: lane)
+def work_in_lane(context: TaskContext, lane: str, seconds: float) -> str:
+    append(os.environ[LOG], "limit", context.task_id, f"lane:{lane}", 2)
+    with written_down(context):
+        spend(seconds)
+    return token(context)
+
+
+@app.task(unique_key=lambda key, **_: key)
+def work_once(context: TaskContext, key: str, seconds: float) -> str:
+    append(os.environ[LOG], "limit", context.task_id, f"key:{key}", 1)
+    with written_down(context):
+        spend(seconds)
+    return token(context)
+
+
 @app.task
 def enqueue_children(context: TaskContext, count: int, on_success: bool) -> str:
     """Enqueue from inside a task; those that exist only on success are known when it has succeeded."""
