@@ -25,8 +25,14 @@ _EVERY_LINE = 5
 @click.option("--seconds", type=click.FloatRange(2), default=60.0, help="How long faults strike.")
 @click.option("--seed", type=int, default=1, help="Decides the load and the faults.")
 @click.option("--seeds", type=click.IntRange(1), default=1, help="Run this many seeds, from --seed upwards.")
-@click.option("--faults", default="", metavar="A,B", help="Only these kinds or groups of faults.  [default: all]")
-@click.option("--schedulers", type=click.IntRange(1), default=2)
+@click.option(
+    "--faults",
+    default="",
+    show_default="all",
+    metavar="A,B",
+    help="Only these kinds or groups of faults: kill, redis-full.",
+)
+@click.option("--schedulers", type=click.IntRange(1), default=2, help="One leads, and the others stand by.")
 @click.option("--workers", type=click.IntRange(1), default=3, help="Each with two processes of five slots.")
 @click.option(
     "--every", type=click.FloatRange(0.1), default=2.0, help="Seconds from one fault to the next, on average."
@@ -137,4 +143,4 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="scripts/chaos")
