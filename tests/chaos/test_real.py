@@ -19,7 +19,7 @@ SEEDS = (1, 2)
 
 def experiment(part: int) -> Experiment:
     kinds = chosen((), hosts=hosts.are_permitted())[part::PARTS]
-    return Experiment(seed=SEEDS[part], seconds=10.0, every=0.7, workers=2, rate=12.0, faults=tuple(kinds))
+    return Experiment(seed=SEEDS[part], seconds=8.0, every=0.55, workers=2, rate=12.0, faults=tuple(kinds))
 
 
 @pytest.mark.timeout(300)  # some 25 s, and far more where others use the machine
