@@ -23,7 +23,7 @@ from tests.chaos.real.project import RETRIES
 
 PREFIX = "{orchestrator:0}"
 _ENDED = ("success", "failed", "cancelled", "skipped")
-_DEFECTS = ("this should not have happened", "Traceback (most recent call last)", "was set aside")
+_DEFECTS = ("this should not have happened", "Traceback (most recent call last)", "set aside:")
 _MOST_CONNECTIONS = {"scheduler": 8, "worker": 12}
 """Through one wire, of a member at rest: those of all its processes, with a few to spare."""
 
