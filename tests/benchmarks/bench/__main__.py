@@ -20,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.benchmarks.bench.contestants import OURS, PEERS, Contestant
 from tests.benchmarks.bench.environments import with_environment
 from tests.benchmarks.bench.idle import idle_cpu
-from tests.benchmarks.bench.million import pending_memory
+from tests.benchmarks.bench.keys import keyed_throughput
+from tests.benchmarks.bench.million import delayed_memory, pending_memory
 from tests.benchmarks.bench.options import parse
 from tests.benchmarks.bench.programs import Failed
 from tests.benchmarks.bench.report import medians, ratios, show
@@ -32,7 +33,9 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     """Do all that was asked for."""
     sizes = Sizes(**{field.name: getattr(options, field.name) for field in fields(Sizes)})
     steps = options.rounds * (len(PASSES) * (1 + len(options.peers)) + 1) + len(options.peers)
-    bar = progress.add_task("", total=steps + bool(options.million) + bool(options.idle))
+    bar = progress.add_task(
+        "", total=steps + bool(options.million) + bool(options.later) + bool(options.keys) + bool(options.idle)
+    )
     begun = False
 
     def say(what: str) -> None:
@@ -58,6 +61,12 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         if options.million:
             say(f"{options.million:,} tasks pending")
             report["million"] = pending_memory(services, options.million)
+        if options.later:
+            say(f"{options.later:,} tasks due in months")
+            report["later"] = delayed_memory(services, options.later)
+        if options.keys:
+            say("limits by key")
+            report["keys"] = keyed_throughput(services, options.tasks, options.rounds)
         if options.idle:
             say(f"idle for {options.idle:g} s")
             report["idle"] = idle_cpu(services, options.idle)

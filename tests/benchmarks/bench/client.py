@@ -50,6 +50,18 @@ class Client:
         """Return the seconds that enqueueing one by one took."""
         return _timed(lambda: self._queue.enqueue_singly(count))
 
+    def enqueue_keyed(self, count: int, keys: int) -> None:
+        """Enqueue tasks with so many keys."""
+        cast(Any, self._queue).enqueue_keyed(count, keys)
+
+    def enqueue_later(self, count: int, seconds: float) -> None:
+        """Enqueue tasks that are due in a while."""
+        cast(Any, self._queue).enqueue_later(count, seconds)
+
+    def purge(self) -> float:
+        """Cancel all that waits; return the seconds that it took."""
+        return _timed(cast(Any, self._queue).purge)
+
     def drain(self, total: int) -> tuple[int, float]:
         """Watch workers come up and clear a backlog: return tasks and seconds from the first visible end to the last.
 

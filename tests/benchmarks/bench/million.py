@@ -27,3 +27,19 @@ def pending_memory(services: Services, pending: int, seconds: float = 10.0) -> d
             programs.start("worker", command)
         time.sleep(seconds)
         return {"all waiting": waiting, "while workers run": memory(scheduler)["scheduler"]}
+
+
+def delayed_memory(services: Services, tasks: int) -> dict[str, float]:
+    """Return the scheduler's megabytes with tasks that are due in months, and the seconds to cancel them all."""
+    with running(*services.fresh()) as programs:
+        client = RemoteClient(programs, OURS)
+        client.ask("prepare")
+        scheduler = programs.start("scheduler", [OURS.python, *OURS.scheduler])
+        client.ask("wait_until_ready")
+        before = memory(scheduler)["scheduler"]
+        for _ in range(tasks // SLICE):
+            client.ask("enqueue_later", SLICE, 90 * 86_400.0)
+        time.sleep(3.0)
+        waiting = memory(scheduler)["scheduler"]
+        seconds = client.ask("purge")
+        return {"none, MB": before, "all waiting, MB": waiting, "to cancel all, s": seconds}

@@ -58,6 +58,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="also: the scheduler's memory with a million tasks pending",
     )
     parser.add_argument(
+        "--later",
+        type=int,
+        nargs="?",
+        const=1_000_000,
+        default=0,
+        metavar="TASKS",
+        help="also: the scheduler's memory with a million tasks due in months, and how long it takes to cancel them",
+    )
+    parser.add_argument(
+        "--keys", action="store_true", help="also: throughput with limits on ten keys and on ten thousand"
+    )
+    parser.add_argument(
         "--idle",
         type=float,
         nargs="?",

@@ -60,6 +60,10 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
     _print_pairs(console, "Memory, PSS, after the passes", "MB", results["orchestrator"]["memory"])
     if report.get("million"):
         _print_pairs(console, f"Scheduler, PSS, {options['million']:,} tasks pending", "MB", report["million"])
+    if report.get("later"):
+        _print_pairs(console, f"{options['later']:,} tasks due in months", "", report["later"])
+    if report.get("keys"):
+        _print_pairs(console, f"Throughput, backlog of {options['tasks']:,} tasks with limits", "/s", report["keys"])
     if report.get("idle"):
         _print_pairs(console, f"Idle for {options['idle']:g} s", "% of a core", report["idle"])
 

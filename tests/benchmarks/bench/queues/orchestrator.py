@@ -18,6 +18,13 @@ def noop() -> int:
     return 1
 
 
+@app.task(concurrency=1_000, concurrency_key=lambda key: key)
+def keyed(key: int) -> int:
+    """Do nothing for somebody."""
+    del key
+    return 1
+
+
 class OrchestratorQueue:
     """Postgres and Redis, a scheduler, a worker of two processes, all with default settings."""
 
@@ -39,6 +46,22 @@ class OrchestratorQueue:
     def enqueue_singly(self, count: int) -> None:
         for _ in range(count):
             noop.enqueue()
+
+    def enqueue_keyed(self, count: int, keys: int) -> None:
+        """Enqueue tasks with so many keys, by turns; 0 for none."""
+        if keys:
+            self._last = app.enqueue_many(keyed, [(number % keys,) for number in range(count)])[-1]
+        else:
+            self.enqueue_bulk(count)
+
+    def enqueue_later(self, count: int, seconds: float) -> None:
+        """Enqueue tasks that are due in a while."""
+        app.enqueue_many(noop.options(delay=seconds), [()] * count)
+
+    def purge(self) -> None:
+        """Cancel all that waits, and wait until that is done."""
+        app.queue("default").purge()
+        app.queue("default").drain(600)
 
     def wait_for_last(self) -> None:
         self._last.result(300)
