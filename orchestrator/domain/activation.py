@@ -1,0 +1,87 @@
+"""One turn of a workflow's code: what the leader sends to a worker, and what it reports back.
+
+The run's own task carries the turns: each activation is an attempt of it, and at most one is out at a time.
+
+    leader                                             worker
+      │  Activation(after=0, cached=0, whole history) ──▶  begins or replays, runs until nothing is left to do
+      │  ◀── Activated(through=1, commands=[…])             keeps the workflow in memory, under this attempt
+      │  applies the batch: mark, records, tasks, timers
+      │  … a task ends: a fact is appended …
+      │  Activation(after=6, cached=1, facts 7…8) ──────▶  shows the cached workflow the new facts
+      │  ◀── Activated(through=8, commands=[…])
+      │  Activation(after=12, cached=2, …) ─────────────▶  has it no more, or not in that state
+      │  ◀── Activated(missing=True)                        nothing was run; send everything
+
+A worker uses what it has cached only if that was left by attempt `cached`, the last one whose report was applied: what
+an attempt did whose report came too late is no part of the history. `after` may then skip records, which a cached
+workflow has no use for.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from orchestrator.domain.commands import Command
+from orchestrator.domain.history import Event
+from orchestrator.domain.task import TaskError
+
+
+class Query(msgspec.Struct, frozen=True, array_like=True):
+    """A question to the workflow's code, which may look at its state but not change it."""
+
+    id: bytes
+    name: str
+    payload: bytes
+    """The arguments, encoded like those of a task."""
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What a query gave: a result or an error."""
+
+    id: bytes
+    result: bytes | None = None
+    error: TaskError | None = None
+
+
+class Activation(msgspec.Struct, frozen=True, array_like=True):
+    """Show these events to the run's code, then answer these queries."""
+
+    run_id: bytes
+    workflow: str
+    version: int
+    after: int
+    """The events follow this number; 0 means that they are the whole history."""
+    through: int
+    """The number of the last event there is, whether it was sent or left out."""
+    events: list[Event]
+    cached: int = 0
+    """The attempt that left the cached workflow to which these events are added; 0 where the history is whole."""
+    queries: list[Query] = []
+
+
+class Violation(msgspec.Struct, frozen=True, array_like=True):
+    """Why the code cannot go on with this history. The run is stuck until code comes that fits, and has not failed."""
+
+    event: int
+    """The number of the event at which they part."""
+    kind: str
+    message: str
+    """What history says and what the code did."""
+    difference: str = ""
+    """The commands of the history and of the code around that place, as a diff."""
+
+
+class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
+    """The report of one activation."""
+
+    id: bytes
+    attempt: int
+    duration: float
+    through: int = 0
+    """The number of the last event that the code was shown: the mark to be recorded."""
+    commands: list[Command] = []
+    """To be applied in one transaction; empty together with `stuck` and `missing`."""
+    stuck: Violation | None = None
+    missing: bool = False
+    """The workflow is not cached here as the leader thought; it has to send the whole history."""
+    answers: list[Answer] = []
