@@ -4,14 +4,18 @@ from orchestrator.domain.callbacks import TaskFailure
 from orchestrator.domain.limits import Rate
 from orchestrator.errors import (
     ConfigurationError,
+    DeterminismViolation,
     Duplicate,
     ExpressionError,
     GiveUp,
     InvalidTask,
     InvalidWorkflow,
+    NotDeterministic,
     NotFound,
+    OperationFailed,
     OrchestratorError,
     PayloadError,
+    PromiseRejected,
     ResultTimeout,
     RetryLater,
     RunFailed,
@@ -24,10 +28,15 @@ from orchestrator.errors import (
     TaskTimeout,
     UnknownOption,
     UnknownTask,
+    WorkflowFailed,
     WrongState,
 )
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.builder import Workflow
+from orchestrator.sdk.code.context import RunInfo, WorkflowContext
+from orchestrator.sdk.code.guards import unguarded
+from orchestrator.sdk.code.signals import Signals
+from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.context import TaskContext, current_task
 from orchestrator.sdk.handle import Handle, Progress, RunHandle, as_completed, gather
 from orchestrator.sdk.queue import Queue
@@ -38,18 +47,23 @@ from orchestrator.settings import Settings
 __version__ = "0.1.0"
 
 __all__ = [
+    "CodeWorkflow",
     "ConfigurationError",
+    "DeterminismViolation",
     "Duplicate",
     "ExpressionError",
     "GiveUp",
     "Handle",
     "InvalidTask",
     "InvalidWorkflow",
+    "NotDeterministic",
     "NotFound",
+    "OperationFailed",
     "Orchestrator",
     "OrchestratorError",
     "PayloadError",
     "Progress",
+    "PromiseRejected",
     "Queue",
     "Rate",
     "ResultTimeout",
@@ -57,8 +71,10 @@ __all__ = [
     "RetryLater",
     "RunFailed",
     "RunHandle",
+    "RunInfo",
     "SchemaError",
     "Settings",
+    "Signals",
     "Task",
     "TaskAborted",
     "TaskCancelled",
@@ -71,8 +87,11 @@ __all__ = [
     "UnknownOption",
     "UnknownTask",
     "Workflow",
+    "WorkflowContext",
+    "WorkflowFailed",
     "WrongState",
     "as_completed",
     "current_task",
     "gather",
+    "unguarded",
 ]

@@ -18,6 +18,11 @@
     │   ├── TaskCancelled         it was cancelled
     │   └── TaskSkipped           an upstream failed or its branch was not taken
     ├── RunFailed                 results were asked of a run that did not succeed
+    ├── WorkflowFailed            raised inside a workflow to fail its run
+    ├── OperationFailed           a side effect of a workflow raised; carries its error
+    ├── PromiseRejected           somebody rejected the promise that a workflow waited for
+    ├── NotDeterministic          a workflow called what replay could not repeat
+    ├── DeterminismViolation      the code of a workflow no longer fits the history of a run
     ├── TaskTimeout               raised inside a task whose time is up (also a TimeoutError)
     ├── TaskAborted               raised inside a task that was cancelled
     ├── RetryLater                a task raises it to be tried again after a while, which is not a failure
@@ -115,6 +120,39 @@ class TaskSkipped(TaskEnded):
 
 class RunFailed(OrchestratorError):
     """Results were asked of a run that failed or was cancelled."""
+
+
+class WorkflowFailed(OrchestratorError):
+    """Raised inside a workflow to fail its run with a message."""
+
+
+class OperationFailed(OrchestratorError):
+    """A side effect of a workflow raised. `kind` is the exception's type; on replay it fails the same way."""
+
+    def __init__(self, message: str, *, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class PromiseRejected(OrchestratorError):
+    """Somebody rejected the promise that a workflow waited for."""
+
+
+class NotDeterministic(OrchestratorError):
+    """A workflow called what would give another answer on replay; the message names what to call instead."""
+
+
+class DeterminismViolation(OrchestratorError):
+    """The code of a workflow no longer fits the history of a run. `event` is where they part."""
+
+    def __init__(self, message: str, event: int = 0, difference: str = "") -> None:
+        super().__init__(message)
+        self.event = event
+        self.difference = difference
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text}\n\n{self.difference}" if self.difference else text
 
 
 class TaskTimeout(OrchestratorError, TimeoutError):

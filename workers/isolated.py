@@ -19,13 +19,14 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from orchestrator.domain.task import AttemptReport, Dispatch, Failed, Lost, NewTask, Returned, Succeeded
+from orchestrator.sdk.failure import describe
 from orchestrator.transport.codec import decode, encode
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.builtin import install
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.loading import load_app
 from orchestrator.workers.mortality import die_with
-from orchestrator.workers.runner import Outbox, Runner, describe, interruption
+from orchestrator.workers.runner import Outbox, Runner, interruption
 
 
 class Isolation:

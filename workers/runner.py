@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from typing import Any, Protocol
 from uuid import UUID
@@ -14,11 +13,12 @@ import msgspec
 
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.retry import is_worth_retrying
-from orchestrator.domain.task import AttemptReport, Failed, NewTask, Returned, Succeeded, TaskError
+from orchestrator.domain.task import AttemptReport, Failed, NewTask, Returned, Succeeded
 from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, TaskTimeout
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.context import TaskContext, enter
-from orchestrator.sdk.names import type_name, type_names
+from orchestrator.sdk.failure import describe
+from orchestrator.sdk.names import type_names
 from orchestrator.sdk.payload import encode_value
 from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.task import Task
@@ -31,8 +31,6 @@ from orchestrator.workers.job import Job
 log = get_logger("worker")
 
 _UNKNOWN_DELAY = 0.5
-_MESSAGE_LIMIT = 10_000
-_TRACEBACK_LIMIT = 50_000
 _NOTHING = encode_value(None, "nothing", 1)
 _MOST_ENQUEUED = LARGEST_MESSAGE // 2
 _OVERHEAD = 300
@@ -212,37 +210,12 @@ def interruption(job: Job, reason: type[BaseException]) -> BaseException:
     return reason()
 
 
-def describe(error: BaseException) -> TaskError:
-    """Return an error as data, within limits, and with no character that the stores refuse."""
-    kind = type(error)
-    name = type_name(kind)
-    try:
-        message = str(error)
-    except Exception as unprintable:  # noqa: BLE001  # a broken __str__ must not hide the failure itself
-        message = f"(its text could not be had: {type(unprintable).__name__})"
-    try:
-        chain = traceback.TracebackException(kind, error, _first_user_frame(error), limit=-50)
-        text = "".join(chain.format())
-    except Exception as unprintable:  # noqa: BLE001  # nor must a broken cause, or a group of groups without end
-        text = f"(its traceback could not be had: {type(unprintable).__name__})"
-    return TaskError(_clean(name, 500), _clean(message, _MESSAGE_LIMIT), _clean(text, _TRACEBACK_LIMIT))
-
-
 def _frames(error: BaseException) -> object:
     """Return the first frame of the user's own code, or None if the error never reached any."""
     frame = error.__traceback__
     while frame is not None and "/orchestrator/" in frame.tb_frame.f_code.co_filename.replace("\\", "/"):
         frame = frame.tb_next
     return frame
-
-
-def _first_user_frame(error: BaseException) -> Any:
-    return error.__traceback__.tb_next if error.__traceback__ is not None else None
-
-
-def _clean(text: str, limit: int) -> str:
-    text = text.encode("utf-8", "replace").decode().replace("\0", "\\0")
-    return text if len(text) <= limit else f"{text[: limit // 2]}\n…\n{text[-limit // 2 :]}"
 
 
 def _ignore(_: object) -> None:

@@ -15,6 +15,14 @@ from uuid import UUID
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, UnknownTask, did_you_mean
+from orchestrator.sdk.code.context import WorkflowContext
+from orchestrator.sdk.code.workflow import (
+    CodeOptions,
+    CodeWorkflow,
+    CodeWorkflows,
+    check_workflow_function,
+    with_code_options,
+)
 from orchestrator.sdk.context import TaskContext
 from orchestrator.sdk.handle import Handle, RunHandle
 from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
@@ -48,6 +56,9 @@ class Orchestrator:
         self._lock = threading.Lock()
         self.tasks: dict[str, Task[..., Any]] = {}
         self.workflows = Workflows(self)
+        """Workflows that are data: files and graphs, stored in the database."""
+        self.code_workflows = CodeWorkflows()
+        """Workflows that are code, registered with `@app.workflow`."""
 
     # -- tasks
 
@@ -71,7 +82,8 @@ class Orchestrator:
             existing = self.tasks.get(chosen)
             if existing is not None and existing.function.__code__ is not function.__code__:
                 raise InvalidTask(f"Two functions want to be the task {chosen!r}. Give one of them another name=.")
-            task: Task[..., Any] = Task(self, chosen, function, checked, Signature(chosen, function))
+            signature = Signature(chosen, function)
+            task: Task[..., Any] = Task(self, chosen, function, checked, signature, frozenset(options))
             self.tasks[chosen] = task
             return task
 
@@ -85,6 +97,36 @@ class Orchestrator:
         except KeyError:
             known = ", ".join(sorted(self.tasks)) or "none"
             raise UnknownTask(f"No task is called {name!r}.{did_you_mean(name, self.tasks)} Known: {known}.") from None
+
+    # -- workflows as code
+
+    @overload
+    def workflow(self, function: Callable[Concatenate[WorkflowContext, P], Awaitable[R]], /) -> CodeWorkflow[P, R]: ...
+    @overload
+    def workflow(
+        self, /, *, name: str | None = None, version: int = 1, **options: Any
+    ) -> Callable[[Callable[Concatenate[WorkflowContext, P], Awaitable[R]]], CodeWorkflow[P, R]]: ...
+
+    def workflow(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        **options: Any,
+    ) -> Any:
+        """Register an `async def` function as a workflow: `@app.workflow`, or `@app.workflow(version=2)`."""
+        checked = with_code_options(CodeOptions(), options)
+
+        def register(function: Callable[..., Any]) -> CodeWorkflow[..., Any]:
+            chosen = task_name(function, name)
+            check_workflow_function(chosen, version, function)
+            workflow: CodeWorkflow[..., Any] = CodeWorkflow(self, chosen, version, function, checked)
+            self.code_workflows.add(workflow)
+            return workflow
+
+        return register if function is None else register(function)
 
     # -- starting work
 
@@ -146,9 +188,9 @@ class Orchestrator:
         """Return a handle to a run that was started elsewhere."""
         return RunHandle(self, parse_id("run", run_id))
 
-    def route(self, name: str) -> str:
-        """Return the queue to which a task of this name goes, unless it says otherwise."""
-        return next((queue for pattern, queue in self._routes.items() if fnmatchcase(name, pattern)), DEFAULT_QUEUE)
+    def route(self, name: str, otherwise: str = DEFAULT_QUEUE) -> str:
+        """Return the queue to which a task of this name goes, unless it says otherwise itself."""
+        return next((queue for pattern, queue in self._routes.items() if fnmatchcase(name, pattern)), otherwise)
 
     def queue(self, name: str) -> Queue:
         """Return a queue, to pause, limit or empty it."""

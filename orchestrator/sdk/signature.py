@@ -19,10 +19,12 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 class Signature:
     """Checks calls in the caller and rebuilds them in the worker."""
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], *, what: str = "Task", leading: int = 0) -> None:
+        """Read a function's signature; `leading` parameters are not the caller's business, whatever their types."""
         self._name = name
+        self._what = what
         hints = _hints(function)
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(inspect.signature(function).parameters.values())[leading:]
         self._context = next(
             ((place, p) for place, p in enumerate(parameters) if hints.get(p.name) is TaskContext), None
         )
@@ -44,7 +46,9 @@ class Signature:
         try:
             self._signature.bind(*arguments, **keywords)
         except TypeError as error:
-            raise InvalidTask(f"Task {self._name!r}: {error}. Expected {self._name}{self._signature}.") from None
+            raise InvalidTask(
+                f"{self._what} {self._name!r}: {error}. Expected {self._name}{self._signature}."
+            ) from None
 
     def named(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, defaults included."""
@@ -100,8 +104,14 @@ class Signature:
             return convert(value, kind)
         except (msgspec.ValidationError, TypeError, ValueError) as error:
             raise InvalidTask(
-                f"Task {self._name!r}, argument {name!r}: expected {_describe(kind)}: {error}."
+                f"{self._what} {self._name!r}, argument {name!r}: expected {_describe(kind)}: {error}."
             ) from error
+
+
+def return_type(function: Callable[..., Any]) -> Any:
+    """Return the type that data from this function is turned into."""
+    kind = _hints(function).get("return", Any)
+    return kind if _can_convert(kind) else Any
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import msgspec
 from orchestrator.domain.callbacks import Callback, Callbacks
 from orchestrator.domain.task import NewTask, UniqueKey
 from orchestrator.errors import InvalidTask
+from orchestrator.sdk.code.futures import DurableFuture
+from orchestrator.sdk.code.scheduling import refuse_in_workflow, schedule_task
 from orchestrator.sdk.context import current_outlet
 from orchestrator.sdk.handle import Handle
 from orchestrator.sdk.names import module_name
@@ -27,27 +29,39 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_SCHEDULED_RETRIES = 3
+"""Retries of a task that a workflow schedules; one that is enqueued has none unless it says so."""
 
 
 class Task(Generic[P, R]):
     """A registered function. Call it, and it runs right here; enqueue it, and a worker runs it."""
 
     def __init__(
-        self, app: Orchestrator, name: str, function: Callable[P, Any], options: CallOptions, signature: Signature
+        self,
+        app: Orchestrator,
+        name: str,
+        function: Callable[P, Any],
+        options: CallOptions,
+        signature: Signature,
+        chosen: frozenset[str] = frozenset(),
     ) -> None:
         functools.update_wrapper(self, function)
         self._app = app
         self.name = name
         self.function = function
         self.call_options = options
+        self.chosen = chosen
+        """The options that somebody gave; the others may be decided by where it runs."""
         self.signature = signature
         self.is_async = inspect.iscoroutinefunction(function)
         self._placed: Placed | None = None
+        self._scheduled: dict[str, Task[P, R]] = {}
         self._after_success = _followers("on_success", options.on_success)
         self._after_failure = _followers("on_failure", options.on_failure)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function right here, in this process."""
+        """Run the function right here, in this process; inside a workflow, where that cannot be, say so."""
+        refuse_in_workflow(self, "called like a function")
         result: R = self.function(*args, **kwargs)
         return result
 
@@ -62,7 +76,14 @@ class Task(Generic[P, R]):
                 f"Option retries: a backoff function belongs on the decorator of task {self.name!r}, because the "
                 f"worker has no other; found {changed.retries.backoff!r}."
             )
-        return Task(self._app, self.name, self.function, changed, self.signature)
+        return Task(self._app, self.name, self.function, changed, self.signature, self.chosen | options.keys())
+
+    def schedule(self, *args: P.args, **kwargs: P.kwargs) -> DurableFuture[R]:
+        """Inside a workflow: have a worker run it. The future is there at once; nothing is sent until the code waits.
+
+        It goes to the workflow's queue and is tried up to four times, unless its options say otherwise.
+        """
+        return schedule_task(self, args, kwargs)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Have a worker run it; the task is durable when this returns."""
@@ -103,15 +124,30 @@ class Task(Generic[P, R]):
         position: int | None = None,
     ) -> NewTask:
         """Check a call and return it as data; nothing is written."""
+        refuse_in_workflow(self, "enqueued")
+        outlet = current_outlet()
+        identifier = self._app.new_id() if outlet is None else outlet.next_id()
+        return self.described(identifier, args, kwargs, run_id, position, in_task=outlet is not None)
+
+    def described(
+        self,
+        identifier: bytes,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        run_id: bytes | None,
+        position: int | None,
+        *,
+        in_task: bool = False,
+    ) -> NewTask:
+        """Check a call and return it as data, under an id that the caller has chosen."""
         self.signature.check(args, kwargs)
         options = self.call_options
-        outlet = current_outlet()
         settings = self._app.settings
         placed = self._placed or self._place(args, kwargs)
         if placed.unique is not None:
-            self._check_unique(placed.unique, in_run=run_id is not None, in_task=outlet is not None)
+            self._check_unique(placed.unique, in_run=run_id is not None, in_task=in_task)
         return NewTask(
-            id=self._app.new_id() if outlet is None else outlet.next_id(),
+            id=identifier,
             name=self.name,
             queue=self.queue,
             payload=encode_call(self.name, args, kwargs, settings.max_payload),
@@ -125,6 +161,18 @@ class Task(Generic[P, R]):
             unique=placed.unique,
             callbacks=self._callbacks,
         )
+
+    def as_scheduled(self, queue: str) -> Task[P, R]:
+        """Return this task with the options under which a workflow of that queue schedules it."""
+        found = self._scheduled.get(queue)
+        if found is None:
+            given: dict[str, Any] = {"queue": self.call_options.queue or self._app.route(self.name, queue)}
+            if "retries" not in self.chosen:
+                given["retries"] = _SCHEDULED_RETRIES
+            changed = with_options(self.call_options, given)
+            found = Task(self._app, self.name, self.function, changed, self.signature, self.chosen)
+            self._scheduled[queue] = found
+        return found
 
     @property
     def queue(self) -> str:

@@ -14,18 +14,23 @@ import pytest
 import orchestrator
 
 PUBLIC = [
+    "CodeWorkflow",
     "ConfigurationError",
+    "DeterminismViolation",
     "Duplicate",
     "ExpressionError",
     "GiveUp",
     "Handle",
     "InvalidTask",
     "InvalidWorkflow",
+    "NotDeterministic",
     "NotFound",
+    "OperationFailed",
     "Orchestrator",
     "OrchestratorError",
     "PayloadError",
     "Progress",
+    "PromiseRejected",
     "Queue",
     "Rate",
     "ResultTimeout",
@@ -33,8 +38,10 @@ PUBLIC = [
     "RetryLater",
     "RunFailed",
     "RunHandle",
+    "RunInfo",
     "SchemaError",
     "Settings",
+    "Signals",
     "Task",
     "TaskAborted",
     "TaskCancelled",
@@ -47,10 +54,13 @@ PUBLIC = [
     "UnknownOption",
     "UnknownTask",
     "Workflow",
+    "WorkflowContext",
+    "WorkflowFailed",
     "WrongState",
     "as_completed",
     "current_task",
     "gather",
+    "unguarded",
 ]
 
 

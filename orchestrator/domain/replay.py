@@ -1,0 +1,211 @@
+"""The ledger of a run: what its code commands, held against what its history records.
+
+On replay the code commands again what it commanded before. The n-th command of a kind meets the n-th record of that
+kind: if they agree, nothing happens, for it was applied long ago; if they do not, the code no longer fits. A command
+without a record is progress, and goes into the next batch. A record without a command is allowed, too: code may have
+become shorter.
+
+Cancelling is the one thing that is not counted: `CancelTimer` and its like name what they cancel, and answers to
+updates name the update.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from orchestrator.domain import commands, history
+from orchestrator.domain.activation import Violation
+from orchestrator.domain.commands import Command, Kind
+from orchestrator.domain.history import Event, Record
+from orchestrator.errors import DeterminismViolation
+
+_LONGEST_DIFFERENCE = 60
+
+Claim = tuple[Kind, int, dict[str, str]]
+"""A kind, an ordinal, and what must be the same on both sides: a field as people call it, and its value."""
+
+
+class Ledger:
+    """Counts commands, compares them with records, and collects those that are new."""
+
+    def __init__(self, run_id: bytes) -> None:
+        self._run = run_id
+        self._counts: dict[Kind, int] = {}
+        self._records: dict[tuple[Kind, int], tuple[int, Record]] = {}
+        """Records that the code has not come to yet, with their event's number."""
+        self._named: dict[bytes | str, None] = {}
+        """Ids that were cancelled or answered, and names of patches: records without ordinals."""
+        self._batch: list[Command] = []
+        self._expected: list[str] = []
+        self._commanded: list[str] = []
+        self.shown = 0
+        """The number of the last event that the code had been shown when its last batch was applied."""
+        self.violation: Violation | None = None
+        self.end: Record | None = None
+        """How the run ended, according to the history."""
+        self.trace: list[Command] | None = None
+        """Every command, new or not; only if somebody has put a list here."""
+
+    def learn(self, events: Iterable[Event]) -> None:
+        """Take in the records and marks of a whole history, before any code runs."""
+        for event in events:
+            what = event.what
+            if isinstance(what, history.ActivationApplied):
+                self.shown = max(self.shown, what.through)
+            elif isinstance(what, (history.PatchRecorded, *_NAMED_RECORDS)):
+                self._named[what.name if isinstance(what, history.PatchRecorded) else what.id] = None
+            elif isinstance(what, _ENDS):
+                self.end = what
+            elif (claim := _recorded(what)) is not None:
+                self._records[claim[:2]] = event.number, what  # type: ignore[assignment]  # a fact makes no claim
+                self._expected.append(_line(claim))
+
+    def next(self, kind: Kind) -> tuple[int, bytes]:
+        """Count one more command of a kind; return its ordinal and the id of what it creates."""
+        ordinal = self._counts[kind] = self._counts.get(kind, 0) + 1
+        return ordinal, commands.command_id(self._run, kind, ordinal)
+
+    def issue(self, command: Command) -> Record | None:
+        """Take a command from the code; return its record if it was applied before."""
+        self._note(command)
+        if not self._records:
+            self._batch.append(command)
+            return None
+        claim = _commanded(command)
+        assert claim is not None, command
+        self._commanded.append(_line(claim))
+        found = self._records.pop(claim[:2], None)
+        if found is None:
+            self._batch.append(command)
+            return None
+        number, record = found
+        self._compare(number, claim, _recorded(record))
+        if not self._records:
+            self._expected.clear()
+            self._commanded.clear()
+        return record
+
+    def issue_once(self, command: Command, key: bytes | str) -> None:
+        """Take a command that has no ordinal but names what it is about."""
+        self._note(command)
+        if key in self._named:
+            del self._named[key]
+        else:
+            self._batch.append(command)
+
+    def issue_end(self, command: commands.End) -> None:
+        """Take the last command of all."""
+        self._note(command)
+        if self.end is None:
+            self._batch.append(command)
+        elif type(history.record(command)) is not type(self.end):
+            expected, found = type(self.end).__name__, type(history.record(command)).__name__
+            self.violate(0, "RunEndMismatch", f"Run end mismatch: history has {expected} and the code says {found}.")
+
+    def is_patched(self, name: str) -> bool:
+        """Say whether the history records that the run took the new branch of a change."""
+        return name in self._named
+
+    def operation(self, ordinal: int, name: str) -> history.OperationRecorded | None:
+        """Return what the `ordinal`-th operation gave when it was run, or None if it never was."""
+        if ("operation", ordinal) not in self._records:
+            return None
+        record = self._records["operation", ordinal][1]
+        assert isinstance(record, history.OperationRecorded)
+        self.issue(commands.RecordOperation(ordinal, name, record.result, record.error))
+        return record
+
+    def withdraw(self, command: commands.StartTimer) -> bool:
+        """Take a timer back that has not left yet; False if it has."""
+        for place in range(len(self._batch) - 1, -1, -1):
+            if self._batch[place] is command:
+                del self._batch[place]
+                if self.trace is not None:
+                    self.trace.remove(command)
+                return True
+        return False
+
+    def take(self) -> list[Command]:
+        """Return the new commands, in order, and start the next batch."""
+        batch, self._batch = self._batch, []
+        return batch
+
+    def _note(self, command: Command) -> None:
+        if self.trace is not None:
+            self.trace.append(command)
+
+    def _compare(self, number: int, claim: Claim, recorded: Claim | None) -> None:
+        assert recorded is not None
+        for field, found in claim[2].items():
+            expected = recorded[2].get(field, "")
+            if found == expected or (claim[0] == "timer" and not (found and expected)):
+                continue
+            self.violate(
+                number,
+                f"{field.title().replace(' ', '')}Mismatch",
+                f"{field} mismatch at {claim[0]} {claim[1]}: history has {expected!r} and the code says {found!r}.",
+            )
+
+    def violate(self, number: int, kind: str, message: str) -> None:
+        """Remember that the code no longer fits its history, and stop it."""
+        difference = difflib.unified_diff(self._expected, self._commanded, "history", "code", lineterm="", n=3)
+        lines = [line for line, _ in zip(difference, range(_LONGEST_DIFFERENCE), strict=False)]
+        if self.violation is None:
+            self.violation = Violation(number, kind, message, "\n".join(lines))
+        raise DeterminismViolation(self.violation.message, self.violation.event, self.violation.difference)
+
+
+_NAMED_RECORDS = (
+    history.TaskCancelRequested,
+    history.TimerCancelled,
+    history.PromiseCancelled,
+    history.ChildCancelRequested,
+    history.UpdateAnswered,
+)
+_ENDS = (history.RunCompleted, history.RunFailed, history.RunCancelled, history.RunContinued)
+
+
+def _commanded(command: Command) -> Claim | None:
+    match command:
+        case commands.ScheduleTask(ordinal=ordinal, task=task):
+            return "task", ordinal, {"Task type": task.name}
+        case commands.StartTimer(ordinal=ordinal, name=name):
+            return "timer", ordinal, {"Timer name": name}
+        case commands.CreatePromise(ordinal=ordinal, name=name):
+            return "promise", ordinal, {"Promise name": name}
+        case commands.StartChildRun(ordinal=ordinal, workflow=workflow, name=name):
+            return "child", ordinal, {"Child workflow kind": workflow, "Child workflow name": name}
+        case commands.RecordOperation(ordinal=ordinal, name=name):
+            return "operation", ordinal, {"Operation name": name}
+        case commands.SetState(ordinal=ordinal, key=key):
+            return "state", ordinal, {"State change": "set", "State key": key}
+        case commands.ClearState(ordinal=ordinal, key=key):
+            return "state", ordinal, {"State change": "clear", "State key": key}
+        case _:
+            return None
+
+
+def _recorded(what: history.Fact | Record | history.Mark) -> Claim | None:
+    match what:
+        case history.TaskScheduled(ordinal=ordinal, name=name):
+            return "task", ordinal, {"Task type": name}
+        case history.TimerStarted(ordinal=ordinal, name=name):
+            return "timer", ordinal, {"Timer name": name}
+        case history.PromiseCreated(ordinal=ordinal, name=name):
+            return "promise", ordinal, {"Promise name": name}
+        case history.ChildStarted(ordinal=ordinal, workflow=workflow, name=name):
+            return "child", ordinal, {"Child workflow kind": workflow, "Child workflow name": name}
+        case history.OperationRecorded(ordinal=ordinal, name=name):
+            return "operation", ordinal, {"Operation name": name}
+        case history.StateSet(ordinal=ordinal, key=key):
+            return "state", ordinal, {"State change": "set", "State key": key}
+        case history.StateCleared(ordinal=ordinal, key=key):
+            return "state", ordinal, {"State change": "clear", "State key": key}
+        case _:
+            return None
+
+
+def _line(claim: Claim) -> str:
+    kind, ordinal, fields = claim
+    return " ".join([kind, str(ordinal), *dict.fromkeys(filter(None, fields.values()))])

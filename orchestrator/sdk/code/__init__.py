@@ -1,0 +1,1 @@
+"""Durable workflows as ordinary `async def` functions."""

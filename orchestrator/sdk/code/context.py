@@ -1,0 +1,282 @@
+"""What a workflow's code may ask for, beside plain asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+from uuid import UUID
+
+from orchestrator.domain import commands
+from orchestrator.domain.ids import derived_id
+from orchestrator.errors import OperationFailed
+from orchestrator.sdk.code.compensations import Compensations
+from orchestrator.sdk.code.futures import DurableFuture
+from orchestrator.sdk.code.signals import Signals
+from orchestrator.sdk.failure import describe
+from orchestrator.sdk.options import check_name
+from orchestrator.sdk.payload import convert, decode_value, encode_value
+from orchestrator.sdk.signature import return_type
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.code.flow import Flow
+    from orchestrator.sdk.code.workflow import CodeWorkflow
+    from orchestrator.sdk.task import Task
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+_LONG_HISTORY = 10_000
+"""Events after which a run had better continue as a new one."""
+
+
+class ContinueAsNew(BaseException):
+    """Ends the run, to go on in a new one. Not an Exception, so that no `except Exception` stops it."""
+
+    def __init__(self, payload: bytes) -> None:
+        super().__init__("the workflow continues as a new run")
+        self.payload = payload
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What a run may know of itself."""
+
+    run_id: UUID
+    workflow: str
+    version: int
+    queue: str
+    started_at: datetime
+    parent_id: UUID | None
+    """The run that started this one as its child."""
+    continued_from: UUID | None
+    """The run that this one goes on from."""
+    history_length: int
+    """Events so far."""
+    continue_suggested: bool
+    """The history is long: `continue_as_new` would make each replay short again."""
+
+
+class WorkflowContext:
+    """The first argument of every workflow."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._state: dict[str, bytes] = {}
+        self._patches: dict[str, bool] = {}
+        self._uuids = 0
+        self.compensations = Compensations(flow.report)
+        self.random = random.Random(flow.run_id)
+        """A random number generator, seeded by the run: the same numbers on every replay."""
+        self.logger = _Logger(flow)
+        """Logs like any logger, and is silent on replay."""
+
+    # -- waiting for others
+
+    @overload
+    def schedule(
+        self, target: Task[..., T] | CodeWorkflow[..., T], /, *args: Any, **kwargs: Any
+    ) -> asyncio.Future[T]: ...
+    @overload
+    def schedule(self, target: str, /, *args: Any, **kwargs: Any) -> asyncio.Future[Any]: ...
+
+    def schedule(self, target: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Schedule a task or a child workflow, or a task by its name; the future is there at once."""
+        if isinstance(target, str):
+            target = self._flow.workflow.app.find_task(target)
+        return target.schedule(*args, **kwargs)
+
+    def sleep(self, seconds: float = 0.0, *, name: str = "", **parts: float) -> asyncio.Future[None]:
+        """Start a timer: `await ctx.sleep(30)`, `ctx.sleep(hours=24)`, with any part that a timedelta has."""
+        future = self._flow.loop.create_future()
+        delay = seconds + timedelta(**parts).total_seconds()
+        timer = self._flow.loop.call_later(delay, _wake, future, name=name)
+        future.add_done_callback(lambda _: timer.cancel())
+        return future
+
+    @overload
+    def promise(self, name: str, *, type: type[T], timeout: float | timedelta | None = None) -> asyncio.Future[T]: ...
+    @overload
+    def promise(self, name: str, *, timeout: float | timedelta | None = None) -> asyncio.Future[Any]: ...
+
+    def promise(self, name: str, *, type: Any = Any, timeout: float | timedelta | None = None) -> asyncio.Future[Any]:
+        """Wait for somebody outside to resolve or reject a promise; after `timeout`, raise TimeoutError."""
+        flow = self._flow
+        check_name("promise", name)
+        ordinal, identifier = flow.next("promise")
+        flow.issue(commands.CreatePromise(ordinal, identifier, name))
+        cancel = commands.CancelPromise(identifier)
+        future = flow.expect(
+            DurableFuture(flow, identifier, f"Promise {name!r}", lambda value: convert(value, type), cancel)
+        )
+        if timeout is not None:
+            seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+            timer = flow.loop.call_later(
+                seconds, future.expire, TimeoutError(f"Promise {name!r}: {seconds:g} s passed.")
+            )
+            future.add_done_callback(lambda _: timer.cancel())
+        return future
+
+    @overload
+    def signals(self, name: str, *, type: type[T]) -> Signals[T]: ...
+    @overload
+    def signals(self, name: str) -> Signals[Any]: ...
+
+    def signals(self, name: str, *, type: Any = Any) -> Signals[Any]:
+        """Return the signals of a name, first come, first served; those that came before are waiting."""
+        return Signals(self._flow.mailbox(check_name("signal", name)), type)
+
+    # -- answering others
+
+    def query(self, function: F | str) -> Any:
+        """Let a function answer queries: `@ctx.query`, or `@ctx.query("name")`. It may look, but command nothing."""
+        return self._decorate(function, self._flow.handlers.add_query)
+
+    def update(self, function: F | str, *, validate: Callable[..., Any] | None = None) -> Any:
+        """Let a function answer updates; `validate` gets the same arguments first and refuses by raising."""
+        return self._decorate(function, lambda name, given: self._flow.handlers.add_update(name, given, validate))
+
+    @staticmethod
+    def _decorate(function: Any, add: Callable[[str, Any], None]) -> Any:
+        def decorate(given: Any, name: str) -> Any:
+            add(name, given)
+            return given
+
+        if isinstance(function, str):
+            return lambda given: decorate(given, function)
+        return decorate(function, function.__name__)
+
+    # -- what replay gives again
+
+    @overload
+    def run(self, name: str, function: Callable[[], Awaitable[T]], *, type: Any = None) -> asyncio.Future[T]: ...
+    @overload
+    def run(self, name: str, function: Callable[[], T], *, type: Any = None) -> asyncio.Future[T]: ...
+
+    def run(self, name: str, function: Callable[[], Any], *, type: Any = None) -> asyncio.Future[Any]:
+        """Run a short side effect here and now, and record what it gives; on replay, the record counts.
+
+        It may run again if the worker dies before the record is kept. What takes long is better made a task.
+        """
+        flow = self._flow
+        ordinal, _ = flow.next("operation")
+        record = flow.ledger.operation(ordinal, name) or self._perform(ordinal, name, function)
+        future = flow.loop.create_future()
+        if record.error is not None:
+            message = f"Operation {name!r} failed: {record.error.kind}: {record.error.message}"
+            future.set_exception(OperationFailed(message, kind=record.error.kind))
+        else:
+            kind = return_type(function) if type is None else type
+            future.set_result(decode_value(record.result or b"\xc0", kind))
+        return future
+
+    def _perform(self, ordinal: int, name: str, function: Callable[[], Any]) -> commands.RecordOperation:
+        flow = self._flow
+        try:
+            with flow.outside():
+                value = function()
+                if inspect.iscoroutine(value):
+                    value = _in_thread(value)
+            data = encode_value(value, f"The result of operation {name!r}", flow.limit)
+            command = commands.RecordOperation(ordinal, name, data)
+        except Exception as error:  # noqa: BLE001  # whatever it raises is recorded
+            command = commands.RecordOperation(ordinal, name, error=describe(error))
+        flow.issue(command)
+        return command
+
+    def now(self) -> datetime:
+        """Return the time of the event that the workflow is working on."""
+        return datetime.fromtimestamp(self._flow.now, UTC)
+
+    def uuid(self) -> UUID:
+        """Return a new UUID, the same on every replay."""
+        self._uuids += 1
+        return UUID(bytes=derived_id(self._flow.run_id, "uuid", self._uuids))
+
+    def patched(self, name: str) -> bool:
+        """Say whether to take the new branch of a change: False for what ran before the change, True from then on."""
+        if name not in self._patches:
+            flow = self._flow
+            recorded = flow.ledger.is_patched(name)
+            self._patches[name] = recorded or not flow.replaying
+            if self._patches[name]:
+                flow.issue_once(commands.RecordPatch(name), name)
+        return self._patches[name]
+
+    # -- what people can see
+
+    def get(self, key: str, default: Any = None, *, type: Any = Any) -> Any:
+        """Return the value under a key of the run's state."""
+        return decode_value(self._state[key], type) if key in self._state else default
+
+    def set(self, key: str, value: Any) -> None:
+        """Put a value under a key of the run's state."""
+        data = encode_value(value, f"State {key!r}", self._flow.limit)
+        ordinal, _ = self._flow.next("state")
+        self._flow.issue(commands.SetState(ordinal, check_name("state", key), data))
+        self._state[key] = data
+
+    def clear(self, key: str) -> None:
+        """Remove a key from the run's state."""
+        ordinal, _ = self._flow.next("state")
+        self._flow.issue(commands.ClearState(ordinal, check_name("state", key)))
+        self._state.pop(key, None)
+
+    @property
+    def info(self) -> RunInfo:
+        """What this run may know of itself."""
+        flow, started = self._flow, self._flow.started
+        assert started is not None
+        return RunInfo(
+            run_id=UUID(bytes=flow.run_id),
+            workflow=started.workflow,
+            version=started.version,
+            queue=started.queue,
+            started_at=datetime.fromtimestamp(flow.began_at, UTC),
+            parent_id=UUID(bytes=started.parent) if started.parent else None,
+            continued_from=UUID(bytes=started.continued_from) if started.continued_from else None,
+            history_length=flow.number,
+            continue_suggested=flow.number >= _LONG_HISTORY,
+        )
+
+    # -- how it ends
+
+    def continue_as_new(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """End this run and go on in a new one, with these arguments and an empty history."""
+        raise ContinueAsNew(self._flow.workflow.encode_call(args, kwargs))
+
+    def compensate(self, undo: Any, *args: Any, **kwargs: Any) -> None:
+        """Remember how to undo a step: a task, a child workflow or a function, run in reverse on failure or cancel."""
+        self.compensations.add(getattr(undo, "schedule", undo), args, kwargs)
+
+
+class _Logger(logging.LoggerAdapter[logging.Logger]):
+    """Says nothing on replay, and names the run otherwise."""
+
+    def __init__(self, flow: Flow) -> None:
+        super().__init__(logging.getLogger(f"orchestrator.workflow.{flow.workflow.name}"), {})
+        self._flow = flow
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
+        return not self._flow.replaying and super().isEnabledFor(level)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        run = str(UUID(bytes=self._flow.run_id))
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), "run_id": run, "workflow": self._flow.workflow.name}
+        return msg, kwargs
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a loop and in a thread of its own, and wait for it."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()

@@ -1,0 +1,106 @@
+"""The worker's half of an activation: find the workflow in memory or replay it, run it, report what it commands."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.domain.activation import Activated, Activation, Answer, Violation
+from orchestrator.domain.commands import Command
+from orchestrator.errors import DeterminismViolation, NotDeterministic
+from orchestrator.sdk.code.flow import Flow
+from orchestrator.sdk.code.workflow import CodeWorkflow
+
+FindWorkflow = Callable[[str, int | None], CodeWorkflow[..., Any]]
+
+
+class _Cached:
+    """A flow that waits for more events, and the attempt that left it so."""
+
+    __slots__ = ("attempt", "flow")
+
+    def __init__(self, flow: Flow, attempt: int) -> None:
+        self.flow = flow
+        self.attempt = attempt
+
+
+class Engine:
+    """Runs activations, in any thread; keeps the `capacity` runs that were active last."""
+
+    def __init__(self, find: FindWorkflow, limit: int, capacity: int = 1000) -> None:
+        self._find = find
+        self._limit = limit
+        self._capacity = capacity
+        self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def __contains__(self, run_id: bytes) -> bool:
+        return run_id in self._cache
+
+    def activate(self, activation: Activation, identifier: bytes, attempt: int) -> Activated:
+        """Show the events to the run's code, and return what it commands. Raise NotFound for an unknown workflow."""
+        begun = time.monotonic()
+        flow = self._take(activation)
+        if flow is None:
+            return Activated(identifier, attempt, time.monotonic() - begun, missing=True)
+        kept = False
+        try:
+            batch, answers = self._run(flow, activation)
+            kept = not flow.ended
+            return Activated(identifier, attempt, time.monotonic() - begun, activation.through, batch, answers=answers)
+        except (DeterminismViolation, NotDeterministic) as error:
+            stuck = flow.ledger.violation or Violation(flow.number, type(error).__name__, str(error))
+            return Activated(identifier, attempt, time.monotonic() - begun, stuck=stuck)
+        finally:
+            if kept:
+                self._keep(activation.run_id, flow, attempt)
+            else:
+                flow.close()
+
+    def evict(self, run_id: bytes) -> None:
+        """Put a run away; its next activation replays it."""
+        with self._lock:
+            cached = self._cache.pop(run_id, None)
+        if cached is not None:
+            cached.flow.close()
+
+    def close(self) -> None:
+        """Put all runs away."""
+        for run_id in list(self._cache):
+            self.evict(run_id)
+
+    def _run(self, flow: Flow, activation: Activation) -> tuple[list[Command], list[Answer]]:
+        batch = flow.advance(activation.events, whole=activation.after == 0)
+        return batch, [flow.answer(query) for query in activation.queries]
+
+    def _take(self, activation: Activation) -> Flow | None:
+        """Take the run out of the cache if it is there as the leader thinks; None if everything has to be sent."""
+        with self._lock:
+            cached = self._cache.pop(activation.run_id, None)
+        if activation.after and cached is not None and cached.attempt == activation.cached:
+            return cached.flow
+        if cached is not None:
+            cached.flow.close()
+        if activation.after:
+            return None
+        workflow = self._find(activation.workflow, activation.version)
+        return Flow(workflow, activation.run_id, self._limit)
+
+    def _keep(self, run_id: bytes, flow: Flow, attempt: int) -> None:
+        """Put a run into the cache, and the one out of it that has waited longest."""
+        with self._lock:
+            others = [self._cache.pop(run_id)] if run_id in self._cache else []
+            mine = _Cached(flow, attempt)
+            newest = max([mine, *others], key=lambda one: one.attempt)  # an attempt that was given up may come late
+            self._cache[run_id] = newest
+            if len(self._cache) > self._capacity:
+                others.append(self._cache.popitem(last=False)[1])
+        for cached in (mine, *others):
+            if cached is not newest:
+                cached.flow.close()

@@ -1,0 +1,316 @@
+"""One run of a workflow, alive in memory: shown events one by one, it answers with commands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from orchestrator.domain import commands, history
+from orchestrator.domain.activation import Answer, Query
+from orchestrator.domain.commands import Command
+from orchestrator.domain.history import Event
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.replay import Ledger
+from orchestrator.errors import DeterminismViolation, InvalidWorkflow, NotDeterministic, OrchestratorError
+from orchestrator.sdk.code.context import ContinueAsNew, WorkflowContext
+from orchestrator.sdk.code.current import enter_flow
+from orchestrator.sdk.code.futures import DurableFuture, Outcome
+from orchestrator.sdk.code.guards import guarded
+from orchestrator.sdk.code.handlers import Handlers
+from orchestrator.sdk.code.loop import Loop, Timer
+from orchestrator.sdk.code.putting_away import put_away
+from orchestrator.sdk.code.signals import Mailbox
+from orchestrator.sdk.failure import describe
+from orchestrator.sdk.payload import encode_value
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.code.workflow import CodeWorkflow
+
+T = TypeVar("T")
+logger = logging.getLogger("orchestrator.workflow")
+_decode_call = msgspec.msgpack.Decoder().decode
+
+
+class Flow:
+    """The live code of one run. It is used by one thread at a time."""
+
+    def __init__(self, workflow: CodeWorkflow[..., Any], run_id: bytes, limit: int) -> None:
+        self.workflow = workflow
+        self.run_id = run_id
+        self.limit = limit
+        """The largest value, in bytes, that may be recorded."""
+        self.loop = Loop(self)  # type: ignore[abstract]  # what it lacks, nothing in a workflow may use
+        self.ledger = Ledger(run_id)
+        self.started: history.RunStarted | None = None
+        self.number = 0
+        """The event that the code was last shown."""
+        self.now = 0.0
+        self.mailboxes: dict[str, Mailbox] = {}
+        self.handlers = Handlers(self)
+        self.context = WorkflowContext(self)
+        self.read_only = ""
+        """Why nothing may be commanded at the moment, if so."""
+        self.ended = False
+        self.began_at = 0.0
+        self._closed = False
+        self._offence: OrchestratorError | None = None
+        self._cancel_requested = False
+        self._main: asyncio.Task[Any] | None = None
+        self._timers: dict[bytes, tuple[Timer, commands.StartTimer | None]] = {}
+        self._pending: dict[bytes, DurableFuture[Any]] = {}
+        self._early: dict[bytes, Outcome | history.TimerFired] = {}
+        """What came of things that the code has not asked for yet: it asked sooner when the history was made."""
+
+    # -- from outside
+
+    def advance(self, events: Iterable[Event], *, whole: bool = False) -> list[Command]:
+        """Show the facts among these events to the code, and return what it commands that is new.
+
+        `whole` says that this is all of the history. Raise DeterminismViolation or NotDeterministic if the code cannot
+        go on; it must not be used after that.
+        """
+        if whole:
+            events = list(events)
+            self.ledger.learn(events)
+        with self._running():
+            for event in events:
+                show = _SHOW.get(type(event.what))
+                if show is None or self.ended:
+                    continue
+                self.number = event.number
+                self.now = max(self.now, event.at)
+                show(self, event.what)
+                self.loop.run_until_idle(self.now - self.began_at, self._is_stopped)
+                self._finish()
+        return self.ledger.take()
+
+    def answer(self, query: Query) -> Answer:
+        """Answer a query."""
+        with self._running():
+            return self.handlers.answer(query)
+
+    def close(self) -> None:
+        """Put the code away. Its `finally` blocks run, but what they command is not done."""
+        self._closed = True
+        before = enter_flow(self)
+        loop = asyncio._get_running_loop()
+        asyncio._set_running_loop(self.loop)
+        try:
+            self.loop.close()
+            put_away(*self.loop.suspended)
+        finally:
+            asyncio._set_running_loop(loop)
+            enter_flow(before)
+
+    @property
+    def replaying(self) -> bool:
+        """Say whether the code does at the moment what it did before, in an activation that was applied."""
+        return self._closed or self.number <= self.ledger.shown
+
+    def waiting_for(self) -> str:
+        """Say what the code waits for, as far as the flow knows."""
+        return ", ".join([*map(repr, self._pending.values()), *("<Timer>" for _ in self._timers)])
+
+    # -- from the code
+
+    def next(self, kind: commands.Kind) -> tuple[int, bytes]:
+        """Count one more command of a kind."""
+        self._check_writable()
+        return self.ledger.next(kind)
+
+    def issue(self, command: Command) -> None:
+        """Take a command from the code."""
+        self._check_writable()
+        self.ledger.issue(command)
+
+    def issue_once(self, command: Command, key: bytes | str, *, anyway: bool = False) -> None:
+        """Take a command that names what it is about; `anyway` is for what the flow itself has to say."""
+        if not anyway:
+            self._check_writable()
+        self.ledger.issue_once(command, key)
+
+    def expect(self, future: DurableFuture[T]) -> DurableFuture[T]:
+        """Let a future be settled by what comes of it; that may be known already."""
+        early = self._early.pop(future.id, None)
+        if early is None:
+            self._pending[future.id] = future
+        else:
+            assert not isinstance(early, history.TimerFired)
+            future.settle(early)
+        return future
+
+    def forget(self, identifier: bytes) -> None:
+        """Wait no longer for what comes of it."""
+        self._pending.pop(identifier, None)
+
+    def cancel_command(self, command: Command, identifier: bytes) -> None:
+        """Cancel something that the code no longer waits for."""
+        if not self._closed and not self.ended:
+            self.ledger.issue_once(command, identifier)
+
+    def mailbox(self, name: str) -> Mailbox:
+        """Return the signals of one name."""
+        if name not in self.mailboxes:
+            self.mailboxes[name] = Mailbox(name)
+        return self.mailboxes[name]
+
+    def stop(self, error: OrchestratorError) -> None:
+        """Let the code run no further: it has done something that cannot be repeated."""
+        self._offence = self._offence or error
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Run something in this thread that is not the workflow's code."""
+        before, loop, profile = enter_flow(None), asyncio._get_running_loop(), sys.getprofile()
+        sys.setprofile(None)
+        asyncio._set_running_loop(None)
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(loop)
+            enter_flow(before)
+            sys.setprofile(profile)
+
+    # -- from the loop
+
+    def start_timer(self, timer: Timer, seconds: float, name: str) -> None:
+        ordinal, timer.id = self.next("timer")
+        command = commands.StartTimer(ordinal, timer.id, seconds, self.now, name)
+        recorded = self.ledger.issue(command)
+        if self._early.pop(timer.id, None) is not None:
+            self.loop.fire(timer)
+        else:
+            self._timers[timer.id] = timer, None if recorded else command
+
+    def cancel_timer(self, timer: Timer) -> None:
+        found = self._timers.pop(timer.id, None)
+        if found is None or self._closed or self.ended:
+            return
+        command = found[1]
+        if command is None or not self.ledger.withdraw(command):
+            self.ledger.issue_once(commands.CancelTimer(timer.id), timer.id)
+
+    def report(self, message: str, error: BaseException | None) -> None:
+        if not self.replaying:
+            logger.error("%s, run %s: %s", self.workflow.name, to_text(self.run_id), message, exc_info=error)
+
+    # -- facts
+
+    def _begin(self, fact: history.RunStarted) -> None:
+        self.started = fact
+        self.began_at = self.now
+        self._main = self.loop.create_task(self._run(fact.payload), name=self.workflow.name)
+
+    async def _run(self, payload: bytes) -> bytes:
+        arguments, keywords = _decode_call(payload)
+        arguments, keywords = self.workflow.signature.restore(arguments, keywords)
+        try:
+            value = await self.workflow.function(self.context, *arguments, **keywords)
+        except (Exception, asyncio.CancelledError) as error:
+            if not isinstance(error, (DeterminismViolation, NotDeterministic)):
+                await self.context.compensations.run()
+            raise
+        return encode_value(value, f"The result of workflow {self.workflow.name!r}", self.limit)
+
+    def _settle(self, fact: Outcome) -> None:
+        future = self._pending.pop(fact.id, None)
+        if future is None:
+            self._early[fact.id] = fact
+        else:
+            future.settle(fact)
+
+    def _fire(self, fact: history.TimerFired) -> None:
+        found = self._timers.pop(fact.id, None)
+        if found is None:
+            self._early[fact.id] = fact
+        else:
+            self.loop.fire(found[0])
+
+    def _signal(self, fact: history.SignalReceived) -> None:
+        self.mailbox(fact.name).waiting.put_nowait(fact.value)
+
+    def _update(self, fact: history.UpdateRequested) -> None:
+        self.handlers.update(fact)
+
+    def _cancel(self, fact: history.RunCancelRequested) -> None:
+        self._cancel_requested = True
+        if self._main is not None and not self.context.compensations.running:
+            self._main.cancel(fact.reason or None)
+
+    # -- the rest
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Be the workflow whose code runs in this thread."""
+        before, loop, hooks = enter_flow(self), asyncio._get_running_loop(), sys.get_asyncgen_hooks()
+        asyncio._set_running_loop(self.loop)
+        sys.set_asyncgen_hooks(firstiter=self.loop.adopt, finalizer=_ignore)
+        try:
+            with guarded():
+                yield
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+            asyncio._set_running_loop(loop)
+            enter_flow(before)
+        if self.ledger.violation is not None:
+            violation = self.ledger.violation
+            raise DeterminismViolation(violation.message, violation.event, violation.difference)
+        if self._offence is not None:
+            raise self._offence
+
+    def _is_stopped(self) -> bool:
+        main = self._main
+        return self._offence is not None or self.ledger.violation is not None or (main is not None and main.done())
+
+    def _finish(self) -> None:
+        main = self._main
+        if main is None or not main.done() or self._offence is not None or self.ledger.violation is not None:
+            return
+        self.ended = True
+        self.ledger.issue_end(self._end(main))
+
+    def _end(self, main: asyncio.Task[Any]) -> commands.End:
+        try:
+            return commands.CompleteRun(main.result())
+        except asyncio.CancelledError as error:
+            return commands.CancelRun() if self._cancel_requested else commands.FailRun(describe(error))
+        except ContinueAsNew as new:
+            return commands.ContinueRun(new.payload, {box.name: box.taken for box in self.mailboxes.values()})
+        except NotDeterministic as error:
+            self.stop(error)
+            return commands.FailRun(describe(error))  # never leaves: the run is stuck
+        except BaseException as error:  # noqa: BLE001  # whatever the code raises fails its run, SystemExit too
+            return commands.FailRun(describe(error))
+
+    def _check_writable(self) -> None:
+        if self._closed:
+            raise GeneratorExit  # the code is being put away, and goes on being so
+        if self.read_only:
+            raise InvalidWorkflow(f"The {self.read_only} may look at the workflow, but command nothing.")
+
+
+def _ignore(_: object) -> None:
+    """Do nothing when an asynchronous generator is collected: the loop keeps it until the flow is put away."""
+
+
+_SHOW: dict[type, Callable[[Flow, Any], None]] = {
+    history.RunStarted: Flow._begin,
+    history.TimerFired: Flow._fire,
+    history.SignalReceived: Flow._signal,
+    history.UpdateRequested: Flow._update,
+    history.RunCancelRequested: Flow._cancel,
+    **dict.fromkeys(
+        [
+            *(history.TaskCompleted, history.TaskFailed, history.TaskCancelled),
+            *(history.PromiseResolved, history.PromiseRejected),
+            *(history.ChildCompleted, history.ChildFailed, history.ChildCancelled),
+        ],
+        Flow._settle,
+    ),
+}

@@ -1,0 +1,99 @@
+"""What the code of a workflow waits for: the end of something that happens elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from orchestrator.domain import history
+from orchestrator.domain.commands import Command
+from orchestrator.errors import PayloadError, PromiseRejected, RunFailed, TaskCancelled, TaskFailed
+from orchestrator.sdk.code.loop import OrderedFuture
+from orchestrator.sdk.payload import decode_value
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.code.flow import Flow
+
+T = TypeVar("T")
+Outcome = (
+    history.TaskCompleted
+    | history.TaskFailed
+    | history.TaskCancelled
+    | history.PromiseResolved
+    | history.PromiseRejected
+    | history.ChildCompleted
+    | history.ChildFailed
+    | history.ChildCancelled
+)
+
+
+class DurableFuture(OrderedFuture[T]):
+    """The result of a task, a promise or a child workflow. Cancelling it cancels what it waits for."""
+
+    def __init__(
+        self, flow: Flow, identifier: bytes, what: str, restore: Callable[[Any], T], cancel: Command | None
+    ) -> None:
+        super().__init__(loop=flow.loop)
+        self._flow = flow
+        self._what = what
+        self._restore = restore
+        self._cancel = cancel
+        self.id = identifier
+        self.waits_for_end = False
+        """Being cancelled, it waits until what it waits for has ended, too."""
+        self._cancelling = False
+
+    def __repr__(self) -> str:
+        return f"<{self._what}>"
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel what it waits for, and itself."""
+        if self.done():
+            return False
+        if self._cancel is not None and not self._cancelling:
+            self._flow.cancel_command(self._cancel, self.id)
+        self._cancelling = True
+        if self.waits_for_end:
+            return True
+        self._flow.forget(self.id)
+        return super().cancel(msg)
+
+    def expire(self, error: Exception) -> None:
+        """Wait no longer: cancel what it waits for, and raise this instead."""
+        if not self.done():
+            if self._cancel is not None:
+                self._flow.cancel_command(self._cancel, self.id)
+            self._flow.forget(self.id)
+            self.set_exception(error)
+
+    def settle(self, outcome: Outcome) -> None:
+        """Take what came of it."""
+        if self._cancelling:
+            super().cancel()
+            return
+        match outcome:
+            case history.TaskCompleted(result=data) | history.ChildCompleted(result=data):
+                self._fulfil(data)
+            case history.PromiseResolved(value=data):
+                self._fulfil(data)
+            case history.TaskFailed(error=error):
+                message = f"{self._what} failed: {error.kind}: {error.message}"
+                self.set_exception(TaskFailed(message, kind=error.kind, traceback=error.traceback))
+            case history.ChildFailed(error=error):
+                self.set_exception(RunFailed(f"{self._what} failed: {error.kind}: {error.message}"))
+            case history.PromiseRejected(error=error):
+                self.set_exception(PromiseRejected(f"{self._what} was rejected: {error.message}"))
+            case history.TaskCancelled():
+                self.set_exception(TaskCancelled(f"{self._what} was cancelled."))
+            case history.ChildCancelled():
+                self.set_exception(RunFailed(f"{self._what} was cancelled."))
+
+    def _fulfil(self, data: bytes) -> None:
+        try:
+            value = self._restore(decode_value(data))
+        except (msgspec.ValidationError, TypeError, ValueError) as error:
+            self.set_exception(PayloadError(f"{self._what} gave a value that does not fit its type: {error}."))
+        else:
+            self.set_result(value)

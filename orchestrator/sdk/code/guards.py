@@ -1,0 +1,168 @@
+"""Calls that replay could not repeat are refused inside a workflow, with the name of what to call instead.
+
+While a workflow's code runs, and only then, the interpreter tells `_watch` of every call in this thread (it is a
+profile function). So nothing is patched, `from time import time` is seen as well as `time.time`, and other threads pay
+nothing. A call counts if it is made by the project's own code: any file that is not part of Python, of an installed
+package, or of this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import datetime
+import inspect
+import os
+import pathlib
+import random
+import secrets
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from orchestrator.errors import NotDeterministic
+from orchestrator.sdk.code.current import current_flow
+
+_CLOCK = "ctx.now()"
+_SLEEP = "`await ctx.sleep(…)` or `await asyncio.sleep(…)`"
+_RANDOM = "ctx.random, which has the same methods"
+_UUID = "ctx.uuid()"
+_TASK = "a task, or ctx.run(name, function) for something short"
+_THREADS = "asyncio.create_task(…), or a task"
+
+_MODULES: list[tuple[Any, str, str, str]] = [
+    (time, "time", _CLOCK, "time time_ns localtime gmtime ctime monotonic monotonic_ns perf_counter perf_counter_ns"),
+    (time, "time", _SLEEP, "sleep"),
+    (datetime.datetime, "datetime", _CLOCK, "now utcnow today"),
+    (datetime.date, "date", "ctx.now().date()", "today"),
+    (random, "random", _RANDOM, " ".join(name for name in random.__all__ if name[0].islower())),
+    (secrets, "secrets", _RANDOM, "token_bytes token_hex token_urlsafe choice randbelow randbits"),
+    (uuid, "uuid", _UUID, "uuid1 uuid4"),
+    (os, "os", "ctx.random.randbytes(…)", "urandom"),
+    (os, "os", _TASK, "system popen listdir scandir stat remove open read write mkdir makedirs getenv"),
+    (builtins, "builtins", _TASK, "open"),
+    (builtins, "builtins", "a signal or a promise", "input"),
+    (pathlib.Path, "Path", _TASK, "open read_text read_bytes write_text write_bytes exists mkdir unlink"),
+    (threading.Thread, "Thread", _THREADS, "start"),
+    (socket, "socket", _TASK, "create_connection getaddrinfo"),
+    (socket.socket, "socket", _TASK, "__init__"),
+    (subprocess, "subprocess", _TASK, "run call check_call check_output"),
+    (subprocess.Popen, "Popen", _TASK, "__init__"),
+]
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """One function that a workflow may not call."""
+
+    name: str
+    instead: str
+    applies: Callable[[FrameType], bool] = lambda _: True
+    """Whether this call of it is meant, given the frame of the function called."""
+
+
+def _watched() -> dict[Any, list[_Watched]]:
+    """Return what is watched, by what the interpreter says of a call: a built-in function, or a code object."""
+    found: dict[Any, list[_Watched]] = defaultdict(list)
+    for module, module_name, instead, names in _MODULES:
+        for name in names.split():
+            function = getattr(module, name)
+            full = f"{module_name}.{name}".removesuffix(".__init__").removeprefix("builtins.")
+            if inspect.ismethod(function):  # `random.choice` is a method of one object; others of its class are free
+                found[function.__code__].append(_Watched(full, instead, partial(_is_of, function.__self__)))
+            else:
+                found[getattr(function, "__code__", function)].append(_Watched(full, instead))
+    found[random.Random.__init__.__code__].append(_Watched("random.Random", "ctx.random, or give it a seed", _no_seed))
+    found[asyncio.as_completed.__code__].append(
+        _Watched("as_completed", "it as `asyncio.as_completed`, which keeps the order inside a workflow")
+    )
+    return dict(found)
+
+
+def _is_of(owner: object, frame: FrameType) -> bool:
+    return frame.f_locals.get("self") is owner
+
+
+def _no_seed(frame: FrameType) -> bool:
+    return frame.f_locals.get("x") is None
+
+
+_WATCHED = _watched()
+_exempt: ContextVar[bool] = ContextVar("orchestrator_unguarded", default=False)
+
+
+def _watch(frame: FrameType, event: str, argument: Any) -> None:
+    """Look at one call; raising here raises in the code that makes it."""
+    if event == "c_call":
+        watched = _WATCHED.get(argument)
+        caller: FrameType | None = frame
+    elif event == "call":
+        watched = _WATCHED.get(frame.f_code)
+        caller = frame.f_back
+    else:
+        return
+    if watched is None or caller is None or not _is_guarded(caller.f_code.co_filename) or _exempt.get():
+        return
+    for one in watched:
+        if one.applies(frame):
+            _refuse(one, caller)
+
+
+def _refuse(watched: _Watched, caller: FrameType) -> NoReturn:
+    error = NotDeterministic(
+        f"{watched.name}() could not be repeated on replay, so a workflow may not call it "
+        f"({Path(caller.f_code.co_filename).name}, line {caller.f_lineno}). Instead, use {watched.instead}. If nothing "
+        f"that the workflow does depends on it, put it inside `with unguarded():`."
+    )
+    flow = current_flow()
+    if flow is not None:
+        flow.stop(error)  # also if the code catches it: from here on it is no longer watched
+    raise error
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Watch the calls of this thread."""
+    before = sys.getprofile()
+    sys.setprofile(_watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """Inside a workflow: let this block call what it wants. What comes of it must not steer the workflow."""
+    token = _exempt.set(True)
+    try:
+        yield
+    finally:
+        _exempt.reset(token)
+
+
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+_INSTALLED = tuple(
+    path + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+@lru_cache(maxsize=4096)
+def _is_guarded(file: str) -> bool:
+    """Say whether a file is the project's own."""
+    if file.startswith(("<frozen", _PACKAGE, *_INSTALLED)):
+        return False
+    return not {"site-packages", "dist-packages"} & set(Path(file).parts)

@@ -1,0 +1,108 @@
+"""Query and update handlers: functions inside a workflow that answer people outside."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from orchestrator.domain import history
+from orchestrator.domain.activation import Answer, Query
+from orchestrator.domain.commands import AnswerUpdate
+from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
+from orchestrator.sdk.failure import describe
+from orchestrator.sdk.payload import encode_value
+from orchestrator.sdk.signature import Signature
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.code.flow import Flow
+
+_decode_call = msgspec.msgpack.Decoder().decode
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A function that answers to a name."""
+
+    what: str
+    name: str
+    function: Callable[..., Any]
+    signature: Signature
+    validate: Callable[..., Any] | None = None
+
+    def arguments(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
+        arguments, keywords = _decode_call(payload)
+        return self.signature.restore(arguments, keywords)
+
+
+class Handlers:
+    """The handlers that a workflow's code has registered so far."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._queries: dict[str, Handler] = {}
+        self._updates: dict[str, Handler] = {}
+
+    def add_query(self, name: str, function: Callable[..., Any]) -> None:
+        """Let a function answer queries."""
+        if inspect.iscoroutinefunction(function):
+            raise InvalidWorkflow(f"Query {name!r}: a query only looks, so its handler is a plain function, not async.")
+        self._queries[name] = Handler("Query", name, function, Signature(name, function, what="Query"))
+
+    def add_update(self, name: str, function: Callable[..., Any], validate: Callable[..., Any] | None) -> None:
+        """Let a function answer updates, once `validate` has let them pass."""
+        self._updates[name] = Handler("Update", name, function, Signature(name, function, what="Update"), validate)
+
+    def answer(self, query: Query) -> Answer:
+        """Answer a query, while nothing may be commanded."""
+        self._flow.read_only = f"query {query.name!r}"
+        try:
+            handler = _find(self._queries, "query", query.name)
+            arguments, keywords = handler.arguments(query.payload)
+            value = handler.function(*arguments, **keywords)
+            return Answer(query.id, encode_value(value, f"The answer to query {query.name!r}", self._flow.limit))
+        except Exception as error:  # noqa: BLE001  # whatever it raises is the answer
+            return Answer(query.id, error=describe(error))
+        finally:
+            self._flow.read_only = ""
+
+    def update(self, request: history.UpdateRequested) -> None:
+        """Begin an update: refuse it, or run its handler beside the workflow's own code."""
+        try:
+            handler = _find(self._updates, "update", request.name)
+            arguments, keywords = handler.arguments(request.payload)
+            if handler.validate is not None:
+                self._flow.read_only = f"validator of update {request.name!r}"
+                handler.validate(*arguments, **keywords)
+        except Exception as error:  # noqa: BLE001  # whatever it raises is the reason of the refusal
+            self._flow.issue_once(AnswerUpdate(request.id, error=describe(error)), request.id, anyway=True)
+            return
+        finally:
+            self._flow.read_only = ""
+        self._flow.loop.create_task(self._run(request, handler, arguments, keywords))
+
+    async def _run(
+        self, request: history.UpdateRequested, handler: Handler, arguments: list[Any], keywords: dict[str, Any]
+    ) -> None:
+        try:
+            value = handler.function(*arguments, **keywords)
+            if inspect.isawaitable(value):
+                value = await value
+            data = encode_value(value, f"The answer to update {request.name!r}", self._flow.limit)
+            answer = AnswerUpdate(request.id, data)
+        except Exception as error:  # noqa: BLE001  # an update that fails does not fail the workflow
+            answer = AnswerUpdate(request.id, error=describe(error))
+        self._flow.issue_once(answer, request.id)
+
+
+def _find(handlers: dict[str, Handler], what: str, name: str) -> Handler:
+    try:
+        return handlers[name]
+    except KeyError:
+        known = ", ".join(sorted(handlers)) or "none"
+        raise InvalidTask(
+            f"The workflow answers no {what} {name!r}.{did_you_mean(name, handlers)} It answers: {known}."
+        ) from None

@@ -1,0 +1,226 @@
+"""An asyncio event loop that does the same thing every time.
+
+Nothing in it waits. Callbacks run first in, first out until none is left; time stands still in between and moves only
+when the history says so; `call_later`, and with it `asyncio.sleep`, `wait_for` and `timeout`, asks for a durable timer.
+Tasks and futures hash by the order of their creation, so that the sets that `asyncio.wait` returns, and all others of
+them, have the same order in every process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextvars import Context
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from orchestrator.errors import NotDeterministic
+
+T = TypeVar("T")
+_MOST_CALLBACKS = 1_000_000
+"""Callbacks after one event, beyond which the code is taken to spin."""
+
+
+class Timers(Protocol):
+    """Who keeps the loop's timers."""
+
+    def start_timer(self, timer: Timer, seconds: float, name: str) -> None:
+        """Call `timer` when this many seconds have passed."""
+
+    def cancel_timer(self, timer: Timer) -> None:
+        """Forget a timer; it may have fired already."""
+
+    def report(self, message: str, error: BaseException | None) -> None:
+        """Tell people of an error that nobody in the code has looked at."""
+
+
+class OrderedFuture(asyncio.Future[T]):
+    """A future that knows its place in the order of creation."""
+
+    def __init__(self, *, loop: Loop) -> None:
+        self._place = loop.next_place()
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._place
+
+
+class OrderedTask(asyncio.Task[T]):
+    """A task that knows its place in the order of creation."""
+
+    def __init__(self, coroutine: Generator[Any, None, T] | Coroutine[Any, Any, T], loop: Loop, **options: Any) -> None:
+        self._place = loop.next_place()  # before anything else: registering a task hashes it
+        if options.get("name") is None:
+            options["name"] = f"Task-{self._place}"  # asyncio's own numbers count all tasks of the process
+        super().__init__(coroutine, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self._place
+
+
+class Timer(asyncio.TimerHandle):
+    """A callback that waits for a durable timer."""
+
+    __slots__ = ("id",)
+
+    id: bytes
+
+
+class Loop(asyncio.AbstractEventLoop):
+    """The loop of one workflow."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self._ready: deque[asyncio.Handle] = deque()
+        self._places = 0
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._generators: list[Any] = []
+        self._now = 0.0
+        self._closed = False
+
+    # -- what the workflow does with it
+
+    def run_until_idle(self, now: float, stop: Callable[[], bool]) -> None:
+        """Run what is ready, and what becomes ready by that, at this time; `stop` ends it early."""
+        self._now = max(self._now, now)
+        ready = self._ready
+        for _ in range(_MOST_CALLBACKS):
+            if not ready or stop():
+                return
+            handle = ready.popleft()
+            if not handle.cancelled():
+                with contextlib.suppress(SystemExit):  # the task that raised it has it as its exception
+                    handle._run()
+        raise NotDeterministic(
+            f"The code ran {_MOST_CALLBACKS:,} callbacks without waiting for anything. A loop around "
+            f"`asyncio.sleep(0)` never ends here, for time stands still; wait for a task, a timer or a signal."
+        )
+
+    def next_place(self) -> int:
+        """Return the place of the next task or future."""
+        self._places += 1
+        return self._places
+
+    def fire(self, timer: Timer) -> None:
+        """Run a timer's callback in its turn."""
+        self._ready.append(timer)
+
+    def adopt(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """Keep an asynchronous generator alive: when it is collected must not matter."""
+        if len(self._generators) % 100 == 99:
+            self._generators = [one for one in self._generators if one.ag_frame is not None]
+        self._generators.append(generator)
+
+    @property
+    def suspended(self) -> tuple[list[Any], list[Any]]:
+        """The coroutines and asynchronous generators that wait, in order of creation."""
+        return [task.get_coro() for task in self._tasks], self._generators
+
+    def close(self) -> None:
+        """Run nothing any more."""
+        self._closed = True
+        self._ready.clear()
+        for task in self._tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # it was put away on purpose
+
+    # -- what asyncio wants of a loop
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+        handle = asyncio.Handle(callback, args, self, context)
+        if not self._closed:
+            self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None, name: str = ""
+    ) -> Any:
+        delay = round(delay, 6)  # differences of floating-point times have tails that mean nothing
+        timer = Timer(self._now + max(delay, 0.0), callback, args, self, context)
+        timer.id = b""
+        if delay > 0:
+            self._timers.start_timer(timer, delay, name)
+        else:
+            self._ready.append(timer)
+        return timer
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
+        return self.call_later(when - self._now, callback, *args, context=context)
+
+    def _timer_handle_cancelled(self, handle: Timer) -> None:
+        self._timers.cancel_timer(handle)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return OrderedFuture(loop=self)
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        task: OrderedTask[Any] = OrderedTask(coro, self, **options)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._closed:
+            self._timers.report(context["message"], context.get("exception"))
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False  # a coroutine that is being put away may still ask
+
+    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> NoReturn:  # type: ignore[override]  # noqa: ARG002
+        raise NotDeterministic(
+            f"A workflow has no threads: {function!r} cannot run in one. Make it a task and schedule that, "
+            f"or record what it gives with ctx.run(name, function)."
+        )
+
+    def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, **_: Any) -> NoReturn:  # type: ignore[override]  # noqa: ARG002
+        raise NotDeterministic("Nothing may reach into a workflow from another thread. Send it a signal instead.")
+
+
+def _refuse(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise NotDeterministic(
+            f"A workflow does no input or output of its own, so its event loop has no {name}. Make it a task and "
+            f"schedule that, or record what a short call gives with ctx.run(name, function)."
+        )
+
+    return refuse
+
+
+for _name in (
+    *("create_connection", "create_server", "create_unix_connection", "create_unix_server", "create_datagram_endpoint"),
+    *("connect_read_pipe", "connect_write_pipe", "subprocess_exec", "subprocess_shell", "start_tls", "sendfile"),
+    *("sock_recv", "sock_recv_into", "sock_recvfrom", "sock_sendall", "sock_sendto", "sock_connect", "sock_accept"),
+    *("add_reader", "add_writer", "getaddrinfo", "getnameinfo", "add_signal_handler", "sock_sendfile"),
+    *("run_forever", "run_until_complete", "set_default_executor", "connect_accepted_socket", "set_task_factory"),
+):
+    setattr(Loop, _name, _refuse(_name))
+
+
+_as_completed = asyncio.as_completed
+
+
+def _ordered_as_completed(fs: Any, **options: Any) -> Any:
+    """Do as `asyncio.as_completed` does; in a workflow, start coroutines in the order in which they are given.
+
+    The original puts them into a set first, whose order is that of their addresses.
+    """
+    if isinstance(asyncio.get_running_loop(), Loop):
+        fs = [asyncio.ensure_future(one) for one in fs]
+    return _as_completed(fs, **options)
+
+
+def keep_order() -> None:
+    """Make `asyncio.as_completed` keep the order of what it is given inside workflows; elsewhere, it is as ever."""
+    asyncio.as_completed = asyncio.tasks.as_completed = _ordered_as_completed

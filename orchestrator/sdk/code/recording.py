@@ -1,0 +1,124 @@
+"""The history of a run as JSON, for people to read and for tests to replay."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args
+from uuid import UUID
+
+import msgspec
+
+from orchestrator.domain import history
+from orchestrator.domain.history import Event
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.task import TaskError
+from orchestrator.errors import InvalidWorkflow, did_you_mean
+
+_FORMAT = 1
+_IDS = ("id", "parent", "continued_from")
+"""Fields that hold an id; all others that hold bytes hold an encoded value."""
+_KINDS = {
+    kind.__struct_config__.tag: kind
+    for kind in (*get_args(history.Fact), *get_args(history.Record), history.ActivationApplied)
+}
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The whole history of one run."""
+
+    run_id: bytes
+    events: list[Event]
+
+    def to_json(self) -> str:
+        """Return it as JSON, values and all."""
+        plain = {
+            "format": _FORMAT,
+            "run_id": to_text(self.run_id),
+            "events": [_event_to_plain(event) for event in self.events],
+        }
+        return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
+
+    @classmethod
+    def from_json(cls, source: str | bytes | Path) -> Recording:
+        """Read what `to_json` wrote, from a text or a file."""
+        text = source.read_bytes() if isinstance(source, Path) else source
+        try:
+            plain = msgspec.json.decode(text)
+            if plain["format"] != _FORMAT:
+                raise InvalidWorkflow(f"History: expected format {_FORMAT}, found {plain['format']!r}.")
+            return cls(UUID(plain["run_id"]).bytes, [_event_from_plain(event) for event in plain["events"]])
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidWorkflow(
+                f"History: expected what `Recording.to_json` writes, found something else: {error!r}."
+            ) from None
+
+
+def _event_to_plain(event: Event) -> dict[str, Any]:
+    kind = type(event.what)
+    fields = {name: _field_to_plain(name, getattr(event.what, name)) for name in kind.__struct_fields__}
+    at = datetime.fromtimestamp(event.at, UTC).isoformat()
+    return {"number": event.number, "at": at, "type": kind.__struct_config__.tag, **fields}
+
+
+def _event_from_plain(plain: dict[str, Any]) -> Event:
+    number, at, tag = plain.pop("number"), plain.pop("at"), plain.pop("type")
+    kind: Any = _KINDS.get(tag)
+    if kind is None:
+        raise InvalidWorkflow(f"History, event {number}: no event is called {tag!r}.{did_you_mean(tag, _KINDS)}")
+    types = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    what = kind(**{name: _field_from_plain(name, types[name], value) for name, value in plain.items()})
+    return Event(number, datetime.fromisoformat(at).timestamp(), what)
+
+
+def _field_to_plain(name: str, value: Any) -> Any:
+    if isinstance(value, TaskError):
+        return {"kind": value.kind, "message": value.message, "traceback": value.traceback}
+    if isinstance(value, bytes):
+        return to_text(value) if name in _IDS else {"value": _to_plain(_decode(value))}
+    return value
+
+
+def _field_from_plain(name: str, kind: Any, value: Any) -> Any:
+    options = (kind, *get_args(kind))
+    if TaskError in options and value is not None:
+        return TaskError(**value)
+    if bytes in options and value is not None:
+        return UUID(value).bytes if name in _IDS else _encode(_from_plain(value["value"]))
+    return value
+
+
+def _to_plain(value: Any) -> Any:
+    """Return a value that JSON can hold without loss; what it lacks is wrapped in a mapping with one `$` key."""
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, datetime):
+        return {"$time": value.isoformat()}
+    if isinstance(value, list):
+        return [_to_plain(item) for item in value]
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: _to_plain(item) for key, item in value.items()}
+        return {"$pairs": [[_to_plain(key), _to_plain(item)] for key, item in value.items()]}
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    match value:
+        case {"$bytes": text}:
+            return base64.b64decode(text)
+        case {"$time": text}:
+            return datetime.fromisoformat(text)
+        case {"$pairs": pairs}:
+            return {_from_plain(key): _from_plain(item) for key, item in pairs}
+        case dict():
+            return {key: _from_plain(item) for key, item in value.items()}
+        case list():
+            return [_from_plain(item) for item in value]
+        case _:
+            return value

@@ -1,0 +1,33 @@
+"""Checking code against a history, without running anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.domain.commands import Command
+from orchestrator.sdk.code.flow import Flow
+from orchestrator.sdk.code.recording import Recording
+from orchestrator.sdk.code.workflow import CodeWorkflow
+
+
+def replay(workflow: CodeWorkflow[..., Any], history: Recording | str | Path) -> list[Command]:
+    """Run a workflow's code against the history of a run; return all its commands.
+
+    `history` is a recording, its JSON, or a file with that. Raise DeterminismViolation where the code no longer fits.
+    """
+    recording = history if isinstance(history, Recording) else Recording.from_json(history)
+    flow = Flow(workflow, recording.run_id, workflow.app.settings.max_payload)
+    trace = flow.ledger.trace = []
+    try:
+        flow.advance(recording.events, whole=True)
+        if flow.ledger.end is not None and not flow.ended:
+            flow.ledger.violate(
+                len(recording.events),
+                "RunEndMismatch",
+                f"Run end mismatch: history has {type(flow.ledger.end).__name__} and the code still waits for "
+                f"{flow.waiting_for() or 'a signal'}.",
+            )
+    finally:
+        flow.close()
+    return trace

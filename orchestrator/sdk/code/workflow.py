@@ -1,0 +1,182 @@
+"""A registered `async def` workflow, and the place where those of an application are kept."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
+
+from orchestrator.domain.commands import CancelChildRun, OnCancel, StartChildRun
+from orchestrator.errors import InvalidWorkflow, NotDeterministic, NotFound, OrchestratorError, did_you_mean
+from orchestrator.sdk.code.current import current_flow
+from orchestrator.sdk.code.futures import DurableFuture
+from orchestrator.sdk.code.loop import keep_order
+from orchestrator.sdk.options import check_name
+from orchestrator.sdk.payload import encode_call
+from orchestrator.sdk.signature import Signature
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.app import Orchestrator
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeOptions:
+    """How a workflow is run, given on the decorator or per call."""
+
+    timeout: float | timedelta | None = None
+    """Seconds that a run may take."""
+    queue: str | None = None
+    """Where its code runs, and its tasks unless they say otherwise; a child inherits its parent's."""
+    name: str = ""
+    """What a child is called, for people to read."""
+    detached: bool = False
+    """A child goes on when its parent ends."""
+    on_cancel: OnCancel = "cancel"
+    """What cancelling the future does to the child: `cancel` it, cancel it and `wait` for its end, or `abandon` it."""
+
+    def __post_init__(self) -> None:
+        if self.queue is not None:
+            check_name("queue", self.queue)
+        if self.timeout is not None and not self.seconds > 0:
+            raise InvalidWorkflow(f"Option timeout: expected more than zero seconds, found {self.timeout!r}.")
+        if self.on_cancel not in get_args(OnCancel):
+            known = ", ".join(get_args(OnCancel))
+            raise InvalidWorkflow(f"Option on_cancel: expected one of {known}, found {self.on_cancel!r}.")
+
+    @property
+    def seconds(self) -> float:
+        """The timeout in seconds."""
+        return self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else float(self.timeout or 0.0)
+
+
+_OPTION_NAMES = tuple(field.name for field in fields(CodeOptions))
+
+
+class CodeWorkflow(Generic[P, R]):
+    """A registered workflow. Inside another one, `schedule` runs it as a child."""
+
+    def __init__(
+        self, app: Orchestrator, name: str, version: int, function: Callable[..., Any], options: CodeOptions
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.app = app
+        self.name = name
+        self.version = version
+        self.function = function
+        self.code_options = options
+        self.signature = Signature(name, function, what="Workflow", leading=1)
+
+    def __call__(self, *_: P.args, **__: P.kwargs) -> R:
+        """Refuse: a workflow is not run like a function."""
+        raise NotDeterministic(
+            f"Workflow {self.name!r} was called like a function, which would run it without a history. "
+            f"Inside a workflow, use {self.name}.schedule(…)."
+        )
+
+    def __repr__(self) -> str:
+        return f"<CodeWorkflow {self.name} version {self.version}>"
+
+    def options(self, **options: Any) -> CodeWorkflow[P, R]:
+        """Return this workflow with other options, for the calls that follow."""
+        changed = with_code_options(self.code_options, options)
+        return CodeWorkflow(self.app, self.name, self.version, self.function, changed)
+
+    def schedule(self, *args: P.args, **kwargs: P.kwargs) -> DurableFuture[R]:
+        """Inside a workflow: start a child run; the future is there at once."""
+        flow = current_flow()
+        if flow is None or flow.started is None:
+            raise OrchestratorError(f"{self.name}.schedule(…) works inside a workflow only.")
+        payload = self.encode_call(args, kwargs)
+        options = self.code_options
+        ordinal, identifier = flow.next("child")
+        flow.issue(
+            StartChildRun(
+                ordinal,
+                identifier,
+                self.name,
+                payload,
+                name=options.name or self.name,
+                version=self.version,
+                queue=options.queue or flow.started.queue,
+                timeout=options.seconds or None,
+                detached=options.detached,
+            )
+        )
+        cancel = None if options.on_cancel == "abandon" else CancelChildRun(identifier)
+        restore = self.signature.restore_result
+        future: DurableFuture[R] = DurableFuture(flow, identifier, f"Workflow {self.name!r}", restore, cancel)
+        future.waits_for_end = options.on_cancel == "wait"
+        return flow.expect(future)
+
+    def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """Check a call and return its arguments as data."""
+        self.signature.check(args, kwargs)
+        return encode_call(self.name, args, kwargs, self.app.settings.max_payload)
+
+
+class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
+    """`app.code_workflows`: the newest version of each registered workflow, by name."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, dict[int, CodeWorkflow[..., Any]]] = {}
+
+    def __getitem__(self, name: str) -> CodeWorkflow[..., Any]:
+        versions = self._versions[name]
+        return versions[max(versions)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._versions)
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    def find(self, name: str, version: int | None = None) -> CodeWorkflow[..., Any]:
+        """Return a workflow by name: of this version if it is registered, else the newest.
+
+        A run that began under an older version goes on with newer code if that fits its history, and is stuck if not.
+        """
+        versions = self._versions.get(name)
+        if versions is None:
+            known = ", ".join(sorted(self)) or "none"
+            raise NotFound(f"No workflow is registered as {name!r}.{did_you_mean(name, self)} Known: {known}.")
+        return versions.get(version or 0) or self[name]
+
+    def add(self, workflow: CodeWorkflow[..., Any]) -> None:
+        """Register a workflow."""
+        versions = self._versions.setdefault(workflow.name, {})
+        other = versions.get(workflow.version)
+        if other is not None and other.function.__code__ is not workflow.function.__code__:
+            raise InvalidWorkflow(
+                f"Two functions want to be version {workflow.version} of the workflow {workflow.name!r}. "
+                f"Give one of them another name= or version=."
+            )
+        versions[workflow.version] = workflow
+        keep_order()
+
+
+def with_code_options(base: CodeOptions, given: Mapping[str, Any]) -> CodeOptions:
+    """Return the options changed by `given`; an unknown name is refused, with the nearest one suggested."""
+    for name in given:
+        if name not in _OPTION_NAMES:
+            raise InvalidWorkflow(
+                f"Unknown workflow option {name!r}.{did_you_mean(name, _OPTION_NAMES)} "
+                f"Known: {', '.join(_OPTION_NAMES)}."
+            )
+    return replace(base, **given)
+
+
+def check_workflow_function(name: str, version: object, function: Callable[..., Any]) -> None:
+    """Refuse what cannot be a workflow."""
+    if not inspect.iscoroutinefunction(function):
+        raise InvalidWorkflow(f"Workflow {name!r}: expected an `async def` function, found {function!r}.")
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        raise InvalidWorkflow(f"Workflow {name!r}: its first parameter is its context, `ctx: WorkflowContext`.")
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise InvalidWorkflow(f"Workflow {name!r}: version: expected a whole number from 1, found {version!r}.")

@@ -1,0 +1,223 @@
+"""A leader in memory: it does with commands what the real one does in Postgres, for runs of code workflows only."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any, get_args
+
+from orchestrator.domain import commands, history
+from orchestrator.domain.activation import Activation, Answer, Query, Violation
+from orchestrator.domain.history import Event
+from orchestrator.domain.ids import derived_id
+from orchestrator.domain.task import NewTask, TaskError
+from orchestrator.errors import NotFound
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.workflow import CodeWorkflow
+
+_FACTS = get_args(history.Fact)
+
+
+class Run:
+    """One run and everything that is open in it."""
+
+    def __init__(self, run_id: bytes, parent: Run | None, detached: bool) -> None:
+        self.id = run_id
+        self.parent = parent
+        self.detached = detached
+        self.child_id = run_id
+        """The id under which the parent waits for it; a run that continues another takes over its id."""
+        self.history: list[Event] = []
+        self.tasks: dict[bytes, NewTask] = {}
+        self.timers: dict[bytes, float] = {}
+        self.promises: dict[bytes, str] = {}
+        self.children: dict[bytes, Run] = {}
+        self.answers: dict[bytes, commands.AnswerUpdate] = {}
+        self.state: dict[str, bytes] = {}
+        self.end: commands.End | None = None
+        self.next: Run | None = None
+        """The run that goes on from this one."""
+        self.stuck: Violation | None = None
+        self.attempt = 0
+        self.applied = 0
+        """The last attempt whose report was applied."""
+        self.shown = 0
+        """The number of the last event that the code has been shown."""
+
+    @property
+    def started(self) -> history.RunStarted:
+        what = self.history[0].what
+        assert isinstance(what, history.RunStarted)
+        return what
+
+    @property
+    def has_news(self) -> bool:
+        """Say whether there is a fact that the code has not been shown."""
+        return self.end is None and any(is_fact(event) for event in self.history[self.shown :])
+
+
+class MemoryLeader:
+    """Keeps histories, applies batches, and moves the clock when it is told to."""
+
+    def __init__(self, engine: Engine, find: Callable[[str, int | None], CodeWorkflow[..., Any]], now: float) -> None:
+        self._engine = engine
+        self._find = find
+        self.now = now
+        self.runs: dict[bytes, Run] = {}
+        self._due: list[tuple[float, int, Run, bytes]] = []
+        self._serial = 0
+
+    def start(
+        self, started: history.RunStarted, run_id: bytes, parent: Run | None = None, detached: bool = False
+    ) -> Run:
+        """Begin a run."""
+        run = self.runs[run_id] = Run(run_id, parent, detached)
+        self.append(run, started)
+        return run
+
+    def append(self, run: Run, what: history.Fact | history.Record | history.Mark) -> None:
+        """Append an event to a run's history."""
+        run.history.append(Event(len(run.history) + 1, self.now, what))
+
+    def activate(self, run: Run, queries: list[Query] | None = None) -> list[Answer]:
+        """Let the code see what is new, and apply what it commands."""
+        run.attempt += 1
+        has_news = run.has_news
+        report = self._engine.activate(self._activation(run, queries or []), run.id, run.attempt)
+        if report.missing:
+            run.applied = 0
+            report = self._engine.activate(self._activation(run, queries or []), run.id, run.attempt)
+        run.stuck = report.stuck
+        if report.stuck is None:
+            run.applied = run.attempt
+            run.shown = report.through
+            if has_news:
+                self.append(run, history.ActivationApplied(report.through))
+            for command in report.commands:
+                self.append(run, history.record(command))
+                self.apply(run, command)
+        return report.answers
+
+    def settle(self, run: Run, task: bytes, outcome: history.TaskCompleted | history.TaskFailed) -> None:
+        """Take what came of a task, if anybody still waits for it."""
+        if run.tasks.pop(task, None) is not None and run.end is None:
+            self.append(run, outcome)
+
+    def next_timer(self) -> float | None:
+        """Return when the next timer is due."""
+        while self._due and self._due[0][3] not in self._due[0][2].timers:
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def fire_next(self) -> bool:
+        """Move the clock to the next timer and fire it; False if there is none."""
+        due = self.next_timer()
+        if due is None:
+            return False
+        self.now = max(self.now, due)
+        _, _, run, timer = heapq.heappop(self._due)
+        del run.timers[timer]
+        self.append(run, history.TimerFired(timer))
+        return True
+
+    def _activation(self, run: Run, queries: list[Query]) -> Activation:
+        whole = run.applied == 0
+        events = run.history if whole else [event for event in run.history[run.shown :] if is_fact(event)]
+        return Activation(
+            run.id,
+            run.started.workflow,
+            run.started.version,
+            after=0 if whole else run.shown,
+            through=len(run.history),
+            events=list(events),
+            cached=run.applied,
+            queries=queries,
+        )
+
+    def apply(self, run: Run, command: commands.Command) -> None:
+        """Do what a command asks for."""
+        match command:
+            case commands.ScheduleTask(task=task):
+                run.tasks[task.id] = task
+            case commands.CancelTask(id=id):
+                if run.tasks.pop(id, None) is not None:
+                    self.append(run, history.TaskCancelled(id))
+            case commands.StartTimer(id=id, seconds=seconds, since=since):
+                self._serial += 1
+                run.timers[id] = since + seconds
+                heapq.heappush(self._due, (since + seconds, self._serial, run, id))
+            case commands.CancelTimer(id=id):
+                run.timers.pop(id, None)
+            case commands.CreatePromise(id=id, name=name):
+                run.promises[id] = name
+            case commands.CancelPromise(id=id):
+                run.promises.pop(id, None)
+            case commands.StartChildRun():
+                self._start_child(run, command)
+            case commands.CancelChildRun(id=id):
+                self.cancel(run.children.get(id))
+            case commands.SetState(key=key, value=value):
+                run.state[key] = value
+            case commands.ClearState(key=key):
+                run.state.pop(key, None)
+            case commands.AnswerUpdate(id=id):
+                run.answers[id] = command
+            case commands.CompleteRun() | commands.FailRun() | commands.CancelRun() | commands.ContinueRun():
+                self._end(run, command)
+            case _:
+                pass  # operations and patches are remembered by their record alone
+
+    def _start_child(self, run: Run, command: commands.StartChildRun) -> None:
+        try:
+            found = self._find(command.workflow, command.version)
+        except NotFound as error:
+            self.append(run, history.ChildFailed(command.id, TaskError("NotFound", str(error))))
+            return
+        queue = command.queue or run.started.queue
+        started = history.RunStarted(found.name, found.version, command.payload, queue, run.id)
+        run.children[command.id] = self.start(started, command.id, run, command.detached)
+
+    def cancel(self, run: Run | None) -> None:
+        """Ask a run to cancel itself."""
+        if run is not None and run.end is None:
+            self.append(run, history.RunCancelRequested())
+
+    def _end(self, run: Run, end: commands.End) -> None:
+        run.end = end
+        run.tasks.clear()
+        run.timers.clear()
+        if isinstance(end, commands.ContinueRun):
+            self._continue(run, end)
+            return
+        for child in run.children.values():
+            if not child.detached:
+                self.cancel(child)
+        parent = run.parent
+        if parent is None or parent.end is not None or parent.children.pop(run.child_id, None) is None:
+            return
+        match end:
+            case commands.CompleteRun(result=result):
+                self.append(parent, history.ChildCompleted(run.child_id, result))
+            case commands.FailRun(error=error):
+                self.append(parent, history.ChildFailed(run.child_id, error))
+            case commands.CancelRun():
+                self.append(parent, history.ChildCancelled(run.child_id))
+
+    def _continue(self, run: Run, end: commands.ContinueRun) -> None:
+        old = run.started
+        started = history.RunStarted(old.workflow, old.version, end.payload, old.queue, old.parent, run.id)
+        new = run.next = self.start(started, derived_id(run.id, "continued"), run.parent, run.detached)
+        new.child_id = run.child_id
+        if run.parent is not None and run.child_id in run.parent.children:
+            run.parent.children[run.child_id] = new
+        taken = dict(end.signals)
+        for event in run.history:
+            if isinstance(event.what, history.SignalReceived):
+                taken[event.what.name] = taken.get(event.what.name, 0) - 1
+                if taken[event.what.name] < 0:
+                    self.append(new, event.what)
+
+
+def is_fact(event: Event) -> bool:
+    """Say whether an event is one that the code is shown."""
+    return isinstance(event.what, _FACTS)

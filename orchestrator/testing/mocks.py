@@ -1,0 +1,57 @@
+"""What tests put in the place of tasks and child workflows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.task import TaskError
+from orchestrator.errors import InvalidTask
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.failure import describe
+from orchestrator.sdk.payload import encode_value
+from orchestrator.sdk.signature import Signature
+from orchestrator.sdk.task import Task
+
+Mocks = Mapping[Task[..., Any] | CodeWorkflow[..., Any] | str, Any]
+"""By task, child workflow or name: a value, an exception to raise, or a function that is called with the arguments."""
+_LIMIT = 100_000_000
+_decode_call = msgspec.msgpack.Decoder().decode
+
+
+class MockBook:
+    """The mocks of one test."""
+
+    def __init__(self) -> None:
+        self._mocks: dict[str, Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._mocks
+
+    def add(self, mocks: Mocks) -> None:
+        """Put these in the place of what they are named after."""
+        for key, mock in mocks.items():
+            self._mocks[key if isinstance(key, str) else key.name] = mock
+
+    async def call(self, name: str, payload: bytes, signature: Signature | None) -> bytes | TaskError:
+        """Call a mock as a worker would call what it stands for: with typed arguments, and data for a result."""
+        try:
+            if name not in self._mocks:
+                raise InvalidTask(
+                    f"Task {name!r} has no mock, and a test runs no real tasks. Give it one: mocks={{{name}: …}}."
+                )
+            mock = self._mocks[name]
+            arguments, keywords = _decode_call(payload)
+            if signature is not None:
+                arguments, keywords = signature.restore(arguments, keywords)
+            if isinstance(mock, BaseException) or (isinstance(mock, type) and issubclass(mock, BaseException)):
+                raise mock
+            value = mock(*arguments, **keywords) if callable(mock) else mock
+            if inspect.isawaitable(value):
+                value = await value
+            return encode_value(value, f"The result of the mock of {name!r}", _LIMIT)
+        except Exception as error:  # noqa: BLE001  # a mock that raises is a task that failed
+            return describe(error)

@@ -1,0 +1,135 @@
+"""What a test holds of a workflow that it has started."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from orchestrator.domain import commands, history
+from orchestrator.domain.activation import Query
+from orchestrator.domain.history import Fact
+from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.task import TaskError
+from orchestrator.errors import DeterminismViolation, NotDeterministic, OrchestratorError, RunFailed, WrongState
+from orchestrator.sdk.code.recording import Recording
+from orchestrator.sdk.code.replaying import replay
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.payload import decode_value, encode_call, encode_value
+from orchestrator.testing.leader import Run
+
+if TYPE_CHECKING:
+    from orchestrator.testing.workflows import WorkflowTest
+
+R = TypeVar("R")
+_LIMIT = 100_000_000
+
+
+class TestedRun(Generic[R]):
+    """One run in a test. Whatever is sent to it, it has dealt with when the call returns."""
+
+    __test__ = False
+
+    def __init__(self, test: WorkflowTest, workflow: CodeWorkflow[..., R], run: Run) -> None:
+        self._test = test
+        self._workflow = workflow
+        self._first = run
+
+    @property
+    def _run(self) -> Run:
+        run = self._first
+        while run.next is not None:
+            run = run.next
+        return run
+
+    @property
+    def history(self) -> Recording:
+        """Everything that has happened so far, in the last run of those that continued one another."""
+        return Recording(self._run.id, list(self._run.history))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the code has set and not cleared."""
+        return {key: decode_value(value) for key, value in self._run.state.items()}
+
+    async def result(self) -> R:
+        """Let time pass until the run has ended, and return what it returned; raise RunFailed if it did not."""
+        while self._run.end is None:
+            self._check_stuck()
+            if not await self._test.skip_to_next() and self._run.end is None:
+                self._check_stuck()
+                raise OrchestratorError(
+                    f"Workflow {self._workflow.name!r} waits for somebody outside, and nothing else is left to happen. "
+                    f"Start it with start(…), and signal it or resolve its promises: "
+                    f"{', '.join(sorted(self._run.promises.values())) or 'it has none open'}."
+                )
+        await asyncio.to_thread(replay, self._workflow, self.history)
+        match self._run.end:
+            case commands.CompleteRun(result=data):
+                result: R = self._workflow.signature.restore_result(decode_value(data))
+                return result
+            case commands.FailRun(error=error):
+                text = f"{error.kind}: {error.message}\n\n{error.traceback}"
+                raise RunFailed(f"Workflow {self._workflow.name!r} failed: {text}")
+            case _:
+                raise RunFailed(f"Workflow {self._workflow.name!r} was cancelled.")
+
+    async def signal(self, name: str, value: Any = None) -> None:
+        """Send a signal."""
+        await self._tell(history.SignalReceived(name, encode_value(value, f"Signal {name!r}", _LIMIT)))
+
+    async def resolve(self, promise: str, value: Any = None) -> None:
+        """Resolve the oldest open promise of a name."""
+        data = encode_value(value, f"Promise {promise!r}", _LIMIT)
+        await self._tell(history.PromiseResolved(self._take_promise(promise), data))
+
+    async def reject(self, promise: str, reason: str) -> None:
+        """Reject the oldest open promise of a name."""
+        error = TaskError("PromiseRejected", reason)
+        await self._tell(history.PromiseRejected(self._take_promise(promise), error))
+
+    async def cancel(self, reason: str = "") -> None:
+        """Ask the run to cancel itself."""
+        await self._tell(history.RunCancelRequested(reason))
+
+    async def query(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Ask the code something."""
+        query = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, _LIMIT))
+        answer = (await asyncio.to_thread(self._test.leader.activate, self._run, [query]))[0]
+        return _value(f"Query {name!r}", answer.result, answer.error)
+
+    async def update(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Ask the code to do something, and return its answer; time does not pass meanwhile."""
+        run = self._run
+        identifier = derived_id(run.id, "update", len(run.history))
+        await self._tell(history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, _LIMIT)))
+        if identifier not in run.answers:
+            raise OrchestratorError(f"Update {name!r} has no answer yet: it waits for time to pass, or for more.")
+        answer = run.answers[identifier]
+        return _value(f"Update {name!r}", answer.result, answer.error)
+
+    def _take_promise(self, name: str) -> bytes:
+        for identifier, open_name in self._run.promises.items():
+            if open_name == name:
+                del self._run.promises[identifier]
+                return identifier
+        raise WrongState(f"No promise {name!r} is open. Open: {', '.join(self._run.promises.values()) or 'none'}.")
+
+    async def _tell(self, fact: Fact) -> None:
+        if self._run.end is not None:
+            raise WrongState(f"Workflow {self._workflow.name!r}, run {to_text(self._run.id)}, has ended.")
+        self._test.leader.append(self._run, fact)
+        await self._test.settle()
+        self._check_stuck()
+
+    def _check_stuck(self) -> None:
+        stuck = self._run.stuck
+        if stuck is not None and stuck.kind == NotDeterministic.__name__:
+            raise NotDeterministic(stuck.message)
+        if stuck is not None:
+            raise DeterminismViolation(stuck.message, stuck.event, stuck.difference)
+
+
+def _value(what: str, result: bytes | None, error: TaskError | None) -> Any:
+    if error is not None:
+        raise OrchestratorError(f"{what} failed: {error.kind}: {error.message}")
+    return decode_value(result or b"\xc0")

@@ -1,0 +1,138 @@
+"""Workflows in a test: in memory, with mocked tasks, and a clock that skips."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, TypeVar
+
+from orchestrator.domain import commands, history
+from orchestrator.domain.ids import derived_id
+from orchestrator.domain.task import TaskError
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.testing.leader import MemoryLeader, Run
+from orchestrator.testing.mocks import MockBook, Mocks
+from orchestrator.testing.runs import TestedRun
+
+R = TypeVar("R")
+_LIMIT = 100_000_000
+
+
+class WorkflowTest:
+    """A world in which workflows run: no database, no Redis, no worker, and no waiting.
+
+    async with WorkflowTest() as test:
+        receipt = await test.run(order, "o-1", mocks={charge_card: "charge-7", ship: fake_ship})
+    """
+
+    def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
+        self._workflow: CodeWorkflow[..., Any] | None = None
+        self._engine = Engine(self._find, _LIMIT)
+        self.leader = MemoryLeader(self._engine, self._find, start.timestamp())
+        self._mocks = MockBook()
+        self._mocked: set[bytes] = set()
+        """Tasks and child runs that a mock was called for."""
+        self._calls: dict[asyncio.Future[None], None] = {}
+        self._count = 0
+
+    async def __aenter__(self) -> WorkflowTest:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        self._engine.close()
+
+    @property
+    def now(self) -> datetime:
+        """What time it is in the test."""
+        return datetime.fromtimestamp(self.leader.now, UTC)
+
+    async def run(self, workflow: CodeWorkflow[..., R], *args: Any, mocks: Mocks | None = None, **kwargs: Any) -> R:
+        """Run a workflow to its end and return its result; timers fire as soon as nothing else is left to do.
+
+        In the end its history is replayed, so that a test finds code that does not do the same thing twice.
+        """
+        run = await self.start(workflow, *args, mocks=mocks, **kwargs)
+        return await run.result()
+
+    async def start(
+        self, workflow: CodeWorkflow[..., R], *args: Any, mocks: Mocks | None = None, **kwargs: Any
+    ) -> TestedRun[R]:
+        """Start a workflow and let it run until it waits for a timer, or for somebody outside."""
+        self._workflow = workflow
+        self._mocks.add(mocks or {})
+        self._count += 1
+        payload = workflow.encode_call(args, kwargs)
+        queue = workflow.code_options.queue or "default"
+        started = history.RunStarted(workflow.name, workflow.version, payload, queue)
+        run = self.leader.start(started, derived_id(bytes(16), "test", self._count))
+        await self.settle()
+        return TestedRun(self, workflow, run)
+
+    async def skip(self, seconds: float = 0.0, **parts: float) -> None:
+        """Let time pass, `skip(60)` or `skip(hours=24)`, and everything happen that happens in it."""
+        until = self.leader.now + seconds + timedelta(**parts).total_seconds()
+        await self.settle()
+        while (due := self.leader.next_timer()) is not None and due <= until:
+            await self.skip_to_next()
+        self.leader.now = until
+
+    async def skip_to_next(self) -> bool:
+        """Fire the next timer, and let happen what follows from it; False if there is none."""
+        fired = self.leader.fire_next()
+        await self.settle()
+        return fired
+
+    async def settle(self) -> None:
+        """Let everything happen that can happen without time passing."""
+        while True:
+            run = next((run for run in self.leader.runs.values() if run.has_news and run.stuck is None), None)
+            if run is not None:
+                await self._show(run)
+            elif self._calls:
+                await asyncio.wait(self._calls, return_when=asyncio.FIRST_COMPLETED)
+                for call in [call for call in self._calls if call.done()]:
+                    del self._calls[call]
+                    call.result()
+            else:
+                return
+
+    async def _show(self, run: Run) -> None:
+        """Let a run's code see what is new, or the mock that stands for it; then call the mocks of its tasks."""
+        if run.parent is not None and run.started.workflow in self._mocks:
+            run.shown = len(run.history)
+            if run.id not in self._mocked:
+                self._mocked.add(run.id)
+                self._calls[asyncio.ensure_future(self._mock_child(run))] = None
+            return
+        await asyncio.to_thread(self.leader.activate, run)  # an event loop cannot run inside another
+        for task in [task for task in run.tasks if task not in self._mocked]:
+            self._mocked.add(task)
+            self._calls[asyncio.ensure_future(self._mock_task(run, task))] = None
+
+    async def _mock_task(self, run: Run, identifier: bytes) -> None:
+        task = run.tasks[identifier]
+        assert self._workflow is not None
+        known = self._workflow.app.tasks.get(task.name)
+        outcome = await self._mocks.call(task.name, task.payload, known.signature if known else None)
+        if isinstance(outcome, TaskError):
+            self.leader.settle(run, identifier, history.TaskFailed(identifier, outcome))
+        else:
+            self.leader.settle(run, identifier, history.TaskCompleted(identifier, outcome))
+
+    async def _mock_child(self, run: Run) -> None:
+        workflow = self._find(run.started.workflow, None)
+        outcome = await self._mocks.call(workflow.name, run.started.payload, workflow.signature)
+        if run.end is None:
+            end = commands.FailRun(outcome) if isinstance(outcome, TaskError) else commands.CompleteRun(outcome)
+            self.leader.apply(run, end)
+
+    def _find(self, name: str, version: int | None) -> CodeWorkflow[..., Any]:
+        assert self._workflow is not None
+        return self._workflow.app.code_workflows.find(name, version)
