@@ -144,7 +144,8 @@ class Ledger:
             self.violate(
                 number,
                 f"{field.title().replace(' ', '')}Mismatch",
-                f"{field} mismatch at {claim[0]} {claim[1]}: history has {expected!r} and the code says {found!r}.",
+                f"{field} mismatch at {claim[0]} {claim[1]} (event {number}): "
+                f"history has {expected!r} and the code says {found!r}.",
             )
 
     def violate(self, number: int, kind: str, message: str) -> None:

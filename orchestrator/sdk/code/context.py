@@ -17,7 +17,7 @@ from orchestrator.domain import commands
 from orchestrator.domain.ids import derived_id
 from orchestrator.errors import OperationFailed
 from orchestrator.sdk.code.compensations import Compensations
-from orchestrator.sdk.code.futures import DurableFuture
+from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.failure import describe
 from orchestrator.sdk.options import check_name
@@ -93,11 +93,7 @@ class WorkflowContext:
 
     def sleep(self, seconds: float = 0.0, *, name: str = "", **parts: float) -> asyncio.Future[None]:
         """Start a timer: `await ctx.sleep(30)`, `ctx.sleep(hours=24)`, with any part that a timedelta has."""
-        future = self._flow.loop.create_future()
-        delay = seconds + timedelta(**parts).total_seconds()
-        timer = self._flow.loop.call_later(delay, _wake, future, name=name)
-        future.add_done_callback(lambda _: timer.cancel())
-        return future
+        return SleepFuture(self._flow, seconds + timedelta(**parts).total_seconds(), name)
 
     @overload
     def promise(self, name: str, *, type: type[T], timeout: float | timedelta | None = None) -> asyncio.Future[T]: ...
@@ -115,11 +111,7 @@ class WorkflowContext:
             DurableFuture(flow, identifier, f"Promise {name!r}", lambda value: convert(value, type), cancel)
         )
         if timeout is not None:
-            seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-            timer = flow.loop.call_later(
-                seconds, future.expire, TimeoutError(f"Promise {name!r}: {seconds:g} s passed.")
-            )
-            future.add_done_callback(lambda _: timer.cancel())
+            future.expire_after(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
         return future
 
     @overload
@@ -269,11 +261,6 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
         run = str(UUID(bytes=self._flow.run_id))
         kwargs["extra"] = {**(kwargs.get("extra") or {}), "run_id": run, "workflow": self._flow.workflow.name}
         return msg, kwargs
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _in_thread(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +30,23 @@ Outcome = (
 )
 
 
+class SleepFuture(OrderedFuture[None]):
+    """The end of a timer. Cancelling it cancels the timer at once."""
+
+    def __init__(self, flow: Flow, seconds: float, name: str) -> None:
+        super().__init__(loop=flow.loop)
+        self._timer = flow.loop.call_later(seconds, self._wake, name=name)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the timer."""
+        self._timer.cancel()
+        return super().cancel(msg)
+
+    def _wake(self) -> None:
+        if not self.done():
+            self.set_result(None)
+
+
 class DurableFuture(OrderedFuture[T]):
     """The result of a task, a promise or a child workflow. Cancelling it cancels what it waits for."""
 
@@ -44,6 +62,7 @@ class DurableFuture(OrderedFuture[T]):
         self.waits_for_end = False
         """Being cancelled, it waits until what it waits for has ended, too."""
         self._cancelling = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<{self._what}>"
@@ -55,21 +74,27 @@ class DurableFuture(OrderedFuture[T]):
         if self._cancel is not None and not self._cancelling:
             self._flow.cancel_command(self._cancel, self.id)
         self._cancelling = True
+        self._stop_timer()
         if self.waits_for_end:
             return True
         self._flow.forget(self.id)
         return super().cancel(msg)
 
-    def expire(self, error: Exception) -> None:
-        """Wait no longer: cancel what it waits for, and raise this instead."""
+    def expire_after(self, seconds: float) -> None:
+        """Give up after this time: cancel what it waits for, and raise TimeoutError."""
+        if not self.done():
+            self._timer = self._flow.loop.call_later(seconds, self._expire, seconds)
+
+    def _expire(self, seconds: float) -> None:
         if not self.done():
             if self._cancel is not None:
                 self._flow.cancel_command(self._cancel, self.id)
             self._flow.forget(self.id)
-            self.set_exception(error)
+            self.set_exception(TimeoutError(f"{self._what} had no answer within {seconds:g} s."))
 
     def settle(self, outcome: Outcome) -> None:
         """Take what came of it."""
+        self._stop_timer()
         if self._cancelling:
             super().cancel()
             return
@@ -89,6 +114,10 @@ class DurableFuture(OrderedFuture[T]):
                 self.set_exception(TaskCancelled(f"{self._what} was cancelled."))
             case history.ChildCancelled():
                 self.set_exception(RunFailed(f"{self._what} was cancelled."))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _fulfil(self, data: bytes) -> None:
         try:

@@ -8,7 +8,6 @@ package, or of this one.
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import datetime
 import inspect
@@ -23,6 +22,7 @@ import sysconfig
 import threading
 import time
 import uuid
+from asyncio import as_completed
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,14 +86,18 @@ def _watched() -> dict[Any, list[_Watched]]:
             else:
                 found[getattr(function, "__code__", function)].append(_Watched(full, instead))
     found[random.Random.__init__.__code__].append(_Watched("random.Random", "ctx.random, or give it a seed", _no_seed))
-    found[asyncio.as_completed.__code__].append(
-        _Watched("as_completed", "it as `asyncio.as_completed`, which keeps the order inside a workflow")
-    )
+    instead = "it as `asyncio.as_completed`, which keeps the order inside a workflow"
+    found[as_completed.__code__].append(_Watched("as_completed", instead, _unordered))
     return dict(found)
 
 
 def _is_of(owner: object, frame: FrameType) -> bool:
     return frame.f_locals.get("self") is owner
+
+
+def _unordered(frame: FrameType) -> bool:
+    given = frame.f_locals.get("fs")
+    return isinstance(given, (list, tuple, set)) and any(map(inspect.iscoroutine, given))
 
 
 def _no_seed(frame: FrameType) -> bool:

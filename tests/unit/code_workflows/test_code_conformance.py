@@ -1,0 +1,137 @@
+"""Histories that another system recorded: this one must give the same commands, and find the same violations."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import DeterminismViolation
+from orchestrator.testing import replay
+from tests.unit.code_workflows.foreign_histories import Foreign, Json, as_file_writes
+
+CONFORMANCE = os.environ.get("ORCHESTRATOR_CONFORMANCE")
+FILES = sorted(Path(CONFORMANCE, "replay").glob("*.json")) if CONFORMANCE else []
+NO_FILES = pytest.param(None, marks=pytest.mark.skip("ORCHESTRATOR_CONFORMANCE is not set: no recorded histories"))
+
+
+def plain(text: str) -> str:
+    """Return an error's text without the words in which the two systems differ."""
+    return re.sub(r" (type|name|kind|key|id)(?= mismatch)", "", text.lower())
+
+
+@pytest.mark.parametrize("path", FILES or [NO_FILES], ids=lambda path: path.stem if path else "none")
+def test_replays_as_recorded(path: Path) -> None:
+    check(Foreign(json.loads(path.read_text())))
+
+
+def check(foreign: Foreign) -> None:
+    """Replay one file, and hold what comes of it against what the file says."""
+    test = foreign.content.get("determinism_test", {})
+    if test.get("type") == "expect_violation":
+        with pytest.raises(DeterminismViolation) as found:
+            replay(foreign.workflow(), foreign.recording)
+        for part in test.get("expected_error_contains", []):
+            text = str(found.value)
+            assert part.lower() in text.lower() or plain(part) in plain(text)
+        return
+    made = [as_file_writes(command) for command in replay(foreign.workflow(), foreign.recording)]
+    expected = foreign.content["expected_commands"]
+    assert [one["type"] for one in made] == [one["type"] for one in expected]
+    for command, wanted in zip(made, expected, strict=True):
+        assert {key: value for key, value in command.items() if key in wanted} == {
+            key: value for key, value in wanted.items() if key in command
+        }
+
+
+def made_up(events: list[tuple[str, Json]], replayed: list[Json], **more: Any) -> Foreign:
+    """Return a file of the same kind as those that were recorded."""
+    started = ("WorkflowStarted", {"input": {}})
+    return Foreign(
+        {
+            "workflow_execution_id": "aaaa0000-0000-0000-0000-000000000009",
+            "workflow_kind": "made-up",
+            "events": [{"event_type": kind, "data": data} for kind, data in [started, *events]],
+            "replay_commands": replayed,
+            **more,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "command", "contains"),
+    [
+        (("TaskScheduled", {"taskType": "a"}), {"type": "ScheduleTask", "taskType": "b"}, "Task type mismatch"),
+        (
+            ("OperationCompleted", {"operation_name": "a", "result": 1}),
+            {"type": "RecordOperation", "name": "b"},
+            "Operation name mismatch",
+        ),
+        (("PromiseCreated", {"promise_name": "a"}), {"type": "CreatePromise", "promise_name": "b"}, "Promise name"),
+        (("TimerStarted", {"timer_id": "a"}), {"type": "StartTimer", "timer_id": "b"}, "Timer ID mismatch"),
+        (("StateSet", {"key": "a", "value": 1}), {"type": "SetState", "key": "b", "value": 1}, "State key mismatch"),
+        (("StateSet", {"key": "a", "value": 1}), {"type": "ClearState", "key": "a"}, "State change mismatch"),
+        (
+            ("ChildWorkflowInitiated", {"child_workflow_name": "n", "child_workflow_kind": "a"}),
+            {"type": "ScheduleChildWorkflow", "name": "n", "kind": "b"},
+            "Child workflow kind mismatch",
+        ),
+        (
+            ("ChildWorkflowInitiated", {"childWorkflowName": "a", "childWorkflowKind": "k"}),
+            {"type": "ScheduleChildWorkflow", "name": "b", "kind": "k"},
+            "Child workflow name mismatch",
+        ),
+    ],
+)
+def test_every_kind_of_violation_is_found(event: tuple[str, Json], command: Json, contains: str) -> None:
+    check(
+        made_up(
+            [event],
+            [command],
+            determinism_test={"type": "expect_violation", "expected_error_contains": [contains]},
+        )
+    )
+
+
+def test_what_fails_in_the_history_fails_in_the_code() -> None:
+    events = [
+        ("TaskScheduled", {"kind": "charge", "taskExecutionId": "1"}),
+        ("TaskFailed", {"taskExecutionId": "1", "error": "no money"}),
+        ("OperationFailed", {"operation_name": "look", "error": "dark"}),
+        ("ChildWorkflowInitiated", {"child_workflow_name": "n", "child_workflow_kind": "k", "child_execution_id": "2"}),
+        ("ChildWorkflowFailed", {"child_execution_id": "2", "error": "ill"}),
+        ("PromiseCreated", {"promise_name": "approval"}),
+        ("PromiseRejected", {"promise_name": "approval", "error": "no"}),
+        ("WorkflowFailed", {"error": "given up"}),
+    ]
+    script = [
+        {"type": "ScheduleTask", "kind": "charge"},
+        {"type": "RecordOperation", "name": "look"},
+        {"type": "ScheduleChildWorkflow", "name": "n", "kind": "k"},
+        {"type": "CreatePromise", "promise_name": "approval"},
+        {"type": "FailWorkflow", "error": "given up"},
+    ]
+    check(made_up(events, script, expected_commands=script))
+
+
+def test_a_cancelled_workflow_says_so() -> None:
+    events = [
+        ("TimerStarted", {"timerId": "t", "durationMs": 1000}),
+        ("CancellationRequested", {"reason": "enough"}),
+        ("WorkflowCancelled", {}),
+    ]
+    script = [{"type": "StartTimer", "timerId": "t", "durationMs": 1000}, {"type": "CancelWorkflow"}]
+    check(made_up(events, script, expected_commands=script))
+
+
+def test_more_commands_than_the_history_has_are_progress() -> None:
+    events = [
+        ("TaskScheduled", {"kind": "a", "taskExecutionId": "1"}),
+        ("TaskCompleted", {"taskExecutionId": "1", "result": 1}),
+    ]
+    script = [{"type": "ScheduleTask", "kind": "a"}, {"type": "ScheduleTask", "kind": "b"}]
+    check(made_up(events, script, expected_commands=script))

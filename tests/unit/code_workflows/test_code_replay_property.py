@@ -1,0 +1,86 @@
+"""Random programs in random worlds: whatever is in memory, replay gives the same commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.domain import commands, history
+from orchestrator.domain.commands import Command
+from orchestrator.domain.history import Event
+from orchestrator.sdk.code.flow import Flow
+from orchestrator.testing import Recording, replay
+from tests.unit.code_workflows.programs import LIMIT, PROGRAMS, World, program
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def fresh(events: list[Event]) -> tuple[list[Command], list[Command]]:
+    """Replay a history, or a part of it, in a new flow; return all its commands, and those that are new."""
+    flow = Flow(program, bytes(range(16)), LIMIT)
+    trace = flow.ledger.trace = []
+    try:
+        return trace, flow.advance(events, whole=True)
+    finally:
+        flow.close()
+
+
+@settings(max_examples=int(os.environ.get("REPLAY_EXAMPLES", "150")), suppress_health_check=list(HealthCheck))
+@given(PROGRAMS, st.integers(0, 2**32))
+def test_replay_gives_the_same_commands_at_every_cut(steps: list[Any], seed: int) -> None:
+    world = World(steps, seed)
+    world.play()
+
+    # A workflow that was in memory, and one that is replayed from the history, answer the same events alike.
+    for turn in world.turns:
+        _, batch = fresh(turn.shown)
+        assert [history.record(command) for command in batch] == turn.batch
+
+    # Cut anywhere, between any two events, replay does the beginning of what it does with all of them.
+    whole, _ = fresh(world.run.history)
+    timers = {command.id for command in whole if isinstance(command, commands.StartTimer)}
+    for length in range(1, len(world.run.history) + 1):
+        part, _ = fresh(world.run.history[:length])
+        part = [one for one in part if not isinstance(one, commands.StartTimer) or one.id in timers]
+        assert part == whole[: len(part)]
+
+    if world.run.end is not None:
+        assert replay(program, Recording(world.run.id, world.run.history)) == whole
+
+
+PLAY = """
+import json, sys
+from tests.unit.code_workflows.programs import World
+for steps, seed in json.load(sys.stdin):
+    world = World(steps, seed)
+    world.play()
+    print(world.run.history)
+"""
+
+
+def test_nothing_depends_on_addresses_or_hash_seeds() -> None:
+    branches = [[["task", 1], ["sleep", 1]], [["timer", 0.5], ["task", 2]], [["signal"], ["operation", 3]]]
+    steps = [["first", branches], ["as completed", branches], ["gather", branches, True], ["group", branches]]
+    programs = json.dumps([[steps, seed] for seed in range(10)])
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", PLAY],
+            input=programs,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(outputs) == 1
+    assert "TimerFired" in outputs.pop()
