@@ -2,7 +2,8 @@
 
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
+from orchestrator.testing.mocks import After
 from orchestrator.testing.runs import TestedRun
 from orchestrator.testing.workflows import WorkflowTest
 
-__all__ = ["Recording", "TestedRun", "WorkflowTest", "replay"]
+__all__ = ["After", "Recording", "TestedRun", "WorkflowTest", "replay"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -64,8 +66,9 @@ class MemoryLeader:
         self._find = find
         self.now = now
         self.runs: dict[bytes, Run] = {}
-        self._due: list[tuple[float, int, Run, bytes]] = []
-        self._serial = 0
+        self._due: list[tuple[float, int, Run, bytes, history.Fact]] = []
+        """What happens when: the run, what must still be open in it by then, and the fact."""
+        self._serial = itertools.count()
 
     def start(
         self, started: history.RunStarted, run_id: bytes, parent: Run | None = None, detached: bool = False
@@ -103,21 +106,29 @@ class MemoryLeader:
         if run.tasks.pop(task, None) is not None and run.end is None:
             self.append(run, outcome)
 
-    def next_timer(self) -> float | None:
-        """Return when the next timer is due."""
-        while self._due and self._due[0][3] not in self._due[0][2].timers:
+    def plan(self, run: Run, identifier: bytes, seconds: float, fact: history.Fact) -> None:
+        """Let a fact become known after some time, if what it is about is still open then."""
+        heapq.heappush(self._due, (self.now + seconds, next(self._serial), run, identifier, fact))
+
+    def next_due(self) -> float | None:
+        """Return when the next thing happens by itself."""
+        while self._due:
+            due, _, run, identifier, _ = self._due[0]
+            if due < math.inf and (identifier in run.timers or identifier in run.tasks):
+                return due
             heapq.heappop(self._due)
-        return self._due[0][0] if self._due else None
+        return None
 
     def fire_next(self) -> bool:
-        """Move the clock to the next timer and fire it; False if there is none."""
-        due = self.next_timer()
+        """Move the clock to the next thing that happens by itself, and let it; False if there is none."""
+        due = self.next_due()
         if due is None:
             return False
         self.now = max(self.now, due)
-        _, _, run, timer = heapq.heappop(self._due)
-        del run.timers[timer]
-        self.append(run, history.TimerFired(timer))
+        _, _, run, identifier, fact = heapq.heappop(self._due)
+        run.timers.pop(identifier, None)
+        run.tasks.pop(identifier, None)
+        self.append(run, fact)
         return True
 
     def _activation(self, run: Run, queries: list[Query]) -> Activation:
@@ -143,9 +154,8 @@ class MemoryLeader:
                 if run.tasks.pop(id, None) is not None:
                     self.append(run, history.TaskCancelled(id))
             case commands.StartTimer(id=id, seconds=seconds, since=since):
-                self._serial += 1
                 run.timers[id] = since + seconds
-                heapq.heappush(self._due, (since + seconds, self._serial, run, id))
+                self.plan(run, id, since + seconds - self.now, history.TimerFired(id))
             case commands.CancelTimer(id=id):
                 run.timers.pop(id, None)
             case commands.CreatePromise(id=id, name=name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,9 +18,17 @@ from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.task import Task
 
 Mocks = Mapping[Task[..., Any] | CodeWorkflow[..., Any] | str, Any]
-"""By task, child workflow or name: a value, an exception to raise, or a function that is called with the arguments."""
+"""By task, child workflow or name: a value, an exception to raise, a function of the same arguments, or `After`."""
 _LIMIT = 100_000_000
 _decode_call = msgspec.msgpack.Decoder().decode
+
+
+@dataclass(frozen=True)
+class After:
+    """A mock that takes its time, by the test's clock; `After(math.inf)` never ends."""
+
+    seconds: float
+    mock: Any = None
 
 
 class MockBook:
@@ -36,6 +45,11 @@ class MockBook:
         for key, mock in mocks.items():
             self._mocks[key if isinstance(key, str) else key.name] = mock
 
+    def seconds(self, name: str) -> float:
+        """Return how long a mock takes."""
+        mock = self._mocks.get(name)
+        return mock.seconds if isinstance(mock, After) else 0.0
+
     async def call(self, name: str, payload: bytes, signature: Signature | None) -> bytes | TaskError:
         """Call a mock as a worker would call what it stands for: with typed arguments, and data for a result."""
         try:
@@ -44,6 +58,7 @@ class MockBook:
                     f"Task {name!r} has no mock, and a test runs no real tasks. Give it one: mocks={{{name}: …}}."
                 )
             mock = self._mocks[name]
+            mock = mock.mock if isinstance(mock, After) else mock
             arguments, keywords = _decode_call(payload)
             if signature is not None:
                 arguments, keywords = signature.restore(arguments, keywords)

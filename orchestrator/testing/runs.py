@@ -116,7 +116,7 @@ class TestedRun(Generic[R]):
 
     async def _tell(self, fact: Fact) -> None:
         if self._run.end is not None:
-            raise WrongState(f"Workflow {self._workflow.name!r}, run {to_text(self._run.id)}, has ended.")
+            raise WrongState(f"Workflow {self._workflow.name!r}, run {to_text(self._run.id)}, {_how(self._run.end)}.")
         self._test.leader.append(self._run, fact)
         await self._test.settle()
         self._check_stuck()
@@ -127,6 +127,10 @@ class TestedRun(Generic[R]):
             raise NotDeterministic(stuck.message)
         if stuck is not None:
             raise DeterminismViolation(stuck.message, stuck.event, stuck.difference)
+
+
+def _how(end: commands.End) -> str:
+    return f"has failed: {end.error.kind}: {end.error.message}" if isinstance(end, commands.FailRun) else "has ended"
 
 
 def _value(what: str, result: bytes | None, error: TaskError | None) -> Any:

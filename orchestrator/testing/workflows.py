@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from orchestrator.domain import commands, history
 from orchestrator.domain.ids import derived_id
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.testing.leader import MemoryLeader, Run
@@ -79,7 +79,7 @@ class WorkflowTest:
         """Let time pass, `skip(60)` or `skip(hours=24)`, and everything happen that happens in it."""
         until = self.leader.now + seconds + timedelta(**parts).total_seconds()
         await self.settle()
-        while (due := self.leader.next_timer()) is not None and due <= until:
+        while (due := self.leader.next_due()) is not None and due <= until:
             await self.skip_to_next()
         self.leader.now = until
 
@@ -112,19 +112,24 @@ class WorkflowTest:
                 self._calls[asyncio.ensure_future(self._mock_child(run))] = None
             return
         await asyncio.to_thread(self.leader.activate, run)  # an event loop cannot run inside another
-        for task in [task for task in run.tasks if task not in self._mocked]:
-            self._mocked.add(task)
+        for task in [task for task in run.tasks.values() if task.id not in self._mocked]:
+            self._mocked.add(task.id)
             self._calls[asyncio.ensure_future(self._mock_task(run, task))] = None
 
-    async def _mock_task(self, run: Run, identifier: bytes) -> None:
-        task = run.tasks[identifier]
+    async def _mock_task(self, run: Run, task: NewTask) -> None:
         assert self._workflow is not None
         known = self._workflow.app.tasks.get(task.name)
         outcome = await self._mocks.call(task.name, task.payload, known.signature if known else None)
-        if isinstance(outcome, TaskError):
-            self.leader.settle(run, identifier, history.TaskFailed(identifier, outcome))
+        fact = (
+            history.TaskFailed(task.id, outcome)
+            if isinstance(outcome, TaskError)
+            else history.TaskCompleted(task.id, outcome)
+        )
+        seconds = self._mocks.seconds(task.name)
+        if seconds:
+            self.leader.plan(run, task.id, seconds, fact)
         else:
-            self.leader.settle(run, identifier, history.TaskCompleted(identifier, outcome))
+            self.leader.settle(run, task.id, fact)
 
     async def _mock_child(self, run: Run) -> None:
         workflow = self._find(run.started.workflow, None)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from orchestrator.sdk.task import Task
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 _LONG_HISTORY = 10_000
 """Events after which a run had better continue as a new one."""
 
@@ -125,23 +124,15 @@ class WorkflowContext:
 
     # -- answering others
 
-    def query(self, function: F | str) -> Any:
+    def query(self, function: Callable[..., Any] | str | None = None) -> Any:
         """Let a function answer queries: `@ctx.query`, or `@ctx.query("name")`. It may look, but command nothing."""
-        return self._decorate(function, self._flow.handlers.add_query)
+        return _decorated(function, self._flow.handlers.add_query)
 
-    def update(self, function: F | str, *, validate: Callable[..., Any] | None = None) -> Any:
+    def update(
+        self, function: Callable[..., Any] | str | None = None, *, validate: Callable[..., Any] | None = None
+    ) -> Any:
         """Let a function answer updates; `validate` gets the same arguments first and refuses by raising."""
-        return self._decorate(function, lambda name, given: self._flow.handlers.add_update(name, given, validate))
-
-    @staticmethod
-    def _decorate(function: Any, add: Callable[[str, Any], None]) -> Any:
-        def decorate(given: Any, name: str) -> Any:
-            add(name, given)
-            return given
-
-        if isinstance(function, str):
-            return lambda given: decorate(given, function)
-        return decorate(function, function.__name__)
+        return _decorated(function, lambda name, given: self._flow.handlers.add_update(name, given, validate))
 
     # -- what replay gives again
 
@@ -261,6 +252,16 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
         run = str(UUID(bytes=self._flow.run_id))
         kwargs["extra"] = {**(kwargs.get("extra") or {}), "run_id": run, "workflow": self._flow.workflow.name}
         return msg, kwargs
+
+
+def _decorated(function: Callable[..., Any] | str | None, add: Callable[[str, Callable[..., Any]], None]) -> Any:
+    """Add a handler, as a decorator with or without a name in brackets."""
+
+    def decorate(given: Callable[..., Any]) -> Callable[..., Any]:
+        add(function if isinstance(function, str) else given.__name__, given)
+        return given
+
+    return decorate(function) if callable(function) else decorate
 
 
 def _in_thread(coroutine: Coroutine[Any, Any, T]) -> T:

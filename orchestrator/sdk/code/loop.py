@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from orchestrator.errors import NotDeterministic
 
 T = TypeVar("T")
-_MOST_CALLBACKS = 1_000_000
+_MOST_CALLBACKS = 100_000
 """Callbacks after one event, beyond which the code is taken to spin."""
 
 

@@ -189,8 +189,10 @@ class World:
             self._activate(self._random.choice(news))
             return
         tasks = [(run, task) for run in runs for task in run.tasks]
-        chances = ["task"] * 3 * bool(tasks) + ["timer"] * (self.leader.next_timer() is not None)
-        chances += ["signal", "promise", "promise", *(["update", "cancel"] if self._random.random() < 0.1 else [])]
+        chances = ["task"] * 3 * bool(tasks) + ["timer"] * (self.leader.next_due() is not None)
+        chances += ["promise", "promise"]
+        chances += ["signal"] if self._random.random() < 0.3 else []
+        chances += ["update", "cancel"] if self._random.random() < 0.1 else []
         match self._random.choice(chances):
             case "task":
                 self._end_task(*self._random.choice(tasks))

@@ -1,0 +1,275 @@
+"""Plain asyncio inside a workflow, on the deterministic event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from orchestrator import NotDeterministic, Orchestrator, RunFailed, TaskFailed, WorkflowContext
+from orchestrator.sdk.code import loop
+from orchestrator.testing import After, TestedRun, WorkflowTest
+from tests.unit.code_workflows.playing import played, started
+
+app = Orchestrator()
+
+
+@app.task(name="work")
+def work(label: str) -> str: ...
+
+
+ECHO = {work: lambda label: label}
+
+
+def events(run: TestedRun[Any]) -> list[str]:
+    return [type(event.what).__name__ for event in run.history.events]
+
+
+@app.workflow(name="gathers")
+async def gathers(ctx: WorkflowContext) -> list[str]:
+    return await asyncio.gather(*(work.schedule(label) for label in "abc"))
+
+
+def test_gather_schedules_all_at_once() -> None:
+    async def look(run: TestedRun[Any], _: WorkflowTest) -> None:
+        assert await run.result() == ["a", "b", "c"]
+        assert events(run)[:5] == ["RunStarted", "ActivationApplied", *["TaskScheduled"] * 3]
+
+    started(gathers, look, mocks=ECHO)
+
+
+@app.workflow(name="first_of")
+async def first_of(ctx: WorkflowContext) -> str:
+    slow, quick = asyncio.create_task(asyncio.sleep(60, "slow")), asyncio.create_task(asyncio.sleep(5, "quick"))
+    done, pending = await asyncio.wait({slow, quick}, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.wait(pending)
+    return f"{[task.result() for task in done]} after {ctx.now() - ctx.info.started_at}, {slow.cancelled()}"
+
+
+def test_wait_for_the_first_of_several_and_cancel_the_others() -> None:
+    assert played(first_of) == "['quick'] after 0:00:05, True"
+
+
+@app.workflow(name="in_time")
+async def in_time(ctx: WorkflowContext, seconds: float) -> str:
+    try:
+        return await asyncio.wait_for(work.schedule("slow"), seconds)
+    except TimeoutError:
+        return "too late"
+
+
+def test_wait_for_cancels_the_task_that_was_too_slow() -> None:
+    async def look(run: TestedRun[Any], test: WorkflowTest) -> None:
+        assert await run.result() == "too late"
+        assert [name for name in events(run) if "Cancel" in name or "Fired" in name] == [
+            *("TimerFired", "TaskCancelRequested", "TaskCancelled")
+        ]
+
+    started(in_time, look, 5, mocks={work: After(6, "late")})
+
+
+def test_wait_for_in_time_takes_its_timer_back() -> None:
+    async def look(run: TestedRun[Any], _: WorkflowTest) -> None:
+        assert await run.result() == "slow"
+        assert [name for name in events(run) if "Timer" in name] == ["TimerStarted", "TimerCancelled"]
+
+    started(in_time, look, 5, mocks=ECHO)
+
+
+@app.workflow(name="no_wait")
+async def no_wait(ctx: WorkflowContext) -> str:
+    async with asyncio.timeout(5):
+        return await ctx.run("instant", lambda: "now")
+
+
+def test_a_timer_that_is_cancelled_before_it_left_never_leaves() -> None:
+    async def look(run: TestedRun[Any], _: WorkflowTest) -> None:
+        assert await run.result() == "now"
+        assert not [name for name in events(run) if "Timer" in name]
+
+    started(no_wait, look)
+
+
+@app.workflow(name="times_out")
+async def times_out(ctx: WorkflowContext) -> list[str]:
+    seen = []
+    try:
+        async with asyncio.timeout(10):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                seen.append("cleaned up")
+    except TimeoutError:
+        seen.append(str(ctx.now() - ctx.info.started_at))
+    return seen
+
+
+def test_timeout() -> None:
+    assert played(times_out) == ["cleaned up", "0:00:10"]
+
+
+@app.workflow(name="grouped")
+async def grouped(ctx: WorkflowContext) -> list[str]:
+    seen = []
+
+    async def one(label: str) -> None:
+        try:
+            seen.append(await work.schedule(label))
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append(f"{label} cancelled")
+            raise
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for label in ("a", "bad", "c"):
+                group.create_task(one(label))
+    except* TaskFailed as failed:
+        seen.append(str(len(failed.exceptions)))
+    return seen
+
+
+def test_a_task_group_cancels_the_rest_when_one_fails() -> None:
+    def mock(label: str) -> str:
+        if label == "bad":
+            raise ValueError("no")
+        return label
+
+    assert played(grouped, mocks={work: mock}) == ["a", "a cancelled", "c cancelled", "1"]
+
+
+@app.workflow(name="completions")
+async def completions(ctx: WorkflowContext) -> list[str]:
+    async def later(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return str(seconds)
+
+    return [await one for one in asyncio.as_completed([later(3), later(1), later(2)])]
+
+
+def test_as_completed() -> None:
+    assert played(completions) == ["1", "2", "3"]
+
+
+@app.workflow(name="primitives")
+async def primitives(ctx: WorkflowContext) -> list[str]:
+    seen: list[str] = []
+    lock, event, queue, slots = asyncio.Lock(), asyncio.Event(), asyncio.Queue[str](1), asyncio.Semaphore(2)
+
+    async def producer() -> None:
+        for label in "xyz":
+            await queue.put(label)
+        event.set()
+
+    async def consumer(name: str) -> None:
+        async with slots, lock:
+            seen.append(f"{name}{await queue.get()}")
+            await asyncio.sleep(1)
+
+    await asyncio.gather(producer(), *(consumer(name) for name in "123"))
+    await event.wait()
+    return seen
+
+
+def test_lock_event_queue_and_semaphore() -> None:
+    assert played(primitives) == ["1x", "2y", "3z"]
+
+
+@app.workflow(name="generates")
+async def generates(ctx: WorkflowContext) -> list[str]:
+    async def numbers() -> AsyncIterator[str]:
+        for number in range(10):
+            await asyncio.sleep(1)
+            yield str(number)
+
+    seen = []
+    async for number in numbers():
+        seen.append(number)
+        if number == "2":
+            break
+    return seen
+
+
+def test_asynchronous_generators() -> None:
+    assert played(generates) == ["0", "1", "2"]
+
+
+@app.workflow(name="shielded")
+async def shielded(ctx: WorkflowContext) -> str:
+    scheduled = work.schedule("kept")
+    try:
+        await asyncio.wait_for(asyncio.shield(scheduled), 0)
+    except TimeoutError:
+        return await scheduled
+    return "?"
+
+
+def test_shield_keeps_a_task_alive() -> None:
+    assert played(shielded, mocks=ECHO) == "kept"
+
+
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [
+        ("to_thread", "Make it a task"),
+        ("open_connection", "schedule that"),
+        ("create_subprocess_exec", "schedule that"),
+        ("spin", "never ends"),
+    ],
+)
+def test_what_the_loop_cannot_do_names_what_to_do_instead(
+    call: str, instead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_MOST_CALLBACKS", 1000)
+    calls: dict[str, Any] = {
+        "to_thread": lambda: asyncio.to_thread(print),
+        "open_connection": lambda: asyncio.open_connection("localhost", 1),
+        "create_subprocess_exec": lambda: asyncio.create_subprocess_exec("true"),
+        "spin": spin,
+    }
+    app = Orchestrator()
+
+    @app.workflow(name="forbidden")
+    async def forbidden(ctx: WorkflowContext) -> None:
+        await calls[call]()
+
+    with pytest.raises(NotDeterministic, match=instead):
+        played(forbidden)
+
+
+async def spin() -> None:
+    while True:
+        await asyncio.sleep(0)
+
+
+@app.workflow(name="forgets")
+async def forgets(ctx: WorkflowContext) -> None:
+    async def fail() -> None:
+        raise ValueError("nobody looked")
+
+    asyncio.create_task(fail())  # noqa: RUF006
+    await asyncio.sleep(1)
+    gc.collect()
+    await asyncio.sleep(1)
+
+
+def test_an_error_that_nobody_looked_at_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        played(forgets)
+    assert [record.message for record in caplog.records if "never retrieved" in record.message]
+
+
+@app.workflow(name="exits")
+async def exits(ctx: WorkflowContext) -> None:
+    raise SystemExit("out")
+
+
+def test_a_workflow_that_exits_fails() -> None:
+    with pytest.raises(RunFailed, match="SystemExit: out"):
+        played(exits)

@@ -1,0 +1,691 @@
+"""What a workflow may ask its context for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from orchestrator import (
+    DeterminismViolation,
+    InvalidTask,
+    InvalidWorkflow,
+    NotDeterministic,
+    OperationFailed,
+    Orchestrator,
+    OrchestratorError,
+    PayloadError,
+    PromiseRejected,
+    RunFailed,
+    TaskFailed,
+    UnknownTask,
+    WorkflowContext,
+    WorkflowFailed,
+    WrongState,
+)
+from orchestrator.domain import commands, history
+from orchestrator.testing import After, Recording, TestedRun, WorkflowTest, replay
+from tests.unit.code_workflows.playing import played, started
+
+app = Orchestrator()
+
+
+@dataclass
+class Item:
+    name: str
+    price: float
+
+
+@app.task(name="price")
+def price(item: Item) -> float: ...
+
+
+@app.task(name="undo")
+def undo(label: str) -> None: ...
+
+
+# -- tasks
+
+
+@app.workflow(name="typed")
+async def typed(ctx: WorkflowContext, item: Item) -> Item:
+    return Item(
+        item.name, await price.schedule(item) + await ctx.schedule(price, item) + await ctx.schedule("price", item)
+    )
+
+
+def test_arguments_and_results_are_typed() -> None:
+    assert played(typed, Item("tea", 2), mocks={price: lambda item: item.price * 2}) == Item("tea", 12)
+
+
+@app.workflow(name="catches")
+async def catches(ctx: WorkflowContext) -> str:
+    try:
+        await price.schedule(Item("tea", 2))
+    except TaskFailed as error:
+        return f"{error.kind}: {error}"
+    return "?"
+
+
+def test_a_task_that_fails_raises_like_any_exception() -> None:
+    assert played(catches, mocks={price: ValueError("sold out")}).startswith(
+        "ValueError: Task 'price' failed: ValueError"
+    )
+
+
+@pytest.mark.parametrize(
+    ("decorator", "call", "queue", "retries"),
+    [
+        ({}, {}, "orders", 3),
+        ({"retries": 0, "queue": "default"}, {}, "default", 0),
+        ({}, {"retries": 5, "queue": "other"}, "other", 5),
+    ],
+)
+def test_a_task_inherits_the_queue_and_is_retried_unless_it_says_otherwise(
+    decorator: dict[str, Any], call: dict[str, Any], queue: str, retries: int
+) -> None:
+    app = Orchestrator()
+    task = app.task(name="task", **decorator)(lambda: None)
+
+    @app.workflow(name="options", queue="orders")
+    async def options(ctx: WorkflowContext) -> None:
+        await task.options(**call).schedule()
+
+    async def look(run: TestedRun[Any], _: WorkflowTest) -> None:
+        await run.result()
+        (command, _end) = replay(options, run.history)
+        assert isinstance(command, commands.ScheduleTask)
+        assert command.task.queue == queue
+        assert f'"max":{retries}' in (command.task.options or '"max":0')
+
+    started(options, look, mocks={"task": None})
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (lambda: price(Item("tea", 1)), "called like a function inside a workflow"),
+        (lambda: price.enqueue(Item("tea", 1)), "enqueued inside a workflow"),
+        (lambda: typed(Item("tea", 1)), "called like a function"),
+    ],
+)
+def test_a_plain_call_inside_a_workflow_says_what_to_do_and_sticks(code: Any, error: str) -> None:
+    app = Orchestrator()
+
+    @app.workflow(name="calls")
+    async def calls(ctx: WorkflowContext) -> None:
+        code()
+
+    with pytest.raises(NotDeterministic, match=error):
+        played(calls)
+
+
+def test_outside_of_a_workflow_nothing_can_be_scheduled() -> None:
+    with pytest.raises(OrchestratorError, match="Use enqueue"):
+        price.schedule(Item("tea", 1))
+    with pytest.raises(OrchestratorError, match="inside a workflow only"):
+        typed.schedule(Item("tea", 1))
+
+
+@app.workflow(name="clumsy")
+async def clumsy(ctx: WorkflowContext, what: str) -> None:
+    match what:
+        case "unknown":
+            await ctx.schedule("prize", 1)
+        case "arguments":
+            await price.schedule()  # type: ignore[call-arg]
+        case "unserialisable":
+            await price.schedule(object())  # type: ignore[arg-type]
+        case "result":
+            return object()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("unknown", f"{UnknownTask.__name__}: No task is called 'prize'. Did you mean 'price'?"),
+        ("arguments", f"{InvalidTask.__name__}: Task 'price': missing a required argument: 'item'"),
+        ("unserialisable", f"{PayloadError.__name__}: Argument 1 of task 'price' cannot be serialised"),
+        ("result", f"{PayloadError.__name__}: The result of workflow 'clumsy' cannot be serialised"),
+    ],
+)
+def test_bad_input_is_named_and_nothing_of_it_is_applied(what: str, error: str) -> None:
+    async def look(run: TestedRun[Any], _: WorkflowTest) -> None:
+        with pytest.raises(RunFailed) as failed:
+            await run.result()
+        assert error in str(failed.value)
+        assert [type(event.what) for event in run.history.events[2:]] == [history.RunFailed]
+
+    started(clumsy, look, what)
+
+
+def test_arguments_that_do_not_fit_fail_the_run_or_the_start() -> None:
+    with pytest.raises(InvalidTask, match="Workflow 'typed': missing a required argument"):
+        played(typed)
+    with pytest.raises(RunFailed, match="Workflow 'typed', argument 'item': expected Item"):
+        played(typed, 7)
+
+
+# -- promises
+
+
+@app.workflow(name="approval")
+async def approval(ctx: WorkflowContext) -> str:
+    try:
+        item = await ctx.promise("approval", type=Item, timeout=timedelta(hours=1))
+    except TimeoutError:
+        return f"late at {ctx.now():%H:%M}"
+    except PromiseRejected as error:
+        return str(error)
+    return item.name
+
+
+def test_a_promise_is_resolved_from_outside() -> None:
+    async def resolve(run: TestedRun[Any], _: WorkflowTest) -> str:
+        await run.resolve("approval", Item("tea", 1))
+        with pytest.raises(WrongState):
+            await run.resolve("approval", Item("milk", 1))
+        result: str = await run.result()
+        return result
+
+    assert started(approval, resolve) == "tea"
+
+
+def test_a_promise_is_rejected_or_times_out() -> None:
+    async def reject(run: TestedRun[Any], _: WorkflowTest) -> str:
+        await run.reject("approval", "not today")
+        result: str = await run.result()
+        return result
+
+    assert started(approval, reject) == "Promise 'approval' was rejected: not today"
+    assert played(approval) == "late at 01:00"
+
+
+def test_a_promise_that_timed_out_cannot_be_resolved_any_more() -> None:
+    async def wait(run: TestedRun[Any], test: WorkflowTest) -> None:
+        await test.skip(minutes=59)
+        assert run.history.events[-1].what != history.RunCompleted
+        await test.skip(minutes=2)
+        assert [type(event.what) for event in run.history.events[-2:]] == [
+            history.PromiseCancelled,
+            history.RunCompleted,
+        ]
+
+    started(approval, wait)
+
+
+def test_a_value_of_the_wrong_type_raises_in_the_workflow() -> None:
+    async def resolve(run: TestedRun[Any], _: WorkflowTest) -> None:
+        await run.resolve("approval", "yes")
+        with pytest.raises(RunFailed, match="Promise 'approval' gave a value that does not fit its type"):
+            await run.result()
+
+    started(approval, resolve)
+
+
+# -- signals, queries, updates
+
+
+@app.workflow(name="basket")
+async def basket(ctx: WorkflowContext) -> list[str]:
+    names: list[str] = []
+
+    @ctx.query
+    def size() -> int:
+        return len(names)
+
+    @ctx.query("item")
+    def nth(place: int) -> str:
+        return names[place]
+
+    @ctx.query
+    def naughty() -> None:
+        price.schedule(Item("tea", 1))
+
+    def is_cheap(item: Item) -> None:
+        if item.price > 10:
+            raise ValueError("too dear")
+
+    @ctx.update(validate=is_cheap)
+    async def add(item: Item) -> float:
+        names.append(item.name)
+        return await price.schedule(item)
+
+    @ctx.update("drop")
+    def remove() -> str:
+        return names.pop()
+
+    async for item in ctx.signals("item", type=Item):
+        if item.name == "end":
+            return names
+        names.append(item.name)
+    return []
+
+
+def test_signals_come_in_order() -> None:
+    async def fill(run: TestedRun[Any], _: WorkflowTest) -> list[str]:
+        for name in ("tea", "milk", "end"):
+            await run.signal("item", Item(name, 1))
+        result: list[str] = await run.result()
+        with pytest.raises(WrongState, match="has ended"):
+            await run.signal("item", Item("late", 1))
+        return result
+
+    assert started(basket, fill) == ["tea", "milk"]
+
+
+def test_queries_look_and_change_nothing() -> None:
+    async def ask(run: TestedRun[Any], _: WorkflowTest) -> None:
+        await run.signal("item", Item("tea", 1))
+        before = run.history
+        assert await run.query("size") == 1
+        assert await run.query("item", 0) == "tea"
+        with pytest.raises(OrchestratorError, match="IndexError"):
+            await run.query("item", 1)
+        with pytest.raises(OrchestratorError, match="may look at the workflow, but command nothing"):
+            await run.query("naughty")
+        with pytest.raises(OrchestratorError, match="answers no query 'sise'. Did you mean 'size'?"):
+            await run.query("sise")
+        with pytest.raises(OrchestratorError, match="argument 'place': expected int"):
+            await run.query("item", "x")
+        assert run.history == before
+        await run.signal("item", Item("end", 1))
+        assert await run.result() == ["tea"]
+
+    started(basket, ask)
+
+
+def test_updates_are_validated_and_answered() -> None:
+    async def change(run: TestedRun[Any], _: WorkflowTest) -> None:
+        assert await run.update("add", Item("tea", 1)) == 4.5
+        assert await run.query("size") == 1
+        with pytest.raises(OrchestratorError, match="too dear"):
+            await run.update("add", Item("gold", 11))
+        assert await run.update("drop") == "tea"
+        with pytest.raises(OrchestratorError, match="IndexError: pop from empty list"):
+            await run.update("drop")
+        with pytest.raises(OrchestratorError, match="answers no update 'ad'"):
+            await run.update("ad")
+        await run.signal("item", Item("end", 1))
+        assert await run.result() == []
+
+    started(basket, change, mocks={price: 4.5})
+
+
+# -- child workflows
+
+
+@app.workflow(name="leaf")
+async def leaf(ctx: WorkflowContext, seconds: float) -> str:
+    if seconds < 0:
+        raise WorkflowFailed("cannot wait that long")
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        await asyncio.sleep(10)
+        raise
+    return f"{seconds:g} s for {ctx.info.parent_id}"
+
+
+@app.workflow(name="parent")
+async def parent(ctx: WorkflowContext, how: str) -> str:
+    match how:
+        case "await":
+            return await leaf.schedule(5)
+        case "fail":
+            try:
+                await leaf.schedule(-1)
+            except RunFailed as error:
+                return str(error)
+        case "detach":
+            leaf.options(detached=True).schedule(1000)
+        case "leave":
+            leaf.schedule(1000)
+        case _:
+            child = leaf.options(on_cancel=how, name="short-lived").schedule(1000)
+            try:
+                await asyncio.wait_for(child, 5)
+            except TimeoutError:
+                return str((ctx.now() - ctx.info.started_at).seconds)
+    return "?"
+
+
+def test_a_child_is_awaited_and_typed() -> None:
+    async def look(run: TestedRun[Any], test: WorkflowTest) -> None:
+        assert (
+            await run.result() == f"5 s for {next(iter(map(str, [__import__('uuid').UUID(bytes=run.history.run_id)])))}"
+        )
+
+    started(parent, look, "await")
+
+
+def test_a_child_that_fails_raises() -> None:
+    assert "Workflow 'leaf' failed: orchestrator.errors.WorkflowFailed: cannot wait" in played(parent, "fail")
+
+
+@pytest.mark.parametrize(("how", "seconds"), [("cancel", "5"), ("wait", "15"), ("abandon", "5")])
+def test_cancelling_a_child(how: str, seconds: str) -> None:
+    async def look(run: TestedRun[Any], test: WorkflowTest) -> None:
+        assert await run.result() == seconds
+        asked = any(isinstance(event.what, history.ChildCancelRequested) for event in run.history.events)
+        assert asked is (how != "abandon")
+
+    started(parent, look, how)
+
+
+@pytest.mark.parametrize(("how", "cancelled"), [("detach", False), ("leave", True)])
+def test_a_child_ends_with_its_parent_unless_it_is_detached(how: str, cancelled: bool) -> None:
+    async def look(run: TestedRun[Any], test: WorkflowTest) -> None:
+        await run.result()
+        _, child = test.leader.runs.values()
+        assert any(isinstance(event.what, history.RunCancelRequested) for event in child.history) is cancelled
+
+    started(parent, look, how)
+
+
+def test_a_child_can_be_mocked() -> None:
+    assert played(parent, "await", mocks={leaf: lambda seconds: f"{seconds} mocked"}) == "5.0 mocked"
+    assert "cannot" in played(parent, "fail", mocks={leaf: ValueError("cannot")})
+
+
+# -- what replay gives again
+
+
+def test_operations_run_once_and_are_recorded() -> None:
+    app = Orchestrator()
+    calls: list[str] = []
+
+    def look() -> Item:
+        calls.append("look")
+        return Item("tea", 1)
+
+    async def look_slowly() -> int:
+        await asyncio.sleep(0.001)
+        calls.append("slowly")
+        return 3
+
+    def fail() -> None:
+        calls.append("fail")
+        raise ValueError("dark")
+
+    @app.workflow(name="operates")
+    async def operates(ctx: WorkflowContext) -> list[Any]:
+        item = await ctx.run("look", look)
+        again = await ctx.run("again", lambda: {"name": "x", "price": 2}, type=Item)
+        await asyncio.sleep(1)
+        number = await ctx.run("slowly", look_slowly)
+        try:
+            await ctx.run("fail", fail)
+        except OperationFailed as error:
+            return [item, again, number, error.kind, str(error)]
+        return []
+
+    async def play(run: TestedRun[Any], _: WorkflowTest) -> None:
+        expected = [{"name": "tea", "price": 1.0}, {"name": "x", "price": 2.0}, 3]
+        assert await run.result() == [*expected, "ValueError", "Operation 'fail' failed: ValueError: dark"]
+        await asyncio.to_thread(replay, operates, run.history)
+
+    started(operates, play)
+    assert calls == ["look", "slowly", "fail"]
+
+
+@app.workflow(name="chances")
+async def chances(ctx: WorkflowContext) -> list[str]:
+    first = [str(ctx.uuid()), str(ctx.random.random()), ctx.now().isoformat()]
+    await ctx.sleep(hours=1, minutes=30, name="nap")
+    return [*first, str(ctx.uuid()), str(ctx.random.random()), ctx.now().isoformat()]
+
+
+def test_time_chance_and_uuids_are_the_same_on_replay_and_not_for_another_run() -> None:
+    async def play(run: TestedRun[Any], test: WorkflowTest) -> None:
+        first = await run.result()
+        assert len(set(first)) == 6
+        assert first[2].endswith("T00:00:00+00:00")
+        assert first[5].endswith("T01:30:00+00:00")
+        assert not {*first[:2], *first[3:5]} & set(await test.run(chances))
+
+    started(chances, play)
+
+
+@app.workflow(name="keeps")
+async def keeps(ctx: WorkflowContext) -> list[Any]:
+    ctx.set("stage", {"name": "begun"})
+    ctx.set("item", Item("tea", 1))
+    ctx.set("gone", 1)
+    ctx.clear("gone")
+    ctx.get("stage")["name"] = "changed"  # a copy
+    return [ctx.get("stage"), ctx.get("item", type=Item).name, ctx.get("gone", "default"), ctx.get("never")]
+
+
+def test_state_is_kept_for_people_to_see() -> None:
+    async def look(run: TestedRun[Any], _: WorkflowTest) -> None:
+        assert await run.result() == [{"name": "begun"}, "tea", "default", None]
+        assert run.state == {"stage": {"name": "begun"}, "item": {"name": "tea", "price": 1.0}}
+
+    started(keeps, look)
+
+
+def test_the_log_is_silent_on_replay(caplog: pytest.LogCaptureFixture) -> None:
+    app = Orchestrator()
+
+    @app.workflow(name="talks")
+    async def talks(ctx: WorkflowContext) -> None:
+        ctx.logger.info("before %s", "sleep")
+        await asyncio.sleep(1)
+        ctx.logger.warning("after")
+
+    async def play(run: TestedRun[Any], _: WorkflowTest) -> None:
+        await run.result()
+        await asyncio.to_thread(replay, talks, run.history)
+
+    with caplog.at_level(logging.INFO):
+        started(talks, play)
+    assert [record.message for record in caplog.records if "workflow.talks" in record.name] == ["before sleep", "after"]
+    assert caplog.records[0].run_id  # type: ignore[attr-defined]
+
+
+def test_info() -> None:
+    app = Orchestrator()
+
+    @app.workflow(name="knows", version=3, queue="slow")
+    async def knows(ctx: WorkflowContext) -> list[Any]:
+        info = ctx.info
+        return [info.workflow, info.version, info.queue, info.started_at, info.history_length, info.continue_suggested]
+
+    assert played(knows) == ["knows", 3, "slow", datetime(2026, 1, 1, tzinfo=UTC), 1, False]
+
+
+# -- how it ends
+
+
+@app.workflow(name="counts")
+async def counts(ctx: WorkflowContext, so_far: int) -> int:
+    got: int = await ctx.signals("number", type=int).get()
+    if so_far + got < 10:
+        ctx.continue_as_new(so_far + got)
+    return so_far + got
+
+
+def test_continue_as_new_takes_the_signals_along_that_were_not_taken() -> None:
+    async def play(run: TestedRun[Any], test: WorkflowTest) -> None:
+        for number in (1, 2, 3, 4):
+            test.leader.append(next(iter(test.leader.runs.values())), history.SignalReceived("number", bytes([number])))
+        await test.settle()
+        assert await run.result() == 10
+        assert len(test.leader.runs) == 4
+
+    started(counts, play, 0)
+
+
+def test_a_saga_is_undone_in_reverse() -> None:
+    app = Orchestrator()
+    undone: list[str] = []
+    undo = app.task(name="undo")(lambda _: None)
+
+    @app.workflow(name="saga")
+    async def saga(ctx: WorkflowContext, fails: bool) -> str:
+        ctx.compensate(undo, "hotel")
+        ctx.compensate(undo, "flight")
+        ctx.compensate(lambda: undone.append("note"))
+        await asyncio.sleep(10)
+        if fails:
+            raise WorkflowFailed("no seats")
+        return "booked"
+
+    def mock(label: str) -> None:
+        undone.append(label)
+        if label == "flight":
+            raise ValueError("the airline does not answer")
+
+    assert played(saga, False, mocks={undo: mock}) == "booked"
+    assert undone == []
+    with pytest.raises(RunFailed, match="no seats"):
+        played(saga, True, mocks={undo: mock})
+    assert [one for one in undone if one != "note"] == ["flight", "hotel"]
+    undone.clear()
+
+    async def cancel(run: TestedRun[Any], _: WorkflowTest) -> None:
+        await run.cancel("changed my mind")
+        with pytest.raises(RunFailed, match="was cancelled"):
+            await run.result()
+
+    started(saga, cancel, True, mocks={undo: mock})
+    assert [one for one in undone if one != "note"] == ["flight", "hotel"]
+
+
+@app.workflow(name="stays")
+async def stays(ctx: WorkflowContext) -> str:
+    try:
+        await asyncio.sleep(1000)
+    except asyncio.CancelledError:
+        await undo.schedule("cleaned up")
+        return "finished anyway"
+    return "?"
+
+
+def test_a_workflow_may_answer_a_cancel_with_its_own_end() -> None:
+    async def cancel(run: TestedRun[Any], _: WorkflowTest) -> None:
+        await run.cancel()
+        assert await run.result() == "finished anyway"
+
+    started(stays, cancel, mocks={undo: None})
+
+
+# -- changing code under running workflows
+
+
+def version(app: Orchestrator, number: int) -> Any:
+    """Return the same workflow as people wrote it at three points in time."""
+    old, new = app.task(name="old")(lambda: None), app.task(name="new")(lambda: None)
+
+    async def code(ctx: WorkflowContext) -> list[str]:
+        seen = []
+        for _ in range(2):
+            if number == 2 and ctx.patched("better"):
+                seen.append(await new.schedule())
+            else:
+                seen.append(await (new if number == 3 else old).schedule())
+            await asyncio.sleep(1)
+        return seen
+
+    return app.workflow(name="changing")(code)
+
+
+def recorded(workflow: Any, seconds: float) -> Recording:
+    async def play(run: TestedRun[Any], test: WorkflowTest) -> Recording:
+        await test.skip(seconds)
+        return run.history
+
+    return started(workflow, play, mocks={"old": "old", "new": "new"})
+
+
+def test_patched_lets_old_runs_go_on_as_they_began() -> None:
+    halfway = recorded(version(Orchestrator(), 1), 0.5)
+    replay(version(Orchestrator(), 2), halfway)
+    with pytest.raises(DeterminismViolation, match="Task type mismatch at task 1 .*'old'.*'new'"):
+        replay(version(Orchestrator(), 3), halfway)
+
+
+def test_patched_takes_the_new_branch_in_new_runs_and_on_their_replay() -> None:
+    changed = version(Orchestrator(), 2)
+    whole = recorded(changed, 10)
+    assert [event.what.name for event in whole.events if isinstance(event.what, history.PatchRecorded)] == ["better"]
+    assert (
+        sum(isinstance(event.what, history.TaskScheduled) and event.what.name == "new" for event in whole.events) == 2
+    )
+    replay(changed, whole)
+
+
+# -- registration
+
+
+def test_what_cannot_be_a_workflow_is_refused() -> None:
+    app = Orchestrator()
+    with pytest.raises(InvalidWorkflow, match="expected an `async def` function"):
+        app.workflow(name="plain")(lambda _: None)
+    with pytest.raises(InvalidWorkflow, match="its first parameter is its context"):
+
+        @app.workflow(name="lonely")
+        async def lonely() -> None: ...
+
+    with pytest.raises(InvalidWorkflow, match="version: expected a whole number from 1, found 0"):
+
+        @app.workflow(name="zeroth", version=0)
+        async def zeroth(ctx: WorkflowContext) -> None: ...
+
+    with pytest.raises(InvalidWorkflow, match="Unknown workflow option 'timeot'. Did you mean 'timeout'"):
+        app.workflow(name="late", timeot=3)
+    assert not app.code_workflows
+
+
+def test_versions_live_side_by_side() -> None:
+    app = Orchestrator()
+
+    async def first(ctx: WorkflowContext) -> None: ...
+
+    async def second(ctx: WorkflowContext) -> None: ...
+
+    one = app.workflow(name="flow", version=1)(first)
+    two = app.workflow(name="flow", version=2)(second)
+    assert app.code_workflows["flow"] is two
+    assert app.code_workflows.find("flow", 1) is one
+    assert app.code_workflows.find("flow", 7) is two
+    with pytest.raises(InvalidWorkflow, match="Two functions want to be version 1"):
+        app.workflow(name="flow", version=1)(second)
+    with pytest.raises(OrchestratorError, match="No workflow is registered as 'flaw'. Did you mean 'flow'"):
+        app.code_workflows.find("flaw")
+
+
+def test_the_clock_of_a_test_can_be_set() -> None:
+    async def play() -> None:
+        async with WorkflowTest(datetime(2030, 5, 1, tzinfo=UTC)) as test:
+            run = await test.start(approval)
+            await test.skip(minutes=30)
+            assert test.now == datetime(2030, 5, 1, 0, 30, tzinfo=UTC)
+            assert await run.result() == "late at 01:00"
+
+    asyncio.run(play())
+
+
+def test_a_run_that_waits_for_somebody_outside_says_so() -> None:
+    app = Orchestrator()
+
+    @app.workflow(name="lonely")
+    async def lonely(ctx: WorkflowContext) -> None:
+        await ctx.promise("company")
+
+    with pytest.raises(OrchestratorError, match=r"waits for somebody outside.*company"):
+        played(lonely)
+
+
+def test_a_task_without_a_mock_is_named() -> None:
+    with pytest.raises(RunFailed, match="Task 'price' has no mock"):
+        played(typed, Item("tea", 1))
+
+
+def test_a_mock_can_take_its_time() -> None:
+    assert played(catches, mocks={price: After(3600, ValueError("late"))}).startswith("ValueError")
