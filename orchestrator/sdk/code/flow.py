@@ -24,7 +24,7 @@ from orchestrator.sdk.code.futures import DurableFuture, Outcome
 from orchestrator.sdk.code.guards import guarded
 from orchestrator.sdk.code.handlers import Handlers
 from orchestrator.sdk.code.loop import Loop, Timer
-from orchestrator.sdk.code.putting_away import put_away
+from orchestrator.sdk.code.putting_away import PutAway, put_away
 from orchestrator.sdk.code.signals import Mailbox
 from orchestrator.sdk.failure import describe
 from orchestrator.sdk.payload import encode_value
@@ -290,7 +290,7 @@ class Flow:
 
     def _check_writable(self) -> None:
         if self._closed:
-            raise GeneratorExit  # the code is being put away, and goes on being so
+            raise PutAway
         if self.read_only:
             raise InvalidWorkflow(f"The {self.read_only} may look at the workflow, but command nothing.")
 

@@ -16,6 +16,7 @@ from contextvars import Context
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from orchestrator.errors import NotDeterministic
+from orchestrator.sdk.code.putting_away import PutAway
 
 T = TypeVar("T")
 _MOST_CALLBACKS = 100_000
@@ -157,6 +158,9 @@ class Loop(asyncio.AbstractEventLoop):
         return OrderedFuture(loop=self)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        if self._closed:
+            coro.close()
+            raise PutAway
         task: OrderedTask[Any] = OrderedTask(coro, self, **options)
         self._tasks[task] = None
         task.add_done_callback(self._forget)

@@ -1,54 +1,48 @@
-"""Closing coroutines and asynchronous generators that will never be resumed."""
+"""Ending coroutines and asynchronous generators that will never be resumed.
+
+Closing them is not enough: one that waits again in its `finally` block would break off with an error in the middle, and
+one that is merely dropped would run its `finally` blocks whenever it is collected, inside somebody else's code. So an
+exception is thrown in, again and again, until there is nothing left that waits.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import AsyncGenerator, Iterable
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Coroutine, Iterable
+from typing import Any
 
 logger = logging.getLogger("orchestrator.workflow")
 _MOST_TRIES = 100
 _stubborn: list[Any] = []
-"""What cannot be closed is kept for ever: collecting it would run its code inside somebody else's."""
+"""What cannot be ended is kept for ever, so that it is never collected."""
 
 
-class Closable(Protocol):
-    """A coroutine, or what stands for one."""
-
-    def close(self) -> None:
-        """Raise GeneratorExit where it waits; RuntimeError says that it waits again."""
+class PutAway(BaseException):
+    """Ends the code of a workflow that leaves memory. Also raised by whatever that code still commands."""
 
 
-def put_away(coroutines: Iterable[Closable], generators: Iterable[AsyncGenerator[Any, Any]]) -> None:
-    """Close all of these, however often their `finally` blocks wait for something."""
-    for one in [*coroutines, *map(_Generator, generators)]:
-        for _ in range(_MOST_TRIES):
-            try:
-                one.close()
-                break
-            except RuntimeError:
-                continue  # it waits again, further on; so close it there
-            except BaseException:  # noqa: BLE001  # an error in a `finally` block concerns nobody any more
-                break
+def put_away(coroutines: Iterable[Coroutine[Any, Any, Any]], generators: Iterable[AsyncGenerator[Any, Any]]) -> None:
+    """End all of these, however often their `finally` blocks wait for something."""
+    for coroutine in coroutines:
+        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+            coroutine.close()
         else:
-            logger.warning("%r cannot be closed: it catches GeneratorExit in a loop.", one)
-            _stubborn.append(one)
-
-
-class _Generator:
-    """Closes an asynchronous generator, step by step, without an event loop."""
-
-    def __init__(self, generator: AsyncGenerator[Any, Any]) -> None:
-        self._generator = generator
-        self._closing: Any = None
-
-    def close(self) -> None:
+            _throw_into(coroutine)
+    for generator in generators:
+        closing: Any = generator.athrow(PutAway())
         try:
-            if self._closing is None:
-                self._closing = self._generator.aclose()
-                self._closing.send(None)
-            else:
-                self._closing.throw(GeneratorExit())
-        except (StopIteration, StopAsyncIteration, GeneratorExit):
+            closing.send(None)
+        except BaseException:  # noqa: BLE001  # it has ended
+            continue
+        _throw_into(closing)
+
+
+def _throw_into(waiting: Coroutine[Any, Any, Any]) -> None:
+    for _ in range(_MOST_TRIES):
+        try:
+            waiting.throw(PutAway())
+        except BaseException:  # noqa: BLE001  # it has ended; how concerns nobody any more
             return
-        raise RuntimeError("it waits again")
+    logger.warning("%r cannot be ended: it catches BaseException in a loop, and waits again.", waiting)
+    _stubborn.append(waiting)

@@ -1,0 +1,152 @@
+"""Calls that replay could not repeat are refused inside a workflow, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import pathlib
+import random
+import secrets
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import date
+from datetime import datetime as moment
+from time import monotonic as ticks
+from typing import Any
+
+import pytest
+
+from orchestrator import NotDeterministic, Orchestrator, WorkflowContext, unguarded
+from orchestrator.sdk.code import loop
+from tests.unit.code_workflows.playing import played
+
+as_completed = loop._as_completed
+"""What `from asyncio import as_completed` gives where it comes before the first workflow is registered."""
+
+
+async def _nothing() -> None: ...
+
+
+nothing = _nothing()
+nothing.close()
+mine = random.Random(7)
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: time.time(), r"time.time\(\) could not be repeated .*line \d+.* use ctx.now\(\)"),
+    (lambda: ticks(), "time.monotonic.*use ctx.now"),
+    (lambda: time.sleep(1), "time.sleep.*await ctx.sleep"),
+    (lambda: datetime.datetime.now(), "datetime.now.*ctx.now"),
+    (lambda: moment.now(datetime.UTC), "datetime.now.*ctx.now"),
+    (lambda: date.today(), r"date.today.*ctx.now\(\).date\(\)"),
+    (lambda: random.random(), "random.random.*ctx.random"),
+    (lambda: random.choice([1, 2]), "random.choice.*ctx.random"),
+    (lambda: random.Random(), "random.Random.*give it a seed"),
+    (lambda: secrets.token_hex(), "secrets.token_hex.*ctx.random"),
+    (lambda: secrets.choice([1, 2]), "secrets.choice.*ctx.random"),
+    (lambda: uuid.uuid4(), "uuid.uuid4.*ctx.uuid"),
+    (lambda: os.urandom(4), "os.urandom.*ctx.random.randbytes"),
+    (lambda: os.getenv("HOME"), "os.getenv.*a task"),
+    (lambda: open(__file__), r"open\(\).*a task"),  # noqa: PTH123, SIM115
+    (lambda: pathlib.Path(__file__).read_text(), "Path.read_text.*a task"),
+    (lambda: threading.Thread(target=print).start(), "Thread.start.*asyncio.create_task"),
+    (lambda: socket.socket(), "socket.*a task"),
+    (lambda: subprocess.run(["true"]), "subprocess.run.*a task"),
+    (lambda: list(as_completed([nothing])), "use it as `asyncio.as_completed`"),
+]
+ALLOWED: list[Callable[[], Any]] = [
+    lambda: mine.choice([1, 2]),
+    lambda: random.Random(3).random(),
+    lambda: datetime.datetime(2026, 1, 1).isoformat(),
+    lambda: uuid.uuid5(uuid.NAMESPACE_URL, "x"),
+    lambda: uuid.UUID(int=3),
+    lambda: textwrap.dedent(" x"),
+]
+
+
+def workflow_that(calls: Callable[[], Any]) -> Any:
+    app = Orchestrator()
+
+    @app.workflow(name="calls")
+    async def workflow(ctx: WorkflowContext) -> None:
+        calls()
+
+    return workflow
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_replay_could_not_repeat_is_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(NotDeterministic, match=message):
+        played(workflow_that(call))
+
+
+@pytest.mark.parametrize("call", ALLOWED)
+def test_what_replay_repeats_is_allowed(call: Callable[[], Any]) -> None:
+    played(workflow_that(call))
+
+
+@pytest.mark.parametrize("call", [call for call, _ in REFUSED[:1] + REFUSED[4:8] + REFUSED[11:16]])
+def test_a_block_can_be_exempted(call: Callable[[], Any]) -> None:
+    def exempted() -> None:
+        with unguarded():
+            result = call()
+        if hasattr(result, "close"):
+            result.close()
+
+    played(workflow_that(exempted))
+
+
+def test_code_of_the_project_is_watched_wherever_it_is_called_from() -> None:
+    """The standard library may look at the clock, but not call back into code that does."""
+    with pytest.raises(NotDeterministic, match="time.time"):
+        played(workflow_that(lambda: sorted([2, 1], key=lambda _: time.time())))
+
+
+def test_libraries_are_exempt() -> None:
+    import email.utils
+
+    played(workflow_that(lambda: email.utils.formatdate()))  # calls time.time itself
+
+
+def test_a_refusal_that_is_caught_still_stops_the_workflow() -> None:
+    def careless() -> None:
+        try:
+            time.time()
+        except NotDeterministic:
+            time.time()
+
+    with pytest.raises(NotDeterministic, match="time.time"):
+        played(workflow_that(careless))
+
+
+def test_nobody_is_watched_outside_of_a_workflow() -> None:
+    seen: list[float] = []
+
+    def watch_another_thread() -> None:
+        with unguarded():
+            thread = threading.Thread(target=lambda: seen.append(time.time()))
+            thread.start()
+            thread.join()
+
+    played(workflow_that(watch_another_thread))
+    assert seen
+    assert sys.getprofile() is None
+    assert time.time()
+
+
+def test_side_effects_are_not_watched() -> None:
+    app = Orchestrator()
+
+    @app.workflow(name="looks")
+    async def looks(ctx: WorkflowContext) -> float:
+        before: float = await ctx.run("clock", time.time)
+        async with asyncio.timeout(5):
+            await asyncio.sleep(1)
+        return before
+
+    assert played(looks) > 1_700_000_000
