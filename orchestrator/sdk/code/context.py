@@ -17,6 +17,7 @@ from orchestrator.domain import commands
 from orchestrator.domain.ids import derived_id
 from orchestrator.errors import OperationFailed
 from orchestrator.sdk.code.compensations import Compensations
+from orchestrator.sdk.code.entering import outside
 from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.failure import describe
@@ -161,7 +162,7 @@ class WorkflowContext:
     def _perform(self, ordinal: int, name: str, function: Callable[[], Any]) -> commands.RecordOperation:
         flow = self._flow
         try:
-            with flow.outside():
+            with outside():
                 value = function()
                 if inspect.iscoroutine(value):
                     value = _in_thread(value)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -19,9 +17,8 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.replay import Ledger
 from orchestrator.errors import DeterminismViolation, InvalidWorkflow, NotDeterministic, OrchestratorError
 from orchestrator.sdk.code.context import ContinueAsNew, WorkflowContext
-from orchestrator.sdk.code.current import enter_flow
+from orchestrator.sdk.code.entering import inside
 from orchestrator.sdk.code.futures import DurableFuture, Outcome
-from orchestrator.sdk.code.guards import guarded
 from orchestrator.sdk.code.handlers import Handlers
 from orchestrator.sdk.code.loop import Loop, Timer
 from orchestrator.sdk.code.putting_away import PutAway, put_away
@@ -78,7 +75,7 @@ class Flow:
         if whole:
             events = list(events)
             self.ledger.learn(events)
-        with self._running():
+        with inside(self):
             for event in events:
                 show = _SHOW.get(type(event.what))
                 if show is None or self.ended:
@@ -88,25 +85,22 @@ class Flow:
                 show(self, event.what)
                 self.loop.run_until_idle(self.now - self.began_at, self._is_stopped)
                 self._finish()
+        self._raise_if_stopped()
         return self.ledger.take()
 
     def answer(self, query: Query) -> Answer:
         """Answer a query."""
-        with self._running():
-            return self.handlers.answer(query)
+        with inside(self):
+            answer = self.handlers.answer(query)
+        self._offence = None  # a query that does what a workflow may not do gets an error, and changes nothing
+        return answer
 
     def close(self) -> None:
         """Put the code away. Its `finally` blocks run, but what they command is not done."""
         self._closed = True
-        before = enter_flow(self)
-        loop = asyncio._get_running_loop()
-        asyncio._set_running_loop(self.loop)
-        try:
-            self.loop.close()
+        self.loop.close()
+        with inside(self, watched=False):
             put_away(*self.loop.suspended)
-        finally:
-            asyncio._set_running_loop(loop)
-            enter_flow(before)
 
     @property
     def replaying(self) -> bool:
@@ -163,19 +157,6 @@ class Flow:
     def stop(self, error: OrchestratorError) -> None:
         """Let the code run no further: it has done something that cannot be repeated."""
         self._offence = self._offence or error
-
-    @contextmanager
-    def outside(self) -> Iterator[None]:
-        """Run something in this thread that is not the workflow's code."""
-        before, loop, profile = enter_flow(None), asyncio._get_running_loop(), sys.getprofile()
-        sys.setprofile(None)
-        asyncio._set_running_loop(None)
-        try:
-            yield
-        finally:
-            asyncio._set_running_loop(loop)
-            enter_flow(before)
-            sys.setprofile(profile)
 
     # -- from the loop
 
@@ -245,21 +226,10 @@ class Flow:
 
     # -- the rest
 
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Be the workflow whose code runs in this thread."""
-        before, loop, hooks = enter_flow(self), asyncio._get_running_loop(), sys.get_asyncgen_hooks()
-        asyncio._set_running_loop(self.loop)
-        sys.set_asyncgen_hooks(firstiter=self.loop.adopt, finalizer=_ignore)
-        try:
-            with guarded():
-                yield
-        finally:
-            sys.set_asyncgen_hooks(*hooks)
-            asyncio._set_running_loop(loop)
-            enter_flow(before)
-        if self.ledger.violation is not None:
-            violation = self.ledger.violation
+    def _raise_if_stopped(self) -> None:
+        """Raise what keeps the code from going on, also if the code itself has caught it."""
+        violation = self.ledger.violation
+        if violation is not None:
             raise DeterminismViolation(violation.message, violation.event, violation.difference)
         if self._offence is not None:
             raise self._offence
@@ -293,10 +263,6 @@ class Flow:
             raise PutAway
         if self.read_only:
             raise InvalidWorkflow(f"The {self.read_only} may look at the workflow, but command nothing.")
-
-
-def _ignore(_: object) -> None:
-    """Do nothing when an asynchronous generator is collected: the loop keeps it until the flow is put away."""
 
 
 _SHOW: dict[type, Callable[[Flow, Any], None]] = {

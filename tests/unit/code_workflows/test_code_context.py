@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -246,6 +247,10 @@ async def basket(ctx: WorkflowContext) -> list[str]:
     def naughty() -> None:
         price.schedule(Item("tea", 1))
 
+    @ctx.query
+    def clock() -> float:
+        return time.time()
+
     def is_cheap(item: Item) -> None:
         if item.price > 10:
             raise ValueError("too dear")
@@ -288,6 +293,8 @@ def test_queries_look_and_change_nothing() -> None:
             await run.query("item", 1)
         with pytest.raises(OrchestratorError, match="may look at the workflow, but command nothing"):
             await run.query("naughty")
+        with pytest.raises(OrchestratorError, match="time.time"):
+            await run.query("clock")
         with pytest.raises(OrchestratorError, match="answers no query 'sise'. Did you mean 'size'?"):
             await run.query("sise")
         with pytest.raises(OrchestratorError, match="argument 'place': expected int"):

@@ -1,0 +1,170 @@
+"""Histories as JSON, and code held against them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import DeterminismViolation, InvalidWorkflow, Orchestrator, RunFailed, WorkflowContext, WorkflowFailed
+from orchestrator.domain import commands, history
+from orchestrator.domain.history import Event
+from orchestrator.domain.task import TaskError
+from orchestrator.testing import Recording, TestedRun, WorkflowTest, replay
+from tests.unit.code_workflows.playing import started
+
+app = Orchestrator()
+
+
+@app.task(name="fetch")
+def fetch(key: str) -> dict[str, Any]: ...
+
+
+@app.workflow(name="reads")
+async def reads(ctx: WorkflowContext, keys: list[str], blob: bytes) -> Any:
+    await ctx.run("note", lambda: None)
+    ctx.set("keys", keys)
+    values = await asyncio.gather(*(fetch.schedule(key) for key in keys), return_exceptions=True)
+    await ctx.sleep(1)
+    if not ctx.patched("kind"):
+        return None
+    return [str(values[0]), blob]
+
+
+def recording() -> Recording:
+    async def play(run: TestedRun[Any], _: WorkflowTest) -> Recording:
+        await run.result()
+        return run.history
+
+    def mock(key: str) -> dict[str, Any]:
+        if key == "bad":
+            raise ValueError("no such key")
+        return {"at": datetime(2026, 2, 3, tzinfo=UTC), "raw": b"\x00\xff", "$odd": {1: [None, 1.5]}}
+
+    return started(reads, play, ["good", "bad"], b"\x01", mocks={fetch: mock})
+
+
+def test_a_history_survives_json_whatever_it_holds() -> None:
+    whole = recording()
+    text = whole.to_json()
+    assert Recording.from_json(text) == whole
+    assert {event["type"] for event in json.loads(text)["events"]} >= {"task_failed", "operation_recorded", "state_set"}
+
+
+def test_every_kind_of_event_survives_json() -> None:
+    error = TaskError("ValueError", "no", "Traceback")
+    kinds = [*history.Fact.__args__, *history.Record.__args__, history.ActivationApplied]
+    values = {"int": 3, "str": "text", "bytes": b"\x03", "TaskError": error, "float": 1.5, "dict[str, int]": {"a": 1}}
+    for kind in kinds:
+        fields = {
+            name: b"i" * 16 if name in ("id", "parent", "continued_from") else values[note.split(" |")[0]]
+            for name, note in kind.__annotations__.items()
+        }
+        whole = Recording(b"r" * 16, [Event(1, 1_700_000_000.5, kind(**fields))])
+        assert Recording.from_json(whole.to_json()) == whole
+
+
+def test_a_history_is_replayed_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "history.json"
+    file.write_text(recording().to_json())
+    made = replay(reads, file)
+    assert [type(command).__name__ for command in made] == [
+        *("RecordOperation", "SetState", "ScheduleTask", "ScheduleTask", "StartTimer", "RecordPatch", "CompleteRun")
+    ]
+    assert replay(reads, file.read_text()) == made
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "expected what `Recording.to_json` writes"),
+        ("[]", "expected what `Recording.to_json` writes"),
+        ('{"format": 2}', "expected format 1, found 2"),
+        ('{"format": 1, "run_id": "x", "events": []}', "expected what"),
+        (
+            '{"format": 1, "run_id": "00000000-0000-0000-0000-000000000000", '
+            '"events": [{"number": 1, "at": "2026-01-01T00:00:00+00:00", "type": "run_startd"}]}',
+            "event 1: no event is called 'run_startd'. Did you mean 'run_started'",
+        ),
+    ],
+)
+def test_what_is_no_history_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidWorkflow, match=message):
+        Recording.from_json(text)
+
+
+def changed(code: Any) -> Any:
+    """Return other code under the name of the recorded workflow."""
+    app = Orchestrator()
+    app.task(name="fetch")(fetch.function)
+    return app.workflow(name="reads")(code)
+
+
+def test_replay_names_the_place_and_shows_the_difference() -> None:
+    async def code(ctx: WorkflowContext, keys: list[str], blob: bytes) -> None:
+        await ctx.run("note", lambda: None)
+        ctx.set("keyz", keys)
+
+    with pytest.raises(DeterminismViolation) as found:
+        replay(changed(code), recording())
+    assert found.value.event == 4
+    assert str(found.value).startswith(
+        "State key mismatch at state 1 (event 4): history has 'keys' and the code says 'keyz'."
+    )
+    assert "-state 1 set keys" in str(found.value)
+    assert "+state 1 set keyz" in str(found.value)
+
+
+def test_replay_notices_code_that_ends_otherwise_or_not_at_all() -> None:
+    async def fails(ctx: WorkflowContext, keys: list[str], blob: bytes) -> None:
+        raise WorkflowFailed("no")
+
+    async def waits(ctx: WorkflowContext, keys: list[str], blob: bytes) -> None:
+        await ctx.promise("more")
+
+    with pytest.raises(DeterminismViolation, match="history has RunCompleted and the code says RunFailed"):
+        replay(changed(fails), recording())
+    with pytest.raises(DeterminismViolation, match="RunCompleted and the code still waits for <Promise 'more'>"):
+        replay(changed(waits), recording())
+
+
+def test_an_open_history_is_replayed_as_far_as_it_goes() -> None:
+    whole = recording()
+    part = Recording(whole.run_id, whole.events[:5])
+    assert isinstance(replay(reads, part)[-1], commands.ScheduleTask)
+
+
+def test_a_test_finds_code_that_does_not_do_the_same_thing_twice() -> None:
+    app = Orchestrator()
+    fetch = app.task(name="fetch")(lambda key: key)
+    other = app.task(name="other")(lambda key: key)
+    plays: list[int] = []
+
+    @app.workflow(name="moody")
+    async def moody(ctx: WorkflowContext) -> None:
+        plays.append(1)
+        await (fetch if len(plays) == 1 else other).schedule("x")
+
+    async def play(run: TestedRun[Any], _: WorkflowTest) -> None:
+        with pytest.raises(DeterminismViolation, match="'fetch' and the code says 'other'"):
+            await run.result()
+
+    started(moody, play, mocks={fetch: None})
+
+
+def test_a_failed_run_shows_where() -> None:
+    app = Orchestrator()
+
+    @app.workflow(name="breaks")
+    async def breaks(ctx: WorkflowContext) -> None:
+        raise ValueError("here")
+
+    async def play(run: TestedRun[Any], _: WorkflowTest) -> None:
+        with pytest.raises(RunFailed, match='ValueError: here(.|\n)*in breaks\n.*raise ValueError\\("here"\\)'):
+            await run.result()
+
+    started(breaks, play)
