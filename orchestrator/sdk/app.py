@@ -120,7 +120,7 @@ class Orchestrator:
         checked = with_code_options(CodeOptions(), options)
 
         def register(function: Callable[..., Any]) -> CodeWorkflow[..., Any]:
-            chosen = task_name(function, name)
+            chosen = task_name(function, name, "workflow")
             check_workflow_function(chosen, version, function)
             workflow: CodeWorkflow[..., Any] = CodeWorkflow(self, chosen, version, function, checked)
             self.code_workflows.add(workflow)

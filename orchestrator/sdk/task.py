@@ -231,10 +231,10 @@ def _followers(option: str, given: object) -> tuple[Task[..., Any], ...]:
     return tuple(tasks)
 
 
-def task_name(function: Callable[..., Any], name: str | None) -> str:
+def task_name(function: Callable[..., Any], name: str | None, what: str = "task") -> str:
     """Return the name under which a function is registered: its own, or `module.function`."""
     if name is not None:
-        return check_name("task", name)
+        return check_name(what, name)
     if not hasattr(function, "__qualname__"):
-        raise InvalidTask(f"Only a function can be a task without a name; found {function!r}.")
-    return check_name("task", f"{module_name(function)}.{function.__qualname__.replace('<locals>.', '')}")
+        raise InvalidTask(f"Only a function can be a {what} without a name; found {function!r}.")
+    return check_name(what, f"{module_name(function)}.{function.__qualname__.replace('<locals>.', '')}")

@@ -95,6 +95,13 @@ def test_the_code_runs_as_written(document: str, app: str, scripts: dict[str, st
                 run(folder, COMMAND, *command.split()[1:])
 
 
+def test_the_tests_of_code_workflows_run_as_written(folder: Path) -> None:
+    for name, body in files_in(REPOSITORY / "docs" / "code-workflows.md").items():
+        (folder / name).write_text(body)
+    printed = run(folder, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
+    assert "4 passed" in printed
+
+
 def test_every_command_of_the_readme_exists() -> None:
     for command in commands(REPOSITORY / "README.md"):
         program = command.split()[0]

@@ -14,13 +14,13 @@ class Compensations:
     """Steps to take back, the last one first."""
 
     def __init__(self, report: Callable[[str, BaseException | None], None]) -> None:
-        self._steps: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self._steps: list[tuple[str, Callable[..., Any]]] = []
         self._report = report
         self.running = False
 
-    def add(self, undo: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def add(self, name: str, undo: Callable[[], Any]) -> None:
         """Remember how to undo a step."""
-        self._steps.append((undo, arguments, keywords))
+        self._steps.append((name, undo))
 
     async def run(self) -> None:
         """Undo everything. One that fails is reported, and does not keep the others from being tried."""
@@ -29,12 +29,12 @@ class Compensations:
             task.uncancel()  # what follows is a new life: its own timeouts must work
         self.running = True
         while self._steps:
-            undo, arguments, keywords = self._steps.pop()
+            name, undo = self._steps.pop()
             try:
-                value = undo(*arguments, **keywords)
+                value = undo()
                 if inspect.isawaitable(value):
                     await value
             except (DeterminismViolation, NotDeterministic):
                 raise
             except Exception as error:  # noqa: BLE001  # the workflow's own error is the one to be told
-                self._report(f"compensation {getattr(undo, '__name__', undo)!r} failed", error)
+                self._report(f"compensation {name!r} failed", error)

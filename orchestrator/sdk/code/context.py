@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 from uuid import UUID
 
@@ -86,9 +87,11 @@ class WorkflowContext:
     def schedule(self, target: str, /, *args: Any, **kwargs: Any) -> asyncio.Future[Any]: ...
 
     def schedule(self, target: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Schedule a task or a child workflow, or a task by its name; the future is there at once."""
+        """Schedule a task or a child workflow, itself or by its name; the future is there at once."""
         if isinstance(target, str):
-            target = self._flow.workflow.app.find_task(target)
+            app = self._flow.workflow.app
+            known = app.tasks.get(target) or app.code_workflows.get(target) or app.find_task(target)
+            return known.schedule(*args, **kwargs)
         return target.schedule(*args, **kwargs)
 
     def sleep(self, seconds: float = 0.0, *, name: str = "", **parts: float) -> asyncio.Future[None]:
@@ -236,7 +239,8 @@ class WorkflowContext:
 
     def compensate(self, undo: Any, *args: Any, **kwargs: Any) -> None:
         """Remember how to undo a step: a task, a child workflow or a function, run in reverse on failure or cancel."""
-        self.compensations.add(getattr(undo, "schedule", undo), args, kwargs)
+        name = str(getattr(undo, "name", None) or getattr(undo, "__name__", undo))
+        self.compensations.add(name, partial(getattr(undo, "schedule", undo), *args, **kwargs))
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):

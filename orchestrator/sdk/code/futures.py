@@ -90,7 +90,7 @@ class DurableFuture(OrderedFuture[T]):
             if self._cancel is not None:
                 self._flow.cancel_command(self._cancel, self.id)
             self._flow.forget(self.id)
-            self.set_exception(TimeoutError(f"{self._what} had no answer within {seconds:g} s."))
+            self._break(TimeoutError(f"{self._what} had no answer within {seconds:g} s."))
 
     def settle(self, outcome: Outcome) -> None:
         """Take what came of it."""
@@ -105,15 +105,15 @@ class DurableFuture(OrderedFuture[T]):
                 self._fulfil(data)
             case history.TaskFailed(error=error):
                 message = f"{self._what} failed: {error.kind}: {error.message}"
-                self.set_exception(TaskFailed(message, kind=error.kind, traceback=error.traceback))
+                self._break(TaskFailed(message, kind=error.kind, traceback=error.traceback))
             case history.ChildFailed(error=error):
-                self.set_exception(RunFailed(f"{self._what} failed: {error.kind}: {error.message}"))
+                self._break(RunFailed(f"{self._what} failed: {error.kind}: {error.message}"))
             case history.PromiseRejected(error=error):
-                self.set_exception(PromiseRejected(f"{self._what} was rejected: {error.message}"))
+                self._break(PromiseRejected(f"{self._what} was rejected: {error.message}"))
             case history.TaskCancelled():
-                self.set_exception(TaskCancelled(f"{self._what} was cancelled."))
+                self._break(TaskCancelled(f"{self._what} was cancelled."))
             case history.ChildCancelled():
-                self.set_exception(RunFailed(f"{self._what} was cancelled."))
+                self._break(RunFailed(f"{self._what} was cancelled."))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -123,6 +123,10 @@ class DurableFuture(OrderedFuture[T]):
         try:
             value = self._restore(decode_value(data))
         except (msgspec.ValidationError, TypeError, ValueError) as error:
-            self.set_exception(PayloadError(f"{self._what} gave a value that does not fit its type: {error}."))
+            self._break(PayloadError(f"{self._what} gave a value that does not fit its type: {error}."))
         else:
             self.set_result(value)
+
+    def _break(self, error: Exception) -> None:
+        self.set_exception(error)
+        self._log_traceback = False  # whether or not the code looks at it, the history tells it

@@ -220,7 +220,7 @@ def _ordered_as_completed(fs: Any, **options: Any) -> Any:
 
     The original puts them into a set first, whose order is that of their addresses.
     """
-    if isinstance(asyncio.get_running_loop(), Loop):
+    if isinstance(asyncio._get_running_loop(), Loop):
         fs = [asyncio.ensure_future(one) for one in fs]
     return _as_completed(fs, **options)
 

@@ -62,7 +62,13 @@ class CodeWorkflow(Generic[P, R]):
     """A registered workflow. Inside another one, `schedule` runs it as a child."""
 
     def __init__(
-        self, app: Orchestrator, name: str, version: int, function: Callable[..., Any], options: CodeOptions
+        self,
+        app: Orchestrator,
+        name: str,
+        version: int,
+        function: Callable[..., Any],
+        options: CodeOptions,
+        signature: Signature | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.app = app
@@ -70,7 +76,7 @@ class CodeWorkflow(Generic[P, R]):
         self.version = version
         self.function = function
         self.code_options = options
-        self.signature = Signature(name, function, what="Workflow", leading=1)
+        self.signature = signature or Signature(name, function, what="Workflow", leading=1)
 
     def __call__(self, *_: P.args, **__: P.kwargs) -> R:
         """Refuse: a workflow is not run like a function."""
@@ -85,7 +91,7 @@ class CodeWorkflow(Generic[P, R]):
     def options(self, **options: Any) -> CodeWorkflow[P, R]:
         """Return this workflow with other options, for the calls that follow."""
         changed = with_code_options(self.code_options, options)
-        return CodeWorkflow(self.app, self.name, self.version, self.function, changed)
+        return CodeWorkflow(self.app, self.name, self.version, self.function, changed, self.signature)
 
     def schedule(self, *args: P.args, **kwargs: P.kwargs) -> DurableFuture[R]:
         """Inside a workflow: start a child run; the future is there at once."""

@@ -343,6 +343,9 @@ async def parent(ctx: WorkflowContext, how: str) -> str:
     match how:
         case "await":
             return await leaf.schedule(5)
+        case "by name":
+            result: str = await ctx.schedule("leaf", 5)
+            return result
         case "fail":
             try:
                 await leaf.schedule(-1)
@@ -367,7 +370,8 @@ def test_a_child_is_awaited_and_typed() -> None:
             await run.result() == f"5 s for {next(iter(map(str, [__import__('uuid').UUID(bytes=run.history.run_id)])))}"
         )
 
-    started(parent, look, "await")
+    for how in ("await", "by name"):
+        started(parent, look, how)
 
 
 def test_a_child_that_fails_raises() -> None:
@@ -528,7 +532,7 @@ def test_continue_as_new_takes_the_signals_along_that_were_not_taken() -> None:
     started(counts, play, 0)
 
 
-def test_a_saga_is_undone_in_reverse() -> None:
+def test_a_saga_is_undone_in_reverse(caplog: pytest.LogCaptureFixture) -> None:
     app = Orchestrator()
     undone: list[str] = []
     undo = app.task(name="undo")(lambda _: None)
@@ -553,6 +557,7 @@ def test_a_saga_is_undone_in_reverse() -> None:
     with pytest.raises(RunFailed, match="no seats"):
         played(saga, True, mocks={undo: mock})
     assert [one for one in undone if one != "note"] == ["flight", "hotel"]
+    assert [record.message for record in caplog.records if "compensation 'undo' failed" in record.message]
     undone.clear()
 
     async def cancel(run: TestedRun[Any], _: WorkflowTest) -> None:

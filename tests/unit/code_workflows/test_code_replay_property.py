@@ -32,7 +32,9 @@ def fresh(events: list[Event]) -> tuple[list[Command], list[Command]]:
         flow.close()
 
 
-@settings(max_examples=int(os.environ.get("REPLAY_EXAMPLES", "60")), suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=int(os.environ.get("REPLAY_EXAMPLES", "60")), deadline=None, suppress_health_check=list(HealthCheck)
+)
 @given(PROGRAMS, st.integers(0, 2**32))
 def test_replay_gives_the_same_commands_at_every_cut(steps: list[Any], seed: int) -> None:
     world = World(steps, seed)
