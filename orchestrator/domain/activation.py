@@ -13,8 +13,9 @@ The run's own task carries the turns: each activation is an attempt of it, and a
       │  ◀── Activated(missing=True)                        nothing was run; send everything
 
 A worker uses what it has cached only if that was left by attempt `cached`, the last one whose report was applied: what
-an attempt did whose report came too late is no part of the history. `after` may then skip records, which a cached
-workflow has no use for.
+an attempt did whose report came too late is no part of the history. An activation without events, which only asks
+queries, leaves the workflow as it was, and cached under the attempt that left it so. Records may be left out of what is
+sent to a cached workflow, which has no use for them.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from itertools import islice
+from typing import NoReturn
 
 from orchestrator.domain import commands, history
 from orchestrator.domain.activation import Violation
@@ -34,7 +36,7 @@ class Ledger:
         self._counts: dict[Kind, int] = {}
         self._records: dict[tuple[Kind, int], tuple[int, Record]] = {}
         """Records that the code has not come to yet, with their event's number."""
-        self._named: dict[bytes | str, None] = {}
+        self._named: set[bytes | str] = set()
         """Ids that were cancelled or answered, and names of patches: records without ordinals."""
         self._batch: list[Command] = []
         self._expected: list[str] = []
@@ -53,11 +55,13 @@ class Ledger:
             what = event.what
             if isinstance(what, history.ActivationApplied):
                 self.shown = max(self.shown, what.through)
-            elif isinstance(what, (history.PatchRecorded, *_NAMED_RECORDS)):
-                self._named[what.name if isinstance(what, history.PatchRecorded) else what.id] = None
+            elif isinstance(what, history.PatchRecorded):
+                self._named.add(what.name)
+            elif isinstance(what, _NAMED_RECORDS):
+                self._named.add(what.id)
             elif isinstance(what, _ENDS):
                 self.end = what
-            elif (claim := _recorded(what)) is not None:
+            elif (claim := _claim(what)) is not None:
                 self._records[claim[:2]] = event.number, what  # type: ignore[assignment]  # a fact makes no claim
                 self._expected.append(_line(claim))
 
@@ -72,7 +76,7 @@ class Ledger:
         if not self._records:
             self._batch.append(command)
             return None
-        claim = _commanded(command)
+        claim = _claim(history.record(command))
         assert claim is not None, command
         self._commanded.append(_line(claim))
         found = self._records.pop(claim[:2], None)
@@ -80,7 +84,7 @@ class Ledger:
             self._batch.append(command)
             return None
         number, record = found
-        self._compare(number, claim, _recorded(record))
+        self._compare(number, claim, record)
         if not self._records:
             self._expected.clear()
             self._commanded.clear()
@@ -90,7 +94,7 @@ class Ledger:
         """Take a command that has no ordinal but names what it is about."""
         self._note(command)
         if key in self._named:
-            del self._named[key]
+            self._named.remove(key)
         else:
             self._batch.append(command)
 
@@ -135,25 +139,28 @@ class Ledger:
         if self.trace is not None:
             self.trace.append(command)
 
-    def _compare(self, number: int, claim: Claim, recorded: Claim | None) -> None:
+    def _compare(self, number: int, claim: Claim, record: Record) -> None:
+        recorded = _claim(record)
         assert recorded is not None
-        for field, found in claim[2].items():
-            expected = recorded[2].get(field, "")
-            if found == expected or (claim[0] == "timer" and not (found and expected)):
+        kind, ordinal, fields = claim
+        for field, found in fields.items():
+            expected = recorded[2][field]
+            if found == expected or (kind == "timer" and not (found and expected)):  # a name may be added or dropped
                 continue
+            del self._expected[self._expected.index(_line(recorded)) + 1 :]  # what follows is not the code's fault
             self.violate(
                 number,
                 f"{field.title().replace(' ', '')}Mismatch",
-                f"{field} mismatch at {claim[0]} {claim[1]} (event {number}): "
+                f"{field} mismatch at {kind} {ordinal} (event {number}): "
                 f"history has {expected!r} and the code says {found!r}.",
             )
 
-    def violate(self, number: int, kind: str, message: str) -> None:
+    def violate(self, number: int, kind: str, message: str) -> NoReturn:
         """Remember that the code no longer fits its history, and stop it."""
-        difference = difflib.unified_diff(self._expected, self._commanded, "history", "code", lineterm="", n=3)
-        lines = [line for line, _ in zip(difference, range(_LONGEST_DIFFERENCE), strict=False)]
         if self.violation is None:
-            self.violation = Violation(number, kind, message, "\n".join(lines))
+            lines = difflib.unified_diff(self._expected, self._commanded, "history", "code", lineterm="")
+            difference = "\n".join(islice(lines, _LONGEST_DIFFERENCE))
+            self.violation = Violation(number, kind, message, difference)
         raise DeterminismViolation(self.violation.message, self.violation.event, self.violation.difference)
 
 
@@ -167,27 +174,8 @@ _NAMED_RECORDS = (
 _ENDS = (history.RunCompleted, history.RunFailed, history.RunCancelled, history.RunContinued)
 
 
-def _commanded(command: Command) -> Claim | None:
-    match command:
-        case commands.ScheduleTask(ordinal=ordinal, task=task):
-            return "task", ordinal, {"Task type": task.name}
-        case commands.StartTimer(ordinal=ordinal, name=name):
-            return "timer", ordinal, {"Timer name": name}
-        case commands.CreatePromise(ordinal=ordinal, name=name):
-            return "promise", ordinal, {"Promise name": name}
-        case commands.StartChildRun(ordinal=ordinal, workflow=workflow, name=name):
-            return "child", ordinal, {"Child workflow kind": workflow, "Child workflow name": name}
-        case commands.RecordOperation(ordinal=ordinal, name=name):
-            return "operation", ordinal, {"Operation name": name}
-        case commands.SetState(ordinal=ordinal, key=key):
-            return "state", ordinal, {"State change": "set", "State key": key}
-        case commands.ClearState(ordinal=ordinal, key=key):
-            return "state", ordinal, {"State change": "clear", "State key": key}
-        case _:
-            return None
-
-
-def _recorded(what: history.Fact | Record | history.Mark) -> Claim | None:
+def _claim(what: history.Fact | Record | history.Mark) -> Claim | None:
+    """Return what a record says that is counted; None for all other events."""
     match what:
         case history.TaskScheduled(ordinal=ordinal, name=name):
             return "task", ordinal, {"Task type": name}

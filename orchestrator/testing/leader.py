@@ -42,7 +42,7 @@ class Run:
         self.stuck: Violation | None = None
         self.attempt = 0
         self.applied = 0
-        """The last attempt whose report was applied."""
+        """The last attempt with events whose report was applied."""
         self.shown = 0
         """The number of the last event that the code has been shown."""
 
@@ -86,13 +86,15 @@ class MemoryLeader:
         """Let the code see what is new, and apply what it commands."""
         run.attempt += 1
         has_news = run.has_news
-        report = self._engine.activate(self._activation(run, queries or []), run.id, run.attempt)
+        activation = self._activation(run, queries or [])
+        report = self._engine.activate(activation, run.id, run.attempt)
         if report.missing:
             run.applied = 0
-            report = self._engine.activate(self._activation(run, queries or []), run.id, run.attempt)
+            activation = self._activation(run, queries or [])
+            report = self._engine.activate(activation, run.id, run.attempt)
         run.stuck = report.stuck
         if report.stuck is None:
-            run.applied = run.attempt
+            run.applied = run.attempt if activation.events else run.applied
             run.shown = report.through
             if has_news:
                 self.append(run, history.ActivationApplied(report.through))

@@ -59,7 +59,7 @@ class Engine:
             return Activated(identifier, attempt, time.monotonic() - begun, stuck=stuck)
         finally:
             if kept:
-                self._keep(activation.run_id, flow, attempt)
+                self._keep(activation.run_id, flow, attempt if activation.events else activation.cached)
             else:
                 flow.close()
 

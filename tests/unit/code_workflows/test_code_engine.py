@@ -214,6 +214,18 @@ def test_a_query_of_a_run_that_is_not_cached_replays_it(engine: Engine) -> None:
     assert run.history == before
 
 
+def test_a_query_leaves_the_cache_as_it_was(engine: Engine) -> None:
+    leader = leader_of(engine)
+    run = begin(leader, "adds", 3)
+    leader.activate(run)
+    question = Activation(run.id, "adds", 1, len(run.history), len(run.history), [], run.applied)
+    question = msgspec.structs.replace(question, queries=[Query(b"q", "so_far", encoded(([], {})))])
+    assert [answer.result for answer in engine.activate(question, run.id, 2).answers] == [encoded(0)]
+    finish_tasks(leader, run)  # and the leader never heard of that attempt
+    news = Activation(run.id, "adds", 1, run.shown, len(run.history), run.history[-1:], run.applied)
+    assert not engine.activate(news, run.id, 3).missing
+
+
 def test_many_runs_interleave_in_one_process_and_in_several_threads(engine: Engine) -> None:
     leader = leader_of(engine)
     runs = [begin(leader, "adds", 10, number=number) for number in range(100)]

@@ -115,8 +115,9 @@ def test_replay_names_the_place_and_shows_the_difference() -> None:
     assert str(found.value).startswith(
         "State key mismatch at state 1 (event 4): history has 'keys' and the code says 'keyz'."
     )
-    assert "-state 1 set keys" in str(found.value)
-    assert "+state 1 set keyz" in str(found.value)
+    assert found.value.difference.splitlines()[2:] == [
+        *("@@ -1,2 +1,2 @@", " operation 1 note", "-state 1 set keys", "+state 1 set keyz")
+    ]
 
 
 def test_replay_notices_code_that_ends_otherwise_or_not_at_all() -> None:
