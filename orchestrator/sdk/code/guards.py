@@ -2,8 +2,8 @@
 
 While a workflow's code runs, and only then, the interpreter tells `_watch` of every call in this thread (it is a
 profile function). So nothing is patched, `from time import time` is seen as well as `time.time`, and other threads pay
-nothing. A call counts if it is made by the project's own code: any file that is not part of Python, of an installed
-package, or of this one.
+nothing. A call counts if it is made by the project's own code: the packages that hold workflows, and any file that is
+not part of Python or of an installed package.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _watch(frame: FrameType, event: str, argument: Any) -> None:
         caller = frame.f_back
     else:
         return
-    if watched is None or caller is None or not _is_guarded(caller.f_code.co_filename) or _exempt.get():
+    if watched is None or caller is None or not _is_guarded(caller) or _exempt.get():
         return
     for one in watched:
         if one.applies(frame):
@@ -158,15 +158,31 @@ def unguarded() -> Iterator[None]:
         _exempt.reset(token)
 
 
+_own: set[str] = set()
+"""Packages that hold workflows: the project's own, wherever they are installed."""
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _INSTALLED = tuple(
     path + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 
 
+def watch_package_of(module: str) -> None:
+    """Count a module and its whole package as the project's own."""
+    _own.add(module.partition(".")[0])
+
+
+def _is_guarded(frame: FrameType) -> bool:
+    """Say whether the code of a frame is the project's own."""
+    if str(frame.f_globals.get("__name__")).partition(".")[0] in _own:
+        return True
+    file = frame.f_code.co_filename
+    if file.startswith("<"):  # made at run time, such as the methods of a dataclass
+        file = str(frame.f_globals.get("__file__", file))
+    return _is_own_file(file)
+
+
 @lru_cache(maxsize=4096)
-def _is_guarded(file: str) -> bool:
-    """Say whether a file is the project's own."""
+def _is_own_file(file: str) -> bool:
     if file.startswith(("<frozen", _PACKAGE, *_INSTALLED)):
         return False
     return not {"site-packages", "dist-packages"} & set(Path(file).parts)

@@ -15,10 +15,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from orchestrator.errors import NotDeterministic
+from orchestrator.errors import InvalidWorkflow, NotDeterministic
 from orchestrator.sdk.code.putting_away import PutAway
 
 T = TypeVar("T")
+LONGEST_WAIT = 100 * 365 * 86_400.0
+"""Seconds: a hundred years."""
 _MOST_CALLBACKS = 100_000
 """Callbacks after one event, beyond which the code is taken to spin."""
 
@@ -139,6 +141,8 @@ class Loop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None, name: str = ""
     ) -> Any:
+        if not delay <= LONGEST_WAIT:
+            raise InvalidWorkflow(f"A timer waits a hundred years at most; found {delay!r} seconds.")
         delay = round(delay, 6)  # differences of floating-point times have tails that mean nothing
         timer = Timer(self._now + max(delay, 0.0), callback, args, self, context)
         timer.id = b""

@@ -13,7 +13,8 @@ from orchestrator.domain.commands import CancelChildRun, OnCancel, StartChildRun
 from orchestrator.errors import InvalidWorkflow, NotDeterministic, NotFound, OrchestratorError, did_you_mean
 from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.futures import DurableFuture
-from orchestrator.sdk.code.loop import keep_order
+from orchestrator.sdk.code.guards import watch_package_of
+from orchestrator.sdk.code.loop import LONGEST_WAIT, keep_order
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.payload import encode_call
 from orchestrator.sdk.signature import Signature
@@ -43,8 +44,13 @@ class CodeOptions:
     def __post_init__(self) -> None:
         if self.queue is not None:
             check_name("queue", self.queue)
-        if self.timeout is not None and not self.seconds > 0:
-            raise InvalidWorkflow(f"Option timeout: expected more than zero seconds, found {self.timeout!r}.")
+        if self.timeout is not None and not (_is_number(self.timeout) and 0 < self.seconds <= LONGEST_WAIT):
+            raise InvalidWorkflow(
+                f"Option timeout: expected more than zero seconds, or a timedelta, up to a hundred years, "
+                f"found {self.timeout!r}."
+            )
+        if not isinstance(self.detached, bool):
+            raise InvalidWorkflow(f"Option detached: expected True or False, found {self.detached!r}.")
         if self.on_cancel not in get_args(OnCancel):
             known = ", ".join(get_args(OnCancel))
             raise InvalidWorkflow(f"Option on_cancel: expected one of {known}, found {self.on_cancel!r}.")
@@ -53,6 +59,10 @@ class CodeOptions:
     def seconds(self) -> float:
         """The timeout in seconds."""
         return self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else float(self.timeout or 0.0)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, timedelta)) and not isinstance(value, bool)
 
 
 _OPTION_NAMES = tuple(field.name for field in fields(CodeOptions))
@@ -163,6 +173,7 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
                 f"Give one of them another name= or version=."
             )
         versions[workflow.version] = workflow
+        watch_package_of(workflow.function.__module__)
         keep_order()
 
 

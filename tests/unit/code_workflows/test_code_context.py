@@ -651,7 +651,19 @@ def test_what_cannot_be_a_workflow_is_refused() -> None:
 
     with pytest.raises(InvalidWorkflow, match="Unknown workflow option 'timeot'. Did you mean 'timeout'"):
         app.workflow(name="late", timeot=3)
+    with pytest.raises(InvalidWorkflow, match="Option timeout: expected more than zero seconds.*found 'long'"):
+        app.workflow(name="late", timeout="long")
+    with pytest.raises(InvalidWorkflow, match="Option on_cancel: expected one of cancel, wait, abandon"):
+        leaf.options(on_cancel="kill")
+    with pytest.raises(InvalidTask, match="A workflow name has 1 to 128"):
+        app.workflow(name="a b")(leaf.function)
     assert not app.code_workflows
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e12])
+def test_a_timer_that_never_fires_is_refused(seconds: float) -> None:
+    with pytest.raises(RunFailed, match="A timer waits a hundred years at most"):
+        played(leaf, seconds)
 
 
 def test_versions_live_side_by_side() -> None:

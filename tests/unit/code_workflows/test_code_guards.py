@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import email.utils
+import importlib
 import os
 import pathlib
 import random
@@ -16,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import date
 from datetime import datetime as moment
 from time import monotonic as ticks
@@ -24,7 +27,7 @@ from typing import Any
 import pytest
 
 from orchestrator import NotDeterministic, Orchestrator, WorkflowContext, unguarded
-from orchestrator.sdk.code import loop
+from orchestrator.sdk.code import guards, loop
 from tests.unit.code_workflows.playing import played
 
 as_completed = loop._as_completed
@@ -107,10 +110,28 @@ def test_code_of_the_project_is_watched_wherever_it_is_called_from() -> None:
         played(workflow_that(lambda: sorted([2, 1], key=lambda _: time.time())))
 
 
-def test_libraries_are_exempt() -> None:
-    import email.utils
-
+def test_libraries_are_exempt(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "installed_clock.py").write_text("import time\n\ndef tell():\n    return time.time()\n")
+    monkeypatch.syspath_prepend(folder)
+    installed_clock = importlib.import_module("installed_clock")
+    played(workflow_that(installed_clock.tell))
     played(workflow_that(lambda: email.utils.formatdate()))  # calls time.time itself
+
+    guards.watch_package_of("installed_clock")  # as if it held a workflow: the project itself, installed
+    with pytest.raises(NotDeterministic, match="installed_clock.py, line 4"):
+        played(workflow_that(installed_clock.tell))
+
+
+@dataclass
+class Stamped:
+    at: float = field(default_factory=time.time)
+
+
+def test_code_made_at_run_time_belongs_to_its_module() -> None:
+    with pytest.raises(NotDeterministic, match="time.time"):
+        played(workflow_that(Stamped))
 
 
 def test_a_refusal_that_is_caught_still_stops_the_workflow() -> None:
