@@ -17,7 +17,6 @@ from uuid import UUID
 from orchestrator.domain import commands
 from orchestrator.domain.ids import derived_id
 from orchestrator.errors import OperationFailed
-from orchestrator.sdk.code.compensations import Compensations
 from orchestrator.sdk.code.entering import outside
 from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
 from orchestrator.sdk.code.signals import Signals
@@ -71,7 +70,6 @@ class WorkflowContext:
         self._state: dict[str, bytes] = {}
         self._patches: dict[str, bool] = {}
         self._uuids = 0
-        self.compensations = Compensations(flow.report)
         self.random = random.Random(flow.run_id)
         """A random number generator, seeded by the run: the same numbers on every replay."""
         self.logger = _Logger(flow)
@@ -240,7 +238,7 @@ class WorkflowContext:
     def compensate(self, undo: Any, *args: Any, **kwargs: Any) -> None:
         """Remember how to undo a step: a task, a child workflow or a function, run in reverse on failure or cancel."""
         name = str(getattr(undo, "name", None) or getattr(undo, "__name__", undo))
-        self.compensations.add(name, partial(getattr(undo, "schedule", undo), *args, **kwargs))
+        self._flow.compensations.add(name, partial(getattr(undo, "schedule", undo), *args, **kwargs))
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):

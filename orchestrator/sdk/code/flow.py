@@ -16,6 +16,7 @@ from orchestrator.domain.history import Event
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.replay import Ledger
 from orchestrator.errors import DeterminismViolation, InvalidWorkflow, NotDeterministic, OrchestratorError
+from orchestrator.sdk.code.compensations import Compensations
 from orchestrator.sdk.code.context import ContinueAsNew, WorkflowContext
 from orchestrator.sdk.code.entering import inside
 from orchestrator.sdk.code.futures import DurableFuture, Outcome
@@ -50,6 +51,7 @@ class Flow:
         self.now = 0.0
         self.mailboxes: dict[str, Mailbox] = {}
         self.handlers = Handlers(self)
+        self.compensations = Compensations(self.report)
         self.context = WorkflowContext(self)
         self.read_only = ""
         """Why nothing may be commanded at the moment, if so."""
@@ -195,7 +197,7 @@ class Flow:
             value = await self.workflow.function(self.context, *arguments, **keywords)
         except (Exception, asyncio.CancelledError) as error:
             if not isinstance(error, (DeterminismViolation, NotDeterministic)):
-                await self.context.compensations.run()
+                await self.compensations.run()
             raise
         return encode_value(value, f"The result of workflow {self.workflow.name!r}", self.limit)
 
@@ -221,7 +223,7 @@ class Flow:
 
     def _cancel(self, fact: history.RunCancelRequested) -> None:
         self._cancel_requested = True
-        if self._main is not None and not self.context.compensations.running:
+        if self._main is not None and not self.compensations.running:
             self._main.cancel(fact.reason or None)
 
     # -- the rest

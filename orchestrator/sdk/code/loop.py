@@ -21,8 +21,8 @@ from orchestrator.sdk.code.putting_away import PutAway
 T = TypeVar("T")
 LONGEST_WAIT = 100 * 365 * 86_400.0
 """Seconds: a hundred years."""
-_MOST_CALLBACKS = 100_000
-"""Callbacks after one event, beyond which the code is taken to spin."""
+_MOST_IDLE_CALLBACKS = 100_000
+"""Callbacks that make no new task or future, beyond which the code is taken to spin."""
 
 
 class Timers(Protocol):
@@ -87,18 +87,19 @@ class Loop(asyncio.AbstractEventLoop):
     def run_until_idle(self, now: float, stop: Callable[[], bool]) -> None:
         """Run what is ready, and what becomes ready by that, at this time; `stop` ends it early."""
         self._now = max(self._now, now)
-        ready = self._ready
-        for _ in range(_MOST_CALLBACKS):
-            if not ready or stop():
-                return
+        ready, places, idle = self._ready, self._places, 0
+        while ready and not stop():
             handle = ready.popleft()
             if not handle.cancelled():
                 with contextlib.suppress(SystemExit):  # the task that raised it has it as its exception
                     handle._run()
-        raise NotDeterministic(
-            f"The code ran {_MOST_CALLBACKS:,} callbacks without waiting for anything. A loop around "
-            f"`asyncio.sleep(0)` never ends here, for time stands still; wait for a task, a timer or a signal."
-        )
+            idle = idle + 1 if self._places == places else 0
+            places = self._places
+            if idle > _MOST_IDLE_CALLBACKS + 10 * len(self._tasks):
+                raise NotDeterministic(
+                    f"The code ran {idle:,} callbacks without beginning to wait for anything new. A loop around "
+                    f"`asyncio.sleep(0)` never ends here, for time stands still; wait for a task, a timer or a signal."
+                )
 
     def next_place(self) -> int:
         """Return the place of the next task or future."""
