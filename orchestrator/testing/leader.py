@@ -116,7 +116,7 @@ class MemoryLeader:
         """Return when the next thing happens by itself."""
         while self._due:
             due, _, run, identifier, _ = self._due[0]
-            if due < math.inf and (identifier in run.timers or identifier in run.tasks):
+            if due < math.inf and any(identifier in open for open in (run.timers, run.tasks, run.children)):
                 return due
             heapq.heappop(self._due)
         return None
@@ -128,8 +128,8 @@ class MemoryLeader:
             return False
         self.now = max(self.now, due)
         _, _, run, identifier, fact = heapq.heappop(self._due)
-        run.timers.pop(identifier, None)
-        run.tasks.pop(identifier, None)
+        for open in (run.timers, run.tasks, run.children):
+            open.pop(identifier, None)
         self.append(run, fact)
         return True
 
@@ -207,13 +207,7 @@ class MemoryLeader:
         parent = run.parent
         if parent is None or parent.end is not None or parent.children.pop(run.child_id, None) is None:
             return
-        match end:
-            case commands.CompleteRun(result=result):
-                self.append(parent, history.ChildCompleted(run.child_id, result))
-            case commands.FailRun(error=error):
-                self.append(parent, history.ChildFailed(run.child_id, error))
-            case commands.CancelRun():
-                self.append(parent, history.ChildCancelled(run.child_id))
+        self.append(parent, told_to_parent(run.child_id, end))
 
     def _continue(self, run: Run, end: commands.ContinueRun) -> None:
         old = run.started
@@ -228,6 +222,17 @@ class MemoryLeader:
                 taken[event.what.name] = taken.get(event.what.name, 0) - 1
                 if taken[event.what.name] < 0:
                     self.append(new, event.what)
+
+
+def told_to_parent(child: bytes, end: commands.CompleteRun | commands.FailRun | commands.CancelRun) -> history.Fact:
+    """Return what the parent of a run learns of its end."""
+    match end:
+        case commands.CompleteRun(result=result):
+            return history.ChildCompleted(child, result)
+        case commands.FailRun(error=error):
+            return history.ChildFailed(child, error)
+        case commands.CancelRun():
+            return history.ChildCancelled(child)
 
 
 def is_fact(event: Event) -> bool:

@@ -12,7 +12,7 @@ from orchestrator.domain.ids import derived_id
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.testing.leader import MemoryLeader, Run
+from orchestrator.testing.leader import MemoryLeader, Run, told_to_parent
 from orchestrator.testing.mocks import MockBook, Mocks
 from orchestrator.testing.runs import TestedRun
 
@@ -106,10 +106,7 @@ class WorkflowTest:
     async def _show(self, run: Run) -> None:
         """Let a run's code see what is new, or the mock that stands for it; then call the mocks of its tasks."""
         if run.parent is not None and run.started.workflow in self._mocks:
-            run.shown = len(run.history)
-            if run.id not in self._mocked:
-                self._mocked.add(run.id)
-                self._calls[asyncio.ensure_future(self._mock_child(run))] = None
+            self._show_mock(run, run.parent)
             return
         await asyncio.to_thread(self.leader.activate, run)  # an event loop cannot run inside another
         for task in [task for task in run.tasks.values() if task.id not in self._mocked]:
@@ -131,11 +128,23 @@ class WorkflowTest:
         else:
             self.leader.settle(run, task.id, fact)
 
-    async def _mock_child(self, run: Run) -> None:
+    def _show_mock(self, run: Run, parent: Run) -> None:
+        """Let a mock stand for a child run; asked to cancel itself, it does."""
+        run.shown = len(run.history)
+        if isinstance(run.history[-1].what, history.RunCancelRequested):
+            self.leader.apply(run, commands.CancelRun())
+        elif run.id not in self._mocked:
+            self._mocked.add(run.id)
+            self._calls[asyncio.ensure_future(self._mock_child(run, parent))] = None
+
+    async def _mock_child(self, run: Run, parent: Run) -> None:
         workflow = self._find(run.started.workflow, None)
         outcome = await self._mocks.call(workflow.name, run.started.payload, workflow.signature)
-        if run.end is None:
-            end = commands.FailRun(outcome) if isinstance(outcome, TaskError) else commands.CompleteRun(outcome)
+        seconds = self._mocks.seconds(workflow.name)
+        end = commands.FailRun(outcome) if isinstance(outcome, TaskError) else commands.CompleteRun(outcome)
+        if seconds:
+            self.leader.plan(parent, run.id, seconds, told_to_parent(run.id, end))
+        elif run.end is None:
             self.leader.apply(run, end)
 
     def _find(self, name: str, version: int | None) -> CodeWorkflow[..., Any]:

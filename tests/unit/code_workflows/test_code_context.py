@@ -401,6 +401,8 @@ def test_a_child_ends_with_its_parent_unless_it_is_detached(how: str, cancelled:
 def test_a_child_can_be_mocked() -> None:
     assert played(parent, "await", mocks={leaf: lambda seconds: f"{seconds} mocked"}) == "5.0 mocked"
     assert "cannot" in played(parent, "fail", mocks={leaf: ValueError("cannot")})
+    assert played(parent, "wait", mocks={leaf: After(100, "late")}) == "5"
+    assert played(parent, "await", mocks={leaf: After(100, "late")}) == "late"
 
 
 # -- what replay gives again
