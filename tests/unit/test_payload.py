@@ -429,7 +429,6 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"queue": "a\0"}, InvalidTask, "A queue name"),
     ({"queue": "a,b"}, InvalidTask, "A queue name"),
     ({"queue": "q" * 129}, InvalidTask, "A queue name"),
-    ({"queue": None}, InvalidTask, "A queue name .*found None"),
     ({"queue": 7}, InvalidTask, "A queue name"),
     ({"isolation": "container"}, InvalidTask, "Option isolation: expected 'thread' or 'process', found 'container'"),
     ({"isolation": None}, InvalidTask, "Option isolation"),
@@ -439,7 +438,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"priority": 1.0}, InvalidTask, "Option priority"),
     ({"priority": True}, InvalidTask, "Option priority: .*found True"),
     ({"priority": "high"}, InvalidTask, "Option priority: .*found 'high'"),
-    ({"on_success": "no"}, InvalidTask, "Option on_success: expected True or False, found 'no'"),
+    ({"on_success": "no"}, InvalidTask, "Option on_success: expected a task, or a list of tasks, found 'no'"),
 ]
 
 
