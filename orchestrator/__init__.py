@@ -3,6 +3,7 @@
 from orchestrator.domain.callbacks import TaskFailure
 from orchestrator.domain.limits import Rate
 from orchestrator.errors import (
+    AttemptOver,
     ConfigurationError,
     DeterminismViolation,
     Duplicate,
@@ -39,6 +40,7 @@ from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.context import TaskContext, current_task
 from orchestrator.sdk.handle import Handle, Progress, RunHandle, as_completed, gather
+from orchestrator.sdk.progress import TaskProgress
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.task import Task
@@ -47,6 +49,7 @@ from orchestrator.settings import Settings
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttemptOver",
     "CodeWorkflow",
     "ConfigurationError",
     "DeterminismViolation",
@@ -82,6 +85,7 @@ __all__ = [
     "TaskEnded",
     "TaskFailed",
     "TaskFailure",
+    "TaskProgress",
     "TaskSkipped",
     "TaskTimeout",
     "UnknownOption",

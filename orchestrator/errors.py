@@ -23,6 +23,7 @@
     ├── PromiseRejected           somebody rejected the promise that a workflow waited for
     ├── NotDeterministic          a workflow called what replay could not repeat
     ├── DeterminismViolation      the code of a workflow no longer fits the history of a run
+    ├── AttemptOver               raised inside a task whose transaction came too late; nothing of it was kept
     ├── TaskTimeout               raised inside a task whose time is up (also a TimeoutError)
     ├── TaskAborted               raised inside a task that was cancelled
     ├── RetryLater                a task raises it to be tried again after a while, which is not a failure
@@ -153,6 +154,10 @@ class DeterminismViolation(OrchestratorError):
     def __str__(self) -> str:
         text = super().__str__()
         return f"{text}\n\n{self.difference}" if self.difference else text
+
+
+class AttemptOver(OrchestratorError):
+    """Raised inside a task that would complete in a transaction, but whose attempt no longer counts."""
 
 
 class TaskTimeout(OrchestratorError, TimeoutError):

@@ -4,6 +4,7 @@ A child runs one task at a time and is used again for the next. The two talk ove
 
     worker → child   [run, dispatch]                      worker ← child   [report, report]
                      [handed, None]                                        [enqueue, tasks]
+                                                                           [mark | log | leave, what it says]
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from typing import Any
 
 from orchestrator.domain.task import AttemptReport, Dispatch, Failed, Lost, NewTask, Returned, Succeeded
 from orchestrator.sdk.failure import describe
-from orchestrator.transport.codec import decode, encode
+from orchestrator.transport.codec import LogLine, ProgressMark, decode, encode
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.builtin import install
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.loading import load_app
 from orchestrator.workers.mortality import die_with
-from orchestrator.workers.runner import Outbox, Runner, interruption
+from orchestrator.workers.outlet import Outbox, interruption
+from orchestrator.workers.runner import Runner
+from orchestrator.workers.spec import WorkerSpec
 
 
 class Isolation:
     """Child processes for one worker process, started as they are needed and kept warm."""
 
-    def __init__(self, app: str, allow: tuple[str, ...], outbox: Outbox) -> None:
-        self._app = app
-        self._allow = allow
+    def __init__(self, spec: WorkerSpec, outbox: Outbox) -> None:
+        self._spec = spec
         self._outbox = outbox
         self._lock = threading.Lock()
         self._idle: list[_Child] = []
@@ -44,13 +46,13 @@ class Isolation:
         with self._lock:
             child = self._idle.pop() if self._idle else None
         if child is None or not child.is_alive():
-            child = _Child(self._app, self._allow)
+            child = _Child(self._spec)
         job.interrupt = lambda _: child.kill()
         if job.interrupted_by is not None:
             child.kill()
         try:
             child.send("run", encode(job.dispatch))
-            report = self._converse(child)
+            report = self._converse(child, job)
         except (EOFError, OSError):
             child.kill()
             return self._died(job)
@@ -64,7 +66,7 @@ class Isolation:
             for child in self._idle:
                 child.kill()
 
-    def _converse(self, child: _Child) -> AttemptReport:
+    def _converse(self, child: _Child, job: Job) -> AttemptReport:
         while True:
             word, data = child.receive()
             if word == "report":
@@ -72,6 +74,12 @@ class Isolation:
             if word == "enqueue":
                 self._outbox.hand_over(decode(list[NewTask], data))
                 child.send("handed", b"")
+            elif word == "mark":
+                self._outbox.mark(job.dispatch.id, decode(ProgressMark, data))
+            elif word == "log":
+                self._outbox.log(job.dispatch.id, decode(LogLine, data))
+            elif word == "leave":
+                self._outbox.leave(job, data)
 
     def _died(self, job: Job) -> AttemptReport:
         dispatch = job.dispatch
@@ -85,7 +93,7 @@ class Isolation:
 class _Child:
     """One child process."""
 
-    def __init__(self, app: str, allow: tuple[str, ...]) -> None:
+    def __init__(self, spec: WorkerSpec) -> None:
         ours, theirs = Pipe()
         self._pipe = ours
         os.set_inheritable(theirs.fileno(), True)
@@ -94,10 +102,11 @@ class _Child:
                 sys.executable,
                 "-m",
                 "orchestrator.workers.isolated",
-                app,
+                spec.app,
                 str(theirs.fileno()),
                 str(os.getpid()),
-                *allow,
+                "database" if spec.database else "",
+                *spec.allow,
             ],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -122,24 +131,44 @@ class _Child:
 
 
 class _PipeOutbox:
-    """Hands tasks to the worker process, which hands them to the leader."""
+    """Passes everything on to the worker process."""
 
     def __init__(self, pipe: Connection[Any, Any]) -> None:
         self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, word: str, data: bytes, *, answered: bool = False) -> None:
+        """Say one thing at a time, whichever of the task's threads says it."""
+        with self._lock:
+            self._pipe.send_bytes(encode((word, data)))
+            if answered:
+                self._pipe.recv_bytes()
 
     def hand_over(self, tasks: Sequence[NewTask]) -> None:
-        self._pipe.send_bytes(encode(("enqueue", encode(list(tasks)))))
-        self._pipe.recv_bytes()
+        self.send("enqueue", encode(list(tasks)), answered=True)
+
+    def mark(self, task: bytes, mark: ProgressMark) -> None:
+        del task  # there is but one
+        self.send("mark", encode(mark))
+
+    def log(self, task: bytes, line: LogLine) -> None:
+        del task
+        self.send("log", encode(line))
+
+    def leave(self, job: Job, details: bytes) -> None:
+        del job
+        self.send("leave", details)
 
 
-def main(app: str, descriptor: int, allow: Sequence[str]) -> None:
+def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> None:
     """Run tasks as they come, until the worker closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the worker decides when this process ends
     pipe: Connection[Any, Any] = Connection(descriptor)
     application = load_app(app)
     install(application)
-    runner = Runner(application, _PipeOutbox(pipe), Allowed(application, allow))
+    outbox = _PipeOutbox(pipe)
+    runner = Runner(application, outbox, Allowed(application, allow), database=database)
     while True:
         try:
             _, data = decode(tuple[str, bytes], pipe.recv_bytes())
@@ -149,9 +178,10 @@ def main(app: str, descriptor: int, allow: Sequence[str]) -> None:
         job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
         job.begin(time.monotonic())
         report = runner.run(job)
-        pipe.send_bytes(encode(("report", encode([report]))))
+        job.finish()
+        outbox.send("report", encode([report]))
 
 
 if __name__ == "__main__":
     die_with(int(sys.argv[3]))
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[4:])
+    main(sys.argv[1], int(sys.argv[2]), bool(sys.argv[4]), sys.argv[5:])

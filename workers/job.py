@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.task import Dispatch, NewTask, parse_options
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.transaction import TaskTransaction
 
 _lock = threading.Lock()
 
@@ -41,18 +44,22 @@ class Job:
         "announced",
         "bundle",
         "children",
+        "completion",
         "counter",
         "deadline",
         "dispatch",
         "interrupt",
         "interrupted_by",
+        "noted",
         "options",
         "received_at",
+        "result",
         "revoked",
         "slot",
         "stage",
         "started_at",
         "step",
+        "transaction",
     )
 
     def __init__(self, dispatch: Dispatch, bundle: Bundle, slot: int, received_at: float) -> None:
@@ -73,6 +80,14 @@ class Job:
         """For a step of a workflow: workflow, step, index and count."""
         self.counter = 0
         self.children: list[NewTask] = []
+        self.noted: bytes | None = None
+        """Details for the next attempt that have not been sent."""
+        self.transaction: TaskTransaction | None = None
+        """The transaction that will complete it, while that is open."""
+        self.result = b""
+        """What the transaction will record."""
+        self.completion: bytes | None = None
+        """The result that its transaction has recorded: it has succeeded, whatever its code does now."""
 
     def begin(self, now: float) -> bool:
         """Take the job to run it; False if it was given back or revoked in the meantime."""

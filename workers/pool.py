@@ -12,8 +12,9 @@ from orchestrator.workers.coroutines import Coroutines
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.isolated import Isolation
 from orchestrator.workers.job import Job, Stage
+from orchestrator.workers.outlet import interruption
 from orchestrator.workers.reporter import Reporter
-from orchestrator.workers.runner import Runner, interruption
+from orchestrator.workers.runner import Runner
 from orchestrator.workers.threads import Threads
 from orchestrator.workers.vital import start_vital_thread
 
@@ -147,6 +148,7 @@ class Pool:
         if not job.announced and now - job.started_at > _ANNOUNCE_AFTER:
             job.announced = True
             self._reporter.report(Started(job.dispatch.id, job.dispatch.attempt, now - job.started_at))
+        self._reporter.note(job)
         if job.deadline is not None and now > job.deadline:
             job.stop_with(TaskTimeout)
             if now > job.deadline + _STOP_GRACE and job.finish():

@@ -26,7 +26,9 @@ from orchestrator.workers.builtin import install
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.isolated import Isolation
 from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.journal import Journal
 from orchestrator.workers.loading import load_app
+from orchestrator.workers.outlet import ProcessOutbox
 from orchestrator.workers.pool import Pool
 from orchestrator.workers.reporter import Reporter
 from orchestrator.workers.runner import Runner
@@ -67,6 +69,8 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     try:
         app = load_app(spec.app)
         install(app)
+        if spec.database:
+            app.settings.require_database()
     except OrchestratorError as error:
         print(f"Error: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
@@ -75,9 +79,11 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
         print(f"Error: the application {spec.app} cannot be imported; the reason is above.", file=sys.stderr)
         return EXIT_UNUSABLE
     process = WorkerProcess(spec, settings, worker, held)
-    isolation = Isolation(spec.app, spec.allow, process.reporter)
+    outbox = ProcessOutbox(process.reporter, process.journal)
+    isolation = Isolation(spec, outbox)
     allowed = Allowed(app, spec.allow)
-    process.pool = Pool(Runner(app, process.reporter, allowed), isolation, process.reporter, held, spec.concurrency)
+    runner = Runner(app, outbox, allowed, database=spec.database)
+    process.pool = Pool(runner, isolation, process.reporter, held, spec.concurrency)
     signal.signal(signal.SIGTERM, lambda *_: process.drain())
     pipe.send_bytes(encode(Hello(sorted([*app.tasks, *allowed.patterns]))))
     start_vital_thread("orders", lambda: process.obey(pipe))
@@ -99,6 +105,7 @@ class WorkerProcess:
         url = settings.require_redis()
         self._streams = WorkerStreams(connect(url), Keys())
         self.reporter = Reporter(WorkerStreams(connect(url), Keys()), worker, held)
+        self.journal = Journal(connect(url), Keys())
         self._joined = ""
         self._bundle = 1.0
         self._draining = threading.Event()
@@ -125,6 +132,7 @@ class WorkerProcess:
         if not finished:
             log.warning("tasks still run after %g s; they are handed back", self._settings.drain_timeout)
         self.reporter.wait_until_applied(5.0)
+        self.journal.flush()
         return finished
 
     def drain(self) -> None:

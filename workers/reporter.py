@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from orchestrator.domain.task import Enqueued, Flush, NewTask, Report, Succeeded
+from orchestrator.domain.task import Enqueued, Flush, NewTask, Noted, Report, Succeeded
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Applied, encode, stream_position
 from orchestrator.transport.connection import UNAVAILABLE, describe
@@ -68,7 +68,19 @@ class Reporter:
     def report(self, report: Report, job: Job | None = None) -> None:
         """Send a report; if it ends a job, its message is dropped from the queue with it."""
         self._empty.clear()
+        if job is not None and not isinstance(report, Succeeded):
+            self.note(job)  # once the job has ended it is too late
         self._queue.put(Item(report, job))
+
+    def note(self, job: Job) -> None:
+        """Send what a job has left for its next attempt, if that has not been sent."""
+        if job.noted is None:
+            return
+        with self._lock:  # or the report that ends the job could overtake what was taken here
+            details, job.noted = job.noted, None
+            if details is not None:
+                self._empty.clear()
+                self._queue.put(Item(Noted(job.dispatch.id, job.dispatch.attempt, details)))
 
     def hand_over(self, tasks: Sequence[NewTask]) -> None:
         """Send tasks that a running task enqueued, and return once they are in Postgres."""
@@ -196,6 +208,8 @@ def _split(backlog: list[Item]) -> tuple[list[Item], list[Item]]:
     for place, item in enumerate(backlog):
         if isinstance(item.report, Succeeded):
             size += len(item.report.result)
+        elif isinstance(item.report, Noted):
+            size += len(item.report.details)
         if place and (size > _BATCH_BYTES or place >= _BATCH):
             return backlog[:place], backlog[place:]
     return backlog, []

@@ -5,94 +5,37 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
-from uuid import UUID
+from typing import Any
 
 import msgspec
 
-from orchestrator.domain.ids import derived_id
 from orchestrator.domain.retry import is_worth_retrying
-from orchestrator.domain.task import AttemptReport, Failed, NewTask, Returned, Succeeded
-from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, TaskTimeout
+from orchestrator.domain.task import AttemptReport, Failed, Returned, Succeeded
+from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.context import TaskContext, enter
+from orchestrator.sdk.context import enter
 from orchestrator.sdk.failure import describe
 from orchestrator.sdk.names import type_names
 from orchestrator.sdk.payload import encode_value
 from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.task import Task
 from orchestrator.telemetry import get_logger
-from orchestrator.transport.codec import LARGEST_MESSAGE
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.interrupt import interrupt_thread, uninterrupted
 from orchestrator.workers.job import Job
+from orchestrator.workers.outlet import NOTHING, JobOutlet, Outbox, interruption
 
 log = get_logger("worker")
 
 _UNKNOWN_DELAY = 0.5
-_NOTHING = encode_value(None, "nothing", 1)
-_MOST_ENQUEUED = LARGEST_MESSAGE // 2
-_OVERHEAD = 300
-"""Bytes that a task takes in a message beside its payload, at most, roughly."""
 _decode_call = msgspec.msgpack.Decoder().decode
-
-
-class Outbox(Protocol):
-    """Where tasks go that a running task enqueues."""
-
-    def hand_over(self, tasks: Sequence[NewTask]) -> None:
-        """Return once the leader has them in Postgres."""
-
-
-class JobOutlet:
-    """The way out for one running task."""
-
-    def __init__(self, job: Job, outbox: Outbox) -> None:
-        self._job = job
-        self._outbox = outbox
-
-    def context(self) -> TaskContext:
-        dispatch, step = self._job.dispatch, self._job.step
-        return TaskContext(
-            task_id=UUID(bytes=dispatch.id),
-            task_name=step.get("step", dispatch.name),
-            attempt=dispatch.attempt,
-            queue=dispatch.queue,
-            run_id=UUID(bytes=dispatch.run_id) if dispatch.run_id else None,
-            position=dispatch.position,
-            workflow_name=step.get("workflow"),
-            parallel_index=step.get("index") if step.get("count") is not None else None,
-            parallel_count=step.get("count"),
-        )
-
-    def next_id(self) -> bytes:
-        self._job.counter += 1
-        return derived_id(self._job.dispatch.id, self._job.dispatch.attempt, self._job.counter)
-
-    def enqueue(self, tasks: Sequence[NewTask]) -> None:
-        _check_size(tasks)
-        self._outbox.hand_over(tasks)
-
-    def enqueue_on_success(self, tasks: Sequence[NewTask]) -> None:
-        _check_size([*self._job.children, *tasks])
-        self._job.children.extend(tasks)
-
-
-def _check_size(tasks: Sequence[NewTask]) -> None:
-    """Refuse what would not fit the one message in which it travels, and which the leader applies as a whole."""
-    size = sum(len(task.payload) + _OVERHEAD for task in tasks)
-    if size > _MOST_ENQUEUED:
-        raise PayloadError(
-            f"{len(tasks):,} tasks with {size:,} bytes are enqueued at once inside a task, and at most "
-            f"{_MOST_ENQUEUED:,} bytes are allowed. Enqueue them in several calls, or pass references to large data."
-        )
 
 
 class Runner:
     """Runs jobs of one application."""
 
-    def __init__(self, app: Orchestrator, outbox: Outbox, allowed: Allowed) -> None:
+    def __init__(self, app: Orchestrator, outbox: Outbox, allowed: Allowed, *, database: bool = False) -> None:
+        self._database = app if database else None
         self._tasks = app.tasks
         self._allowed = allowed
         self._limit = app.settings.max_payload
@@ -112,7 +55,7 @@ class Runner:
         job.interrupt = lambda reason: interrupt_thread(thread, reason)
         try:
             arguments, keywords = self._arguments(task, job)
-            enter(JobOutlet(job, self._outbox))
+            enter(self._outlet(job))
             if task.is_async:
                 value = asyncio.run(task.function(*arguments, **keywords))
             else:
@@ -135,7 +78,7 @@ class Runner:
         job.interrupt = lambda _: _ignore(loop.call_soon_threadsafe(current.cancel))
         try:
             arguments, keywords = self._arguments(task, job)
-            enter(JobOutlet(job, self._outbox))
+            enter(self._outlet(job))
             return self._success(job, await task.function(*arguments, **keywords))
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, CancelledError too
             return self.failure(job, error)
@@ -151,18 +94,28 @@ class Runner:
             keywords = task.signature.pick(keywords)
         arguments, keywords = task.signature.restore(arguments, keywords)
         if task.signature.wants_context:
-            task.signature.add_context(JobOutlet(job, self._outbox).context(), arguments, keywords)
+            task.signature.add_context(self._outlet(job).context(), arguments, keywords)
         return arguments, keywords
 
+    def _outlet(self, job: Job) -> JobOutlet:
+        return JobOutlet(job, self._outbox, self._database)
+
     def _success(self, job: Job, value: Any) -> Succeeded:
-        data = _NOTHING
+        data = NOTHING
         if job.options.store_result:
             data = encode_value(value, f"The result of task {job.dispatch.name!r}", self._limit)
+        if job.completion is not None:
+            if value is not None and data != job.completion:
+                log.warning("task %s returned another result than ctx.complete() was given", job.dispatch.name)
+            return completed(job, job.completion)
         duration = time.monotonic() - job.started_at
         return Succeeded(job.dispatch.id, job.dispatch.attempt, duration, data, job.children)
 
-    def failure(self, job: Job, error: BaseException) -> Failed:
+    def failure(self, job: Job, error: BaseException) -> Failed | Succeeded:
         """Return the report of a failed attempt; what was interrupted failed for the reason of the interruption."""
+        if job.completion is not None:
+            log.warning("task %s had completed when it failed", job.dispatch.name, exc_info=error)
+            return completed(job, job.completion)
         reason = job.interrupted_by
         if reason is not None and isinstance(error, (reason, asyncio.CancelledError)):
             error = interruption(job, reason).with_traceback(error.__traceback__)
@@ -198,16 +151,16 @@ def _is_worth_retrying(job: Job, error: BaseException) -> bool:
     return not isinstance(error, GiveUp) and is_worth_retrying(job.options.retry, type_names(error))
 
 
+def completed(job: Job, result: bytes) -> Succeeded:
+    """Return the report of an attempt that has completed in its transaction; Postgres knows it already."""
+    return Succeeded(job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, result)
+
+
 def unknown(job: Job) -> Returned:
     """Return the report for a task that this process does not know: another worker may."""
     return Returned(job.dispatch.id, job.dispatch.attempt, "unknown task", _UNKNOWN_DELAY)
 
 
-def interruption(job: Job, reason: type[BaseException]) -> BaseException:
-    """Return the exception that ends a job from outside."""
-    if reason is TaskTimeout:
-        return TaskTimeout(f"ran longer than its timeout of {job.options.timeout:g} s")
-    return reason()
 
 
 def _frames(error: BaseException) -> object:

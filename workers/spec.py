@@ -17,5 +17,7 @@ class WorkerSpec:
     """Tasks that one process runs at once."""
     allow: tuple[str, ...] = ()
     """Modules, files and folders whose plain functions may be run as `module:function` or `file.py:function`."""
+    database: bool = False
+    """Tasks may complete in transactions of their own (`ctx.transaction()`), so this worker is given the database."""
     burst: bool = False
     """Work until the queues are empty, then exit."""

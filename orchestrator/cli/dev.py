@@ -137,7 +137,7 @@ class _Team:
         self._start("scheduler")
         if self._settings.app:
             say("dev", f"app       {self._settings.app}")
-            self._start("worker", "--app", self._settings.app, "--processes", str(self._processes), "--allow", ".")
+            self._start_worker()
         else:
             say(
                 "dev",
@@ -165,12 +165,16 @@ class _Team:
         for role in ("worker", "scheduler"):
             self._stop(role)
 
+    def _start_worker(self) -> None:
+        processes = str(self._processes)
+        self._start("worker", "--app", self._settings.app, "--processes", processes, "--allow", ".", "--database")
+
     def _restart_worker(self, changed: list[str]) -> None:
         names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
         say("dev", f"changed: {names}; restarting the worker")
         self._stop("worker")
         if not self._interrupts.requested.is_set():
-            self._start("worker", "--app", self._settings.app, "--processes", str(self._processes), "--allow", ".")
+            self._start_worker()
 
     def _start(self, role: str, *options: str) -> None:
         environment = {

@@ -33,14 +33,23 @@ from orchestrator.workers.supervisor import run_worker
     metavar="MODULE|FILE|FOLDER",
     help="Let workflows run plain functions from here by name (module:function, file.py:function). May be repeated.",
 )
+@click.option(
+    "--database", is_flag=True, help="Let tasks use ctx.transaction(): give them the database (setting database_url)."
+)
 @click.option("--burst", is_flag=True, help="Work until the queues are empty, then exit.")
 def command(
-    app: str | None, queues: str, processes: int, concurrency: int, allow: tuple[str, ...], burst: bool
+    app: str | None,
+    queues: str,
+    processes: int,
+    concurrency: int,
+    allow: tuple[str, ...],
+    database: bool,
+    burst: bool,
 ) -> None:
     """Run tasks.
 
-    A worker needs Redis and the application, and no database. SIGTERM and Ctrl-C drain it: what runs is finished,
-    and what has not started is handed back.
+    A worker needs Redis and the application, and no database unless its tasks complete in transactions. SIGTERM and
+    Ctrl-C drain it: what runs is finished, and what has not started is handed back.
 
     \b
     Example:
@@ -54,6 +63,7 @@ def command(
         processes=processes,
         concurrency=concurrency,
         allow=allow,
+        database=database,
         burst=burst,
     )
     follow_parent()

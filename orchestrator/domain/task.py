@@ -105,6 +105,8 @@ class Dispatch(msgspec.Struct, frozen=True, array_like=True):
     """Run in a child process: its last attempt took a worker down, and its neighbours must not pay again."""
     failures: int = 0
     """How often it has failed before."""
+    details: bytes | None = None
+    """What an earlier attempt left for this one."""
 
 
 class TaskError(msgspec.Struct, frozen=True, array_like=True):
@@ -172,7 +174,15 @@ class Enqueued(msgspec.Struct, frozen=True, array_like=True, tag="enqueued"):
     tasks: list[NewTask]
 
 
-Report = Started | Succeeded | Failed | Returned | Lost | Enqueued
+class Noted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
+    """The running attempt leaves something for the next one, in place of what it left before."""
+
+    id: bytes
+    attempt: int
+    details: bytes
+
+
+Report = Started | Succeeded | Failed | Returned | Lost | Enqueued | Noted
 AttemptReport = Started | Succeeded | Failed | Returned | Lost
 
 
@@ -238,6 +248,16 @@ def fold(reports: Iterable[tuple[str, AttemptReport]]) -> dict[bytes, tuple[str,
         other = folded.get(report.id)
         if other is None or _weight(report) > _weight(other[1]):
             folded[report.id] = pair
+    return folded
+
+
+def fold_notes(notes: Iterable[Noted]) -> dict[bytes, Noted]:
+    """Reduce notes to one per task: the newest attempt's last."""
+    folded: dict[bytes, Noted] = {}
+    for note in notes:
+        other = folded.get(note.id)
+        if other is None or note.attempt >= other.attempt:
+            folded[note.id] = note
     return folded
 
 

@@ -164,4 +164,5 @@ def _message(task: Claimed) -> Dispatch:
         task.position,
         task.alone,
         task.failures,
+        task.details,
     )

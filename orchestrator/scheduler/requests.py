@@ -13,7 +13,7 @@ from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
 from orchestrator.scheduler.status import adopt, error_json
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Posted
-from orchestrator.store import inbox, queues, redrive, runs, transitions, unique
+from orchestrator.store import completions, inbox, queues, redrive, runs, transitions, unique
 from orchestrator.store.inbox import Wish
 from orchestrator.store.redrive import FailedFilter
 from orchestrator.store.runs import RunRow
@@ -40,6 +40,8 @@ def apply_inbox(tick: Tick, limit: int) -> None:
             retry_tasks(tick, ids)
         elif kind == Wish.EVENT:
             tick.triggers.events(tick, [Posted(item.target, item.body["name"], item.body["payload"]) for item in same])
+        elif kind == Wish.COMPLETE_TASK:
+            complete_tasks(tick, same)
         elif kind == Wish.RETRY_RUN:
             unfinished.update(item.id for item in same if not retry_run(tick, item, 10 * limit))
         elif kind == Wish.ARRIVAL:
@@ -55,6 +57,14 @@ def apply_inbox(tick: Tick, limit: int) -> None:
         elif kind == Wish.ENQUEUE:
             unfinished.update(enqueue_with_keys(tick, same))
     inbox.remove(tick.connection, [item.id for item in items if item.id not in unfinished])
+
+
+def complete_tasks(tick: Tick, items: list[inbox.Item]) -> None:
+    """End tasks that completed in transactions of their own; their workers' reports may have done so already."""
+    completed = completions.find(tick.connection, items)
+    if completed:
+        results = {row.id: row.result for row in completed}
+        tick.note(transitions.succeed(tick.connection, completed, tick.now), results=results, by_worker=True)
 
 
 def cancel_tasks(tick: Tick, ids: list[bytes]) -> None:

@@ -15,6 +15,7 @@ from orchestrator.domain.task import (
     Failed,
     Lost,
     NewTask,
+    Noted,
     Report,
     Returned,
     Started,
@@ -24,10 +25,11 @@ from orchestrator.domain.task import (
     after_failure,
     after_loss,
     fold,
+    fold_notes,
     parse_options,
 )
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import enqueue, transitions, unique, waiting
+from orchestrator.store import details, enqueue, transitions, unique, waiting
 from orchestrator.store.database import is_outage
 from orchestrator.store.transitions import Again, Beginning, Ending, Success
 from orchestrator.transport.codec import encode
@@ -41,9 +43,12 @@ def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, i
     """Bring tasks to the states that their current attempts report."""
     attempts: list[tuple[str, AttemptReport]] = []
     children: list[NewTask] = []
+    notes: list[Noted] = []
     for _, worker, report in reports:
         if isinstance(report, Enqueued):
             children.extend(report.tasks)
+        elif isinstance(report, Noted):
+            notes.append(report)
         else:
             attempts.append((worker, report))
     started: list[Beginning] = []
@@ -61,6 +66,8 @@ def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, i
             unhappy.append((worker, report))
     if children:
         _adopt(tick, children)
+    if notes:  # before their attempts end, and with them the right to leave anything
+        details.save(tick.connection, fold_notes(notes).values())
     if succeeded:
         _succeed(tick, succeeded, inline_result)
     if started:

@@ -34,6 +34,7 @@ from orchestrator.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from orchestrator.sdk.backend import Backend
+    from orchestrator.sdk.transaction import Transactions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +54,7 @@ class Orchestrator:
         self._overrides = overrides
         self._settings: Settings | None = None
         self._backend: Backend | None = None
+        self._transactions: Transactions | None = None
         self._lock = threading.Lock()
         self.tasks: dict[str, Task[..., Any]] = {}
         self.workflows = Workflows(self)
@@ -216,9 +218,23 @@ class Orchestrator:
                     self._backend = Backend(self.settings)
         return self._backend
 
+    @property
+    def transactions(self) -> Transactions:
+        """The connections of tasks that complete in the database, opened on first use."""
+        if self._transactions is None:
+            with self._lock:
+                if self._transactions is None:
+                    from orchestrator.sdk.transaction import Transactions  # loads SQLAlchemy too
+
+                    self._transactions = Transactions(self.settings)
+        return self._transactions
+
     def close(self) -> None:
         """Close all connections; the application can be used again afterwards."""
         with self._lock:
+            if self._transactions is not None:
+                self._transactions.close()
+                self._transactions = None
             if self._backend is not None:
                 self._backend.close()
                 self._backend = None

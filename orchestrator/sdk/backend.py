@@ -37,6 +37,7 @@ from orchestrator.errors import (
     did_you_mean,
 )
 from orchestrator.sdk.payload import decode_value
+from orchestrator.sdk.progress import TaskProgress, read_progress
 from orchestrator.settings import Settings
 from orchestrator.store import dags, database, enqueue, inbox, queues, redrive, results, unique, workflows
 from orchestrator.store.inbox import Wish
@@ -236,6 +237,10 @@ class Backend:
     def task_status(self, task: bytes) -> str:
         """Return a task's state."""
         return self._outcome(task).status
+
+    def task_progress(self, task: bytes) -> TaskProgress | None:
+        """Return how far a task says it has come."""
+        return read_progress(self._redis, self._keys, task)
 
     def run_progress(self, run: bytes) -> tuple[str, RunCounters]:
         """Return a run's state and counters."""

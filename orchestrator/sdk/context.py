@@ -1,19 +1,42 @@
-"""Who is running: the task around the current code, if any."""
+"""Who is running: the task around the current code, if any, and what it can say and do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, get_args
 from uuid import UUID
 
 from orchestrator.domain.task import NewTask
+from orchestrator.errors import InvalidTask, OrchestratorError, PayloadError
+from orchestrator.sdk.payload import encode_value
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from orchestrator.sdk.handle import Handle
+    from orchestrator.sdk.task import Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Level = Literal["debug", "info", "warning", "error"]
+
+_TEXT_LIMIT = 1_000
+"""Characters of one line of a log, and of the text beside a bar."""
+_DETAILS_LIMIT = 10_000
+"""Bytes that an attempt may leave for the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskContext:
-    """The attempt that is running. A parameter annotated with this type receives it."""
+    """The attempt that is running. A parameter annotated with this type receives it.
+
+    One that was made by hand, to call a task's function in a test, says nothing to anybody.
+    """
 
     task_id: UUID
     task_name: str
@@ -28,6 +51,89 @@ class TaskContext:
     """Place in its fan-out."""
     parallel_count: int | None = None
     """Size of its fan-out."""
+    deadline: datetime | None = None
+    """When the attempt times out; None if it may run for ever."""
+    details: Any = None
+    """What an earlier attempt left with `heartbeat`, as plain data; None if nothing."""
+    outlet: Outlet | None = field(default=None, repr=False, compare=False)
+    """The way out of the worker."""
+
+    # -- saying how it goes
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Say how far the task has come, from 0 to 1. It may be said as often as you like: few are written down."""
+        if not 0 <= fraction <= 1:
+            raise InvalidTask(f"Progress of task {self.task_name!r}: expected from 0 to 1, found {fraction!r}.")
+        if self.outlet is not None:
+            self.outlet.progress(float(fraction), text[:_TEXT_LIMIT])
+
+    def log(self, text: str, level: Level = "info") -> None:
+        """Say something to whoever watches the task; its last lines are kept for an hour."""
+        if level not in get_args(Level):
+            raise InvalidTask(f"Log level: expected one of {', '.join(get_args(Level))}, found {level!r}.")
+        if self.outlet is not None:
+            self.outlet.log(level, text[:_TEXT_LIMIT])
+
+    def heartbeat(self, details: Any) -> None:
+        """Leave something for the next attempt, in place of what was left before: it finds it in `details`.
+
+        It is on its way when this returns, and durable within moments. An attempt that fails has left it for certain;
+        of one whose worker dies, what had arrived counts.
+        """
+        data = encode_value(details, f"What task {self.task_name!r} leaves for its next attempt", 100 * _DETAILS_LIMIT)
+        if len(data) > _DETAILS_LIMIT:
+            raise PayloadError(
+                f"What task {self.task_name!r} leaves for its next attempt: {len(data):,} bytes, and at most "
+                f"{_DETAILS_LIMIT:,} are allowed. Leave a position or a reference, not the data itself."
+            )
+        if self.outlet is not None:
+            self.outlet.leave(data)
+
+    # -- being told to stop
+
+    @property
+    def cancelled(self) -> bool:
+        """Say whether the attempt has been told to stop: cancelled, timed out, or no longer the current one."""
+        return self.outlet is not None and self.outlet.interruption() is not None
+
+    def check_cancelled(self) -> None:
+        """Raise TaskAborted or TaskTimeout if the attempt has been told to stop."""
+        reason = None if self.outlet is None else self.outlet.interruption()
+        if reason is not None:
+            raise reason
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the attempt times out; None if it may run for ever."""
+        return None if self.deadline is None else (self.deadline - datetime.now(UTC)).total_seconds()
+
+    # -- what follows from it
+
+    def enqueue(self, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        """Enqueue a child of this task: the same as `task.enqueue`, also in a thread that the task has started."""
+        before = _outlet.set(self.outlet)
+        try:
+            return task.enqueue(*args, **kwargs)
+        finally:
+            _outlet.reset(before)
+
+    def transaction(self) -> AbstractContextManager[Connection]:
+        """Open a transaction with which the task completes: what it writes there happens exactly once.
+
+        At the end of the block everything written through the connection, the tasks enqueued there and the success
+        of this task commit together, if this attempt still counts; else nothing does, and AttemptOver is raised.
+        """
+        return self._way_out("ctx.transaction()").transaction()
+
+    def complete(self, result: R) -> R:
+        """Set the task's result, inside the block of `transaction`; return it."""
+        self._way_out("ctx.complete()").complete(result)
+        return result
+
+    def _way_out(self, what: str) -> Outlet:
+        if self.outlet is None:
+            raise OrchestratorError(f"{what} works only in a task that a worker runs; this context was made by hand.")
+        return self.outlet
 
 
 class Outlet(Protocol):
@@ -40,10 +146,28 @@ class Outlet(Protocol):
         """Return the id of the next task that this attempt enqueues; the same for every repetition of the attempt."""
 
     def enqueue(self, tasks: Sequence[NewTask]) -> None:
-        """Hand tasks to the leader, and return once it has them in Postgres."""
+        """Hand tasks to the leader, and return once it has them in Postgres; inside a transaction, write them there."""
 
     def enqueue_on_success(self, tasks: Sequence[NewTask]) -> None:
         """Keep tasks until this attempt succeeds; they exist only if it does."""
+
+    def progress(self, fraction: float, text: str) -> None:
+        """Show how far the task has come."""
+
+    def log(self, level: Level, text: str) -> None:
+        """Show a line."""
+
+    def leave(self, details: bytes) -> None:
+        """Leave something for the next attempt."""
+
+    def interruption(self) -> BaseException | None:
+        """Return why the attempt was told to stop, or None while it may go on."""
+
+    def transaction(self) -> AbstractContextManager[Connection]:
+        """Open the transaction that completes the task."""
+
+    def complete(self, result: Any) -> None:
+        """Set the result that the transaction records."""
 
 
 _outlet: ContextVar[Outlet | None] = ContextVar("orchestrator_outlet", default=None)

@@ -21,6 +21,7 @@ from orchestrator.errors import (
 )
 from orchestrator.sdk.context import current_outlet
 from orchestrator.sdk.payload import decode_value
+from orchestrator.sdk.progress import TaskProgress
 from orchestrator.transport.codec import Ended
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class Handle(Generic[R]):
     def status(self) -> str:
         """Return the task's present state."""
         return self._app.backend.task_status(self._id)
+
+    def progress(self) -> TaskProgress | None:
+        """Return how far the task last said it had come; None if it has said nothing, or long ago."""
+        return self._app.backend.task_progress(self._id)
 
     def cancel(self) -> None:
         """Cancel it, wherever it stands; this is durable even while no scheduler runs."""

@@ -32,7 +32,9 @@ _MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _UPGRADE_LOCK = 0x6F7263685F6462
 
 
-def engine_for(url: str, *, autocommit: bool = False, pool_size: int = 5, name: str = "orchestrator") -> Engine:
+def engine_for(
+    url: str, *, autocommit: bool = False, pool_size: int = 5, max_overflow: int = 20, name: str = "orchestrator"
+) -> Engine:
     """Return an engine for a Postgres URL; psycopg2 unless the URL names another driver."""
     try:
         parsed = make_url(url)
@@ -42,7 +44,7 @@ def engine_for(url: str, *, autocommit: bool = False, pool_size: int = 5, name: 
         engine = create_engine(
             parsed,
             pool_size=pool_size,
-            max_overflow=20,
+            max_overflow=max_overflow,
             pool_reset_on_return=None if autocommit else "rollback",
             isolation_level="AUTOCOMMIT" if autocommit else "READ COMMITTED",
             connect_args={"application_name": name, "connect_timeout": 10, **_NOTICE_SILENCE},

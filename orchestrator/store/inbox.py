@@ -32,6 +32,8 @@ class Wish(StrEnum):
     """Open failed tasks again that match a filter."""
     ENQUEUE = "enqueue"
     """A running task wants a task whose key must be unique."""
+    COMPLETE_TASK = "complete task"
+    """A task has completed in a transaction of its own; the body is how many seconds it took."""
 
 
 class Item(NamedTuple):

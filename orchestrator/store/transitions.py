@@ -7,7 +7,9 @@ transition table.
 A planner trap, tested: joined to an `unnest` that it cannot estimate, and above all where it believes the table to be
 empty, Postgres may start from all the tasks and loop over the whole batch for each of them. So rows are found one by
 one, in a subquery that cannot be turned round, and written where they were found; that is safe because only the leader
-changes rows.
+changes rows, but for one case: a worker may complete its attempt at any moment. So whatever takes an attempt away asks
+once more, of the row that it writes, whether there is a completion. (Where a row has moved while its writer waited for
+it, Postgres examines the conditions on its columns again, but before late 2025 not the one on its ctid.)
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def _moved(rows: Iterable[Any]) -> list[Moved]:
 # -- pending → dispatched
 
 CLAIMED = """t.id::text, t.attempt, t.name, t.payload, t.queue, t.options::text, t.run_id::text, t.position, t.alone,
-          t.failures, t.lane, t.unique_key, t.priority, t.seq"""
+          t.failures, t.lane, t.unique_key, t.priority, t.details, t.seq"""
 """What every statement that claims returns of a task `t`."""
 
 _CLAIM = Statement(
@@ -109,6 +111,8 @@ class Claimed(NamedTuple):
     lane: str | None = None
     unique_key: str | None = None
     priority: int = 0
+    details: bytes | None = None
+    """What an earlier attempt left for this one."""
 
 
 def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
@@ -119,10 +123,18 @@ def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[
 
 def claimed(rows: Iterable[Any]) -> list[Claimed]:
     """Return the rows of a claim, most urgent first."""
-    ordered = sorted(rows, key=lambda row: (-row[12], row[13]))
+    ordered = sorted(rows, key=lambda row: (-row[12], row[14]))
     return [
         Claimed(
-            identifier(row[0]), row[1], row[2], bytes(row[3]), row[4], row[5], identifier(row[6]) or None, *row[7:13]
+            identifier(row[0]),
+            row[1],
+            row[2],
+            bytes(row[3]),
+            row[4],
+            row[5],
+            identifier(row[6]) or None,
+            *row[7:13],
+            None if row[13] is None else bytes(row[13]),
         )
         for row in ordered
     ]
@@ -180,7 +192,7 @@ WITH back AS (
                   %(workers)s::text[], %(durations)s::double precision[], %(holds)s::text[])
            AS r(id, attempt, delay, failures, losses, alone, outcome, error, worker, duration, hold)
      {_current(sources_of(TaskState.PENDING)[:2])}
-     WHERE t.ctid = found.place
+     WHERE t.ctid = found.place AND t.completion IS NULL
     RETURNING t.id, t.queue, t.run_id, t.attempt, t.step, t.lane, t.wake_at, r.outcome, r.error, r.worker, r.duration
 ), kept AS (
     INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
@@ -250,7 +262,7 @@ WITH gone AS (
 ), kept AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
     SELECT id, seq, name, queue, priority, 'success', NULL, attempt, failures, losses, run_id, position,
-           payload, options, result, NULL, finisher, created_at,
+           payload, options, coalesce(completion, result), NULL, finisher, created_at,
            %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz, step, lane, unique_key,
            callbacks
       FROM gone
@@ -294,7 +306,7 @@ WITH gone AS (
            SELECT ctid AS place FROM orchestrator.tasks
             WHERE id = r.id AND status IN {among(sources_of(state))}
               AND (r.attempt IS NULL OR (attempt = r.attempt AND status <> 'pending')) LIMIT 1) AS found
-     WHERE t.ctid = found.place
+     WHERE t.ctid = found.place AND t.completion IS NULL
     RETURNING t.*, r.reason, r.error, r.failed, r.lost, r.duration, r.worker AS finisher
 ), kept AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})

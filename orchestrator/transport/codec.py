@@ -91,6 +91,24 @@ class Applied(msgspec.Struct, frozen=True, array_like=True):
     cursor: _Position
 
 
+class ProgressMark(msgspec.Struct, frozen=True, array_like=True):
+    """How far a running task says it has come."""
+
+    attempt: int
+    fraction: float
+    text: str = ""
+
+
+class LogLine(msgspec.Struct, frozen=True, array_like=True):
+    """Something that a running task said."""
+
+    at: float
+    """Seconds since 1970, by the worker's clock."""
+    attempt: int
+    level: str
+    text: str
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 

@@ -17,6 +17,8 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:worker:<id>        string   heartbeat, expires
     {orchestrator:0}:names:<hash>       string   task names that a worker knows, expires
     {orchestrator:0}:orders:<id>        stream   the leader's orders to one worker: stop, drain, go on
+    {orchestrator:0}:progress:<task>    string   how far a task says it has come, expires
+    {orchestrator:0}:log:<task>         stream   what a task said last, capped, expires
     {orchestrator:0}:done:<0..15>       channel  tasks and runs that ended, once per tick, by hash of the id
     {orchestrator:0}:applied            channel  the same as the key, once per tick
 """
@@ -29,6 +31,10 @@ from dataclasses import dataclass
 GROUP = "workers"
 DONE_CHANNELS = 16
 NUDGE_CAP = 100
+LOG_CAP = 200
+"""Lines that are kept of each task."""
+JOURNAL_TTL = 3_600
+"""Seconds that a task's progress and log are kept after the last word."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,12 @@ class Keys:
 
     def orders(self, worker: str) -> str:
         return f"{self.prefix}:orders:{worker}"
+
+    def progress(self, task: bytes) -> str:
+        return f"{self.prefix}:progress:{task.hex()}"
+
+    def log(self, task: bytes) -> str:
+        return f"{self.prefix}:log:{task.hex()}"
 
     def done(self, identifier: bytes) -> str:
         """Return the channel on which the end of this task or run is announced."""

@@ -37,7 +37,8 @@ from orchestrator.sdk.task import Task
 from orchestrator.workers import runner
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.runner import JobOutlet, Runner
+from orchestrator.workers.outlet import JobOutlet
+from orchestrator.workers.runner import Runner
 
 
 class Colour(enum.Enum):

@@ -14,6 +14,7 @@ import pytest
 import orchestrator
 
 PUBLIC = [
+    "AttemptOver",
     "CodeWorkflow",
     "ConfigurationError",
     "DeterminismViolation",
@@ -49,6 +50,7 @@ PUBLIC = [
     "TaskEnded",
     "TaskFailed",
     "TaskFailure",
+    "TaskProgress",
     "TaskSkipped",
     "TaskTimeout",
     "UnknownOption",

@@ -1,0 +1,78 @@
+"""The transaction with which a task completes. Loads the store, so a worker pays for it only where a task uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, event
+
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.task import NewTask
+from orchestrator.errors import AttemptOver, WrongState
+from orchestrator.settings import Settings
+from orchestrator.store import completions, database, enqueue
+
+_POOL = 5
+"""Connections that the tasks of one worker process share; one that needs another waits for it."""
+
+
+class Transactions:
+    """The database connections of the tasks in one worker process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._engine = database.engine_for(
+            settings.require_database(), pool_size=_POOL, max_overflow=0, name="orchestrator task"
+        )
+        event.listen(self._engine, "commit", _refuse_commit)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+    @contextmanager
+    def begin(self, task: bytes, attempt: int) -> Iterator[TaskTransaction]:
+        """Open a transaction for an attempt, which must still count; what is not committed is rolled back."""
+        with self._engine.connect() as connection:
+            if not completions.begin(connection, task, attempt):
+                raise _attempt_over(task, attempt)
+            try:
+                yield TaskTransaction(connection, task, attempt)
+            except BaseException:
+                connection.invalidate()  # whatever the block has done to it, Postgres rolls back what it held
+                raise
+
+
+class TaskTransaction:
+    """An open transaction, and the attempt that it completes."""
+
+    def __init__(self, connection: Connection, task: bytes, attempt: int) -> None:
+        self.connection = connection
+        self._task = task
+        self._attempt = attempt
+
+    def enqueue(self, tasks: Sequence[NewTask]) -> None:
+        """Create tasks, which exist only if the transaction commits."""
+        for task in tasks:
+            enqueue.insert_task(self.connection, task)
+        if tasks:
+            enqueue.notify_on_commit(self.connection)
+
+    def commit(self, result: bytes, duration: float) -> None:
+        """Commit, and complete the task with it, if its attempt still counts."""
+        if not completions.commit(self.connection, self._task, self._attempt, result, duration):
+            raise _attempt_over(self._task, self._attempt)
+
+
+def _attempt_over(task: bytes, attempt: int) -> AttemptOver:
+    return AttemptOver(
+        f"Attempt {attempt} of task {to_text(task)} no longer counts: it was cancelled, or taken for lost and given to "
+        f"another worker. Nothing of its transaction was kept."
+    )
+
+
+def _refuse_commit(_: Connection) -> None:
+    raise WrongState(
+        "The connection of ctx.transaction() commits at the end of its block, together with the task. For a part that "
+        "may be undone by itself, use connection.begin_nested()."
+    )

@@ -1,0 +1,74 @@
+"""What running tasks say of themselves: progress and log lines, for people who watch.
+
+Nothing depends on it. It is written by workers, capped, expires, and is given up before it could fill Redis, which has
+more important things to carry; the scheduler and Postgres never see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
+
+from redis import Redis
+
+from orchestrator.transport.codec import LogLine, Malformed, ProgressMark, decode, encode
+from orchestrator.transport.keys import JOURNAL_TTL, LOG_CAP, Keys
+
+_FULL = 0.8
+"""Share of Redis's memory from which on nothing more is said."""
+
+
+def is_full(redis: Redis) -> bool:
+    """Say whether Redis is short of memory."""
+    memory = redis.info("memory")
+    limit = int(memory.get("maxmemory", 0))
+    return limit > 0 and int(memory["used_memory"]) > _FULL * limit
+
+
+def write(
+    redis: Redis, keys: Keys, marks: Mapping[bytes, ProgressMark], lines: Sequence[tuple[bytes, LogLine]]
+) -> None:
+    """Write down, by task, how far it has come and what it said."""
+    pipeline = redis.pipeline(transaction=False)
+    for task, mark in marks.items():
+        pipeline.set(keys.progress(task), encode(mark), ex=JOURNAL_TTL)
+    for task, line in lines:
+        pipeline.xadd(keys.log(task), {"d": encode(line)}, maxlen=LOG_CAP, approximate=False)
+    for task in {task for task, _ in lines}:
+        pipeline.expire(keys.log(task), JOURNAL_TTL)
+    pipeline.execute()
+
+
+def read_progress(redis: Redis, keys: Keys, task: bytes) -> tuple[ProgressMark, float] | None:
+    """Return how far a task last said it had come and the seconds since then, or None if it has said nothing."""
+    pipeline = redis.pipeline(transaction=True)
+    pipeline.get(keys.progress(task))
+    pipeline.pttl(keys.progress(task))
+    value, left = pipeline.execute()
+    if value is None:
+        return None
+    try:
+        return decode(ProgressMark, value), max(0.0, JOURNAL_TTL - left / 1000)  # by one clock, that of Redis
+    except Malformed:
+        return None  # another release's
+
+
+class Said(NamedTuple):
+    """A line, and its place in the log."""
+
+    entry: str
+    line: LogLine
+
+
+def read_log(redis: Redis, keys: Keys, task: bytes, after: str = "0-0", block: float = 0.0) -> list[Said]:
+    """Return what a task said after an entry; wait up to `block` seconds for it."""
+    wait = max(1, int(block * 1000)) if block > 0 else None
+    reply = redis.xread({keys.log(task): after}, block=wait)
+    said: list[Said] = []
+    for _, items in cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or []):
+        for entry, fields in items:
+            try:
+                said.append(Said(entry.decode(), decode(LogLine, (fields or {}).get(b"d", b""))))
+            except Malformed:
+                continue  # another release's
+    return said

@@ -1,0 +1,506 @@
+"""Tasks that complete in transactions of their own: the fence, the races with the leader, and what a block may do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, exc, make_url, text
+from sqlalchemy.orm import Session
+
+from orchestrator import (
+    AttemptOver,
+    ConfigurationError,
+    Orchestrator,
+    OrchestratorError,
+    PayloadError,
+    Settings,
+    TaskContext,
+    WrongState,
+)
+from orchestrator.domain.ids import time_ordered_id
+from orchestrator.domain.states import TaskState
+from orchestrator.domain.task import Dispatch, Failed, Lost, NewTask, Noted, Succeeded, TaskError
+from orchestrator.scheduler.dags import Dags
+from orchestrator.scheduler.requests import apply_inbox, cancel_tasks
+from orchestrator.scheduler.status import Reported, apply_reports
+from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.triggers import Triggers
+from orchestrator.sdk.context import enter
+from orchestrator.store import completions, database, details, enqueue, transitions
+from orchestrator.store.transitions import Again, Beginning, Ending
+from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.outlet import JobOutlet
+from tests.waiting import eventually
+
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+ERROR = '{"kind": "ValueError", "message": "no", "traceback": ""}'
+ONE, TWO = b"\x01", b"\x02"
+"""Numbers, as results."""
+
+
+@pytest.fixture(scope="module")
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = database.engine_for(database_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE ledger (entry text)")
+        connection.exec_driver_sql(
+            "CREATE TABLE unique_later (entry text, UNIQUE (entry) DEFERRABLE INITIALLY DEFERRED)"
+        )
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    """The leader's connection, on empty tables."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "TRUNCATE orchestrator.tasks, orchestrator.ended_tasks, orchestrator.attempts, orchestrator.inbox, ledger"
+        )
+    with engine.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def other(engine: Engine) -> Iterator[Connection]:
+    """A worker's connection."""
+    with engine.connect() as connection:
+        yield connection
+
+
+def put(connection: Connection, *, running: bool = False, options: str | None = None) -> bytes:
+    """Create and claim a task, for all to see."""
+    task = time_ordered_id(1_700_000_000_000, os.urandom(10))
+    enqueue.insert_task(connection, NewTask(task, "job", task.hex(), b"\x92\x90\x80", options=options))
+    assert [claimed.attempt for claimed in transitions.claim(connection, {task.hex(): 1}, NOW)] == [1]
+    if running:
+        transitions.start(connection, [Beginning(task, 1, 0.5, "worker")], NOW)
+    connection.commit()
+    return task
+
+
+def outcome(connection: Connection, task: bytes) -> tuple[Any, ...]:
+    """Return a task's state and attempt, and its result, from whichever table it is in."""
+    found = connection.execute(
+        text("""
+            SELECT status, attempt, result FROM orchestrator.ended_tasks WHERE id = CAST(:id AS uuid) UNION ALL
+            SELECT status, attempt, completion FROM orchestrator.tasks WHERE id = CAST(:id AS uuid)"""),
+        {"id": task.hex()},
+    ).all()
+    connection.rollback()
+    ((status, attempt, result),) = found
+    return status, attempt, None if result is None else bytes(result)
+
+
+def ledger(connection: Connection) -> list[str]:
+    entries = [row[0] for row in connection.exec_driver_sql("SELECT entry FROM ledger ORDER BY entry")]
+    connection.rollback()
+    return entries
+
+
+def write(connection: Connection, entry: str) -> None:
+    connection.execute(text("INSERT INTO ledger VALUES (:entry)"), {"entry": entry})
+
+
+def complete(connection: Connection, task: bytes, attempt: int = 1, result: bytes = ONE) -> bool:
+    """Do what a worker does."""
+    assert completions.begin(connection, task, attempt)
+    write(connection, task.hex())
+    done = completions.commit(connection, task, attempt, result, 0.25)
+    connection.rollback()
+    return done
+
+
+def new_tick(connection: Connection) -> Tick:
+    return Tick(connection, NOW, Dags(1_000_000, 1_000), Triggers())
+
+
+def apply(connection: Connection, *reports: Any) -> Tick:
+    tick = new_tick(connection)
+    some: Sequence[Reported] = [("1-0", "w", report) for report in reports]
+    apply_reports(tick, some, loss_limit=2, inline_result=100)
+    apply_inbox(tick, 100)
+    connection.commit()
+    return tick
+
+
+# -- what takes an attempt away
+
+TAKERS: dict[str, Callable[[Connection, bytes], Any]] = {
+    "again": lambda c, task: transitions.again(c, [Again(task, 1, 0.0, 1, 0, False, "failed", ERROR, "w", 0.1)], NOW),
+    "fail the attempt": lambda c, task: transitions.end(c, TaskState.FAILED, [Ending(task, 1, "why", ERROR)], NOW),
+    "fail": lambda c, task: transitions.end(c, TaskState.FAILED, [Ending(task, None, "why", ERROR)], NOW),
+    "cancel": lambda c, task: transitions.end(c, TaskState.CANCELLED, [Ending(task, None, "why", ERROR)], NOW),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+@pytest.mark.parametrize("running", [False, True])
+def test_a_completed_task_is_not_taken_away(
+    connection: Connection, other: Connection, name: str, running: bool
+) -> None:
+    task = put(connection, running=running)
+    assert complete(other, task)
+    assert TAKERS[name](connection, task) == []
+    connection.commit()
+    apply(connection)
+    assert outcome(connection, task) == ("success", 1, ONE)
+    assert ledger(connection) == [task.hex()]
+
+
+@pytest.mark.parametrize("name", TAKERS)
+@pytest.mark.parametrize("running", [False, True])
+def test_a_completion_that_commits_while_the_leader_waits_for_the_row_wins(
+    connection: Connection, other: Connection, name: str, running: bool
+) -> None:
+    task = put(connection, running=running)
+    with holding(other, task) as release:
+        moved = beside(lambda: TAKERS[name](connection, task), connection, release)
+    assert moved == []
+    connection.commit()
+    assert outcome(connection, task) == ("running" if running else "dispatched", 1, ONE)
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_an_attempt_that_the_leader_takes_away_meanwhile_keeps_nothing(
+    connection: Connection, other: Connection, name: str
+) -> None:
+    task = put(connection)
+    assert completions.begin(other, task, 1)
+    write(other, "too late")
+    assert TAKERS[name](connection, task)
+    done = beside(lambda: completions.commit(other, task, 1, ONE, 0.1), other, connection.commit)
+    other.rollback()
+    assert done is False
+    assert outcome(connection, task)[0] in ("pending", "failed", "cancelled")
+    assert ledger(connection) == []
+    assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 0
+
+
+def test_other_writes_of_the_leader_do_no_harm_to_a_completion(connection: Connection, other: Connection) -> None:
+    for change in (
+        lambda task: transitions.start(connection, [Beginning(task, 1, 0.5, "worker")], NOW),
+        lambda task: details.save(connection, [Noted(task, 1, b"details")]),
+    ):
+        task = put(connection)
+        with holding(other, task) as release:
+            beside(lambda change=change, task=task: change(task), connection, release)  # type: ignore[misc]
+        connection.commit()
+        assert outcome(connection, task)[1:] == (1, ONE)
+
+
+class holding:  # noqa: N801
+    """A completion that has been written and not committed, as in the moment before the commit."""
+
+    def __init__(self, connection: Connection, task: bytes) -> None:
+        self._connection = connection
+        self._task = task
+
+    def __enter__(self) -> Callable[[], None]:
+        self._connection.execute(
+            text("UPDATE orchestrator.tasks SET completion = :result WHERE id = CAST(:id AS uuid)"),
+            {"result": ONE, "id": self._task.hex()},
+        )
+        return self._connection.commit
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.rollback()
+
+
+def beside(call: Callable[[], Any], connection: Connection, release: Callable[[], None]) -> Any:
+    """Call something that has to wait in Postgres; release it once it does, and return what it returned."""
+    backend = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    with ThreadPoolExecutor(1) as thread, connection.engine.connect() as watcher:
+
+        def waits() -> bool:
+            kind = watcher.execute(
+                text("SELECT wait_event_type FROM pg_stat_activity WHERE pid = :pid"), {"pid": backend}
+            ).scalar_one()
+            watcher.rollback()
+            return bool(kind == "Lock")
+
+        future = thread.submit(call)
+        try:
+            eventually(waits)
+        finally:
+            release()
+        return future.result(10)
+
+
+# -- how the leader learns of it
+
+
+@pytest.mark.parametrize("order", ["report first", "inbox first", "report never"])
+def test_the_workers_report_makes_no_difference(connection: Connection, other: Connection, order: str) -> None:
+    task = put(connection)
+    report = Succeeded(task, 1, 0.25, TWO)
+    assert complete(other, task)
+    first = apply(connection, *([report] if order == "report first" else []))
+    second = apply(connection, *([report] if order == "inbox first" else []))
+    assert outcome(connection, task) == ("success", 1, ONE)
+    assert [ended.id for tick in (first, second) for ended in tick.ended] == [task]
+    assert sum(tick.landed.total() for tick in (first, second)) == 1
+    assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 0
+
+
+@pytest.mark.parametrize("retries", [None, '{"retry":{"max":3}}'])
+def test_a_failure_or_a_loss_after_the_completion_changes_nothing(
+    connection: Connection, other: Connection, retries: str | None
+) -> None:
+    tasks = [put(connection, options=retries) for _ in range(2)]
+    for task in tasks:
+        assert complete(other, task)
+    apply(connection, Failed(tasks[0], 1, 0.1, TaskError("E", "")), Lost(tasks[1], 1, alone=True))
+    assert [outcome(connection, task) for task in tasks] == [("success", 1, ONE)] * 2
+    assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.attempts").scalar_one() == 0
+
+
+def test_a_cancel_after_the_completion_comes_too_late(connection: Connection, other: Connection) -> None:
+    task = put(connection)
+    assert complete(other, task)
+    tick = new_tick(connection)
+    cancel_tasks(tick, [task])
+    connection.commit()
+    assert tick.ended == []
+    assert tick.revoked == []
+    apply(connection)
+    assert outcome(connection, task) == ("success", 1, ONE)
+
+
+def test_an_older_attempt_is_refused_at_once(connection: Connection, other: Connection) -> None:
+    task = put(connection)
+    transitions.again(connection, [Again(task, 1)], NOW)
+    connection.commit()
+    assert not completions.begin(other, task, 1)
+    other.rollback()
+    transitions.claim(connection, {task.hex(): 1}, NOW)
+    connection.commit()
+    assert not completions.begin(other, task, 1)
+    assert completions.begin(other, task, 2)
+
+
+def test_it_completes_once(connection: Connection, other: Connection) -> None:
+    task = put(connection)
+    assert complete(other, task)
+    assert not completions.begin(other, task, 1)
+    assert completions.commit(other, task, 1, TWO, 0.1) is False
+    other.rollback()
+    assert outcome(connection, task)[2] == ONE
+
+
+def test_a_constraint_that_fails_at_the_commit_keeps_everything_back(connection: Connection, other: Connection) -> None:
+    task = put(connection)
+    assert completions.begin(other, task, 1)
+    other.exec_driver_sql("INSERT INTO unique_later VALUES ('same'), ('same')")
+    with pytest.raises(exc.IntegrityError):
+        completions.commit(other, task, 1, ONE, 0.1)
+    other.rollback()
+    assert outcome(connection, task) == ("dispatched", 1, None)
+
+
+def test_a_transaction_that_is_left_idle_ends(connection: Connection, other: Connection) -> None:
+    assert completions.begin(other, put(connection), 1)
+    assert other.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar_one() == "1min"
+    other.rollback()
+    assert other.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar_one() == "0"
+
+
+# -- the block
+
+
+class Gathered:
+    """An outbox that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.tasks: list[NewTask] = []
+        self.said: list[object] = []
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> None:
+        self.tasks.extend(tasks)
+
+    def mark(self, *words: object) -> None:
+        self.said.append(words)
+
+    log = leave = mark
+
+
+class Running:
+    """A task that runs here, in the current thread."""
+
+    def __init__(self, app: Orchestrator, task: bytes) -> None:
+        self.job = Job(Dispatch(task, 1, "job", b"", "default"), Bundle("", "", "", 1), 0, 0.0)
+        self.job.begin(0.0)
+        self.outbox = Gathered()
+        self.outlet = JobOutlet(self.job, self.outbox, app)
+        self.ctx: TaskContext = self.outlet.context()
+
+
+@pytest.fixture
+def app(database_url: str, redis_url: str) -> Iterator[Orchestrator]:
+    app = Orchestrator(Settings(database_url=database_url, redis_url=redis_url, max_payload=1_000))
+    app.task(name="child")(lambda number=0: number)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def running(connection: Connection, app: Orchestrator) -> Iterator[Running]:
+    running = Running(app, put(connection))
+    enter(running.outlet)
+    yield running
+    enter(None)
+
+
+def children(connection: Connection) -> int:
+    found: int = connection.exec_driver_sql("SELECT count(*) FROM orchestrator.tasks WHERE name = 'child'").scalar_one()
+    connection.rollback()
+    return found
+
+
+def test_all_of_a_block_commits_together(app: Orchestrator, running: Running, connection: Connection) -> None:
+    child = app.tasks["child"]
+    child.options(on_success=True).enqueue(1)
+    with running.ctx.transaction() as transaction:
+        write(transaction, "once")
+        child.enqueue(2)
+        child.enqueue_in(transaction, 3)
+        app.enqueue_many(child, [(4,), (5,)])
+        child.options(on_success=True).enqueue(6)
+        assert running.ctx.complete({"balance": 7}) == {"balance": 7}
+        assert (ledger(connection), children(connection)) == ([], 0)
+    assert (ledger(connection), children(connection)) == (["once"], 6)
+    assert outcome(connection, running.job.dispatch.id)[2] == b"\x81\xa7balance\x07"
+    assert running.outbox.tasks == []
+    assert running.job.children == []
+    child.enqueue(7)
+    child.options(on_success=True).enqueue(8)  # it has succeeded: at once
+    assert len(running.outbox.tasks) == 2
+
+
+def test_a_block_that_raises_leaves_nothing_and_may_be_tried_again(
+    app: Orchestrator, running: Running, connection: Connection
+) -> None:
+    child = app.tasks["child"]
+    child.options(on_success=True).enqueue(1)
+    for result in (1, 2):
+        with pytest.raises(ZeroDivisionError), running.ctx.transaction() as transaction:
+            write(transaction, "never")
+            child.options(on_success=True).enqueue(2)
+            child.enqueue(3)
+            running.ctx.complete(result)
+            _ = 1 / 0
+    assert len(running.job.children) == 1
+    assert (ledger(connection), children(connection)) == ([], 0)
+    with running.ctx.transaction() as transaction:
+        write(transaction, "once")
+    assert (ledger(connection), children(connection)) == (["once"], 1)
+    assert outcome(connection, running.job.dispatch.id)[2] == b"\xc0"
+
+
+def test_a_task_has_one_transaction(running: Running) -> None:
+    with running.ctx.transaction(), pytest.raises(WrongState, match="open already"), running.ctx.transaction():
+        pass
+    with pytest.raises(WrongState, match="ends once"), running.ctx.transaction():
+        pass
+
+
+def test_a_block_does_not_commit_by_itself(running: Running, connection: Connection) -> None:
+    with pytest.raises(WrongState, match="at the end of its block"), running.ctx.transaction() as transaction:
+        write(transaction, "never")
+        transaction.commit()
+    assert ledger(connection) == []
+    with running.ctx.transaction() as transaction:
+        with Session(transaction) as session:
+            write(session.connection(), "session")
+            session.commit()
+            assert ledger(connection) == []
+        with pytest.raises(exc.DBAPIError), transaction.begin_nested():
+            transaction.exec_driver_sql("SELECT 1 / 0")
+        write(transaction, "after the savepoint")
+    assert ledger(connection) == ["after the savepoint", "session"]
+
+
+def test_an_attempt_that_is_over_says_so(app: Orchestrator, running: Running, connection: Connection) -> None:
+    task = running.job.dispatch.id
+    late = pytest.raises(AttemptOver, match="Attempt 1 of task .* no longer counts")
+    with late, running.ctx.transaction() as transaction:
+        write(transaction, "never")
+        transitions.again(connection, [Again(task, 1)], NOW)
+        connection.commit()
+    assert ledger(connection) == []
+    with pytest.raises(AttemptOver), running.ctx.transaction():
+        raise AssertionError("not even begun")
+
+
+def test_what_is_not_possible_is_refused_with_advice(app: Orchestrator, running: Running) -> None:
+    with pytest.raises(WrongState, match="belongs inside"):
+        running.ctx.complete(1)
+    with pytest.raises(PayloadError, match="The result of task 'job'"), running.ctx.transaction():
+        running.ctx.complete("x" * 2_000)
+
+    async def on_the_loop() -> None:
+        with running.ctx.transaction():
+            raise AssertionError
+
+    with pytest.raises(OrchestratorError, match="asyncio.to_thread"):
+        asyncio.run(on_the_loop())
+    running.outlet = JobOutlet(running.job, running.outbox)
+    with pytest.raises(ConfigurationError, match="worker --database"), running.outlet.transaction():
+        raise AssertionError
+    alone = TaskContext(task_id=running.ctx.task_id, task_name="job", attempt=1, queue="default")
+    with pytest.raises(OrchestratorError, match="made by hand"):
+        alone.transaction()
+
+
+def test_a_thread_beside_the_event_loop_may_use_it(running: Running, connection: Connection) -> None:
+    def block() -> None:
+        with running.ctx.transaction() as transaction:
+            write(transaction, threading.current_thread().name)
+
+    async def task() -> None:
+        await asyncio.to_thread(block)
+
+    asyncio.run(task())
+    assert len(ledger(connection)) == 1
+
+
+# -- rights
+
+
+def test_the_documented_rights_are_enough(
+    database_url: str, redis_url: str, engine: Engine, connection: Connection, app: Orchestrator
+) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "exactly-once.md"
+    (grants,) = re.findall(r"^```sql\n(.*?)^```$", guide.read_text(), re.MULTILINE | re.DOTALL)
+    with engine.begin() as owner:
+        owner.exec_driver_sql(grants.replace("'…'", "'secret'").replace("accounts", "ledger"))
+    try:
+        url = make_url(database_url).set(username="shop_worker", password="secret")
+        settings = Settings(database_url=url.render_as_string(hide_password=False), redis_url=redis_url)
+        worker = Orchestrator(settings)
+        running = Running(worker, put(connection))
+        enter(running.outlet)
+        child = worker.task(name="child")(lambda number=0: number)
+        with running.ctx.transaction() as transaction:
+            assert transaction.exec_driver_sql("SELECT current_user").scalar_one() == "shop_worker"
+            write(transaction, "allowed")
+            child.options(delay=5).enqueue(1)
+        enter(None)
+        worker.close()
+        apply(connection)
+        assert outcome(connection, running.job.dispatch.id)[0] == "success"
+        assert (ledger(connection), children(connection)) == (["allowed"], 1)
+    finally:
+        enter(None)
+        connection.rollback()
+        with engine.begin() as owner:
+            owner.exec_driver_sql("DROP OWNED BY shop_worker; DROP ROLE shop_worker")

@@ -1,0 +1,205 @@
+"""What a running task can reach: the leader, people who watch, its next attempt and, where allowed, the database."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+from uuid import UUID
+
+from orchestrator.domain.ids import derived_id
+from orchestrator.domain.task import NewTask
+from orchestrator.errors import ConfigurationError, OrchestratorError, PayloadError, TaskTimeout, WrongState
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.context import Level, TaskContext
+from orchestrator.sdk.payload import decode_value, encode_value
+from orchestrator.transport.codec import LARGEST_MESSAGE, LogLine, ProgressMark
+from orchestrator.workers.job import Job, Stage
+from orchestrator.workers.journal import Journal
+from orchestrator.workers.reporter import Reporter
+
+NOTHING = encode_value(None, "nothing", 1)
+"""The result of a task that has none."""
+_MOST_ENQUEUED = LARGEST_MESSAGE // 2
+_OVERHEAD = 300
+"""Bytes that a task takes in a message beside its payload, at most, roughly."""
+
+
+class Outbox(Protocol):
+    """Where the words of running tasks go."""
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> None:
+        """Return once the leader has these tasks in Postgres."""
+
+    def mark(self, task: bytes, mark: ProgressMark) -> None:
+        """Show how far a task has come."""
+
+    def log(self, task: bytes, line: LogLine) -> None:
+        """Show what a task says."""
+
+    def leave(self, job: Job, details: bytes) -> None:
+        """Keep details for the next attempt, in place of earlier ones."""
+
+
+class ProcessOutbox:
+    """The outbox of a worker process."""
+
+    def __init__(self, reporter: Reporter, journal: Journal) -> None:
+        self.hand_over = reporter.hand_over
+        self.mark = journal.mark
+        self.log = journal.log
+
+    def leave(self, job: Job, details: bytes) -> None:
+        job.noted = details  # the pool's clock sends it, or the report that ends the job
+
+
+class JobOutlet:
+    """The way out for one running task."""
+
+    __slots__ = ("_database", "_job", "_outbox")
+
+    def __init__(self, job: Job, outbox: Outbox, database: Orchestrator | None = None) -> None:
+        self._job = job
+        self._outbox = outbox
+        self._database = database
+        """The application, where its worker was given the database."""
+
+    def context(self) -> TaskContext:
+        job = self._job
+        dispatch, step = job.dispatch, job.step
+        left = None if job.deadline is None else timedelta(seconds=job.deadline - time.monotonic())
+        return TaskContext(
+            task_id=UUID(bytes=dispatch.id),
+            task_name=step.get("step", dispatch.name),
+            attempt=dispatch.attempt,
+            queue=dispatch.queue,
+            run_id=UUID(bytes=dispatch.run_id) if dispatch.run_id else None,
+            position=dispatch.position,
+            workflow_name=step.get("workflow"),
+            parallel_index=step.get("index") if step.get("count") is not None else None,
+            parallel_count=step.get("count"),
+            deadline=None if left is None else datetime.now(UTC) + left,
+            details=None if dispatch.details is None else decode_value(dispatch.details),
+            outlet=self,
+        )
+
+    # -- tasks that it enqueues
+
+    def next_id(self) -> bytes:
+        self._job.counter += 1
+        return derived_id(self._job.dispatch.id, self._job.dispatch.attempt, self._job.counter)
+
+    def enqueue(self, tasks: Sequence[NewTask]) -> None:
+        if self._job.transaction is not None:
+            self._job.transaction.enqueue(tasks)
+        else:
+            _check_size(tasks)
+            self._outbox.hand_over(tasks)
+
+    def enqueue_on_success(self, tasks: Sequence[NewTask]) -> None:
+        if self._job.completion is None:
+            _check_size([*self._job.children, *tasks])
+            self._job.children.extend(tasks)
+        else:
+            self.enqueue(tasks)  # it has succeeded already
+
+    # -- what it says and hears
+
+    def progress(self, fraction: float, text: str) -> None:
+        if self._job.stage is Stage.RUNNING:  # a thread that outlives its task has nothing to say
+            self._outbox.mark(self._job.dispatch.id, ProgressMark(self._job.dispatch.attempt, fraction, text))
+
+    def log(self, level: Level, text: str) -> None:
+        if self._job.stage is Stage.RUNNING:
+            self._outbox.log(self._job.dispatch.id, LogLine(time.time(), self._job.dispatch.attempt, level, text))
+
+    def leave(self, details: bytes) -> None:
+        if self._job.stage is Stage.RUNNING:
+            self._outbox.leave(self._job, details)
+
+    def interruption(self) -> BaseException | None:
+        reason = self._job.interrupted_by
+        return None if reason is None else interruption(self._job, reason)
+
+    # -- completing in a transaction
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        job = self._job
+        database = self._check_transaction()
+        promised = len(job.children)
+        with database.transactions.begin(job.dispatch.id, job.dispatch.attempt) as transaction:
+            job.transaction = transaction
+            job.result = NOTHING
+            try:
+                yield transaction.connection
+                transaction.enqueue(job.children)
+                transaction.commit(job.result, time.monotonic() - job.started_at)
+                job.completion = job.result
+                job.children.clear()
+            except BaseException:
+                del job.children[promised:]  # what the block promised is taken back with the rest
+                raise
+            finally:
+                job.transaction = None
+
+    def complete(self, result: Any) -> None:
+        job = self._job
+        if job.transaction is None or self._database is None:
+            raise WrongState(
+                f"Task {job.dispatch.name!r}: ctx.complete() sets the result that a transaction records, and belongs "
+                f"inside `with ctx.transaction()`. Elsewhere a task's result is what it returns."
+            )
+        if job.options.store_result:
+            limit = self._database.settings.max_payload
+            job.result = encode_value(result, f"The result of task {job.dispatch.name!r}", limit)
+
+    def _check_transaction(self) -> Orchestrator:
+        """Return what leads to the database, unless there can be no transaction now."""
+        name = self._job.dispatch.name
+        if self._database is None:
+            raise ConfigurationError(
+                f"Task {name!r}: ctx.transaction() needs the database, and this worker was not given it. "
+                f"Start it with `orchestrator worker --database`."
+            )
+        if self._job.transaction is not None:
+            raise WrongState(f"Task {name!r}: ctx.transaction() is open already. Use the connection that you have.")
+        if self._job.completion is not None:
+            raise WrongState(
+                f"Task {name!r}: ctx.transaction() has completed this task already, and a task ends once. Do all of "
+                f"it in one block, or enqueue another task there for the rest."
+            )
+        if _on_event_loop():
+            raise OrchestratorError(
+                f"Task {name!r}: ctx.transaction() would block the event loop. Make the task a plain `def`, or put the "
+                f"block into a function and `await asyncio.to_thread(function, ctx)`."
+            )
+        return self._database
+
+
+def interruption(job: Job, reason: type[BaseException]) -> BaseException:
+    """Return the exception that ends a job from outside."""
+    if reason is TaskTimeout:
+        return TaskTimeout(f"ran longer than its timeout of {job.options.timeout:g} s")
+    return reason()
+
+
+def _check_size(tasks: Sequence[NewTask]) -> None:
+    """Refuse what would not fit the one message in which it travels, and which the leader applies as a whole."""
+    size = sum(len(task.payload) + _OVERHEAD for task in tasks)
+    if size > _MOST_ENQUEUED:
+        raise PayloadError(
+            f"{len(tasks):,} tasks with {size:,} bytes are enqueued at once inside a task, and at most "
+            f"{_MOST_ENQUEUED:,} bytes are allowed. Enqueue them in several calls, or pass references to large data."
+        )
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
