@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import click
 from rich.text import Text
+from sqlalchemy import Connection
 
 from orchestrator.cli.data import as_json as data_json
 from orchestrator.cli.data import call_text, data_text
@@ -16,10 +18,13 @@ from orchestrator.cli.options import json_option, moment, page_options, status_o
 from orchestrator.cli.output import print_fields, print_json, print_table, state
 from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
+from orchestrator.cli.task_words import bar, last_words, print_log, watch_task
 from orchestrator.cli.times import ago, between, present, when
-from orchestrator.domain.states import TaskState
+from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.errors import NotFound
 from orchestrator.sdk.payload import decode_value
+from orchestrator.sdk.progress import TaskProgress
+from orchestrator.settings import load_settings
 from orchestrator.store import insights, redrive
 from orchestrator.store.insights import AttemptView, TaskDetail, TaskFilter, TaskView
 from orchestrator.store.redrive import FailedFilter
@@ -27,7 +32,7 @@ from orchestrator.store.redrive import FailedFilter
 
 @click.group("tasks")
 def command() -> None:
-    """Look at tasks, cancel and retry them.
+    """Look at tasks, watch, cancel and retry them.
 
     \b
     Example:
@@ -90,20 +95,59 @@ def list_(
 @click.argument("task", type=click.UUID, metavar="ID")
 @json_option
 def show(task: UUID, as_json: bool) -> None:
-    """Show all that is known of one task: its call, result, attempts and error.
+    """Show all that is known of one task: its call, progress, result, attempts and error.
 
     \b
     Example:
       orchestrator tasks show 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
     with reading() as connection:
-        detail = insights.show_task(connection, task)
-    if detail is None:
-        raise NotFound(f"No task has the id {task}.")
+        detail = _found(connection, task)
+    progress = last_words(load_settings(), task.bytes)
     if as_json:
-        print_json(_document(detail))
+        print_json(_document(detail) | {"progress": progress})
     else:
-        _print(detail)
+        _print(detail, progress)
+
+
+@command.command()
+@click.argument("task", type=click.UUID, metavar="ID")
+@json_option
+def watch(task: UUID, as_json: bool) -> None:
+    """Follow a task to its end, with a bar if it says how far it has come; exit with 1 unless it succeeds.
+
+    \b
+    Example:
+      orchestrator tasks watch 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    with sending() as app, reading() as connection:
+        detail = _found(connection, task)
+        try:
+            ended = watch_task(app, task.bytes, detail.name, quiet=as_json)
+        except KeyboardInterrupt:
+            click.echo(f"\nThe task goes on. To cancel it: orchestrator tasks cancel {task}", err=True)
+            sys.exit(130)
+        if as_json:
+            print_json(_document(_found(connection, task)))
+    sys.exit(0 if ended == TaskState.SUCCESS else 1)
+
+
+@command.command()
+@click.argument("task", type=click.UUID, metavar="ID")
+@click.option("--follow", is_flag=True, help="Go on until the task ends; with --json, one document to a line.")
+@json_option
+def logs(task: UUID, follow: bool, as_json: bool) -> None:
+    """Show what a task said with `ctx.log`: its last 200 lines, for an hour.
+
+    \b
+    Example:
+      orchestrator tasks logs 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --follow
+    """
+    with sending() as app:
+        try:
+            print_log(app, task.bytes, follow=follow, as_json=as_json)
+        except KeyboardInterrupt:
+            sys.exit(130)
 
 
 @command.command()
@@ -173,6 +217,13 @@ def _preview(wanted: FailedFilter) -> int:
     return sum(group.tasks for group in groups)
 
 
+def _found(connection: Connection, task: UUID) -> TaskDetail:
+    found = insights.show_task(connection, task)
+    if found is None:
+        raise NotFound(f"No task has the id {task}.")
+    return found
+
+
 def _state(task: TaskView, now: datetime) -> Text:
     if task.status != TaskState.PENDING:
         return state(task.status, task.reason if task.reason and task.reason != task.status else "")
@@ -191,13 +242,14 @@ def _document(detail: TaskDetail) -> dict[str, Any]:
     return document | {"args": data_json(arguments), "kwargs": data_json(keywords), "result": result}
 
 
-def _print(detail: TaskDetail) -> None:
+def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
     now = present()
     print_fields(
         {
             "task": str(detail.id),
             "call": call_text(detail.name, detail.payload),
             "status": _state(detail, now),
+            "progress": None if progress is None or detail.status in ENDED_TASK_STATES else bar(progress),
             "result": None if detail.result is None else data_text(decode_value(detail.result)),
             "queue": detail.queue + (f", priority {detail.priority}" if detail.priority else ""),
             "options": data_text(detail.options) if detail.options else None,

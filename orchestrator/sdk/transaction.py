@@ -11,7 +11,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import AttemptOver, WrongState
 from orchestrator.settings import Settings
-from orchestrator.store import completions, database, enqueue
+from orchestrator.store import completions, database, enqueue, unique
 
 _POOL = 5
 """Connections that the tasks of one worker process share; one that needs another waits for it."""
@@ -52,9 +52,13 @@ class TaskTransaction:
         self._attempt = attempt
 
     def enqueue(self, tasks: Sequence[NewTask]) -> None:
-        """Create tasks, which exist only if the transaction commits."""
+        """Create tasks, which exist only if the transaction commits. Whoever needs a key waits for it in the inbox."""
+        with_keys = [task for task in tasks if task.unique is not None]
+        if with_keys:
+            unique.defer(self.connection, with_keys)
         for task in tasks:
-            enqueue.insert_task(self.connection, task)
+            if task.unique is None:
+                enqueue.insert_task(self.connection, task)
         if tasks:
             enqueue.notify_on_commit(self.connection)
 

@@ -30,6 +30,7 @@ from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.task import Dispatch, Failed, Lost, NewTask, Noted, Succeeded, TaskError
 from orchestrator.scheduler.dags import Dags
+from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.requests import apply_inbox, cancel_tasks
 from orchestrator.scheduler.status import Reported, apply_reports
 from orchestrator.scheduler.tick import Tick
@@ -64,7 +65,8 @@ def connection(engine: Engine) -> Iterator[Connection]:
     """The leader's connection, on empty tables."""
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "TRUNCATE orchestrator.tasks, orchestrator.ended_tasks, orchestrator.attempts, orchestrator.inbox, ledger"
+            "TRUNCATE orchestrator.tasks, orchestrator.ended_tasks, orchestrator.attempts, orchestrator.inbox,"
+            " orchestrator.unique_keys, ledger"
         )
     with engine.connect() as connection:
         yield connection
@@ -121,7 +123,7 @@ def complete(connection: Connection, task: bytes, attempt: int = 1, result: byte
 
 
 def new_tick(connection: Connection) -> Tick:
-    return Tick(connection, NOW, Dags(1_000_000, 1_000), Triggers())
+    return Tick(connection, NOW, Dags(1_000_000, 1_000), Triggers(), LaneService())
 
 
 def apply(connection: Connection, *reports: Any) -> Tick:
@@ -386,6 +388,20 @@ def test_all_of_a_block_commits_together(app: Orchestrator, running: Running, co
     assert len(running.outbox.tasks) == 2
 
 
+def test_a_child_with_a_key_commits_with_the_block_and_gets_its_key_later(
+    app: Orchestrator, running: Running, connection: Connection
+) -> None:
+    child = app.tasks["child"].options(unique_key="one of them")
+    with pytest.raises(ZeroDivisionError), running.ctx.transaction():
+        child.enqueue(1)
+        _ = 1 / 0
+    with running.ctx.transaction():
+        child.enqueue(2)
+        child.enqueue(3)
+    apply(connection)
+    assert children(connection) == 1
+
+
 def test_a_block_that_raises_leaves_nothing_and_may_be_tried_again(
     app: Orchestrator, running: Running, connection: Connection
 ) -> None:
@@ -494,11 +510,13 @@ def test_the_documented_rights_are_enough(
             assert transaction.exec_driver_sql("SELECT current_user").scalar_one() == "shop_worker"
             write(transaction, "allowed")
             child.options(delay=5).enqueue(1)
+            child.options(concurrency_key="lane").enqueue(2)
+            child.options(unique_key="key").enqueue(3)
         enter(None)
         worker.close()
         apply(connection)
         assert outcome(connection, running.job.dispatch.id)[0] == "success"
-        assert (ledger(connection), children(connection)) == (["allowed"], 1)
+        assert (ledger(connection), children(connection)) == (["allowed"], 3)
     finally:
         enter(None)
         connection.rollback()

@@ -18,10 +18,11 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
-from orchestrator.domain.task import NewTask
+from orchestrator.domain.task import NewTask, Noted
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.scheduler.leadership import Leadership
-from orchestrator.store import database, enqueue, runs, transitions, waiting
+from orchestrator.store import completions, database, details, enqueue, runs, transitions, waiting
+from orchestrator.store.inbox import Item, Wish
 from orchestrator.store.transitions import Again, Beginning, Ending, Success
 
 PENDING = 50_000
@@ -151,6 +152,10 @@ BY_ID: dict[str, Call] = {
     ),
     "policies": lambda leader: lambda c: waiting.policies(c, [task for task, _ in leader.batch]),
     "current": lambda leader: lambda c: waiting.current(c, leader.batch),
+    "save details": lambda leader: lambda c: details.save(c, [Noted(*a, b"details") for a in leader.batch]),
+    "find completions": lambda leader: (
+        lambda c: completions.find(c, [Item(1, Wish.COMPLETE_TASK, task, 0.1, 0.5) for task, _ in leader.batch])
+    ),
 }
 """Statements that find their tasks one by one, by id."""
 

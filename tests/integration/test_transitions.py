@@ -39,11 +39,12 @@ from orchestrator.domain.task import (
 from orchestrator.scheduler.advance import advance_runs, begin_runs
 from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.lanes import LaneService
-from orchestrator.scheduler.requests import cancel_runs, cancel_tasks, retry_tasks
+from orchestrator.scheduler.requests import apply_inbox, cancel_runs, cancel_tasks, retry_tasks
 from orchestrator.scheduler.status import apply_reports
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Triggers
-from orchestrator.store import database, enqueue, results, runs, transitions, waiting
+from orchestrator.store import database, enqueue, inbox, results, runs, transitions, waiting
+from orchestrator.store.inbox import Wish
 from orchestrator.store.transitions import Again, Beginning, Claimed, Ending, Moved, Success
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -585,6 +586,7 @@ class Life(RuleBasedStateMachine):
         self.tick = new_tick(self.connection)
         self.was: dict[bytes, tuple[str, int]] = {}
         self.was_runs: dict[bytes, str] = {}
+        self.completed: set[bytes] = set()
 
     def teardown(self) -> None:
         self.savepoint.rollback()
@@ -661,6 +663,25 @@ class Life(RuleBasedStateMachine):
         run = self.runs[choice % len(self.runs)]
         retry_tasks(self.tick, runs.retryable_tasks(self.connection, run, NOW, 100))
 
+    @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=2, unique=True))
+    def complete_in_a_transaction(self, choices: list[int]) -> None:
+        statement = text(
+            "UPDATE orchestrator.tasks SET completion = '\\x01' WHERE id = CAST(:id AS uuid)"
+            " AND status IN ('dispatched', 'running') AND completion IS NULL"
+        )
+        for task in self.some(choices):
+            if self.connection.execute(statement, {"id": task.hex()}).rowcount:
+                inbox.add(self.connection, Wish.COMPLETE_TASK, task, "0.1")
+                self.completed.add(task)
+
+    @rule()
+    def apply_the_inbox(self) -> None:
+        apply_inbox(self.tick, 10)
+        assert all(self.state_of(task) == T.SUCCESS for task in self.completed)
+
+    def state_of(self, task: bytes) -> str:
+        return row(self.connection, task).state
+
     @rule(choice=st.integers(0, 9))
     def cancel_run(self, choice: int) -> None:
         if choice < len(self.runs):  # seldom, or nothing else would ever happen
@@ -692,6 +713,7 @@ class Life(RuleBasedStateMachine):
             claimed = old_state == "pending" and state == "dispatched"
             assert attempt == old_attempt + claimed
             assert state == old_state or (old_state, state) in TASK_PAIRS
+            assert task not in self.completed or state in (*IN_FLIGHT_STATES, T.SUCCESS)
 
     def check_runs(self, before: dict[bytes, str]) -> None:
         for run, state in self.was_runs.items():

@@ -29,6 +29,7 @@ def check(world: World) -> list[str]:
         *_check_rest(world),
         *_check_ends(world, ended),
         *_check_executions(world, ended),
+        *_check_ledger(world, ended),
         *_check_transitions(audit),
         *_check_order(audit),
         *_check_runs(world, ended),
@@ -74,7 +75,7 @@ def _check_executions(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
             found = [one for one in by_attempt[task, row["attempt"]] if one.outcome == "success"]
             if not found:
                 yield f"task {task.hex()} succeeded in attempt {row['attempt']}, which nobody has run to its end"
-            elif (row["worker"], bytes(row["result"])) != (found[0].worker, found[0].result):
+            elif (row["worker"] or found[0].worker, bytes(row["result"])) != (found[0].worker, found[0].result):
                 yield f"task {task.hex()} has the result of another execution than {found[0]}"
             else:
                 for child in (*found[0].promised, *found[0].children):
@@ -95,6 +96,17 @@ def _check_executions(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
             for child in executions[0].promised:
                 if child in ended:
                     yield f"task {child.hex()} exists, though attempt {attempt} of its parent did not count"
+
+
+def _check_ledger(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
+    """A task that completes in a transaction has written once, in the attempt that is recorded, or never."""
+    written: dict[bytes, list[int]] = defaultdict(list)
+    for line in world.database.sql("SELECT * FROM simulated.ledger"):
+        written[line["id"].bytes].append(line["attempt"])
+    for task, row in ended.items():
+        expected = [row["attempt"]] if row["name"] == "exact" and row["status"] == "success" else []
+        if written[task] != expected:
+            yield f"task {task.hex()} {row['status']} in attempt {row['attempt']}, and wrote in {written[task]}"
 
 
 def _check_transitions(audit: list[Any]) -> Iterator[str]:

@@ -80,8 +80,8 @@ class Clients:
             self._enqueue(seconds=self._random.choice((0.02, 0.3, 1.5, 3.0)), fails=0.1)
 
     def _flaky(self, size: int) -> None:
-        for _ in range(size):
-            self._enqueue(seconds=0.2, fails=0.5, options=RETRYING)
+        for number in range(size):
+            self._enqueue("exact" if number % 2 else "job", seconds=0.2, fails=0.5, options=RETRYING)
 
     def _long(self, size: int) -> None:
         del size

@@ -26,6 +26,7 @@ CREATE FUNCTION simulated.clock_timestamp() RETURNS timestamptz LANGUAGE sql STA
 CREATE UNLOGGED TABLE simulated.audit (
     number bigint GENERATED ALWAYS AS IDENTITY, operation text, id uuid, before text, after text,
     attempt int, attempt_before int, run_id uuid, step text);
+CREATE UNLOGGED TABLE simulated.ledger (id uuid, attempt int);
 CREATE FUNCTION simulated.note() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'DELETE' THEN
@@ -77,7 +78,7 @@ class SimulatedDatabase:
     def clear(self) -> None:
         """Forget everything but the definitions of workflows."""
         names = ", ".join(f"orchestrator.{table}" for table in _TABLES)
-        self._connection.exec_driver_sql(f"TRUNCATE {names}, simulated.audit RESTART IDENTITY")
+        self._connection.exec_driver_sql(f"TRUNCATE {names}, simulated.audit, simulated.ledger RESTART IDENTITY")
         self._set_to = None
 
     def set_clock(self, seconds: float) -> None:

@@ -13,9 +13,22 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from sqlalchemy import exc
 
 from orchestrator.domain.ids import derived_id
-from orchestrator.domain.task import Enqueued, Failed, Flush, Lost, NewTask, Returned, Started, Succeeded, TaskError
+from orchestrator.domain.task import (
+    Dispatch,
+    Enqueued,
+    Failed,
+    Flush,
+    Lost,
+    NewTask,
+    Returned,
+    Started,
+    Succeeded,
+    TaskError,
+)
+from orchestrator.store import completions
 from orchestrator.transport.codec import Heartbeat, encode, names_digest, unpack_attempts
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.worker import Received, StreamsGone
@@ -27,7 +40,7 @@ from tests.chaos.simulator.memory import MemoryWorkerStreams
 if TYPE_CHECKING:
     from tests.chaos.simulator.world import World
 
-NAMES = ["child", "job", "list", "parent", "poison"]
+NAMES = ["child", "exact", "job", "list", "parent", "poison"]
 QUEUES = ("default",)
 _HAND_BACK_AFTER = 0.2
 _ANNOUNCE_AFTER = 0.05
@@ -407,8 +420,39 @@ class WorkerMachine:
             return
         value = arguments["items"] if dispatch.name == "list" else [dispatch.attempt, self.child.id]
         execution.result = _encode(value)
+        if dispatch.name == "exact":
+            self._complete(run, dies=dice.random() < 0.3)
+            return
         promised = run.enqueues[1:]
         self._end(run, "success", Succeeded(dispatch.id, dispatch.attempt, 0.1, execution.result, promised))
+
+    def _complete(self, run: _Run, *, dies: bool) -> None:
+        """End the run as `ctx.transaction()` does; then report it, or die before that."""
+        dispatch, execution = run.job.dispatch, run.execution
+        if not self._commit(dispatch, execution.result):
+            error = TaskError("AttemptOver", "")
+            self._end(run, "aborted", Failed(dispatch.id, dispatch.attempt, 0.1, error))
+        elif dies:
+            self._world.trace(f"{self.child.id} has completed {dispatch.id.hex()[-6:]}#{dispatch.attempt}")
+            execution.ended, execution.outcome = self._world.now, "success"
+            self.child.runs.remove(run)
+            self.kill_child()
+        else:
+            self._end(run, "success", Succeeded(dispatch.id, dispatch.attempt, 0.1, execution.result))
+
+    def _commit(self, dispatch: Dispatch, result: bytes) -> bool:
+        """Write in a transaction that completes the task, unless a leader that stands still holds its row."""
+        self._world.set_clocks()
+        attempt = {"id": dispatch.id.hex(), "attempt": dispatch.attempt}
+        with self._world.database.engine.connect() as connection:
+            try:
+                if not completions.begin(connection, dispatch.id, dispatch.attempt):
+                    return False
+                connection.exec_driver_sql("SET LOCAL lock_timeout = '50ms'")
+                connection.exec_driver_sql("INSERT INTO simulated.ledger VALUES (%(id)s::uuid, %(attempt)s)", attempt)
+                return completions.commit(connection, dispatch.id, dispatch.attempt, result, 0.1)
+            except exc.OperationalError:
+                return False
 
     def _end(self, run: _Run, outcome: str, report: Any) -> None:
         run.execution.ended, run.execution.outcome = self._world.now, outcome

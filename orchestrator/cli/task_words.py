@@ -1,0 +1,152 @@
+"""What a task says of itself: how far it has come, and its log."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import click
+import msgspec
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from orchestrator.cli.output import console, print_json
+from orchestrator.cli.times import duration
+from orchestrator.domain.states import ENDED_TASK_STATES
+from orchestrator.errors import OrchestratorError
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.progress import TaskProgress, read_progress
+from orchestrator.settings import Settings
+from orchestrator.transport.codec import LogLine
+from orchestrator.transport.connection import UNAVAILABLE, connect
+from orchestrator.transport.journal import read_log
+from orchestrator.transport.keys import Keys
+
+_WIDTH = 20
+_REFRESH = 0.25
+"""Seconds between two looks at a task; its end is announced."""
+_PATIENCE = 1.0
+"""Seconds that a look may wait for Redis, or for the next line of a log."""
+
+
+def last_words(settings: Settings, task: bytes) -> TaskProgress | None:
+    """Return a task's progress, or None where Redis cannot tell."""
+    if not settings.redis_url:
+        return None
+    with suppress(OrchestratorError):
+        return read_progress(connect(settings.redis_url, patience=_PATIENCE), Keys(), task)
+    return None
+
+
+def bar(progress: TaskProgress) -> str:
+    """Return progress as a bar in letters, and how old it is."""
+    full = round(_WIDTH * progress.fraction)
+    return f"{'█' * full}{'░' * (_WIDTH - full)} {_words(progress)} ({duration(progress.age)} ago)"
+
+
+def _words(progress: TaskProgress) -> str:
+    return f"{progress.fraction * 100:.0f} % {_printable(progress.text)}".rstrip()
+
+
+# -- watching
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """A task as it is watched."""
+
+    status: str
+    progress: TaskProgress | None
+
+    def __str__(self) -> str:
+        if self.progress is None or self.status in ENDED_TASK_STATES:
+            return self.status
+        return f"{self.status} {_words(self.progress)}"
+
+
+def watch_task(app: Orchestrator, task: bytes, name: str, *, quiet: bool) -> str:
+    """Show a task until it ends: a bar on a terminal, else a line for every change; return how it ended."""
+    if quiet:
+        return _follow(app, task, lambda _: None)
+    if not sys.stdout.isatty():
+        return _follow(app, task, lambda sight: click.echo(str(sight)))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[remark]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console()) as progress:
+        line = progress.add_task(name, total=1.0, remark="")
+
+        def show(sight: _Sight) -> None:
+            said = sight.progress
+            done = 1.0 if sight.status == "success" else said.fraction if said is not None else 0.0
+            text = _printable(said.text) if said is not None and sight.status not in ENDED_TASK_STATES else ""
+            progress.update(line, completed=done, remark=f"{sight.status} {text}".rstrip())
+
+        return _follow(app, task, show)
+
+
+def _follow(app: Orchestrator, task: bytes, show: Callable[[_Sight], None]) -> str:
+    shown = ""
+    while True:
+        sight = _Sight(app.backend.task_status(task), app.backend.task_progress(task))
+        if str(sight) != shown:
+            show(sight)
+            shown = str(sight)
+        if sight.status in ENDED_TASK_STATES:
+            return sight.status
+        app.backend.wait_task(task, _REFRESH)
+
+
+# -- the log
+
+
+def print_log(app: Orchestrator, task: bytes, *, follow: bool, as_json: bool) -> None:
+    """Print what a task said last and, if asked, what it says until it ends."""
+    app.backend.task_status(task)  # there is such a task
+    lines = _lines(app, task, follow=follow)
+    if as_json and not follow:
+        print_json({"lines": [_document(line) for line in lines]})
+        return
+    silent = True
+    for line in lines:
+        silent = False
+        at = datetime.fromtimestamp(line.at, UTC)
+        plain = f"{at:%H:%M:%S} {line.level:<8} {_printable(line.text)}"
+        click.echo(msgspec.json.encode(_document(line)).decode() if as_json else plain)
+    if silent:
+        click.echo("The task has said nothing, or more than an hour ago.", err=True)
+
+
+def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]:
+    redis = connect(app.settings.require_redis())
+    last = "0-0"
+    try:
+        while True:
+            over = not follow or app.backend.task_status(task) in ENDED_TASK_STATES
+            said = read_log(redis, Keys(), task, last, 0.0 if over else _PATIENCE)
+            yield from (line for _, line in said)
+            last = said[-1].entry if said else last
+            if over:
+                return
+    except UNAVAILABLE as error:
+        raise OrchestratorError(f"Redis, which keeps the logs of tasks, cannot be reached: {error}") from error
+    finally:
+        redis.close()
+
+
+def _document(line: LogLine) -> dict[str, object]:
+    at = datetime.fromtimestamp(line.at, UTC)
+    return {"at": at, "attempt": line.attempt, "level": line.level, "text": line.text}
+
+
+def _printable(text: str) -> str:
+    """Return text without what would command the terminal."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\t\n" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )

@@ -1,0 +1,111 @@
+"""Tasks that talk: progress, logs, details for the next attempt, and being told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from typing import Any
+
+from project import log, wait_for
+
+from orchestrator import Orchestrator, TaskAborted, TaskContext
+
+app = Orchestrator()
+
+
+def talk(ctx: TaskContext, text: str) -> None:
+    for step in range(1_000):  # far more than anybody wants to read
+        ctx.progress(step / 1_000)
+    ctx.progress(0.4, text)
+    ctx.log("reading")
+    ctx.log("a line is missing", "warning")
+
+
+@app.task(timeout=60)
+def talks(ctx: TaskContext, go: str) -> float:
+    talk(ctx, "in a thread")
+    wait_for(go)
+    return ctx.remaining or 0.0
+
+
+@app.task(timeout=60)
+async def talks_async(ctx: TaskContext, go: str) -> float:
+    talk(ctx, "on the loop")
+    await asyncio.to_thread(wait_for, go)
+    return ctx.remaining or 0.0
+
+
+@app.task(timeout=60, isolation="process")
+def talks_isolated(ctx: TaskContext, go: str) -> float:
+    talk(ctx, "in a process")
+    wait_for(go)
+    return ctx.remaining or 0.0
+
+
+def count(ctx: TaskContext) -> list[Any]:
+    """Count to nine, three numbers an attempt."""
+    seen = ctx.details or {"numbers": []}
+    numbers = seen["numbers"]
+    for number in range(len(numbers), len(numbers) + 3):
+        numbers.append([number, ctx.attempt])
+        ctx.heartbeat({"numbers": numbers})
+    if len(numbers) < 9:
+        raise RuntimeError("not yet")
+    return list(numbers)
+
+
+@app.task(retries=3)
+def counts(ctx: TaskContext) -> list[Any]:
+    return count(ctx)
+
+
+@app.task(retries=3)
+async def counts_async(ctx: TaskContext) -> list[Any]:
+    return count(ctx)
+
+
+@app.task(retries=3, isolation="process")
+def counts_isolated(ctx: TaskContext) -> list[Any]:
+    return count(ctx)
+
+
+@app.task
+def is_killed_once(ctx: TaskContext, path: str, go: str) -> Any:
+    if ctx.details is None:
+        log(path, str(os.getpid()))
+        ctx.heartbeat("the first attempt was here")
+        wait_for(go)
+    return ctx.details
+
+
+@app.task
+async def is_cancelled(ctx: TaskContext, path: str) -> None:
+    """Look by itself whether to stop, in a thread that nobody can interrupt."""
+
+    def loop() -> None:
+        log(path, "started")
+        while not ctx.cancelled:
+            time.sleep(0.005)
+        try:
+            ctx.check_cancelled()
+        except TaskAborted:
+            log(path, "stopped")
+
+    await asyncio.shield(asyncio.to_thread(loop))
+
+
+@app.task
+def nothing(number: int) -> int:
+    return number
+
+
+@app.task
+def has_a_thread(ctx: TaskContext) -> list[str]:
+    """Enqueue from a thread of its own, which does not know what runs around it."""
+    ids: list[str] = []
+    thread = threading.Thread(target=lambda: ids.append(ctx.enqueue(nothing, 1).id))
+    thread.start()
+    thread.join()
+    return ids

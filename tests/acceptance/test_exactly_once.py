@@ -1,0 +1,99 @@
+"""Workers are killed at every step of a transfer, and the money is counted."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator import TaskFailed
+from tests.acceptance.stack import Process, Stack, eventually, using
+
+import bank  # isort: skip  # a top-level module, as the workers see it
+
+TRANSFERS = 20
+CALLS = [bank.STEPS[number % len(bank.STEPS)] if number < 15 else "never" for number in range(TRANSFERS)]
+"""Where each transfer dies."""
+
+
+@pytest.fixture
+def settings() -> dict[str, float]:
+    return {"heartbeat": 0.3, "worker_ttl": 1.5, "loss_limit": 10}
+
+
+@pytest.fixture
+def bank_stack(stack: Stack) -> Iterator[Stack]:
+    """A leader, and the bank's tables."""
+    with stack.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "DROP TABLE IF EXISTS accounts, ledger; CREATE TABLE accounts (name text PRIMARY KEY, balance int);"
+            "CREATE TABLE ledger (transfer int, attempt int); INSERT INTO accounts VALUES ('Ann', 100), ('Bob', 0)"
+        )
+    with using(bank.app, stack):
+        stack.scheduler()
+        yield stack
+
+
+def worker(stack: Stack, processes: int = 1) -> Process:
+    return stack.worker("--app", "bank:app", "--database", "--concurrency", "2", processes=processes)
+
+
+def test_every_transfer_happens_once_whenever_its_worker_dies(bank_stack: Stack, tmp_path: Path) -> None:
+    worker(bank_stack, processes=2)
+    calls = [(str(tmp_path), number, step) for number, step in enumerate(CALLS)]
+    handles = bank.app.enqueue_many(bank.transfer, calls)
+    assert [handle.result(120) for handle in handles] == list(range(TRANSFERS))
+
+    assert dict(bank_stack.sql("SELECT name, balance FROM accounts")) == {"Ann": 100 - TRANSFERS, "Bob": TRANSFERS}
+    assert Counter(row[0] for row in bank_stack.sql("SELECT transfer FROM ledger")) == Counter(range(TRANSFERS))
+    died = {int(path.name.removeprefix("died-")) for path in tmp_path.glob("died-*")}
+    assert died == {number for number, step in enumerate(CALLS) if step != "never"}
+
+    # The attempt that is recorded is the one that wrote.
+    ended = bank_stack.sql("SELECT id, attempt FROM orchestrator.ended_tasks WHERE name = 'bank.transfer'")
+    assert len(ended) == TRANSFERS
+    attempts = dict(bank_stack.sql("SELECT transfer, attempt FROM ledger"))
+    by_id = {str(task): attempt for task, attempt in ended}
+    assert {number: by_id[handle.id] for number, handle in enumerate(handles)} == attempts
+
+    # One that died after its commit did not begin again.
+    began = Counter(int(line) for line in (tmp_path / "began").read_text().split())
+    written = {number: attempts[number] for number, step in enumerate(CALLS) if step == "after the commit"}
+    assert all(began[number] <= attempt for number, attempt in written.items())
+
+    # What it enqueued exists once too.
+    receipts = "SELECT count(*) FROM orchestrator.ended_tasks WHERE name = 'bank.receipt' AND status = 'success'"
+    eventually(lambda: bank_stack.scalar(receipts) == TRANSFERS, "all receipts")
+    eventually(lambda: not bank_stack.sql("SELECT FROM orchestrator.inbox"), "an empty inbox")
+    assert bank_stack.sql("SELECT FROM orchestrator.tasks") == []
+
+
+def test_a_worker_that_stood_still_cannot_complete_what_another_has(bank_stack: Stack, tmp_path: Path) -> None:
+    began, over = tmp_path / "began", tmp_path / "over"
+    stopped = bank_stack.worker("--app", "bank:app", "--database")
+    handle = bank.slow_transfer.enqueue(str(tmp_path), 1)
+    eventually(began.exists, "the first attempt")
+    stopped.signal_group(signal.SIGSTOP)
+    worker(bank_stack)
+    assert handle.result(30) == "attempt 2"
+    (tmp_path / "go").touch()
+    stopped.signal_group(signal.SIGCONT)
+    eventually(over.exists, "the first attempt learns that it is over")
+    assert bank_stack.sql("SELECT transfer, attempt FROM ledger") == [(1, 2)]
+    assert handle.status() == "success"
+
+
+def test_what_a_task_raises_after_its_commit_is_only_logged(bank_stack: Stack) -> None:
+    process = bank_stack.worker("--app", "bank:app", "--database")
+    assert bank.raises_after.enqueue().result(20) == "done"
+    eventually(lambda: process.logged("too late to fail"), "the error in the worker's log")
+
+
+def test_a_worker_without_the_database_says_so(bank_stack: Stack) -> None:
+    bank_stack.worker("--app", "bank:app")
+    handle = bank.raises_after.enqueue()
+    with pytest.raises(TaskFailed, match="worker --database"):
+        handle.result(20)

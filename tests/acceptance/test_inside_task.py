@@ -1,0 +1,122 @@
+"""What a task can say, leave and hear, in a thread, on the event loop and in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator import Task, TaskCancelled, TaskProgress
+from orchestrator.cli import main
+from tests.acceptance.conftest import fresh_stack
+from tests.acceptance.stack import HERE, Stack, eventually, using
+
+import inside  # isort: skip  # a top-level module, as the workers see it
+
+
+@pytest.fixture(scope="module")
+def running(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack, using(inside.app, stack):
+        stack.scheduler()
+        stack.worker("--app", "inside:app")
+        yield stack
+
+
+@pytest.fixture
+def command(running: Stack, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", running.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", running.settings.redis_url)
+    return CliRunner()
+
+
+@pytest.mark.parametrize(
+    ("task", "text"),
+    [(inside.talks, "in a thread"), (inside.talks_async, "on the loop"), (inside.talks_isolated, "in a process")],
+)
+def test_people_can_watch(
+    running: Stack, command: CliRunner, tmp_path: Path, task: Task[[str], float], text: str
+) -> None:
+    go = tmp_path / "go"
+    handle = task.enqueue(str(go))
+
+    def seen() -> TaskProgress | None:
+        found = handle.progress()
+        return found if found is not None and found.fraction == 0.4 else None
+
+    progress = eventually(seen, "the progress")
+    assert (progress.text, progress.attempt) == (text, 1)
+    assert 0 <= progress.age < 60
+
+    def lines() -> list[dict[str, object]]:
+        done = command.invoke(main, ["tasks", "logs", handle.id, "--json"])
+        assert done.exit_code == 0, done.output
+        found: list[dict[str, object]] = json.loads(done.stdout)["lines"]
+        return found if len(found) == 2 else []
+
+    said = eventually(lines, "the log")
+    assert [(line["level"], line["text"], line["attempt"]) for line in said] == [
+        ("info", "reading", 1),
+        ("warning", "a line is missing", 1),
+    ]
+    eventually(lambda: handle.status() == "running", "running")
+    shown = command.invoke(main, ["tasks", "show", handle.id])
+    assert f"40 % {text}" in shown.stdout
+    assert json.loads(command.invoke(main, ["tasks", "show", handle.id, "--json"]).stdout)["progress"]["text"] == text
+
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "tasks", "watch", handle.id],
+        cwd=HERE,
+        env=running.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    with watching, watching.stdout as output:
+        assert output.readline().strip() == f"running 40 % {text}"
+        go.touch()
+        assert output.readline().strip() == "success"
+        assert watching.wait(30) == 0
+    assert 0 < handle.result(20) <= 60
+    followed = command.invoke(main, ["tasks", "logs", handle.id, "--follow"])
+    assert followed.exit_code == 0
+    assert [line.split(maxsplit=1)[1] for line in followed.stdout.splitlines()] == [
+        "info     reading",
+        "warning  a line is missing",
+    ]
+
+
+@pytest.mark.parametrize("task", [inside.counts, inside.counts_async, inside.counts_isolated])
+def test_the_next_attempt_goes_on_where_the_last_one_stopped(running: Stack, task: Task[[], list[object]]) -> None:
+    handle = task.enqueue()
+    assert handle.result(60) == [[number, 1 + number // 3] for number in range(9)]
+
+
+def test_what_had_arrived_survives_the_death_of_the_worker(running: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    handle = inside.is_killed_once.enqueue(str(path), str(tmp_path / "go"))
+    details = "SELECT details FROM orchestrator.tasks WHERE details IS NOT NULL"
+    eventually(lambda: running.sql(details), "details in Postgres")
+    os.kill(int(path.read_text()), signal.SIGKILL)
+    assert handle.result(60) == "the first attempt was here"
+
+
+def test_a_task_can_look_whether_to_stop(running: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    handle = inside.is_cancelled.enqueue(str(path))
+    eventually(path.exists, "it runs")
+    handle.cancel()
+    with pytest.raises(TaskCancelled):
+        handle.result(20)
+    eventually(lambda: path.read_text().split() == ["started", "stopped"], "it stops")
+
+
+def test_a_thread_of_a_task_can_enqueue(running: Stack) -> None:
+    (child,) = inside.has_a_thread.enqueue().result(20)
+    assert inside.app.handle(child).result(20) == 1
