@@ -125,9 +125,19 @@ def claimed(rows: Iterable[Any]) -> list[Claimed]:
     """Return the rows of a claim, most urgent first."""
     ordered = sorted(rows, key=lambda row: (-row[12], row[14]))
     return [
-        Claimed(
-            identifier(row[0]), row[1], row[2], bytes(row[3]), row[4], row[5], identifier(row[6]) or None, *row[7:13]
-        )._replace(details=None if row[13] is None else bytes(row[13]))
+        Claimed._make(
+            (
+                identifier(row[0]),
+                row[1],
+                row[2],
+                bytes(row[3]),
+                row[4],
+                row[5],
+                identifier(row[6]) or None,
+                *row[7:13],
+                None if row[13] is None else bytes(row[13]),
+            )
+        )
         for row in ordered
     ]
 
