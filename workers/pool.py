@@ -178,6 +178,11 @@ class Pool:
         for job in list(self._jobs.values()):
             self._hand_back(job, "worker stops")
 
+    def send_notes(self) -> None:
+        """Send what running tasks have left for their next attempts: the process ends before they do."""
+        for job in list(self._jobs.values()):
+            self._reporter.note(job)
+
     def wait_until_idle(self, timeout: float) -> bool:
         """Wait until nothing is left here."""
         deadline = time.monotonic() + timeout

@@ -131,6 +131,7 @@ class WorkerProcess:
         finished = self.pool.wait_until_idle(self._settings.drain_timeout)
         if not finished:
             log.warning("tasks still run after %g s; they are handed back", self._settings.drain_timeout)
+            self.pool.send_notes()
         self.reporter.wait_until_applied(5.0)
         self.journal.flush()
         return finished

@@ -36,6 +36,7 @@ from orchestrator.scheduler.status import Reported, apply_reports
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Triggers
 from orchestrator.sdk.context import enter
+from orchestrator.sdk.payload import decode_value
 from orchestrator.store import completions, database, details, enqueue, transitions
 from orchestrator.store.transitions import Again, Beginning, Ending
 from orchestrator.workers.job import Bundle, Job
@@ -79,10 +80,14 @@ def other(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def put(connection: Connection, *, running: bool = False, options: str | None = None) -> bytes:
+def put(
+    connection: Connection, *, running: bool = False, options: str | None = None, callbacks: str | None = None
+) -> bytes:
     """Create and claim a task, for all to see."""
     task = time_ordered_id(1_700_000_000_000, os.urandom(10))
-    enqueue.insert_task(connection, NewTask(task, "job", task.hex(), b"\x92\x90\x80", options=options))
+    enqueue.insert_task(
+        connection, NewTask(task, "job", task.hex(), b"\x92\x90\x80", options=options, callbacks=callbacks)
+    )
     assert [claimed.attempt for claimed in transitions.claim(connection, {task.hex(): 1}, NOW)] == [1]
     if running:
         transitions.start(connection, [Beginning(task, 1, 0.5, "worker")], NOW)
@@ -278,6 +283,15 @@ def test_a_cancel_after_the_completion_comes_too_late(connection: Connection, ot
     assert outcome(connection, task) == ("success", 1, ONE)
 
 
+def test_what_follows_a_success_is_given_the_completion(
+    app: Orchestrator, connection: Connection, other: Connection
+) -> None:
+    job = app.task(name="job", on_success=app.tasks["child"])(lambda: None)
+    assert complete(other, put(connection, callbacks=job.new((), {}).callbacks))
+    (follower,) = apply(connection).follow_ups
+    assert (follower.name, decode_value(follower.payload)) == ("child", [[1], {}])
+
+
 def test_an_older_attempt_is_refused_at_once(connection: Connection, other: Connection) -> None:
     task = put(connection)
     transitions.again(connection, [Again(task, 1)], NOW)
@@ -338,8 +352,8 @@ class Gathered:
 class Running:
     """A task that runs here, in the current thread."""
 
-    def __init__(self, app: Orchestrator, task: bytes) -> None:
-        self.job = Job(Dispatch(task, 1, "job", b"", "default"), Bundle("", "", "", 1), 0, 0.0)
+    def __init__(self, app: Orchestrator, task: bytes, options: str | None = None) -> None:
+        self.job = Job(Dispatch(task, 1, "job", b"", "default", options), Bundle("", "", "", 1), 0, 0.0)
         self.job.begin(0.0)
         self.outbox = Gathered()
         self.outlet = JobOutlet(self.job, self.outbox, app)
@@ -386,6 +400,13 @@ def test_all_of_a_block_commits_together(app: Orchestrator, running: Running, co
     child.enqueue(7)
     child.options(on_success=True).enqueue(8)  # it has succeeded: at once
     assert len(running.outbox.tasks) == 2
+
+
+def test_a_result_that_nobody_wants_is_not_kept(app: Orchestrator, connection: Connection) -> None:
+    running = Running(app, put(connection), options='{"store_result":false}')
+    with running.ctx.transaction():
+        assert running.ctx.complete(object()) is not None
+    assert outcome(connection, running.job.dispatch.id)[2] == b"\xc0"
 
 
 def test_a_child_with_a_key_commits_with_the_block_and_gets_its_key_later(

@@ -21,6 +21,7 @@ from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.outlet import JobOutlet, Outbox
+from orchestrator.workers.pool import Pool
 from orchestrator.workers.reporter import Reporter
 from orchestrator.workers.runner import Runner
 
@@ -186,6 +187,15 @@ def test_what_was_left_is_sent_once_and_not_with_a_success(reporter: tuple[Repor
     success = Succeeded(TASK, 3, 0.1, b"\x01")
     reporter[0].report(success, job)
     assert sent(*reporter) == [Noted(TASK, 3, b"one"), success]
+
+
+def test_what_runs_when_the_process_ends_has_left_its_last_too(reporter: tuple[Reporter, Stream]) -> None:
+    pool = Pool(None, None, reporter[0], HeldAttempts(), 1)  # type: ignore[arg-type]
+    job = new_job()
+    pool._jobs[id(job)] = job
+    job.noted = b"last"
+    pool.send_notes()
+    assert sent(*reporter) == [Noted(TASK, 3, b"last")]
 
 
 def test_of_several_notes_the_newest_attempts_last_counts() -> None:
