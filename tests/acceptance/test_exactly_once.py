@@ -50,7 +50,9 @@ def test_every_transfer_happens_once_whenever_its_worker_dies(bank_stack: Stack,
     assert dict(bank_stack.sql("SELECT name, balance FROM accounts")) == {"Ann": 100 - TRANSFERS, "Bob": TRANSFERS}
     assert Counter(row[0] for row in bank_stack.sql("SELECT transfer FROM ledger")) == Counter(range(TRANSFERS))
     died = {int(path.name.removeprefix("died-")) for path in tmp_path.glob("died-*")}
-    assert died == {number for number, step in enumerate(CALLS) if step != "never"}
+    spared = {number for number, step in enumerate(CALLS) if step != "never"} - died
+    # A neighbour's death came between its commit and its own, and it did not begin again.
+    assert {CALLS[number] for number in spared} <= {"after the commit"}
 
     # The attempt that is recorded is the one that wrote.
     ended = bank_stack.sql("SELECT id, attempt FROM orchestrator.ended_tasks WHERE name = 'bank.transfer'")
