@@ -34,7 +34,8 @@ from orchestrator.store.fleet import WorkerRow
 from orchestrator.store.insights import RunFilter, RunView, TaskFilter
 from orchestrator.store.leases import Cursor
 from orchestrator.store.transitions import Again, Beginning, Claimed, Ending, Success
-from orchestrator.transport.codec import Ended, encode
+from orchestrator.transport import journal
+from orchestrator.transport.codec import Ended, LogLine, ProgressMark, encode
 from orchestrator.transport.keys import Keys
 
 ERROR = json.dumps({"kind": "ValueError", "message": "oh [no]", "traceback": "Traceback …\nValueError: oh [no]"})
@@ -243,6 +244,37 @@ def test_open_tasks_are_shown_too(engine: Engine, read: Callable[..., Any]) -> N
     [attempt] = read("tasks", "show", text(running))["attempts"]
     assert (attempt["outcome"], attempt["worker"], attempt["ended_at"]) == ("running", "worker-1", None)
     assert read("tasks", "show", text(waits))["attempts"] == []
+
+
+def test_a_watched_task_ends_with_its_state(engine: Engine, run: Callable[..., Result]) -> None:
+    with story(engine, "watched") as tale:
+        won, lost = tale.succeeded(7), tale.failed()
+    done = run("tasks", "watch", text(won))
+    assert (done.exit_code, done.stdout) == (0, "success\n")
+    assert run("tasks", "watch", text(lost)).exit_code == 1
+    document = run("tasks", "watch", text(lost), "--json")
+    assert (document.exit_code, json.loads(document.stdout)["status"]) == (1, "failed")
+    nobody = run("tasks", "watch", NOBODY)
+    assert nobody.exit_code == 1
+    assert f"No task has the id {NOBODY}" in nobody.stderr
+
+
+def test_what_a_task_says_cannot_command_the_terminal(
+    engine: Engine, redis_url: str, run: Callable[..., Result]
+) -> None:
+    with story(engine, "said") as tale:
+        silent, loud = tale.running("a"), tale.running("b")
+    redis = Redis.from_url(redis_url)
+    marks = {loud: ProgressMark(1, 0.25, "\x1b[2Jquarter")}
+    journal.write(redis, Keys(), marks, [(loud, LogLine(1_700_000_000.0, 1, "info", "\x1b]0;title\x07 [bold]"))])
+    redis.close()
+    done = run("tasks", "logs", text(loud))
+    assert (done.exit_code, done.stdout) == (0, "22:13:20 info     \ufffd]0;title\ufffd [bold]\n")
+    assert "█████░░░░░░░░░░░░░░░ 25 % \ufffd[2Jquarter" in run("tasks", "show", text(loud)).stdout
+    nothing = run("tasks", "logs", text(silent))
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+    assert "has said nothing" in nothing.stderr
+    assert run("tasks", "logs", NOBODY).exit_code == 1
 
 
 def test_bytes_and_strange_results_can_be_shown(
