@@ -10,15 +10,16 @@ import logging
 import threading
 import time
 from collections import deque
-
-from redis import Redis
+from typing import TYPE_CHECKING
 
 from orchestrator.domain.ids import to_text
 from orchestrator.telemetry import get_logger
 from orchestrator.transport import journal
 from orchestrator.transport.codec import LogLine, ProgressMark
-from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import Keys
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 log = get_logger("worker")
 
@@ -64,7 +65,7 @@ class Journal:
         try:
             if (marks or lines) and not self._is_full():
                 journal.write(self._redis, self._keys, marks, lines)
-        except UNAVAILABLE as error:
+        except journal.LOSSES as error:
             log.debug("progress and logs are lost: %s", error)
 
     def _wake(self) -> None:

@@ -20,8 +20,8 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.progress import TaskProgress, read_progress
 from orchestrator.settings import Settings
 from orchestrator.transport.codec import LogLine
-from orchestrator.transport.connection import UNAVAILABLE, connect
-from orchestrator.transport.journal import read_log
+from orchestrator.transport.connection import connect
+from orchestrator.transport.journal import LOSSES, read_log
 from orchestrator.transport.keys import Keys
 
 _WIDTH = 20
@@ -134,8 +134,8 @@ def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]
             last = said[-1].entry if said else last
             if over:
                 return
-    except UNAVAILABLE as error:
-        raise OrchestratorError(f"Redis, which keeps the logs of tasks, cannot be reached: {error}") from error
+    except LOSSES as error:
+        raise OrchestratorError(f"Redis, which keeps the logs of tasks, cannot tell: {error}") from error
     finally:
         redis.close()
 

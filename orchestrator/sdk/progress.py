@@ -8,7 +8,6 @@ from redis import Redis
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.transport import journal
-from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import Keys
 
 
@@ -30,8 +29,8 @@ def read_progress(redis: Redis, keys: Keys, task: bytes) -> TaskProgress | None:
     """Return a task's last progress, or None if it has said nothing, or long ago."""
     try:
         found = journal.read_progress(redis, keys, task)
-    except UNAVAILABLE as error:
-        raise OrchestratorError(f"Redis, which keeps the progress of tasks, cannot be reached: {error}") from error
+    except journal.LOSSES as error:
+        raise OrchestratorError(f"Redis, which keeps the progress of tasks, cannot tell: {error}") from error
     if found is None:
         return None
     mark, age = found

@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 from redis import Redis
+from redis.exceptions import RedisError
 
 from orchestrator.transport.codec import LogLine, Malformed, ProgressMark, decode, encode
 from orchestrator.transport.keys import JOURNAL_TTL, LOG_CAP, Keys
+
+LOSSES = (RedisError, OSError)
+"""Whatever goes wrong with Redis, a key that a stranger has taken included: some words are lost, and that is all."""
 
 _FULL = 0.8
 """Share of Redis's memory from which on nothing more is said."""

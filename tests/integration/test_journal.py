@@ -125,6 +125,18 @@ def test_it_stays_silent_before_it_could_fill_redis(
     assert journal.read_progress(redis, KEYS, task) is not None
 
 
+def test_a_key_that_a_stranger_has_taken_stops_nothing(redis: Redis, task: bytes) -> None:
+    other = os.urandom(16)
+    redis.set(KEYS.log(task), b"not a stream")
+    words = Journal(redis, KEYS)
+    for number in range(2):
+        words.log(task, line("lost"))
+        words.mark(other, ProgressMark(1, number / 2))
+        words.flush()
+    found = journal.read_progress(redis, KEYS, other)
+    assert found is not None
+
+
 def test_what_cannot_be_written_is_forgotten(task: bytes) -> None:
     words = Journal(Redis(host="127.0.0.1", port=1), KEYS)
     words._started = True
