@@ -161,8 +161,6 @@ def unknown(job: Job) -> Returned:
     return Returned(job.dispatch.id, job.dispatch.attempt, "unknown task", _UNKNOWN_DELAY)
 
 
-
-
 def _frames(error: BaseException) -> object:
     """Return the first frame of the user's own code, or None if the error never reached any."""
     frame = error.__traceback__

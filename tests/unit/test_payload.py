@@ -34,7 +34,7 @@ from orchestrator.domain.task import Dispatch, Failed, NewTask, Succeeded
 from orchestrator.sdk.context import enter
 from orchestrator.sdk.payload import decode_value
 from orchestrator.sdk.task import Task
-from orchestrator.workers import runner
+from orchestrator.workers import outlet
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.outlet import JobOutlet
@@ -319,7 +319,7 @@ def test_whatever_a_task_raises_can_be_reported(app: Orchestrator, error: BaseEx
 def test_more_than_a_message_holds_is_not_enqueued_inside_a_task(
     app: Orchestrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_MOST_ENQUEUED", 100_000)
+    monkeypatch.setattr(outlet, "_MOST_ENQUEUED", 100_000)
     inner = app.task(name="inner")(lambda text: text)
     outbox = Gathered()
     for options in ({}, {"on_success": True}):
