@@ -45,12 +45,13 @@ class Leadership:
         self._renew_at = 0.0
         return True
 
-    def wait(self, stopping: threading.Event) -> None:
-        """Wait as standby until the present lease could have expired."""
+    def wait(self, awake: threading.Event) -> None:
+        """Wait as standby until the present lease could have expired, or somebody has a reason to look earlier."""
         connection = self._connect()
         with connection.begin():
             remaining = leases.remaining(connection, self._shard)
-        stopping.wait(min(max(remaining, 0.05), self._lease / 3))
+        awake.wait(min(max(remaining, 0.05), self._lease / 3))
+        awake.clear()
 
     def cursor(self) -> Cursor | None:
         """Return how far events have been applied."""

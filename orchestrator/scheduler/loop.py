@@ -72,6 +72,8 @@ class Scheduler:
         self._on_ended = on_ended
         self._leadership = Leadership(engine, lease=settings.lease, clock_offset=clock_offset)
         self._stopping = threading.Event()
+        self._awake = threading.Event()
+        """Wakes a standby: the lease is free, or it is time to stop."""
         self.leading = threading.Event()
 
     # -- one process's life
@@ -82,7 +84,7 @@ class Scheduler:
         while not self._stopping.is_set():
             try:
                 if not self._leadership.acquire():
-                    self._leadership.wait(self._stopping)
+                    self._leadership.wait(self._awake)
                     continue
                 self.take_over()
                 pause = 0.1
@@ -107,6 +109,11 @@ class Scheduler:
     def stop(self) -> None:
         """Finish the tick that is under way, give the lease up, and return from `run`."""
         self._stopping.set()
+        self._awake.set()
+
+    def try_to_lead(self) -> None:
+        """As a standby, try for the lease now: its holder has given it up."""
+        self._awake.set()
 
     def _resign(self) -> None:
         try:

@@ -38,7 +38,9 @@ def run_scheduler(settings: Settings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    threading.Thread(target=listen, args=(settings, keys), name="notifications", daemon=True).start()
+    threading.Thread(
+        target=listen, args=(settings, keys, scheduler.try_to_lead), name="notifications", daemon=True
+    ).start()
     janitor.start()
     log.info("scheduler ready")
     scheduler.run()

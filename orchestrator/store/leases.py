@@ -66,15 +66,19 @@ def hold(connection: Connection, shard: int, term: int, renew: float | None) -> 
     return row[0] if row else None
 
 
+RELEASED = "lease"
+"""What a notification says when a leader has given its lease up."""
+
 _RELEASE = """
 UPDATE orchestrator.leases SET expires_at = clock_timestamp() - interval '1 second'
  WHERE shard = %(shard)s AND term = %(term)s
+RETURNING pg_notify('orchestrator', %(released)s)
 """
 
 
 def release(connection: Connection, shard: int, term: int) -> None:
-    """Give the lease up, so that a standby need not wait for it to expire."""
-    connection.exec_driver_sql(_RELEASE, {"shard": shard, "term": term})
+    """Give the lease up and, when the transaction commits, wake the standbys: they need not wait for it to expire."""
+    connection.exec_driver_sql(_RELEASE, {"shard": shard, "term": term, "released": RELEASED})
 
 
 class Cursor(NamedTuple):

@@ -70,6 +70,13 @@ def logged(path: str, number: int) -> int:
 
 
 @app.task
+def timed(path: str, seconds: float = 0.0) -> None:
+    """Write down when it started, on a clock that all processes of this machine share."""
+    log(path, repr(time.monotonic()))
+    time.sleep(seconds)
+
+
+@app.task
 def held(started: str, go: str) -> int:
     """Say that it started, then wait for leave to end."""
     log(started, str(os.getpid()))

@@ -107,6 +107,16 @@ class Stack:
             eventually(lambda: process.logged("ready:", processes), f"worker ready, see {process.log}")
         return process
 
+    def leader(self) -> Process:
+        """Return the process that holds the lease."""
+
+        def find() -> Process | None:
+            rows = self.sql("SELECT address FROM orchestrator.leases WHERE expires_at > now()")
+            pid = int(str(rows[0][0]).rpartition(":")[2]) if rows else 0
+            return next((process for process in self.processes if process.pid == pid and process.is_running()), None)
+
+        return eventually(find, "somebody leads")
+
     def _start(self, name: str, arguments: list[str]) -> Process:
         self._count += 1
         process = Process(arguments, self.environment, self.folder / f"{self._count}-{name}.log")

@@ -13,7 +13,7 @@ from redis import Redis
 
 from orchestrator import TaskFailed
 from orchestrator.sdk.definitions import loads
-from tests.acceptance.stack import Process, Stack, eventually
+from tests.acceptance.stack import Stack, eventually
 
 RESULTS = "SELECT count(*), count(DISTINCT id) FROM orchestrator.ended_tasks WHERE status = 'success'"
 
@@ -39,17 +39,6 @@ def all_succeed_once(stack: Stack, count: int, timeout: float = 60.0) -> None:
     assert stack.sql(RESULTS) == [(count, count)]
     assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 0
     assert stack.scalar("SELECT coalesce(sum(failures), 0) FROM orchestrator.ended_tasks") == 0
-
-
-def leader(stack: Stack) -> Process:
-    """Return the process that holds the lease."""
-
-    def find() -> Process | None:
-        rows = stack.sql("SELECT address FROM orchestrator.leases WHERE expires_at > now()")
-        pid = int(str(rows[0][0]).rpartition(":")[2]) if rows else 0
-        return next((process for process in stack.processes if process.pid == pid and process.is_running()), None)
-
-    return eventually(find, "somebody leads")
 
 
 def test_a_killed_process_loses_no_task(stack: Stack, tmp_path: Path) -> None:
@@ -131,7 +120,7 @@ def test_a_killed_leader_loses_and_repeats_nothing(stack: Stack, tmp_path: Path)
     run = project.app.start_many(project.logged, [(str(path), number) for number in range(4_000)])
     for threshold in (500, 1_500, 2_500):
         eventually(lambda limit=threshold: run.progress().counters.success >= limit, f"{threshold} tasks")
-        leader(stack).kill()
+        stack.leader().kill()
         stack.scheduler()
     assert run.wait(60) == "success"
     all_succeed_once(stack, 4_000)
@@ -157,7 +146,7 @@ def test_a_leader_killed_in_the_middle_of_a_fan_out(stack: Stack) -> None:
     run = project.app.workflows["wide"].start()
     for threshold in (300, 2_000):
         eventually(lambda limit=threshold: run.progress().counters.success > limit, f"{threshold} items")
-        leader(stack).kill()
+        stack.leader().kill()
         stack.scheduler()
     assert run.wait(60) == "success"
     assert run.outputs()["last"]["number"] == 5_000
@@ -174,10 +163,28 @@ def test_two_schedulers_and_exactly_one_writes(stack: Stack) -> None:
     assert run.wait(60) == "success"
     assert sum(scheduler.logged("leading, term") for scheduler in schedulers) == 1
     assert stack.scalar("SELECT term FROM orchestrator.leases") == 1
-    standby = next(scheduler for scheduler in schedulers if scheduler is not leader(stack))
-    leader(stack).stop()
+    standby = next(scheduler for scheduler in schedulers if scheduler is not stack.leader())
+    stack.leader().stop()
     eventually(lambda: standby.logged("leading, term 2"), "the standby takes over", 5)
     assert project.add.enqueue(1, 1).result(20) == 2
+
+
+class TestLongLease:
+    """A lease that nobody would wait for."""
+
+    @pytest.fixture
+    def settings(self) -> dict[str, float]:
+        return {"lease": 120.0}
+
+    def test_a_leader_that_leaves_wakes_the_standby(self, stack: Stack) -> None:
+        first = stack.scheduler()
+        eventually(lambda: first.logged("leading, term 1"), "the first leads")
+        second = stack.scheduler()
+        listening = "SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN orchestrator'"
+        eventually(lambda: stack.scalar(listening) == 2, "both listen")
+        assert first.stop() == 0
+        eventually(lambda: second.logged("leading, term 2"), "the standby takes over", 15)
+        assert second.stop() == 0, "and stops in good order"
 
 
 def test_a_leader_that_was_stopped_past_its_lease_steps_down(stack: Stack) -> None:
@@ -192,7 +199,7 @@ def test_a_leader_that_was_stopped_past_its_lease_steps_down(stack: Stack) -> No
     assert run.wait(60) == "success"
     eventually(lambda: first.logged("standing by") or first.logged("trying again"), "the first stands by", 15)
     all_succeed_once(stack, 3_000)
-    assert leader(stack) is second
+    assert stack.leader() is second
 
 
 def test_flushall_during_a_run(stack: Stack, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Options of the fault simulator."""
+"""Options of the fault simulator, and of the failover that is measured."""
 
 from __future__ import annotations
 
@@ -9,3 +9,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("simulator", "fault simulator")
     group.addoption("--seeds", type=int, default=None, help="run this many seeds of the fault simulator")
     group.addoption("--seed", type=int, default=None, help="run one seed of the fault simulator, and print its trace")
+    group = parser.getgroup("failover", "failover")
+    group.addoption("--kills", type=int, default=None, help="kill, and end, this many leaders")

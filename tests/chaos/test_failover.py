@@ -1,0 +1,160 @@
+"""A leader dies, a leader leaves, everything is restarted one by one: under load, at default settings, and measured.
+
+.venv/bin/pytest tests/chaos/test_failover.py                    what every build checks
+.venv/bin/pytest tests/chaos/test_failover.py --kills 10 -s      more leaders, and the figures
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import fresh_stack, project
+from tests.acceptance.stack import Process, Stack, eventually
+
+KILLS_OF_A_BUILD = 2
+RATE = 50.0
+"""Tasks a second."""
+RESUMES_WITHIN = 5.0
+"""Seconds that the death of a leader may cost."""
+
+
+@pytest.fixture
+def stack(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack]:
+    """Services without processes, at default settings."""
+    with fresh_stack(database_url, redis_url, tmp_path) as stack:
+        yield stack
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    return request.config.getoption("--kills", None) or KILLS_OF_A_BUILD
+
+
+class Load:
+    """A steady load of tasks that write down when they start."""
+
+    def __init__(self, stack: Stack, path: Path) -> None:
+        self._stack = stack
+        self._path = path
+        self._stopping = threading.Event()
+        self.count = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Enqueue until the block ends, then wait until everything has ended."""
+        thread = threading.Thread(target=self._enqueue, name="load")
+        thread.start()
+        try:
+            self.wait_for_starts()
+            yield
+        finally:
+            self._stopping.set()
+            thread.join()
+        eventually(lambda: self._stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 0, "everything ends")
+
+    def _enqueue(self) -> None:
+        due = time.monotonic()
+        while not self._stopping.wait(max(0.0, due - time.monotonic())):
+            # One in ten is still running when its worker is told to stop.
+            project.timed.enqueue(str(self._path), 0.5 if self.count % 10 == 0 else 0.0)
+            self.count += 1
+            due += 1 / RATE
+
+    def starts(self) -> list[float]:
+        return sorted(float(line) for line in self._path.read_text().split()) if self._path.exists() else []
+
+    def wait_for_starts(self) -> None:
+        """Wait until tasks of this moment, not those of a backlog, have started again."""
+        expected = self.count + 20
+        eventually(lambda: len(self.starts()) >= expected, "tasks start")
+
+    def longest_gap(self, since: float, until: float) -> float:
+        """Return the longest time, from one moment to another, in which no task started."""
+        moments = [since, *(start for start in self.starts() if since <= start <= until), until]
+        return max(later - earlier for earlier, later in pairwise(moments))
+
+    def check(self) -> None:
+        """Every task succeeded, at once: no attempt failed, none was lost."""
+        ended = "SELECT status, count(*), sum(failures + losses)::int FROM orchestrator.ended_tasks GROUP BY status"
+        assert self._stack.sql(ended) == [("success", self.count, 0)]
+
+
+def gap_after(stack: Stack, load: Load, strike: str) -> float:
+    """Kill or stop the leader under load; return how long nothing started, and bring another standby."""
+    leader = stack.leader()
+    began = time.monotonic()
+    if strike == "kill":
+        leader.kill()
+    else:
+        assert leader.stop() == 0
+    load.wait_for_starts()
+    gap = load.longest_gap(began, time.monotonic())
+    standby = stack.scheduler()
+    eventually(lambda: standby is not stack.leader(), "the new one stands by")
+    return gap
+
+
+def tell(what: str, seconds: list[float]) -> None:
+    figures = " ".join(f"{gap:.2f}" for gap in seconds)
+    print(f"\n{what}: {figures}; median {sorted(seconds)[len(seconds) // 2]:.2f} s, longest {max(seconds):.2f} s")
+
+
+def test_dispatch_resumes_soon_after_the_death_of_a_leader(stack: Stack, tmp_path: Path, kills: int) -> None:
+    load = Load(stack, tmp_path / "starts")
+    stack.scheduler()
+    stack.worker(processes=2)
+    stack.scheduler()
+    with load.running():
+        gaps = [gap_after(stack, load, "kill") for _ in range(kills)]
+    tell("no task started after the leader was killed for", gaps)
+    load.check()
+    assert max(gaps) < RESUMES_WITHIN
+
+
+def test_a_leader_that_is_told_to_stop_hands_over_at_once(stack: Stack, tmp_path: Path, kills: int) -> None:
+    load = Load(stack, tmp_path / "starts")
+    stack.scheduler()
+    stack.worker(processes=2)
+    stack.scheduler()
+    with load.running():
+        gaps = [gap_after(stack, load, "stop") for _ in range(kills)]
+    tell("no task started after the leader was told to stop for", gaps)
+    load.check()
+    assert max(gaps) < stack.settings.lease
+
+
+def test_a_rolling_restart_fails_nothing_and_delays_little(stack: Stack, tmp_path: Path) -> None:
+    load = Load(stack, tmp_path / "starts")
+    schedulers = [stack.scheduler(), stack.scheduler()]
+    workers = [stack.worker(processes=2), stack.worker(processes=2)]
+    with load.running():
+        began = time.monotonic()
+        for old in schedulers:
+            restart(old, stack.scheduler)
+            load.wait_for_starts()
+        for old in workers:
+            restart(old, lambda: stack.worker(processes=2))
+            load.wait_for_starts()
+        lasted = time.monotonic() - began
+    longest, median = stack.sql(
+        """
+        SELECT max(waited)::float, percentile_cont(0.5) WITHIN GROUP (ORDER BY waited)::float
+          FROM (SELECT extract(epoch FROM started_at - created_at) AS waited FROM orchestrator.ended_tasks) AS tasks
+        """
+    )[0]
+    print(f"\na roll of {lasted:.1f} s: tasks waited {1000 * median:.0f} ms (median), {longest:.2f} s (longest)")
+    load.check()
+    assert longest < stack.settings.lease
+
+
+def restart(old: Process, start: Callable[[], Process]) -> None:
+    """Stop one in good order, then start its successor."""
+    assert old.stop() == 0
+    start()
