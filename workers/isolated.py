@@ -1,6 +1,7 @@
 """Tasks in child processes that can be killed: `isolation="process"`, and tasks that took a worker down before.
 
-A child runs one task at a time and is used again for the next. The two talk over a pair of pipes:
+A child runs one task at a time and is used again for the next; one that nobody has needed for a while is ended, since
+it holds as much memory as a worker process. The two talk over a pair of pipes:
 
     worker → child   [run, dispatch]                      worker ← child   [report, report]
                      [handed, None]                                        [enqueue, tasks]
@@ -31,15 +32,21 @@ from orchestrator.workers.outlet import Outbox, interruption
 from orchestrator.workers.runner import Runner
 from orchestrator.workers.spec import WorkerSpec
 
+_KEPT_WARM = 30.0
+"""Seconds after which a child without work is ended."""
+
 
 class Isolation:
-    """Child processes for one worker process, started as they are needed and kept warm."""
+    """Child processes for one worker process, started as they are needed and kept warm for a while."""
 
-    def __init__(self, spec: WorkerSpec, outbox: Outbox) -> None:
+    def __init__(self, spec: WorkerSpec, outbox: Outbox, *, kept_warm: float = _KEPT_WARM) -> None:
         self._spec = spec
         self._outbox = outbox
+        self._kept_warm = kept_warm
         self._lock = threading.Lock()
         self._idle: list[_Child] = []
+        """The longest idle first; the last is the next to be used, so that those too many grow old."""
+        self._retiring = False
 
     def run(self, job: Job) -> AttemptReport:
         """Run a job in a child process; called in a thread that waits for it."""
@@ -56,14 +63,36 @@ class Isolation:
         except (EOFError, OSError):
             child.kill()
             return self._died(job)
-        with self._lock:
-            self._idle.append(child)
+        self._keep(child)
         return report
 
     def close(self) -> None:
         """Stop the children that wait for work."""
         with self._lock:
             for child in self._idle:
+                child.kill()
+
+    def _keep(self, child: _Child) -> None:
+        """Keep a child for the next job, and see that it is not kept for ever."""
+        child.idle_since = time.monotonic()
+        with self._lock:
+            self._idle.append(child)
+            if self._retiring:
+                return
+            self._retiring = True
+        threading.Thread(target=self._retire, name="retirement", daemon=True).start()
+
+    def _retire(self) -> None:
+        """End children that have been idle for long, until none is idle."""
+        some_left = True
+        while some_left:
+            threading.Event().wait(self._kept_warm / 2)
+            too_long = time.monotonic() - self._kept_warm
+            with self._lock:
+                retired = [child for child in self._idle if child.idle_since < too_long]
+                self._idle = [child for child in self._idle if child.idle_since >= too_long]
+                some_left = self._retiring = bool(self._idle)
+            for child in retired:
                 child.kill()
 
     def _converse(self, child: _Child, job: Job) -> AttemptReport:
@@ -96,6 +125,7 @@ class _Child:
     def __init__(self, spec: WorkerSpec) -> None:
         ours, theirs = Pipe()
         self._pipe = ours
+        self.idle_since = 0.0
         os.set_inheritable(theirs.fileno(), True)
         self._process = subprocess.Popen(
             [
