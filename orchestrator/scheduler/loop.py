@@ -299,11 +299,13 @@ class Scheduler:
         return suspicion
 
     def _sweep(self) -> list[str]:
-        """Return the queues in which dead workers may have left messages: all of them, now and then."""
+        """Now and then, forget workers that are gone; return the queues in which they may have left messages: all."""
         if self._monotonic() < self._sweep_at:
             return []
         self._sweep_at = self._monotonic() + _SWEEP_EVERY
-        return list(self._fleet.queues)
+        queues = list(self._fleet.queues)
+        self._streams.forget_gone(self._cursor.generation, queues)
+        return queues
 
     def _keep_generation(self) -> None:
         """Begin a new generation if Redis has lost anything since the last look."""

@@ -45,8 +45,7 @@ class Watch:
     def look(self, monotonic: float) -> None:
         """Read all heartbeats."""
         self._fleet.look(self._streams.fleet(), monotonic, self._streams.names)
-        for worker in self._fleet.forget_dead():
-            self._streams.forget_worker(worker)
+        self._fleet.forget_dead()
         self._monotonic = monotonic
         self._looked = True
         self.due_at = monotonic + self._settings.heartbeat

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar, cast
 
@@ -64,9 +64,31 @@ end
 return 1
 """
 
+# Both look and act in one step: a worker that is back may beat, and a consumer receive a message, at any moment. A
+# consumer that was removed with a message to answer for would leave it where nobody finds it. Where the key is not
+# what it should be, `pcall` returns an error, which has no items.
+_FORGET_SILENT = """
+for _, worker in ipairs(redis.pcall('SMEMBERS', KEYS[1])) do
+  if redis.call('EXISTS', ARGV[1] .. worker) == 0 then redis.call('SREM', KEYS[1], worker) end
+end
+"""
+_FORGET_CONSUMERS = """
+for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', KEYS[1])) do
+  for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], group[2])) do
+    local about = {}
+    for place = 1, #consumer, 2 do about[consumer[place]] = consumer[place + 1] end
+    if about['pending'] == 0 and about['idle'] > tonumber(ARGV[1]) then
+      redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group[2], about['name'])
+    end
+  end
+end
+"""
+
 _ORDERS_TTL = 60
 _LARGEST = 2**64 - 1
 """Of either part of a stream's ids."""
+_CONSUMER_IDLE = 60
+"""Seconds without a read after which a consumer is gone; one that is back is made anew by its next read."""
 
 
 class Deposed(Exception):
@@ -125,6 +147,8 @@ class LeaderStreams:
         self._claim_term = redis.register_script(_CLAIM_TERM)
         self._begin = redis.register_script(_BEGIN)
         self._push = redis.register_script(_PUSH)
+        self._forget_silent = redis.register_script(_FORGET_SILENT)
+        self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
         self._last_nudge = "0-0"
         self._refused_beats: dict[bytes, Refused] = {}
         """Heartbeats that make no sense; each is set aside once, although it is read every second."""
@@ -292,9 +316,12 @@ class LeaderStreams:
             self.set_aside(new)
         return beats
 
-    def forget_worker(self, worker: str) -> None:
-        """Drop a dead worker's id; its heartbeat has expired by itself."""
-        self._redis.srem(self._keys.workers, worker)
+    def forget_gone(self, generation: str, queues: Iterable[str]) -> None:
+        """Drop the ids of workers that have no heartbeat, and their consumers once nothing is left of what they had."""
+        keys = self._keys
+        self._forget_silent(keys=[keys.workers], args=[keys.worker("")])
+        for queue in queues:
+            self._forget_consumers(keys=[keys.queue(generation, queue)], args=[_CONSUMER_IDLE * 1000])
 
     def names(self, digest: str) -> list[str] | None:
         """Return the task names published under a digest."""

@@ -27,6 +27,7 @@ from orchestrator.domain.task import (
 )
 from orchestrator.scheduler.leadership import TermOver
 from orchestrator.store import enqueue
+from orchestrator.transport import leader
 from orchestrator.transport.codec import (
     Applied,
     Attempt,
@@ -990,6 +991,34 @@ def test_redis_without_memory_is_not_a_dead_fleet(system: System) -> None:
     worker.succeed(task)
     system.tick()
     assert handle.status() == "success"
+
+
+def test_what_redis_remembers_of_workers_that_are_gone_is_removed(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By any leader, one that has never seen them too; but not the consumer that still has a message to answer for."""
+    monkeypatch.setattr(leader, "_CONSUMER_IDLE", -1)
+    gone, holder = system.worker("gone"), system.worker("holder")
+    system.look()
+    gone.take()
+    system.dispatch()
+    assert holder.take()
+    gone.die()
+    holder.die()
+    system.lead()
+    system.worker("live").take()
+    system.look()
+    assert system.redis.smembers(KEYS.workers) == {b"live"}
+    stream = KEYS.queue(system.generation, "default")
+
+    def consumers() -> set[bytes]:
+        return {consumer["name"] for consumer in system.redis.xinfo_consumers(stream, GROUP)}
+
+    assert b"gone" not in consumers()
+    assert b"holder" in consumers()
+    system.make_old()
+    system.look_until(lambda: b"holder" not in consumers())
+    assert system.redis.xlen(stream) == 1, "what it had is dispatched again"
 
 
 # -- generations
