@@ -1,5 +1,6 @@
 # Sourced by the scripts beside it: goes to the repository and keeps one virtual environment there, `.venv`.
-# `prepare embedded` or `prepare dev` installs the package with that extra if pyproject.toml changed since the last time.
+# `prepare EXTRA` installs the package with that extra if pyproject.toml changed since the last time; `dev` has all that
+# `embedded` has.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 repository=$PWD
@@ -67,7 +68,7 @@ END
 
 prepare() {
     local extra=$1 found requirements
-    if is_suitable "$python" && { is_installed "$extra" || is_installed dev; }; then
+    if is_suitable "$python" && { is_installed "$extra" || { [ "$extra" = embedded ] && is_installed dev; }; }; then
         return
     fi
     if ! is_suitable "$python"; then

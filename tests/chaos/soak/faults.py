@@ -1,0 +1,174 @@
+"""What goes wrong: one thing after another, chosen from a seed, each healed before the next.
+
+The same seed gives the same plan; real time and the machine decide the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from redis import Redis
+
+from orchestrator.embedded import EmbeddedServices
+from tests.chaos.soak.machines import Machine, Machines
+
+
+@dataclass(frozen=True)
+class World:
+    """What a fault can lay hands on."""
+
+    services: EmbeddedServices
+    machines: Machines
+
+
+class Fault(NamedTuple):
+    """One kind of fault."""
+
+    name: str
+    weight: int
+    strike: Callable[[World, random.Random], str]
+    """Does it, heals it, and returns whom it hit."""
+
+
+class Struck(NamedTuple):
+    """A fault that happened."""
+
+    at: float
+    """Seconds since the soak began."""
+    name: str
+    whom: str
+
+
+def _mortal(machines: list[Machine], roll: random.Random) -> Machine:
+    """Choose one that may be ended: any but the veteran."""
+    return roll.choice(machines[1:] or machines)
+
+
+def _kill_worker(world: World, roll: random.Random) -> str:
+    return _kill(world, _mortal(world.machines.workers, roll))
+
+
+def _kill_scheduler(world: World, roll: random.Random) -> str:
+    return _kill(world, _mortal(world.machines.schedulers, roll))
+
+
+def _kill(world: World, machine: Machine) -> str:
+    machine.signal_all(signal.SIGKILL)
+    world.machines.replace(machine)
+    return machine.name
+
+
+def _kill_process(world: World, roll: random.Random) -> str:
+    machine = _mortal(world.machines.workers, roll)
+    children = machine.children()
+    if children:
+        with suppress(ProcessLookupError):
+            os.kill(roll.choice(children), signal.SIGKILL)
+    return machine.name
+
+
+def _drain_worker(world: World, roll: random.Random) -> str:
+    return _terminate(world, _mortal(world.machines.workers, roll))
+
+
+def _terminate_scheduler(world: World, roll: random.Random) -> str:
+    return _terminate(world, _mortal(world.machines.schedulers, roll))
+
+
+def _terminate(world: World, machine: Machine) -> str:
+    machine.signal(signal.SIGTERM)
+    world.machines.replace(machine)
+    return machine.name
+
+
+def _stop_worker(world: World, roll: random.Random) -> str:
+    return _stop(roll.choice(world.machines.workers), roll)
+
+
+def _stop_scheduler(world: World, roll: random.Random) -> str:
+    return _stop(roll.choice(world.machines.schedulers), roll)
+
+
+def _stop(machine: Machine, roll: random.Random) -> str:
+    """Stop it for a while: shorter and longer than a lease and a worker's TTL."""
+    machine.signal_all(signal.SIGSTOP)
+    time.sleep(roll.uniform(1.0, 8.0))
+    machine.signal_all(signal.SIGCONT)
+    return machine.name
+
+
+def _flush_redis(world: World, roll: random.Random) -> str:
+    del roll
+    with Redis.from_url(world.services.redis_url) as redis:
+        redis.flushall()
+    return "Redis"
+
+
+def _restart_redis(world: World, roll: random.Random) -> str:
+    """Kill it and bring it back with what it had on disk, or with nothing."""
+    redis = world.services.redis
+    redis.kill()
+    redis.start(persistence=(keep := roll.random() < 0.5))
+    return "Redis, data kept" if keep else "Redis, data lost"
+
+
+def _restart_postgres(world: World, roll: random.Random) -> str:
+    del roll
+    world.services.postgres.stop("immediate")
+    world.services.postgres.start()
+    return "Postgres"
+
+
+FAULTS = (
+    Fault("kill worker machine", 3, _kill_worker),
+    Fault("kill worker process", 4, _kill_process),
+    Fault("drain worker", 3, _drain_worker),
+    Fault("stop worker", 3, _stop_worker),
+    Fault("kill scheduler", 3, _kill_scheduler),
+    Fault("end scheduler", 3, _terminate_scheduler),
+    Fault("stop scheduler", 3, _stop_scheduler),
+    Fault("flush Redis", 2, _flush_redis),
+    Fault("restart Redis", 2, _restart_redis),
+    Fault("restart Postgres", 2, _restart_postgres),
+)
+
+
+class Misfortune:
+    """Strikes every few seconds, in a thread of its own, until it is stopped."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self._world = world
+        self._random = random.Random(seed)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="misfortune")
+        self.struck: list[Struck] = []
+        self.broken: BaseException | None = None
+
+    def start(self, began: float) -> None:
+        """Begin; `began` is the monotonic time from which everything is counted."""
+        self._began = began
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Heal the fault that is under way, and end."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(self._random.uniform(3.0, 8.0)):
+                fault = self._random.choices(FAULTS, [fault.weight for fault in FAULTS])[0]
+                at = time.monotonic() - self._began
+                self.struck.append(Struck(at, fault.name, fault.strike(self._world, self._random)))
+                self._world.machines.mend()
+        except BaseException as error:  # the soak ends with it, instead of going on in peace
+            self.broken = error
+            raise

@@ -1,0 +1,57 @@
+"""Every line that a soak draws, as data: what it shows, in which panel, and how much it may grow and still be flat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LATENCY_WINDOW = 10.0
+"""Seconds over which percentiles of latency are taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One series of samples."""
+
+    key: str
+    panel: str
+    label: str
+    unit: str
+    may_grow: float | None = None
+    """By how much it may grow over the second half of the soak, in its unit. None: shown, not judged."""
+    may_grow_share: float = 0.0
+    """The same as a share of its median; the larger of the two counts."""
+
+
+_MEMORY = {"unit": "MB", "may_grow": 4.0, "may_grow_share": 0.05}
+
+LINES = (
+    Line(key="scheduler_veteran", panel="Memory of schedulers", label="veteran", **_MEMORY),
+    Line(key="scheduler_others", panel="Memory of schedulers", label="the other", unit="MB"),
+    Line(key="worker_veteran", panel="Memory of workers", label="veteran", **_MEMORY),
+    Line(key="worker_others", panel="Memory of workers", label="the other", unit="MB"),
+    Line(key="files_scheduler", panel="Open files of veterans", label="scheduler", unit="files", may_grow=3),
+    Line(key="files_worker", panel="Open files of veterans", label="worker", unit="files", may_grow=3),
+    Line(key="postgres_connections", panel="Connections", label="Postgres", unit="connections", may_grow=2),
+    Line(key="redis_connections", panel="Connections", label="Redis", unit="connections", may_grow=4),
+    Line(key="events", panel="Redis: entries", label="events", unit="entries", may_grow=100),
+    Line(key="queues", panel="Redis: entries", label="dispatch", unit="entries", may_grow=50),
+    Line(key="orders", panel="Redis: entries", label="orders", unit="entries", may_grow=50),
+    Line(key="quarantine", panel="Redis: entries", label="quarantine", unit="entries", may_grow=0.5),
+    Line(key="redis_keys", panel="Redis: names", label="keys", unit="names", may_grow=10),
+    Line(key="known_workers", panel="Redis: names", label="workers", unit="names", may_grow=10),
+    Line(key="consumers", panel="Redis: names", label="consumers", unit="names", may_grow=10),
+    Line(key="redis_memory", panel="Redis: memory", label="used", unit="MB", may_grow=1.0, may_grow_share=0.1),
+    Line(key="open_tasks", panel="Open tasks", label="all", unit="tasks", may_grow=50, may_grow_share=0.5),
+    Line(key="in_flight", panel="Open tasks", label="in flight", unit="tasks", may_grow=20, may_grow_share=0.5),
+    Line(key="tasks_size", panel="Hot tables with indexes", label="tasks", unit="MB", may_grow=1.0, may_grow_share=0.2),
+    Line(key="small_size", panel="Hot tables with indexes", label="small ones", unit="MB", may_grow=0.5),
+    Line(key="dead_tuples", panel="Dead rows, hot tables", label="as Postgres counts", unit="rows"),
+    Line(key="history_size", panel="History (grows by nature)", label="ended tasks and runs", unit="MB"),
+    Line(key="p50", panel="Latency of a short task", label="p50", unit="ms", may_grow=20, may_grow_share=0.5),
+    Line(key="p99", panel="Latency of a short task", label="p99", unit="ms", may_grow=500, may_grow_share=0.5),
+)
+
+LOGARITHMIC = frozenset({"Latency of a short task"})
+
+Samples = dict[str, list[float | None]]
+"""By key of a line, one value for every time of sampling; None where it could not be had, or was not due."""

@@ -1,0 +1,138 @@
+"""Schedulers and workers as real processes, each with a name under which it is replaced when it has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+_PATIENCE = 60.0
+"""Seconds that a process may take to start, or to end in good order."""
+
+
+class Machine:
+    """One scheduler, or one worker with its children: what runs on one machine and dies with it."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+        self.name = name
+        self._arguments = list(arguments)
+        self._log = log
+        self._said_before = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._said_before = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator", *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self) -> None:
+        """Wait until it says so, or has ended: a machine that finds no server at its start gives up."""
+        deadline = time.monotonic() + _PATIENCE
+        while b"ready" not in self._log.read_bytes()[self._said_before :] and self.exit_code is None:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} was not ready after {_PATIENCE:g} s; see {self._log}")
+            time.sleep(0.05)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was started"
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        assert self._process is not None, "it was started"
+        return self._process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the parent alone, as a person or systemd would."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Signal everything that runs here, as the loss of a machine would."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def children(self) -> list[int]:
+        with suppress(psutil.NoSuchProcess):
+            return [child.pid for child in psutil.Process(self.pid).children()]
+        return []
+
+    def processes(self) -> list[psutil.Process]:
+        with suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self.pid)
+            return [parent, *parent.children(recursive=True)]
+        return []
+
+    def wait(self, timeout: float = _PATIENCE) -> int:
+        assert self._process is not None, "it was started"
+        return self._process.wait(timeout)
+
+
+class Machines:
+    """All of them. `schedulers[0]` and `workers[0]` are the veterans."""
+
+    def __init__(self, folder: Path, schedulers: int, workers: int, app: str) -> None:
+        worker = ["worker", "--app", app, "--processes", "2"]
+        self.schedulers = [
+            Machine(f"scheduler {number}", ["scheduler"], folder / f"scheduler-{number}.log")
+            for number in range(1, schedulers + 1)
+        ]
+        self.workers = [
+            Machine(f"worker {number}", worker, folder / f"worker-{number}.log") for number in range(1, workers + 1)
+        ]
+        self.fell: list[str] = []
+        """Those that ended although nobody ended them."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start everything, and stop it in good order: workers first, while a leader still records what they say."""
+        for machine in (*self.schedulers, *self.workers):
+            machine.start()
+        try:
+            yield
+        finally:
+            for group in (self.workers, self.schedulers):
+                for machine in group:
+                    machine.signal_all(signal.SIGCONT)
+                    machine.signal(signal.SIGTERM)
+                for machine in group:
+                    self._end(machine)
+
+    def _end(self, machine: Machine) -> None:
+        try:
+            code = machine.wait()
+        except subprocess.TimeoutExpired:
+            machine.signal_all(signal.SIGKILL)
+            machine.wait()
+            self.fell.append(f"{machine.name} did not stop within {_PATIENCE:g} s")
+        else:
+            if code != 0:
+                self.fell.append(f"{machine.name} stopped with exit code {code}")
+
+    def replace(self, machine: Machine) -> None:
+        """Start again what a fault has ended or told to end, and wait until it is back."""
+        machine.wait()
+        machine.start()
+        machine.wait_until_ready()
+
+    def mend(self) -> None:
+        """Start again what ended although nobody ended it, and remember that."""
+        for machine in (*self.schedulers, *self.workers):
+            code = machine.exit_code
+            if code is not None:
+                self.fell.append(f"{machine.name} ended by itself with exit code {code} at {time.strftime('%H:%M:%S')}")
+                machine.start()

@@ -1,0 +1,119 @@
+"""Say how it went: a line while it runs, a table at the end, and everything as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.soak.faults import Struck
+from tests.chaos.soak.lines import Samples
+from tests.chaos.soak.verdict import Verdict
+
+_LINES_EVERY = 10
+"""Seconds between two progress lines where there is no terminal on which one line can change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """All that a soak has found out."""
+
+    minutes: float
+    rate: float
+    seed: int
+    times: list[float]
+    samples: Samples
+    struck: list[Struck]
+    verdicts: list[Verdict]
+    enqueued: int
+    refused: int
+    unfinished: Counter[str]
+    """What was committed and did not succeed, by state."""
+    fell: list[str]
+    """Processes that ended by themselves."""
+
+    @property
+    def achieved(self) -> float:
+        """Tasks a second that were really enqueued: a busy machine, or Postgres away, keeps the client from more."""
+        return self.enqueued / (self.minutes * 60)
+
+    @property
+    def good(self) -> bool:
+        return not self.unfinished and not self.fell and all(verdict.flat for verdict in self.verdicts)
+
+
+def show_progress(seconds: float, line: str) -> None:
+    """Show one line that changes, or one every few seconds."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+    elif int(seconds) % _LINES_EVERY == 0:
+        print(line, file=sys.stderr, flush=True)
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """Return the verdicts as text."""
+    rows = [("line", "median", "growth", "allowed", "")]
+    for verdict in verdicts:
+        line = verdict.line
+        allowed = "" if verdict.allowed is None else f"{verdict.allowed:,.1f}"
+        word = "shown" if verdict.allowed is None else "flat" if verdict.flat else "NOT FLAT"
+        name = f"{line.panel}, {line.label}"
+        rows.append((name, f"{verdict.median:,.1f} {line.unit}", f"{verdict.growth:+,.1f}", allowed, word))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}".rstrip()
+        for row in rows
+    )
+
+
+def summary(outcome: Outcome) -> str:
+    """Return the rest of it in a few lines."""
+    faults = Counter(struck.name for struck in outcome.struck)
+    told = ", ".join(f"{name} {count}" for name, count in faults.most_common()) or "none"
+    lines = [
+        f"{outcome.minutes:g} minutes, seed {outcome.seed}: {outcome.enqueued:,} enqueued "
+        f"({outcome.achieved:.0f}/s of {outcome.rate:g}/s asked), {outcome.refused:,} refused",
+        f"{len(outcome.struck)} faults: {told}",
+    ]
+    if outcome.unfinished:
+        states = ", ".join(f"{count} {state}" for state, count in outcome.unfinished.items())
+        lines.append(f"NOT SUCCESSFUL: {states}")
+    else:
+        lines.append("everything that was committed succeeded")
+    lines.extend(f"FELL: {what}" for what in outcome.fell)
+    return "\n".join(lines)
+
+
+def write_json(outcome: Outcome, path: Path) -> None:
+    """Write everything down, the samples too."""
+    document = {
+        "minutes": outcome.minutes,
+        "rate": outcome.rate,
+        "seed": outcome.seed,
+        "good": outcome.good,
+        "enqueued": outcome.enqueued,
+        "refused": outcome.refused,
+        "unfinished": dict(outcome.unfinished),
+        "fell": outcome.fell,
+        "faults": [struck._asdict() for struck in outcome.struck],
+        "verdicts": [
+            {
+                "line": verdict.line.key,
+                "unit": verdict.line.unit,
+                "median": round(verdict.median, 3),
+                "growth": round(verdict.growth, 3),
+                "allowed": verdict.allowed,
+                "flat": verdict.flat,
+            }
+            for verdict in outcome.verdicts
+        ],
+        "times": [round(at, 2) for at in outcome.times],
+        "samples": {
+            key: [None if value is None else round(value, 3) for value in values]
+            for key, values in outcome.samples.items()
+        },
+    }
+    path.write_text(json.dumps(document) + "\n", encoding="utf-8")

@@ -1,0 +1,55 @@
+"""Flat or not: the slope over the second half, by a method that a few spikes do not impress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from statistics import median
+from typing import NamedTuple
+
+from tests.chaos.soak.lines import Line
+
+_MOST_POINTS = 100
+"""Points of which every pair is looked at; more are drawn together, by their medians."""
+
+
+class Verdict(NamedTuple):
+    """What became of one line."""
+
+    line: Line
+    median: float
+    """Over the second half."""
+    growth: float
+    """Over the second half; negative where it fell."""
+    allowed: float | None
+
+    @property
+    def flat(self) -> bool:
+        """Whether it passes; a line that falls does, and so does one that is only shown."""
+        return self.allowed is None or self.growth <= self.allowed
+
+
+def judge(line: Line, times: Sequence[float], values: Sequence[float | None]) -> Verdict | None:
+    """Judge one line; None if there is not enough of it."""
+    if not times:
+        return None
+    half = times[0] + (times[-1] - times[0]) / 2
+    points = [(at, value) for at, value in zip(times, values, strict=True) if value is not None and at >= half]
+    if len(points) < 3:
+        return None
+    middle = median(value for _, value in points)
+    growth = slope(_thinned(points)) * (points[-1][0] - points[0][0])
+    allowed = None if line.may_grow is None else max(line.may_grow, line.may_grow_share * middle)
+    return Verdict(line, middle, growth, allowed)
+
+
+def slope(points: Iterable[tuple[float, float]]) -> float:
+    """Return the median of the slopes between all pairs (Theil and Sen): a quarter of the points may be nonsense."""
+    slopes = [(there - here) / (then - now) for (now, here), (then, there) in combinations(points, 2) if then > now]
+    return median(slopes) if slopes else 0.0
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    size = -(-len(points) // _MOST_POINTS)
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(median(at for at, _ in group), median(value for _, value in group)) for group in groups]
