@@ -16,6 +16,7 @@ import pytest
 from orchestrator.domain.task import Dispatch, Succeeded
 from orchestrator.workers.isolated import Isolation
 from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.spec import WorkerSpec
 from tests.waiting import eventually
 
 APPLICATION = "tests.acceptance.project"
@@ -30,7 +31,7 @@ class Nobody:
 
 @pytest.fixture
 def isolation() -> Iterator[Isolation]:
-    isolation = Isolation(f"{APPLICATION}:app", (), Nobody(), kept_warm=2.0)
+    isolation = Isolation(WorkerSpec(app=f"{APPLICATION}:app"), Nobody(), kept_warm=2.0)
     yield isolation
     isolation.close()
 
