@@ -152,6 +152,10 @@ class Lanes:
             if any(self._in_flight[lane] < (each.options.concurrency or 0) for each in waiting):
                 self._release(lane)
 
+    def took_off(self, lane: str) -> None:
+        """Take note that something of a lane runs of which nobody knew."""
+        self._count(lane, 1)
+
     def landed(self, lane: str) -> None:
         """Take note that a task of a lane is no longer in flight."""
         self._count(lane, -1)

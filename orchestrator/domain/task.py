@@ -148,6 +148,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """Seconds before the next try, where the task itself has decided them."""
     charged: bool = True
     """It counts as a failure; a task that asked to be tried again later has not failed."""
+    lingering: bool = False
+    """The attempt has ended, but its code would not: it still runs, until its worker process has been replaced."""
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):

@@ -1,5 +1,8 @@
 """Serve the lanes: learn which have something ready, and share each queue's room among them.
 
+A limit counts code that runs. An attempt that was cancelled, or that timed out and would not end, has no place among
+the rows any more but keeps its place in its lane until no worker lists it: until then it *lingers*.
+
 What is remembered here can be had from Postgres at any time, and is when a leader takes over or a tick is rolled back:
 lanes by looking through an index, what is in flight by counting it, rates from the table of buckets. The limits are
 exact because nobody but the leader claims.
@@ -13,11 +16,14 @@ from collections.abc import Iterable, Sequence
 from orchestrator.domain.lanes import Lanes, Share
 from orchestrator.domain.limits import Buckets
 from orchestrator.domain.task import parse_options
+from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import lanes as store
 from orchestrator.store import waiting
 from orchestrator.store.lanes import Head
 from orchestrator.store.transitions import Claimed
+
+Attempt = tuple[bytes, int]
 
 _ROUNDS = 4
 """How often a tick goes round the lanes before it lets the next one go on."""
@@ -39,12 +45,30 @@ class LaneService:
         self._read_after: tuple[str, str] | None = ("", "")
         """After which lane reading goes on; None once all have been read."""
         self._has_more = False
+        self._lingering: dict[Attempt, str] | None = None
+        """Lanes of attempts that have ended and whose code may still run; None until the fleet has been looked at."""
 
     # -- what is ready and what is in flight
 
     def recount(self, in_flight: Iterable[str]) -> None:
         """Start from what is in flight: the lane of each such task."""
-        self._lanes.recount(in_flight)
+        self._lanes.recount([*in_flight, *(self._lingering or {}).values()])
+
+    def look(self, tick: Tick, fleet: Fleet) -> None:
+        """After a look at the fleet: let go of the attempts whose code has stopped.
+
+        A new leader takes everything that workers hold and that is not in flight for lingering at first.
+        """
+        if self._lingering == {} or not fleet.is_in_view:
+            return
+        held = fleet.held()
+        if self._lingering is None:
+            over = list(held - waiting.current(tick.connection, list(held))) if held else []
+            self._lingering = store.lanes_of(tick.connection, over) if over else {}
+            for lane in self._lingering.values():
+                self._lanes.took_off(lane)
+        for attempt in [attempt for attempt in self._lingering if attempt not in held]:
+            self._lanes.landed(self._lingering.pop(attempt))
 
     def read_all(self) -> None:
         """Look through all lanes: many have changed."""
@@ -58,9 +82,10 @@ class LaneService:
         """Before claiming: read what is not known, and count what has landed."""
         if self._is_stale:
             self.buckets.due.update(store.buckets(tick.connection))
-            self._lanes.recount(task.lane for task in waiting.in_flight(tick.connection) if task.lane is not None)
+            self.recount(task.lane for task in waiting.in_flight(tick.connection) if task.lane is not None)
             self._is_stale = False
             tick.left_lanes.clear()
+            tick.lingering.clear()
         self.count_landed(tick)
         if self._read_after is None and self._lanes.should_read():
             self.read_all()
@@ -74,6 +99,12 @@ class LaneService:
         for lane in tick.left_lanes:
             self._lanes.landed(lane)
         tick.left_lanes.clear()
+        for task, attempt, lane in tick.lingering:
+            if self._lingering is None:
+                self._lanes.landed(lane)
+            else:
+                self._lingering[task, attempt] = lane
+        tick.lingering.clear()
 
     def _note(self, heads: Iterable[Head]) -> None:
         for head in heads:

@@ -183,6 +183,8 @@ class Scheduler:
                 advance_runs(tick)
                 self._attend(tick, thorough=inbound.nudged or suspicion is not None)
                 settle_ends(tick)
+                if suspicion is not None:
+                    self._lanes.look(tick, self._fleet)
                 if self._hears:
                     self._dispatcher.claim(tick, self._settings.unknown_task_timeout)
                     self._patience = min(self._patience, self._dispatcher.patience(now))

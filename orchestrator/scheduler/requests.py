@@ -71,8 +71,9 @@ def cancel_tasks(tick: Tick, ids: list[bytes]) -> None:
     """End tasks wherever they stand; running attempts are revoked after the commit."""
     endings = [Ending(task, None, "cancelled", _CANCELLED_JSON) for task in dict.fromkeys(ids)]
     moved = transitions.end(tick.connection, TaskState.CANCELLED, endings, tick.now)
-    tick.note(moved, errors={task.id: _CANCELLED for task in moved})
-    tick.revoked.extend(task for task in moved if task.before in IN_FLIGHT_STATES)
+    revoked = [task for task in moved if task.before in IN_FLIGHT_STATES]
+    tick.note(moved, errors={task.id: _CANCELLED for task in moved}, lingering={task.id for task in revoked})
+    tick.revoked.extend(revoked)
 
 
 def purge(tick: Tick, item: inbox.Item, limit: int) -> bool:

@@ -73,13 +73,14 @@ def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, i
     if started:
         transitions.start(tick.connection, started, tick.now)
     endings = _decide(tick, unhappy, again, loss_limit) if unhappy else []
+    lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
     if again:
         tick.delayed = tick.delayed or any(row.delay > 0 for row in again)
-        tick.note(transitions.again(tick.connection, again, tick.now))
+        tick.note(transitions.again(tick.connection, again, tick.now), lingering=lingering)
     if endings:
         errors = {ending.id: error for ending, error in endings}
         moved = transitions.end(tick.connection, TaskState.FAILED, [ending for ending, _ in endings], tick.now)
-        tick.note(moved, errors=errors, by_worker=True)
+        tick.note(moved, errors=errors, by_worker=True, lingering=lingering)
 
 
 def _succeed(tick: Tick, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:

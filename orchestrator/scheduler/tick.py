@@ -6,7 +6,7 @@ Nothing outside Postgres may be told before the commit, so the pieces of a tick 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,8 @@ class Tick:
     """By queue, how many tasks a worker finished."""
     left_lanes: list[str] = field(default_factory=list)
     """Lanes, once for each of their tasks that is no longer in flight."""
+    lingering: list[tuple[bytes, int, str]] = field(default_factory=list)
+    """Attempts, with their lanes, that have ended and whose code may still run."""
     keys: list[tuple[str, bytes]] = field(default_factory=list)
     """Unique keys of tasks that ended, and those tasks."""
     follow_ups: list[NewTask] = field(default_factory=list)
@@ -79,15 +81,22 @@ class Tick:
         errors: Mapping[bytes, TaskError] | None = None,
         by_worker: bool = False,
         inline_result: int = 0,
+        lingering: Container[bytes] = (),
     ) -> None:
-        """Take note of tasks that a statement moved; small results of those that ended go to waiting clients."""
+        """Take note of tasks that a statement moved; small results of those that ended go to waiting clients.
+
+        `lingering` are tasks whose code may still run although their attempts have ended.
+        """
         for task in moved:
             if task.before in IN_FLIGHT_STATES:
                 self.landed[task.queue] += 1
                 if by_worker:
                     self.finished[task.queue] += 1
                 if task.lane is not None:
-                    self.left_lanes.append(task.lane)
+                    if task.id in lingering:
+                        self.lingering.append((task.id, task.attempt, task.lane))
+                    else:
+                        self.left_lanes.append(task.lane)
             if task.run_id is not None:
                 self.moved.append(task)
             if task.state == "pending":
@@ -114,7 +123,7 @@ class Tick:
             del news[length:]
 
     def _lists(self) -> tuple[list[Any], ...]:
-        return self.moved, self.ended, self.left_lanes, self.keys, self.follow_ups
+        return self.moved, self.ended, self.left_lanes, self.lingering, self.keys, self.follow_ups
 
 
 def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> Iterable[NewTask]:

@@ -13,7 +13,7 @@ from orchestrator.domain.states import TaskState, sources_of
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.tables import READY_IN_LANE, READY_PLAIN
-from orchestrator.store.transitions import CLAIMED, Claimed, among, claimed
+from orchestrator.store.transitions import CLAIMED, Claimed, among, claimed, identifier
 
 
 class Head(NamedTuple):
@@ -128,6 +128,26 @@ SELECT queue.name, first.priority
 def plain_tops(connection: Connection, queues: Iterable[str]) -> dict[str, int]:
     """Return the priority of the first ready task outside of all lanes, for the queues that have one."""
     return {row[0]: row[1] for row in _PLAIN_TOPS(connection, {"queues": list(queues)})}
+
+
+_LANES_OF = Statement(
+    """
+SELECT held.id::text, held.attempt, coalesce(open.lane, ended.lane)
+  FROM unnest(%(ids)s::uuid[], %(attempts)s::int[]) AS held(id, attempt)
+  LEFT JOIN LATERAL (SELECT lane FROM orchestrator.tasks WHERE id = held.id LIMIT 1) AS open ON true
+  LEFT JOIN LATERAL (SELECT lane FROM orchestrator.ended_tasks WHERE id = held.id LIMIT 1) AS ended ON true
+ WHERE coalesce(open.lane, ended.lane) IS NOT NULL
+"""
+)
+
+
+def lanes_of(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], str]:
+    """Return the lanes of attempts, open or ended, that have one."""
+    parameters = {
+        "ids": arrays.uuids(task for task, _ in attempts),
+        "attempts": arrays.numbers(attempt for _, attempt in attempts),
+    }
+    return {(identifier(row[0]), row[1]): row[2] for row in _LANES_OF(connection, parameters)}
 
 
 # -- buckets

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator import InvalidTask, Rate, TaskFailed
 from orchestrator.domain import lanes as domain_lanes
-from orchestrator.domain.task import Dispatch, Enqueued, Returned, Succeeded
-from tests.integration.stage import ONE, System, Worker, raw
+from orchestrator.domain.task import Dispatch, Enqueued, Failed, Returned, Succeeded
+from tests.integration.stage import ERROR, ONE, System, Worker, raw
 
 
 def by_customer(system: System, **options: Any) -> Any:
@@ -100,6 +100,37 @@ def test_a_lost_worker_frees_its_place_when_it_is_known_to_be_lost(system: Syste
     again = system.sql("SELECT id::text, attempt, status FROM orchestrator.tasks ORDER BY seq")
     assert [row["status"] for row in again] == ["dispatched", "pending"]
     assert again[0]["attempt"] == held.attempt + 1
+
+
+def test_a_cancelled_task_keeps_its_place_until_its_code_has_stopped(system: System) -> None:
+    mail = by_customer(system, concurrency=1)
+    worker = system.worker(knows=["mail"])
+    system.look()
+    first, _ = mail.enqueue("a"), mail.enqueue("a")
+    (task,) = take(system, worker)
+    worker.start(task)
+    first.cancel()
+    assert take(system, worker) == []
+    assert first.status() == "cancelled"
+    system.lead()  # a new leader learns from the workers what still runs
+    system.settle()
+    assert take(system, worker) == []
+    worker.held.clear()
+    assert len(take(system, worker)) == 1
+
+
+def test_an_attempt_that_will_not_end_keeps_its_place_although_it_has_failed(system: System) -> None:
+    mail = by_customer(system, concurrency=1)
+    worker = system.worker(knows=["mail"])
+    system.look()
+    first, _ = mail.enqueue("a"), mail.enqueue("a")
+    (task,) = take(system, worker)
+    worker.report(Failed(task.id, task.attempt, 9.0, ERROR, False, lingering=True))
+    worker.held.append((task.id, task.attempt))
+    assert take(system, worker) == []
+    assert first.status() == "failed"
+    worker.held.clear()
+    assert len(take(system, worker)) == 1
 
 
 @pytest.mark.parametrize("how", ["at once", "after a delay", "by a task", "given back", "by hand"])
