@@ -25,6 +25,7 @@
     ├── DeterminismViolation      the code of a workflow no longer fits the history of a run
     ├── AttemptOver               raised inside a task whose transaction came too late; nothing of it was kept
     ├── TaskTimeout               raised inside a task whose time is up (also a TimeoutError)
+    ├── SoftTimeout               raised inside a task that should come to an end (also a TimeoutError)
     ├── TaskAborted               raised inside a task that was cancelled
     ├── RetryLater                a task raises it to be tried again after a while, which is not a failure
     └── GiveUp                    a task raises it to fail at once, whatever tries are left
@@ -162,6 +163,10 @@ class AttemptOver(OrchestratorError):
 
 class TaskTimeout(OrchestratorError, TimeoutError):
     """Raised inside a task whose time is up."""
+
+
+class SoftTimeout(OrchestratorError, TimeoutError):
+    """Raised inside a task that has run for its soft timeout; it may be caught, to clean up or to return early."""
 
 
 class TaskAborted(OrchestratorError):

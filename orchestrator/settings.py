@@ -62,6 +62,10 @@ class Settings:
     """Seconds of silence after which a worker counts as dead."""
     drain_timeout: float = 30.0
     """Seconds that a stopping worker gives its running tasks before it hands them back."""
+    stop_grace: float = 5.0
+    """Seconds that interrupted code has to end; after that its attempt ends without it, and its process is replaced."""
+    scale_down_after: float = 30.0
+    """Seconds of calm after which a worker with --autoscale ends one of its processes."""
 
     def require_database(self) -> str:
         """Return the database URL, or say what to set."""

@@ -24,6 +24,14 @@ class Coroutines:
             threading.Thread(target=self._loop.run_forever, name="tasks-async", daemon=True).start()
         self._loop.call_soon_threadsafe(self._start, jobs)
 
+    def is_blocked(self, patience: float) -> bool:
+        """Say whether the loop does nothing for `patience` seconds, because a task keeps it from running."""
+        if self._loop is None:
+            return False
+        turned = threading.Event()
+        self._loop.call_soon_threadsafe(turned.set)
+        return not turned.wait(patience)
+
     def _start(self, jobs: Sequence[Job]) -> None:
         assert self._loop is not None
         for job in jobs:

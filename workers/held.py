@@ -1,20 +1,41 @@
 """The attempts that a process holds, in memory that it shares with its parent.
 
-The child writes a slot when it receives a task and clears it when the report is known to be applied. The parent
-reads them for each heartbeat, however busy the child is, and still has them when the child is dead.
+The child writes a slot when it receives a task and clears it when the report is known to be applied and the code has
+ended. The parent reads them for each heartbeat, however busy the child is, and still has them when the child is dead.
+Beside each attempt stands until when it may run, so that the parent can end it where the child cannot: code that keeps
+the interpreter to itself stops the child's own clock too.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from orchestrator.transport.codec import ATTEMPT_SIZE
+from orchestrator.transport.codec import ATTEMPT_SIZE, unpack_attempts
 
-_HEADER = 16
+_HEADER = 32
 _NUMBERS = struct.Struct("<II")
 """Slots ever used, and tasks running now."""
+_PULSE = struct.Struct("<dd")
+"""When the child's clock last ticked, and how full the process has been of late (0 to 1)."""
+_PULSE_PLACE = 8
 _ATTEMPT = struct.Struct(">I")
+_LIMIT = struct.Struct("<dd")
+"""Until when an attempt may run, and its timeout."""
+_NO_LIMIT = 0.0
+_ENDED = -1.0
+"""In place of the time: the attempt has ended as far as the leader is concerned, and only its code goes on."""
+
+
+class Limit(NamedTuple):
+    """An attempt that may run until `deadline`, `timeout` seconds after it began."""
+
+    id: bytes
+    attempt: int
+    deadline: float
+    timeout: float
 
 
 class HeldAttempts:
@@ -22,7 +43,8 @@ class HeldAttempts:
 
     def __init__(self, capacity: int = 20_000) -> None:
         self.capacity = capacity
-        self._memory = mmap.mmap(-1, _HEADER + capacity * ATTEMPT_SIZE)
+        self._limits = _HEADER + capacity * ATTEMPT_SIZE
+        self._memory = mmap.mmap(-1, self._limits + capacity * _LIMIT.size)
         self._free: list[int] = []
         self._used = 0
         self._running = 0
@@ -45,7 +67,20 @@ class HeldAttempts:
     def drop(self, slot: int) -> None:
         """Forget the attempt in a slot."""
         _ATTEMPT.pack_into(self._memory, _HEADER + slot * ATTEMPT_SIZE + 16, 0)
+        self._write_limit(slot, _NO_LIMIT)
         self._free.append(slot)
+
+    def limit(self, slot: int, deadline: float, timeout: float) -> None:
+        """Say until when the attempt in a slot may run."""
+        self._write_limit(slot, deadline, timeout)
+
+    def unlimit(self, slot: int) -> None:
+        """Its end has been seen to."""
+        self._write_limit(slot, _NO_LIMIT)
+
+    def mark_ended(self, slot: int) -> None:
+        """The leader knows that the attempt has ended; the slot stays, because its code has not."""
+        self._write_limit(slot, _ENDED)
 
     @property
     def room(self) -> int:
@@ -58,15 +93,50 @@ class HeldAttempts:
             self._running = count
             self._write_header()
 
+    def beat(self, now: float, load: float) -> None:
+        """Show that the clock of this process ticks, and how full it has been of late."""
+        _PULSE.pack_into(self._memory, _PULSE_PLACE, now, load)
+
     def _write_header(self) -> None:
         _NUMBERS.pack_into(self._memory, 0, self._used, self._running)
+
+    def _write_limit(self, slot: int, deadline: float, timeout: float = 0.0) -> None:
+        _LIMIT.pack_into(self._memory, self._limits + slot * _LIMIT.size, deadline, timeout)
 
     # -- the parent
 
     def snapshot(self) -> tuple[bytes, int]:
         """Return the attempts as heartbeats carry them, and how many tasks are running."""
-        used, running = _NUMBERS.unpack_from(self._memory, 0)
-        table = self._memory[_HEADER : _HEADER + used * ATTEMPT_SIZE]
         empty = b"\0\0\0\0"
-        slots = (table[start : start + ATTEMPT_SIZE] for start in range(0, len(table), ATTEMPT_SIZE))
-        return b"".join(slot for slot in slots if slot[16:] != empty), running
+        return b"".join(slot for slot in self._slots() if slot[16:] != empty), self._numbers()[1]
+
+    def unended(self) -> list[tuple[bytes, int]]:
+        """Return the attempts of which the leader does not know that they have ended."""
+        table = zip(self._slots(), self._read_limits(), strict=True)
+        attempts = unpack_attempts(b"".join(slot for slot, (deadline, _) in table if deadline != _ENDED))
+        return [(task, attempt) for task, attempt in attempts if attempt]
+
+    def overdue(self, now: float) -> list[Limit]:
+        """Return the attempts that have run for longer than they may."""
+        return [
+            Limit(slot[:16], int.from_bytes(slot[16:], "big"), deadline, timeout)
+            for slot, (deadline, timeout) in zip(self._slots(), self._read_limits(), strict=True)
+            if 0.0 < deadline < now
+        ]
+
+    def pulse(self) -> tuple[float, float]:
+        """Return when the child's clock last ticked (0.0: not yet), and how full the process has been of late."""
+        moment, load = _PULSE.unpack_from(self._memory, _PULSE_PLACE)
+        return moment, load
+
+    def _numbers(self) -> tuple[int, int]:
+        used, running = _NUMBERS.unpack_from(self._memory, 0)
+        return used, running
+
+    def _slots(self) -> list[bytes]:
+        end = _HEADER + self._numbers()[0] * ATTEMPT_SIZE
+        return [self._memory[start : start + ATTEMPT_SIZE] for start in range(_HEADER, end, ATTEMPT_SIZE)]
+
+    def _read_limits(self) -> Iterator[tuple[float, float]]:
+        size = self._numbers()[0] * _LIMIT.size
+        return _LIMIT.iter_unpack(self._memory[self._limits : self._limits + size])

@@ -21,12 +21,14 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from orchestrator.domain.task import AttemptReport, Dispatch, Failed, Lost, NewTask, Returned, Succeeded
+from orchestrator.errors import SoftTimeout
 from orchestrator.sdk.failure import describe
 from orchestrator.transport.codec import LogLine, ProgressMark, decode, encode
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.builtin import install
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.loading import load_app
+from orchestrator.workers.memory import resident_memory
 from orchestrator.workers.mortality import die_with
 from orchestrator.workers.outlet import Outbox, interruption
 from orchestrator.workers.runner import Runner
@@ -54,23 +56,27 @@ class Isolation:
             child = self._idle.pop() if self._idle else None
         if child is None or not child.is_alive():
             child = _Child(self._spec)
-        job.interrupt = lambda _: child.kill()
-        if job.interrupted_by is not None:
-            child.kill()
+        # A soft timeout is raised by the child itself.
+        job.interruptible(lambda reason: None if reason is SoftTimeout else child.kill())
         try:
             child.send("run", encode(job.dispatch))
             report = self._converse(child, job)
         except (EOFError, OSError):
-            child.kill()
+            child.end()
             return self._died(job)
-        self._keep(child)
+        finally:
+            job.uninterruptible()
+        if self._spec.max_memory is not None and child.memory() > self._spec.max_memory:
+            child.end()
+        else:
+            self._keep(child)
         return report
 
     def close(self) -> None:
         """Stop the children that wait for work."""
         with self._lock:
             for child in self._idle:
-                child.kill()
+                child.end()
 
     def _keep(self, child: _Child) -> None:
         """Keep a child for the next job, and see that it is not kept for ever."""
@@ -93,7 +99,7 @@ class Isolation:
                 self._idle = [child for child in self._idle if child.idle_since >= too_long]
                 some_left = self._retiring = bool(self._idle)
             for child in retired:
-                child.kill()
+                child.end()
 
     def _converse(self, child: _Child, job: Job) -> AttemptReport:
         while True:
@@ -113,7 +119,7 @@ class Isolation:
     def _died(self, job: Job) -> AttemptReport:
         dispatch = job.dispatch
         reason = job.interrupted_by
-        if reason is None:
+        if reason is None or reason is SoftTimeout:
             return Lost(dispatch.id, dispatch.attempt, alone=True)
         duration = time.monotonic() - job.started_at
         return Failed(dispatch.id, dispatch.attempt, duration, describe(interruption(job, reason)))
@@ -146,6 +152,9 @@ class _Child:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    def memory(self) -> int:
+        return resident_memory(self._process.pid)
+
     def send(self, word: str, data: bytes) -> None:
         self._pipe.send_bytes(encode((word, data)))
 
@@ -154,7 +163,11 @@ class _Child:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def end(self) -> None:
+        self._process.kill()
         self._process.wait()
+        self._pipe.close()
 
 
 # -- the child's side
@@ -207,9 +220,23 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> Non
         dispatch = decode(Dispatch, data)
         job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
         job.begin(time.monotonic())
-        report = runner.run(job)
+        report = _run(runner, job)
         job.finish()
         outbox.send("report", encode([report]))
+
+
+def _run(runner: Runner, job: Job) -> AttemptReport:
+    if job.options.soft_timeout is None:
+        return runner.run(job)
+    timer = threading.Timer(job.options.soft_timeout, job.warn)
+    timer.daemon = True
+    timer.start()
+    try:
+        return runner.run(job)
+    except SoftTimeout as late:  # arrived when the code had just ended
+        return runner.failure(job, late)
+    finally:
+        timer.cancel()
 
 
 if __name__ == "__main__":

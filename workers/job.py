@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.task import Dispatch, NewTask, parse_options
+from orchestrator.errors import SoftTimeout
 
 if TYPE_CHECKING:
     from orchestrator.sdk.transaction import TaskTransaction
@@ -42,6 +43,7 @@ class Job:
 
     __slots__ = (
         "announced",
+        "applied",
         "bundle",
         "children",
         "completion",
@@ -49,13 +51,15 @@ class Job:
         "deadline",
         "dispatch",
         "interrupt",
+        "interrupted_at",
         "interrupted_by",
+        "lingers",
         "noted",
         "options",
         "received_at",
         "result",
-        "revoked",
         "slot",
+        "soft_deadline",
         "stage",
         "started_at",
         "step",
@@ -71,9 +75,14 @@ class Job:
         self.stage = Stage.WAITING
         self.started_at = 0.0
         self.deadline: float | None = None
+        self.soft_deadline: float | None = None
         self.announced = False
-        self.revoked = False
+        self.applied = False
+        """Its report is in Postgres; kept for a job that lingers."""
+        self.lingers = False
+        """Its end has been reported, but its code has not ended."""
         self.interrupted_by: type[BaseException] | None = None
+        self.interrupted_at = 0.0
         self.interrupt: Callable[[type[BaseException]], None] | None = None
         """How the running code is interrupted; set by what runs it."""
         self.step: dict[str, Any] = {}
@@ -98,6 +107,8 @@ class Job:
             self.started_at = now
             if self.options.timeout is not None:
                 self.deadline = now + self.options.timeout
+            if self.options.soft_timeout is not None:
+                self.soft_deadline = now + self.options.soft_timeout
             return True
 
     def take_back(self) -> bool:
@@ -108,19 +119,47 @@ class Job:
             self.stage = Stage.DONE
             return True
 
-    def finish(self) -> bool:
-        """Claim the right to report the end of the run; False if someone else has."""
+    def finish(self, *, lingers: bool = False) -> bool:
+        """Claim the right to report the end of the run, of which the code may linger; False if someone else has."""
         with _lock:
             if self.stage is not Stage.RUNNING:
                 return False
             self.stage = Stage.DONE
+            self.lingers = lingers
             return True
 
-    def stop_with(self, reason: type[BaseException]) -> None:
+    def stop_with(self, reason: type[BaseException], now: float) -> None:
         """Interrupt the running code with an exception of this type; once is enough."""
         with _lock:
-            if self.stage is not Stage.RUNNING or self.interrupted_by is not None:
+            if self.stage is not Stage.RUNNING or self.interrupted_by not in (None, SoftTimeout):
                 return
             self.interrupted_by = reason
+            self.interrupted_at = now
             if self.interrupt is not None:
                 self.interrupt(reason)
+
+    def warn(self) -> None:
+        """Raise SoftTimeout in the running code, once; it may go on."""
+        with _lock:
+            self.soft_deadline = None
+            if self.stage is Stage.RUNNING and self.interrupted_by is None:
+                self.interrupted_by = SoftTimeout
+                if self.interrupt is not None:
+                    self.interrupt(SoftTimeout)
+
+    def interruptible(self, interrupt: Callable[[type[BaseException]], None]) -> None:
+        """Say how the code that begins now is interrupted. If someone has wanted that already, it happens at once."""
+        with _lock:
+            self.interrupt = interrupt
+            if self.interrupted_by is not None:
+                interrupt(self.interrupted_by)
+
+    def uninterruptible(self) -> None:
+        """From now on nothing is interrupted: the code has ended, and what follows is ours."""
+        with _lock:
+            self.interrupt = None
+
+    def outlives_stop(self, now: float, grace: float) -> bool:
+        """Say whether the running code was told to end more than `grace` seconds ago."""
+        stopped = self.interrupted_by is not None and self.interrupted_by is not SoftTimeout
+        return stopped and now > self.interrupted_at + grace

@@ -12,7 +12,14 @@ from uuid import UUID
 
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.task import NewTask
-from orchestrator.errors import ConfigurationError, OrchestratorError, PayloadError, TaskTimeout, WrongState
+from orchestrator.errors import (
+    ConfigurationError,
+    OrchestratorError,
+    PayloadError,
+    SoftTimeout,
+    TaskTimeout,
+    WrongState,
+)
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.context import Level, TaskContext
 from orchestrator.sdk.payload import decode_value, encode_value
@@ -122,7 +129,8 @@ class JobOutlet:
 
     def interruption(self) -> BaseException | None:
         reason = self._job.interrupted_by
-        return None if reason is None else interruption(self._job, reason)
+        # A task that has caught its soft timeout may go on.
+        return None if reason is None or reason is SoftTimeout else interruption(self._job, reason)
 
     # -- completing in a transaction
 
@@ -184,6 +192,8 @@ def interruption(job: Job, reason: type[BaseException]) -> BaseException:
     """Return the exception that ends a job from outside."""
     if reason is TaskTimeout:
         return TaskTimeout(f"ran longer than its timeout of {job.options.timeout:g} s")
+    if reason is SoftTimeout:
+        return SoftTimeout(f"ran longer than its soft timeout of {job.options.soft_timeout:g} s")
     return reason()
 
 

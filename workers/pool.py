@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
 
 from orchestrator.domain.task import AttemptReport, Returned, Started
-from orchestrator.errors import TaskAborted, TaskTimeout
+from orchestrator.errors import SoftTimeout, TaskAborted, TaskTimeout
 from orchestrator.workers.coroutines import Coroutines
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.isolated import Isolation
@@ -24,27 +26,47 @@ _ANNOUNCE_AFTER = 0.05
 """Seconds after which a run is worth a report of its own; most tasks have ended by then."""
 _HAND_BACK_AFTER = 0.2
 """Seconds that a received task may wait for a thread before another worker may have it."""
-_STOP_GRACE = 5.0
-"""Seconds that interrupted code has to end before its attempt is reported without it."""
+_IDLE_LOOK = 1.0
+"""Seconds between two looks while nothing is here: the parent wants to see that the clock ticks."""
+_BLOCKED_AFTER = 1.0
+"""Seconds in which a healthy event loop turns."""
+_MEMORY = 0.1
+"""Weight of the latest look in how full this process has been of late."""
 
 
 class Pool:
-    """Runs jobs, watches their time, and reports how they end."""
+    """Runs jobs, watches their time, and reports how they end.
+
+    `on_stuck` is called with the name of a task whose code did not end although it was told to.
+    """
 
     def __init__(
-        self, runner: Runner, isolation: Isolation, reporter: Reporter, held: HeldAttempts, concurrency: int
+        self,
+        runner: Runner,
+        isolation: Isolation,
+        reporter: Reporter,
+        held: HeldAttempts,
+        *,
+        concurrency: int,
+        stop_grace: float,
+        on_stuck: Callable[[str], None],
     ) -> None:
         self._runner = runner
         self._isolation = isolation
         self._reporter = reporter
         self._held = held
         self.concurrency = concurrency
+        self._stop_grace = stop_grace
+        self._on_stuck = on_stuck
         self._threads = Threads(concurrency, self._run)
         self._coroutines = Coroutines(self._run_async)
         self._jobs: dict[int, Job] = {}
         """Everything that was received and whose code has not ended."""
         self._busy = threading.Event()
         self._freed = threading.Event()
+        self.ended = 0
+        """How many jobs have come to their end here."""
+        self._load = 0.0
         self._finished = 0
         self._rate = 0.0
         self._measured_at = time.monotonic()
@@ -90,15 +112,25 @@ class Pool:
 
     def _run(self, job: Job) -> float:
         """Run a job in the current thread; return how long it took."""
-        if not job.begin(time.monotonic()):
+        if not self._begin(job):
             return 0.0
-        report = self._isolation.run(job) if self._isolated(job) else self._runner.run(job)
+        try:
+            report = self._isolation.run(job) if self._isolated(job) else self._runner.run(job)
+        except (SoftTimeout, TaskTimeout, TaskAborted) as late:  # arrived when the code had just ended
+            report = self._runner.failure(job, late)
         self._end(job, report)
         return time.monotonic() - job.started_at
 
     async def _run_async(self, job: Job) -> None:
-        if job.begin(time.monotonic()):
+        if self._begin(job):
             self._end(job, await self._runner.run_async(job))
+
+    def _begin(self, job: Job) -> bool:
+        if not job.begin(time.monotonic()):
+            return False
+        if job.deadline is not None and job.options.timeout is not None:
+            self._held.limit(job.slot, job.deadline, job.options.timeout)
+        return True
 
     @staticmethod
     def _isolated(job: Job) -> bool:
@@ -106,11 +138,16 @@ class Pool:
 
     def _end(self, job: Job, report: AttemptReport) -> None:
         if job.finish():
+            if job.deadline is not None:
+                self._held.unlimit(job.slot)
             self._reporter.report(report, job)
+        else:
+            self._reporter.code_ended(job)
         self._forget(job)
 
     def _forget(self, job: Job) -> None:
         self._jobs.pop(id(job), None)
+        self.ended += 1
         self._finished += 1
         self._freed.set()
 
@@ -118,24 +155,31 @@ class Pool:
 
     def _keep_time(self) -> None:
         while True:
-            self._busy.wait()
+            self._busy.wait(_IDLE_LOOK)
+            now = time.monotonic()
+            self._held.beat(now, self._load)
             if not self._jobs:
                 self._busy.clear()
                 self._held.show_running(0)
+                self._load = 0.0
                 if self._jobs:
                     self._busy.set()
-                self._measure(time.monotonic())
+                self._measure(now)
                 continue
-            self._look(time.monotonic())
+            self._look(now)
             threading.Event().wait(_LOOK)
 
     def _look(self, now: float) -> None:
         running = 0
         stale = False
-        for job in list(self._jobs.values()):
+        jobs = list(self._jobs.values())
+        self._load += _MEMORY * (min(1.0, len(jobs) / self.concurrency) - self._load)
+        for job in jobs:
             if job.stage is Stage.RUNNING:
                 running += 1
                 self._check_running(job, now)
+            elif job.lingers:
+                running += 1
             elif now - job.received_at > _HAND_BACK_AFTER:
                 stale = True
                 self._hand_back(job, "no free slot")
@@ -149,11 +193,24 @@ class Pool:
             job.announced = True
             self._reporter.report(Started(job.dispatch.id, job.dispatch.attempt, now - job.started_at))
         self._reporter.note(job)
+        if job.soft_deadline is not None and now > job.soft_deadline:
+            job.warn()
         if job.deadline is not None and now > job.deadline:
-            job.stop_with(TaskTimeout)
-            if now > job.deadline + _STOP_GRACE and job.finish():
-                # The code does not stop. Its attempt has ended all the same; its slot is free when it really ends.
-                self._reporter.report(self._runner.failure(job, interruption(job, TaskTimeout)), job)
+            job.stop_with(TaskTimeout, now)
+        if job.outlives_stop(now, self._stop_grace):
+            self._give_up(job)
+
+    def _give_up(self, job: Job) -> None:
+        """End an attempt whose code does not end. It stays in the table of what is held until the code has."""
+        reason = job.interrupted_by
+        assert reason is not None
+        if not job.finish(lingers=True):
+            return  # it has ended at this very moment
+        self._held.unlimit(job.slot)
+        report = self._runner.failure(job, interruption(job, reason))
+        self._reporter.report(msgspec.structs.replace(report, lingering=True), job)
+        self._freed.set()
+        self._on_stuck(job.dispatch.name)
 
     def _measure(self, now: float) -> None:
         elapsed = now - self._measured_at
@@ -167,10 +224,10 @@ class Pool:
     def revoke(self, attempts: Iterable[tuple[bytes, int]]) -> None:
         """Stop attempts that no longer count; whatever they still report is ignored by the leader."""
         wanted = set(attempts)
+        now = time.monotonic()
         for job in list(self._jobs.values()):
             if (job.dispatch.id, job.dispatch.attempt) in wanted:
-                job.revoked = True
-                job.stop_with(TaskAborted)
+                job.stop_with(TaskAborted, now)
                 self._hand_back(job, "cancelled")
 
     def hand_back_waiting(self) -> None:
@@ -184,16 +241,23 @@ class Pool:
             self._reporter.note(job)
 
     def wait_until_idle(self, timeout: float) -> bool:
-        """Wait until nothing is left here."""
+        """Wait until nothing is left here but code that does not end."""
         deadline = time.monotonic() + timeout
-        while self._jobs:
+        while self._is_working():
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
             self._freed.clear()
-            if self._jobs:
+            if self._is_working():
                 self._freed.wait(min(left, 1.0))
         return True
+
+    def _is_working(self) -> bool:
+        return any(not job.lingers for job in list(self._jobs.values()))
+
+    def loop_is_blocked(self) -> bool:
+        """Say whether a task keeps the event loop, and with it all other asynchronous tasks, from running."""
+        return self._coroutines.is_blocked(_BLOCKED_AFTER)
 
     def _hand_back(self, job: Job, reason: str) -> None:
         if job.take_back():

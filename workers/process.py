@@ -55,10 +55,19 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     names: list[str]
 
 
+class Leaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
+    """Child to parent: replace me."""
+
+    reason: str
+    at_once: bool
+    """I take no more tasks already. Otherwise I go on until my successor is ready."""
+
+
 class Command(msgspec.Struct, frozen=True, array_like=True, tag="command"):
     """Parent to child."""
 
-    verb: Literal["pause", "resume", "drain", "stop"]
+    verb: Literal["pause", "resume", "drain", "retire", "stop"]
+    """`drain`: finish what runs, up to the drain timeout. `retire`: the same, however long it takes."""
     stop: list[Attempt] = []
     """With `stop`: the attempts to end."""
 
@@ -66,6 +75,9 @@ class Command(msgspec.Struct, frozen=True, array_like=True, tag="command"):
 def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, pipe: Connection[Any, Any]) -> int:
     """Run a worker process; return its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on
+    if spec.reload:  # a file that is changed twice in a second must not be taken for what was compiled in between
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     try:
         app = load_app(spec.app)
         install(app)
@@ -78,15 +90,22 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
         traceback.print_exc()
         print(f"Error: the application {spec.app} cannot be imported; the reason is above.", file=sys.stderr)
         return EXIT_UNUSABLE
-    process = WorkerProcess(spec, settings, worker, held)
+    process = WorkerProcess(spec, settings, worker, held, pipe)
     outbox = ProcessOutbox(process.reporter, process.journal)
     isolation = Isolation(spec, outbox)
     allowed = Allowed(app, spec.allow)
-    runner = Runner(app, outbox, allowed, database=spec.database)
-    process.pool = Pool(runner, isolation, process.reporter, held, spec.concurrency)
+    process.pool = Pool(
+        Runner(app, outbox, allowed, database=spec.database),
+        isolation,
+        process.reporter,
+        held,
+        concurrency=spec.concurrency,
+        stop_grace=settings.stop_grace,
+        on_stuck=process.leave_behind,
+    )
     signal.signal(signal.SIGTERM, lambda *_: process.drain())
     pipe.send_bytes(encode(Hello(sorted([*app.tasks, *allowed.patterns]))))
-    start_vital_thread("orders", lambda: process.obey(pipe))
+    start_vital_thread("orders", process.obey)
     finished = process.run()
     isolation.close()
     return 0 if finished else EXIT_UNFINISHED
@@ -97,11 +116,17 @@ class WorkerProcess:
 
     pool: Pool
 
-    def __init__(self, spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts) -> None:
+    def __init__(
+        self, spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, pipe: Connection[Any, Any]
+    ) -> None:
         self._spec = spec
         self._settings = settings
         self._worker = worker
         self._held = held
+        self._pipe = pipe
+        self._pipe_lock = threading.Lock()
+        self._give_up_at = float("inf")
+        self._is_leaving = False
         url = settings.require_redis()
         self._streams = WorkerStreams(connect(url), Keys())
         self.reporter = Reporter(WorkerStreams(connect(url), Keys()), worker, held)
@@ -127,8 +152,9 @@ class WorkerProcess:
                     self._give_back(received)
                 else:
                     self._accept(received)
+            self._check_age()
         self.pool.hand_back_waiting()
-        finished = self.pool.wait_until_idle(self._settings.drain_timeout)
+        finished = self._finish()
         if not finished:
             log.warning("tasks still run after %g s; they are handed back", self._settings.drain_timeout)
             self.pool.send_notes()
@@ -136,10 +162,45 @@ class WorkerProcess:
         self.journal.flush()
         return finished
 
+    def _finish(self) -> bool:
+        """Wait until what runs has ended, as long as that takes; when the worker stops, up to its drain timeout.
+
+        Tasks on an event loop that somebody blocks for good would be waited for in vain.
+        """
+        began = time.monotonic()
+        while not self.pool.wait_until_idle(_PATIENCE):
+            give_up_at = self._give_up_at
+            if self.pool.loop_is_blocked():
+                give_up_at = min(give_up_at, began + self._settings.drain_timeout)
+            if time.monotonic() >= give_up_at:
+                return False
+        return True
+
     def drain(self) -> None:
         """Take no more, finish what runs, hand back the rest."""
+        self._give_up_at = min(self._give_up_at, time.monotonic() + self._settings.drain_timeout)
+        self.retire()
+
+    def retire(self) -> None:
+        """Take no more, and finish what runs, however long it takes."""
         self._draining.set()
         self._may_start.set()
+
+    def leave_behind(self, task: str) -> None:
+        """End for the sake of code that does not: with the process, it will."""
+        log.warning("task %s was stopped and goes on all the same; this process is replaced", task)
+        self.retire()
+        self._tell_parent(Leaving(f"the code of task {task} does not end", at_once=True))
+
+    def _check_age(self) -> None:
+        most = self._spec.max_tasks_per_process
+        if most is not None and self.pool.ended >= most and not self._is_leaving:
+            self._is_leaving = True
+            self._tell_parent(Leaving(f"it has run {self.pool.ended} tasks", at_once=False))
+
+    def _tell_parent(self, message: Leaving) -> None:
+        with self._pipe_lock:
+            self._pipe.send_bytes(encode(message))
 
     def _receive(self, room: int) -> list[Received]:
         try:
@@ -193,11 +254,11 @@ class WorkerProcess:
 
     # -- the parent's commands
 
-    def obey(self, pipe: Connection[Any, Any]) -> None:
+    def obey(self) -> None:
         """Do what the parent says; if it is gone, nobody beats for this process, and it must not go on."""
         while True:
             try:
-                command = decode(Command, pipe.recv_bytes())
+                command = decode(Command, self._pipe.recv_bytes())
             except (EOFError, OSError):
                 os._exit(1)
             except Malformed:
@@ -208,5 +269,7 @@ class WorkerProcess:
                 self._may_start.set()
             elif command.verb == "drain":
                 self.drain()
+            elif command.verb == "retire":
+                self.retire()
             else:
                 self.pool.revoke((attempt.id, attempt.attempt) for attempt in command.stop)

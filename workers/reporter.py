@@ -1,7 +1,8 @@
 """Hand reports to the leader: in batches, kept until they are applied, sent again if Redis loses them.
 
 Each report belongs to a slot in the shared table of held attempts. The slot is cleared when the leader says that
-the report is in Postgres, so that until then nobody takes the attempt for lost.
+the report is in Postgres, so that until then nobody takes the attempt for lost; and when its code has ended, so that
+until then the leader counts what it uses.
 """
 
 from __future__ import annotations
@@ -189,9 +190,23 @@ class Reporter:
                 self._unapplied.popleft()
                 for item in flight.items:
                     if item.job is not None:
-                        self._held.drop(item.job.slot)
+                        self._let_go(item.job)
                     if item.applied is not None:
                         item.applied.set()
+
+    def _let_go(self, job: Job) -> None:
+        job.applied = True
+        if job.lingers:
+            self._held.mark_ended(job.slot)
+        else:
+            self._held.drop(job.slot)
+
+    def code_ended(self, job: Job) -> None:
+        """The code of a job that lingered has ended after all."""
+        with self._lock:
+            job.lingers = False
+            if job.applied:
+                self._held.drop(job.slot)
 
     def _listen(self) -> None:
         """Hear at once what was applied, from the first time that somebody waits for it."""

@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.domain.retry import is_worth_retrying
 from orchestrator.domain.task import AttemptReport, Failed, Returned, Succeeded
-from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater
+from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, SoftTimeout
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.context import enter
 from orchestrator.sdk.failure import describe
@@ -21,7 +21,7 @@ from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.task import Task
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.allowed import Allowed
-from orchestrator.workers.interrupt import interrupt_thread, uninterrupted
+from orchestrator.workers.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.job import Job
 from orchestrator.workers.outlet import NOTHING, JobOutlet, Outbox, interruption
 
@@ -47,25 +47,24 @@ class Runner:
         return self._tasks.get(name) or self._allowed.find(name)
 
     def run(self, job: Job) -> AttemptReport:
-        """Run a synchronous task in the current thread."""
+        """Run a task in the current thread; an asynchronous one on a loop of its own."""
         task = self.find(job)
         if task is None:
             return unknown(job)
+        if task.is_async:
+            return asyncio.run(self.run_async(job))
         thread = threading.get_ident()
-        job.interrupt = lambda reason: interrupt_thread(thread, reason)
         try:
+            job.interruptible(lambda reason: interrupt_thread(thread, reason))
             arguments, keywords = self._arguments(task, job)
             enter(self._outlet(job))
-            if task.is_async:
-                value = asyncio.run(task.function(*arguments, **keywords))
-            else:
-                value = task.function(*arguments, **keywords)
-            return self._success(job, value)
+            return self._success(job, task.function(*arguments, **keywords))
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, SystemExit too
             return self.failure(job, error)
         finally:
-            enter(None)
+            job.uninterruptible()
             uninterrupted(thread)
+            enter(None)
 
     async def run_async(self, job: Job) -> AttemptReport:
         """Run an asynchronous task on the current event loop."""
@@ -75,13 +74,18 @@ class Runner:
         current = asyncio.current_task()
         loop = asyncio.get_running_loop()
         assert current is not None
-        job.interrupt = lambda _: _ignore(loop.call_soon_threadsafe(current.cancel))
         try:
+            job.interruptible(lambda _: _ignore(loop.call_soon_threadsafe(current.cancel)))
             arguments, keywords = self._arguments(task, job)
             enter(self._outlet(job))
-            return self._success(job, await task.function(*arguments, **keywords))
+            call = task.function(*arguments, **keywords)
+            if job.options.soft_timeout is not None:
+                call = Interruptible(call, lambda: job.interrupted_by is SoftTimeout)
+            return self._success(job, await call)
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, CancelledError too
             return self.failure(job, error)
+        finally:
+            job.uninterruptible()
 
     def _arguments(self, task: Task[..., Any], job: Job) -> tuple[list[Any], dict[str, Any]]:
         """Decode the call: positional and named arguments, and for a step of a workflow what it knows of itself.

@@ -21,3 +21,11 @@ class WorkerSpec:
     """Tasks may complete in transactions of their own (`ctx.transaction()`), so this worker is given the database."""
     burst: bool = False
     """Work until the queues are empty, then exit."""
+    autoscale: tuple[int, int] | None = None
+    """Fewest and most processes; then `processes` is not used."""
+    max_tasks_per_process: int | None = None
+    """Tasks after which a process is replaced; a little more, since it works on until its successor is ready."""
+    max_memory: int | None = None
+    """Bytes of resident memory at which a process is replaced."""
+    reload: bool = False
+    """Start the processes again when a Python file under the current folder changes."""

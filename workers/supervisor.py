@@ -1,65 +1,51 @@
-"""The parent of a worker's processes: it beats for them, passes orders on, and replaces those that die.
+"""The parent of a worker's processes: it beats for them, passes orders on, and replaces them.
 
 It runs nothing itself, so no task can starve the heartbeat. When a child dies, the parent still has the table of
 what the child held, and reports those attempts as lost at once. When the parent itself was stopped or cut off for
 longer than a worker's TTL, its children start nothing new until the leader has said which attempts still count.
+It sleeps until something happens: a signal, a child's word or death, an order of the leader's, or the next heartbeat.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import signal
-import socket
-import sys
 import time
-from multiprocessing.connection import Connection, Pipe
-from types import FrameType
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
-from orchestrator.domain.task import Flush, Lost, Report, Returned
+from orchestrator.domain.task import Flush
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
-from orchestrator.transport.codec import Heartbeat, Order, decode, encode, names_digest, unpack_attempts
+from orchestrator.transport.codec import Order, encode, names_digest
 from orchestrator.transport.connection import UNAVAILABLE, check_server, connect, describe
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import WorkerStreams
-from orchestrator.workers.held import HeldAttempts
-from orchestrator.workers.mortality import die_with
-from orchestrator.workers.process import EXIT_UNFINISHED, EXIT_UNUSABLE, Command, Hello
-from orchestrator.workers.process import main as run_process
+from orchestrator.workers.bell import Bell
+from orchestrator.workers.changes import Changes
+from orchestrator.workers.child import Child, start_child
+from orchestrator.workers.memory import format_memory, resident_memory
+from orchestrator.workers.process import EXIT_UNFINISHED, EXIT_UNUSABLE, Command, Hello, Leaving
 from orchestrator.workers.spec import WorkerSpec
+from orchestrator.workers.staffing import Bounds, Standing, is_calm, is_full, plan, scaled
 
 log = get_logger("worker")
 
 _LAST_WORDS = 5.0
 """Seconds to report what the last children held; after that the leader finds out by itself."""
+_BREATHER = 1.0
+"""Seconds between the starts of two processes that stand in for dead ones."""
+_TRY_LOADING_AGAIN = 30.0
+"""Seconds until an application that could be loaded before, and now cannot, is tried again."""
+_LOOK_AT_FILES = 0.5
+"""Seconds between two looks at the files that may change."""
 
 
 def run_worker(spec: WorkerSpec, settings: Settings) -> int:
     """Run a worker until it is told to stop; return the exit code."""
     check_server(connect(settings.require_redis()))
     return Supervisor(spec, settings).run()
-
-
-class Child:
-    """One worker process, as its parent sees it."""
-
-    def __init__(self, worker: str, pid: int, pipe: Connection[Any, Any], held: HeldAttempts) -> None:
-        self.worker = worker
-        self.pid = pid
-        self.pipe = pipe
-        self.held = held
-        self.started_at = time.time()
-        self.names: list[str] | None = None
-        self.doubtful = False
-
-    def tell(self, command: Command) -> None:
-        """Send a command; a child that is dead is dealt with elsewhere."""
-        try:
-            self.pipe.send_bytes(encode(command))
-        except OSError:
-            log.debug("process %d is gone", self.pid)
 
 
 class Supervisor:
@@ -69,105 +55,147 @@ class Supervisor:
         self._spec = spec
         self._settings = settings
         self._streams = WorkerStreams(connect(settings.require_redis()), Keys())
+        self._inbox = self._streams.order_inbox()
         self._children: dict[int, Child] = {}
-        self._last_order: dict[str, str] = {}
         self._gone: list[str] = []
-        """Children that have died and have not been signed off."""
+        """Children that have ended and have not been signed off."""
         self._lost: list[Flush] = []
         self._beats = 0
         self._beat_at = 0.0
         self._last_beat: float | None = None
-        self._restart_at = 0.0
+        self._has_news = False
+        """The leader should look at the fleet now."""
+        self._start_after = 0.0
+        self._died_at = float("-inf")
         self._signals = 0
+        self._is_closing = False
+        """Nothing is started any more."""
         self._drain_told = False
         self._exit_code = 0
+        self._bounds = Bounds(*(spec.autoscale or (spec.processes, spec.processes)))
+        self._wanted = self._bounds.fewest
+        self._calm_since = float("inf")
+        self._changes = Changes(Path.cwd()) if spec.reload else None
+        self._look_at = 0.0
+        self._is_proven = not spec.reload
+        """The application as it is now could be loaded; with `reload`, one process tries before the others."""
+        self._awaits_change = False
 
     def run(self) -> int:
         """Supervise until every child has ended."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        for _ in range(self._spec.processes):
-            self._start_child()
+        self._bell = Bell(
+            {signal.SIGTERM: self._on_signal, signal.SIGINT: self._on_signal, signal.SIGCHLD: lambda: None}
+        )
         give_up_at = float("inf")
-        while self._children or (self._lost and time.monotonic() < give_up_at):
-            if not self._children:
+        while not self._is_closing or self._children or (self._lost and time.monotonic() < give_up_at):
+            if self._is_closing and not self._children:
                 give_up_at = min(give_up_at, time.monotonic() + _LAST_WORDS)
             try:
-                self._step()
+                self._step(time.monotonic())
             except UNAVAILABLE as error:
                 log.warning("%s", describe(error))
-                time.sleep(min(0.5, self._settings.heartbeat))
+                self._sleep(min(0.5, self._settings.heartbeat))
         return self._exit_code
 
-    def _step(self) -> None:
-        self._reap()
-        self._greet_new()
-        if self._signals and not self._drain_told:
-            log.info("draining: finishing what runs, up to %g s (again to stop at once)", self._settings.drain_timeout)
-            self._drain_told = True
-            self._tell_all(Command("drain"))
-        if self._signals > 1:
-            for child in self._children.values():
-                os.kill(child.pid, signal.SIGKILL)
-        now = time.monotonic()
+    def _step(self, now: float) -> None:
+        self._reap(now)
+        self._hear()
+        self._heed_signals()
+        self._look_at_files(now)
+        self._staff(now)
         if now >= self._beat_at:
-            self._beat(now)
             self._beat_at = now + self._settings.heartbeat
+            self._check_children(now)
+            self._beat(now)
+        if self._has_news:
+            self._beat(now)
+            self._streams.greet()
+            self._has_news = False
         self._report_lost()
-        if self._drain_told or not self._last_order:
-            time.sleep(0.02)  # children start or end within moments, and only waiting tells
-        else:
-            for worker, order in self._streams.orders(self._last_order, max(0.0, self._beat_at - time.monotonic())):
+        self._inbox.ask(self._settings.heartbeat)
+        self._wait(now)
+
+    def _wait(self, now: float) -> None:
+        until = [self._beat_at]
+        if self._start_after > now:
+            until.append(self._start_after)
+        if self._changes is not None:
+            until.append(self._look_at)
+        if self._lost:
+            until.append(now + 0.1)  # Redis has no generation yet, or takes no reports
+        self._sleep(max(0.0, min(until) - time.monotonic()))
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep until something happens; obey what the leader has ordered meanwhile."""
+        watched: list[Any] = [self._bell, *(child.pipe for child in self._children.values() if not child.is_deaf)]
+        if self._inbox.is_open:
+            watched.append(self._inbox)
+        ready: list[Any] = wait(watched, seconds)
+        if self._bell in ready:
+            self._bell.silence()
+        if self._inbox in ready:
+            for worker, order in self._inbox.read():
                 self._obey(worker, order)
 
     # -- children
 
-    def _start_child(self) -> None:
-        held = HeldAttempts()
-        ours, theirs = Pipe()
-        worker = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(4)}"
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                ours.close()
-                die_with(parent)
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                code = run_process(self._spec, self._settings, worker, held, theirs)
-            except Exception:
-                log.exception("worker process failed")
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        theirs.close()
-        self._children[pid] = Child(worker, pid, ours, held)
+    def _staff(self, now: float) -> None:
+        """Start and retire processes, so that as many work as are wanted."""
+        if self._is_closing or self._awaits_change:
+            return
+        children = list(self._children.values())
+        wanted = self._wanted if self._is_proven else 1
+        start, retire = plan([child.standing for child in children], wanted)
+        for place in retire:
+            log.info("process %d is no longer needed; it finishes what it runs", children[place].pid)
+            children[place].leave(Command("retire"))
+            self._has_news = True
+        if now >= self._start_after:
+            for _ in range(start):
+                child = start_child(self._spec, self._settings, self._bell.remove)
+                self._children[child.pid] = child
 
-    def _greet_new(self) -> None:
-        """Take in the children that have become ready; the leader hears of them at once."""
-        ready = False
+    def _hear(self) -> None:
+        """Take in what the children say. The leader hears at once of those that are ready and those that leave."""
         for child in self._children.values():
-            if child.names is None and child.pipe.poll():
-                try:
-                    child.names = decode(Hello, child.pipe.recv_bytes()).names
-                except (EOFError, OSError):
-                    continue  # it has died, and is reaped in the next round
-                self._last_order[child.worker] = "0-0"
-                ready = True
-                log.info(
-                    "process %d ready: queues %s, %d at once",
-                    child.pid,
-                    ", ".join(self._spec.queues),
-                    self._spec.concurrency,
-                )
-        if ready:
-            self._beat(time.monotonic())
-            self._streams.greet()
+            for word in child.hear():
+                self._has_news = True
+                if isinstance(word, Hello):
+                    self._welcome(child, word)
+                else:
+                    self._replace(child, word)
 
-    def _reap(self) -> None:
+    def _welcome(self, child: Child, hello: Hello) -> None:
+        child.names = hello.names
+        self._inbox.add(child.worker)
+        self._is_proven = True
+        log.info(
+            "process %d ready: queues %s, %d at once", child.pid, ", ".join(self._spec.queues), self._spec.concurrency
+        )
+
+    def _replace(self, child: Child, leaving: Leaving) -> None:
+        log.info("process %d is replaced: %s", child.pid, leaving.reason)
+        if leaving.at_once:
+            child.draining = True
+        else:
+            child.worn = True
+
+    def _check_children(self, now: float) -> None:
+        """Find the children that have grown too large, and those that cannot end what must end."""
+        heard = self._last_beat is not None and now - self._last_beat < 2 * self._settings.heartbeat + 1.0
+        for child in self._children.values():
+            if child.names is None or child.dismissed:
+                continue
+            if self._spec.max_memory is not None and child.standing is Standing.WORKING:
+                memory = resident_memory(child.pid)
+                if memory > self._spec.max_memory:
+                    self._replace(child, Leaving(f"it uses {format_memory(memory)}", at_once=False))
+            if heard and child.is_beyond_help(now, self._settings.stop_grace):
+                log.error("process %d is killed: a task must end, and holds up the whole process", child.pid)
+                child.dismissed = True
+                child.kill()
+
+    def _reap(self, now: float) -> None:
         while self._children:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -176,25 +204,50 @@ class Supervisor:
             if child is None:
                 continue
             child.pipe.close()
-            self._last_order.pop(child.worker, None)
-            code = os.waitstatus_to_exitcode(status)
-            lost = unpack_attempts(child.held.snapshot()[0])
-            if lost and code == EXIT_UNFINISHED:
-                reports: list[Report] = [Returned(task, attempt, "worker stops") for task, attempt in lost]
-                self._lost.append(Flush(child.worker, reports))
-            elif lost:
-                self._lost.append(Flush(child.worker, [Lost(task, attempt, alone=False) for task, attempt in lost]))
-            if code == EXIT_UNUSABLE:
-                self._exit_code = 1
-                self._signals = max(1, self._signals)
-            elif code not in (0, EXIT_UNFINISHED):
-                how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                log.error("process %d died (%s) with %d tasks; they will run elsewhere", pid, how, len(lost))
+            self._inbox.remove(child.worker)
             self._gone.append(child.worker)
-            if not self._signals and not (self._spec.burst and code == 0):
-                time.sleep(max(0.0, min(1.0, self._restart_at - time.monotonic())))
-                self._restart_at = time.monotonic() + 1.0
-                self._start_child()
+            code = os.waitstatus_to_exitcode(status)
+            reports = child.last_words(code, now)
+            if reports:
+                self._lost.append(Flush(child.worker, reports))
+            if code == EXIT_UNUSABLE:
+                self._cannot_load(now)
+            elif code not in (0, EXIT_UNFINISHED) and not child.dismissed:
+                how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                log.error("process %d died (%s) with %d tasks; they will run elsewhere", pid, how, len(reports))
+                self._start_after = max(self._start_after, self._died_at + _BREATHER)
+                self._died_at = max(now, self._start_after)
+
+    def _cannot_load(self, now: float) -> None:
+        """Decide what to do without the application; what is wrong with it has been printed."""
+        if self._changes is not None:
+            self._awaits_change = True
+            log.error("the application cannot be loaded; waiting for the next change of a file")
+        elif any(child.names is not None and not child.draining for child in self._children.values()):
+            self._start_after = now + _TRY_LOADING_AGAIN
+            log.error("the application cannot be loaded any more; going on with the processes that have loaded it")
+        else:
+            self._exit_code = 1
+            self._signals = max(1, self._signals)
+
+    def _look_at_files(self, now: float) -> None:
+        """With `reload`: when a file has changed, end the processes that have loaded what it was before."""
+        if self._changes is None or self._is_closing or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_AT_FILES
+        changed = self._changes.poll()
+        if not changed:
+            return
+        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        log.info("changed: %s; starting again", names)
+        self._awaits_change = self._is_proven = False
+        for child in self._children.values():
+            if child.names is None:
+                child.dismissed = True
+                child.kill()
+            elif not child.draining:
+                child.leave(Command("drain"))
+                self._has_news = True
 
     def _report_lost(self) -> None:
         """Sign off dead children and report what they held; while Redis is away, both wait."""
@@ -221,44 +274,79 @@ class Supervisor:
                 child.doubtful = True
                 child.tell(Command("pause"))
         self._beats += 1
-        self._streams.beat([self._heartbeat(child) for child in ready], ready[0].names or [], self._settings.worker_ttl)
+        asks = self._take_load(now)
+        by_names: dict[str, list[Child]] = {}
+        for child in ready:
+            by_names.setdefault(names_digest(child.names or []), []).append(child)
+        for alike in by_names.values():
+            beats = [child.heartbeat(self._spec, self._beats, hungry=child is asks) for child in alike]
+            self._streams.beat(beats, alike[0].names or [], self._settings.worker_ttl)
         self._last_beat = now
-
-    def _heartbeat(self, child: Child) -> Heartbeat:
-        held, running = child.held.snapshot()
-        return Heartbeat(
-            worker=child.worker,
-            host=socket.gethostname(),
-            pid=child.pid,
-            queues=list(self._spec.queues),
-            slots=self._spec.concurrency,
-            names=names_digest(child.names or []),
-            generation="",
-            started_at=child.started_at,
-            held=held,
-            running=running,
-            doubtful=child.doubtful,
-            burst=self._spec.burst,
-            draining=self._drain_told,
-            number=self._beats,
-        )
 
     def _obey(self, worker: str, order: Order) -> None:
         child = next((child for child in self._children.values() if child.worker == worker), None)
         if child is None:
             return
         if order.stop:
-            child.tell(Command("stop", order.stop))
+            child.stop(order.stop, time.monotonic())
         if order.go_on and child.doubtful:
             child.doubtful = False
             child.tell(Command("resume"))
-        if order.drain:
-            child.tell(Command("drain"))
+        if order.drain and not child.draining:
+            self._is_closing = True  # the queues are empty
+            child.leave(Command("drain"))
+        if order.work_waits:
+            self._scale(time.monotonic(), work_waits=True)
 
-    def _tell_all(self, command: Command) -> None:
-        for child in self._children.values():
-            child.tell(command)
+    # -- autoscale
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def _take_load(self, now: float) -> Child | None:
+        """Note how busy the processes are, and end one that is not needed; return one that is to ask for work."""
+        if self._spec.autoscale is None:
+            return None
+        self._scale(now, work_waits=False)
+        working = self._working()
+        may_grow = len(working) == self._wanted < self._bounds.most
+        return working[0] if may_grow and is_full(len(working), self._load(working)) else None
+
+    def _scale(self, now: float, *, work_waits: bool) -> None:
+        working = self._working()
+        if len(working) != self._wanted:
+            return  # it is changing already
+        load = self._load(working)
+        self._calm_since = min(self._calm_since, now) if is_calm(len(working), load) else float("inf")
+        wanted = scaled(
+            len(working),
+            self._bounds,
+            load,
+            work_waits=work_waits,
+            calm_for=now - self._calm_since,
+            patience=self._settings.scale_down_after,
+        )
+        if wanted != self._wanted:
+            log.info("%d processes instead of %d", wanted, self._wanted)
+            self._wanted = wanted
+            self._calm_since = float("inf")
+
+    def _working(self) -> list[Child]:
+        return [child for child in self._children.values() if child.standing in (Standing.WORKING, Standing.WORN)]
+
+    @staticmethod
+    def _load(children: list[Child]) -> float:
+        return sum(child.held.pulse()[1] for child in children)
+
+    # -- the end
+
+    def _heed_signals(self) -> None:
+        if self._signals and not self._drain_told:
+            log.info("draining: finishing what runs, up to %g s (again to stop at once)", self._settings.drain_timeout)
+            self._is_closing = self._drain_told = True
+            for child in self._children.values():
+                child.leave(Command("drain"))
+            self._has_news = True
+        if self._signals > 1:
+            for child in self._children.values():
+                child.kill()
+
+    def _on_signal(self) -> None:
         self._signals += 1

@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from orchestrator.errors import TaskAborted, TaskTimeout
 from orchestrator.workers.job import Job
 
 _QUICK = 0.001
@@ -82,9 +81,6 @@ class Threads:
         self._wake.get()
 
     def _do(self, job: Job) -> None:
-        try:
-            duration = self._run(job)
-        except (TaskTimeout, TaskAborted):
-            return  # an interruption that came when the job had just ended
+        duration = self._run(job)
         name = job.dispatch.name
         self._pace[name] = 0.8 * self._pace.get(name, duration) + 0.2 * duration

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.changes import Changes
 from orchestrator.cli.children import Child, say
 from orchestrator.cli.options import app_option
 from orchestrator.embedded import DATABASE, DEFAULT_FOLDER, EmbeddedServices, remove_services_file, write_services_file
@@ -23,14 +22,16 @@ from orchestrator.store import database
 from orchestrator.telemetry import configure_logging
 
 _INTERVAL = 0.3
-"""Seconds between two looks at the children and the files."""
+"""Seconds between two looks at the children."""
 _MARGIN = 15.0
 """Seconds that a child gets to end beyond the drain timeout."""
 
 
 @click.command("dev", context_settings={"show_default": True})
 @app_option
-@click.option("--reload", is_flag=True, help="Restart the worker when a *.py file under this folder changes.")
+@click.option(
+    "--reload/--no-reload", default=True, help="Restart the worker when a *.py file under this folder changes."
+)
 @click.option("--processes", type=click.IntRange(1), default=1, help="How many worker processes to run.")
 def command(app: str | None, reload: bool, processes: int) -> None:
     """Run everything in this terminal: Postgres and Redis of its own, a scheduler and a worker.
@@ -41,14 +42,14 @@ def command(app: str | None, reload: bool, processes: int) -> None:
 
     \b
     Example:
-      orchestrator dev --app shop.tasks:app --reload
+      orchestrator dev --app shop.tasks:app
     """
     configure_logging()
     with _interrupts() as interrupts, ExitStack() as stack:
         settings = _start_services(stack, app)
         if interrupts.requested.is_set():
             sys.exit(0)
-        team = _Team(settings, processes, Changes(Path.cwd()) if reload else None, interrupts)
+        team = _Team(settings, processes, reload, interrupts)
         stack.callback(team.stop)
         team.start()
         sys.exit(team.watch())
@@ -123,10 +124,10 @@ def _without_services_file(settings: Settings, app: str | None) -> Settings:
 class _Team:
     """The scheduler and the worker. Nobody is restarted in silence: if one ends by itself, everything ends."""
 
-    def __init__(self, settings: Settings, processes: int, changes: Changes | None, interrupts: _Interrupts) -> None:
+    def __init__(self, settings: Settings, processes: int, reload: bool, interrupts: _Interrupts) -> None:
         self._settings = settings
         self._processes = processes
-        self._changes = changes
+        self._reload = reload
         self._interrupts = interrupts
         self._children: dict[str, Child] = {}
 
@@ -137,7 +138,8 @@ class _Team:
         self._start("scheduler")
         if self._settings.app:
             say("dev", f"app       {self._settings.app}")
-            self._start_worker()
+            options = ["--processes", str(self._processes), "--allow", ".", "--database"]
+            self._start("worker", "--app", self._settings.app, *options, *(["--reload"] if self._reload else []))
         else:
             say(
                 "dev",
@@ -149,32 +151,16 @@ class _Team:
     def watch(self) -> int:
         """Wait until the user wants the end, or a child has ended by itself; return the exit code."""
         while not self._interrupts.requested.wait(_INTERVAL):
-            for role, child in list(self._children.items()):
+            for role, child in self._children.items():
                 if child.exit_code is not None:
                     say("dev", f"the {role} has ended unexpectedly, with exit code {child.exit_code}")
-                    if role != "worker" or self._changes is None:
-                        return 1
-                    del self._children[role]
-                    say("dev", "the worker starts again when a file changes")
-            if self._changes and self._settings.app and (changed := self._changes.poll()):
-                self._restart_worker(changed)
+                    return 1
         return 0
 
     def stop(self) -> None:
         """End the worker, then the scheduler, which first records what the worker reports."""
         for role in ("worker", "scheduler"):
             self._stop(role)
-
-    def _start_worker(self) -> None:
-        processes = str(self._processes)
-        self._start("worker", "--app", self._settings.app, "--processes", processes, "--allow", ".", "--database")
-
-    def _restart_worker(self, changed: list[str]) -> None:
-        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-        say("dev", f"changed: {names}; restarting the worker")
-        self._stop("worker")
-        if not self._interrupts.requested.is_set():
-            self._start_worker()
 
     def _start(self, role: str, *options: str) -> None:
         environment = {

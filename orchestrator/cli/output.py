@@ -24,6 +24,7 @@ _COLOURS = {
     "pending": "yellow",
     "draining": "yellow",
     "unheard": "yellow",
+    "stopped": "dim",
     "cancelled": "dim",
     "skipped": "dim",
 }

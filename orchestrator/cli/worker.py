@@ -12,21 +12,36 @@ from orchestrator.cli.parent import follow_parent
 from orchestrator.sdk.options import check_name
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging
+from orchestrator.workers.memory import parse_memory
 from orchestrator.workers.spec import WorkerSpec
 from orchestrator.workers.supervisor import run_worker
+
+_LEAST_MEMORY = 32 * 2**20
+"""A process that has just started uses more."""
 
 
 @click.command("worker", context_settings={"show_default": True})
 @app_option
 @click.option("--queues", default="default", metavar="A,B", help="The queues to serve.")
+@click.option("--processes", type=click.IntRange(1), show_default="one per CPU", help="How many processes to run.")
 @click.option(
-    "--processes",
-    type=click.IntRange(1),
-    default=lambda: os.cpu_count() or 1,
-    show_default="one per CPU",
-    help="How many processes to run.",
+    "--autoscale",
+    metavar="MIN,MAX",
+    callback=lambda _context, _option, value: value and _bounds(value),
+    help="Instead of --processes: more of them while all slots are busy and work waits, fewer when it is calm.",
 )
 @click.option("--concurrency", type=click.IntRange(1), default=10, help="How many tasks each process runs at once.")
+@click.option(
+    "--max-tasks-per-process",
+    type=click.IntRange(1),
+    help="Replace a process after about so many tasks; nothing stands still meanwhile.",
+)
+@click.option(
+    "--max-memory",
+    metavar="SIZE",
+    callback=lambda _context, _option, value: value and _memory(value),
+    help="Replace a process that uses more memory than this, e.g. 512MB; nothing stands still meanwhile.",
+)
 @click.option(
     "--allow",
     multiple=True,
@@ -37,14 +52,19 @@ from orchestrator.workers.supervisor import run_worker
     "--database", is_flag=True, help="Let tasks use ctx.transaction(): give them the database (setting database_url)."
 )
 @click.option("--burst", is_flag=True, help="Work until the queues are empty, then exit.")
+@click.option("--reload", is_flag=True, help="Start again when a *.py file under this folder changes; for development.")
 def command(
     app: str | None,
     queues: str,
-    processes: int,
+    processes: int | None,
+    autoscale: tuple[int, int] | None,
     concurrency: int,
+    max_tasks_per_process: int | None,
+    max_memory: int | None,
     allow: tuple[str, ...],
     database: bool,
     burst: bool,
+    reload: bool,
 ) -> None:
     """Run tasks.
 
@@ -54,18 +74,45 @@ def command(
     \b
     Example:
       orchestrator worker --app shop.tasks:app --queues default,mail --processes 4
+      orchestrator worker --autoscale 1,8 --max-memory 512MB
       orchestrator worker --burst
     """
+    if autoscale is not None and processes is not None:
+        raise click.UsageError("--autoscale says how many processes there are; leave --processes out.")
     settings = load_settings(app=app)
     spec = WorkerSpec(
         app=require_app(settings),
         queues=tuple(check_name("queue", queue.strip()) for queue in queues.split(",")),
-        processes=processes,
+        processes=processes or os.cpu_count() or 1,
         concurrency=concurrency,
         allow=allow,
         database=database,
         burst=burst,
+        autoscale=autoscale,
+        max_tasks_per_process=max_tasks_per_process,
+        max_memory=max_memory,
+        reload=reload,
     )
     follow_parent()
     configure_logging()
     sys.exit(run_worker(spec, settings))
+
+
+def _bounds(value: str) -> tuple[int, int]:
+    """Return the fewest and the most processes."""
+    fewest, comma, most = value.partition(",")
+    try:
+        bounds = int(fewest), int(most)
+    except ValueError:
+        bounds = 0, 0
+    if not comma or not 1 <= bounds[0] <= bounds[1]:
+        raise click.BadParameter(f"{value!r} is not the fewest and the most processes, such as 1,8.")
+    return bounds
+
+
+def _memory(value: str) -> int:
+    """Return an amount of memory in bytes."""
+    size = parse_memory(value)
+    if size is None or size < _LEAST_MEMORY:
+        raise click.BadParameter(f"{value!r} is not an amount of memory of 32MB or more, such as 512MB or 2GB.")
+    return size

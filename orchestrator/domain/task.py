@@ -42,6 +42,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How many turns its lane gets for one of another."""
     store_result: bool = True
     """Keep what it returns."""
+    soft_timeout: float | None = None
+    """Seconds after which `SoftTimeout` is raised inside the task."""
 
 
 DEFAULT_OPTIONS = TaskOptions()

@@ -6,6 +6,9 @@ An order is repeated while a heartbeat still lists what it is about, so a lost o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.tick import Tick
@@ -82,7 +85,9 @@ class Watch:
             if beat.doubtful:
                 self._answer(tick, beat)
             elif beat.burst and not beat.draining and not waiting.is_busy(tick.connection, beat.queues):
-                self._orders[beat.worker] = Order(drain=True)
+                self._order(beat.worker, drain=True)
+            elif beat.hungry and waiting.has_ready(tick.connection, beat.queues):
+                self._order(beat.worker, work_waits=True)
         shape = {(beat.worker, beat.running, beat.draining) for beat in self._fleet.beats.values()}
         if shape != self._mirrored or (shape and self._monotonic >= self._mirror_at):
             if shape:
@@ -102,7 +107,7 @@ class Watch:
         held = unpack_attempts(beat.held)
         current = waiting.current(tick.connection, held) if held else set()
         stop = [Attempt(*attempt) for attempt in held if attempt not in current]
-        self._orders[beat.worker] = Order(stop=stop, go_on=True)
+        self._order(beat.worker, stop=stop, go_on=True)
 
     def _order_stops(self) -> None:
         if not self._revoked:
@@ -110,7 +115,11 @@ class Watch:
         for beat in self._fleet.beats.values():
             stop = [Attempt(*attempt) for attempt in unpack_attempts(beat.held) if attempt in self._revoked]
             if stop:
-                self._orders[beat.worker] = Order(stop=stop)
+                self._order(beat.worker, stop=stop)
+
+    def _order(self, worker: str, **changes: Any) -> None:
+        """Add to what a worker is told next."""
+        self._orders[worker] = msgspec.structs.replace(self._orders.get(worker, Order()), **changes)
 
     def _row(self, beat: Heartbeat) -> WorkerRow:
         return WorkerRow(

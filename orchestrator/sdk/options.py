@@ -47,7 +47,7 @@ class CallOptions:
     retries: int | Retry = 0
     """How often a failed attempt is tried again, or a whole Retry policy."""
     timeout: float | timedelta | None = None
-    """Seconds that one attempt may run."""
+    """Seconds that one attempt may run; then it ends, whatever it does."""
     isolation: Isolation = "thread"
     """Where a synchronous function runs: `thread`, or `process` for a child process that can be killed."""
     on_success: bool | Any = False
@@ -80,6 +80,8 @@ class CallOptions:
     """How often one may start, all keys together."""
     weight: float | Computed[float] = 1.0
     """How many turns its key gets for one of another."""
+    soft_timeout: float | timedelta | None = None
+    """Seconds after which `SoftTimeout` is raised inside the task, which may catch it to clean up."""
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -90,6 +92,8 @@ class CallOptions:
             raise InvalidTask(f"Option delay: expected zero or more seconds, found {self.delay!r}.")
         if self.timeout is not None and _seconds("timeout", self.timeout) <= 0:
             raise InvalidTask(f"Option timeout: expected more than zero seconds, found {self.timeout!r}.")
+        if self.soft_timeout is not None:
+            self._check_soft_timeout(_seconds("soft_timeout", self.soft_timeout))
         if (
             isinstance(self.retries, bool)
             or not isinstance(self.retries, (int, Retry))
@@ -140,6 +144,15 @@ class CallOptions:
         if not callable(self.weight):
             _weight(self.weight)
 
+    def _check_soft_timeout(self, seconds: float) -> None:
+        if seconds <= 0:
+            raise InvalidTask(f"Option soft_timeout: expected more than zero seconds, found {self.soft_timeout!r}.")
+        if self.timeout is not None and seconds >= _seconds("timeout", self.timeout):
+            raise InvalidTask(
+                f"Option soft_timeout: expected less than the timeout ({self.timeout!r}), so that the task has time to "
+                f"clean up; found {self.soft_timeout!r}."
+            )
+
     @property
     def policy(self) -> RetryPolicy:
         return self.retries.policy if isinstance(self.retries, Retry) else RetryPolicy(max=self.retries)
@@ -173,6 +186,7 @@ class CallOptions:
             total_rate=check_rate("total_rate", self.total_rate),
             store_result=self.store_result,
             weight=DEFAULT_OPTIONS.weight if weight == DEFAULT_OPTIONS.weight else weight,  # msgspec omits by identity
+            soft_timeout=None if self.soft_timeout is None else _seconds("soft_timeout", self.soft_timeout),
         )
 
     def placed(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> Placed:

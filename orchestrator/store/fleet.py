@@ -44,12 +44,17 @@ def mirror(connection: Connection, workers: Sequence[WorkerRow], now: datetime) 
 
 
 _GONE = """
-UPDATE orchestrator.workers SET state = 'dead', running = 0 WHERE state <> 'dead' AND NOT (id = ANY(%(live)s::text[]))
+UPDATE orchestrator.workers SET state = CASE state WHEN 'draining' THEN 'stopped' ELSE 'dead' END, running = 0
+ WHERE state NOT IN ('dead', 'stopped') AND NOT (id = ANY(%(live)s::text[]))
 """
-_FORGET = "DELETE FROM orchestrator.workers WHERE state = 'dead' AND seen_at < %(now)s::timestamptz - interval '1 hour'"
+_FORGET = """
+DELETE FROM orchestrator.workers
+ WHERE (state = 'dead' AND seen_at < %(now)s::timestamptz - interval '1 hour')
+    OR (state = 'stopped' AND seen_at < %(now)s::timestamptz - interval '1 minute')
+"""
 
 
 def mark_gone(connection: Connection, live: Sequence[str], now: datetime) -> None:
-    """Mark every other worker as dead, and forget those that have been for an hour."""
+    """Mark every other worker as dead, or as stopped where it was draining; forget them after an hour, or a minute."""
     connection.exec_driver_sql(_GONE, {"live": list(live)})
     connection.exec_driver_sql(_FORGET, {"now": now})

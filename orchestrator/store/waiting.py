@@ -187,6 +187,14 @@ def is_busy(connection: Connection, queues: Sequence[str]) -> bool:
     return bool(connection.exec_driver_sql(_BUSY, {"queues": list(queues)}).scalar_one())
 
 
+_HAS_READY = f"SELECT EXISTS (SELECT FROM orchestrator.tasks WHERE queue = ANY(%(queues)s) AND {READY})"
+
+
+def has_ready(connection: Connection, queues: Sequence[str]) -> bool:
+    """Say whether a queue holds anything that is ready and not handed out."""
+    return bool(connection.exec_driver_sql(_HAS_READY, {"queues": list(queues)}).scalar_one())
+
+
 _POLICIES = Statement(
     """
 SELECT wanted.id::text, t.failures, t.losses, t.alone, t.options::text

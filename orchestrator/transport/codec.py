@@ -62,6 +62,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     draining: bool = False
     number: int = 0
     """Grows with every beat, so that one that merely has not expired yet is not taken for a new one."""
+    hungry: bool = False
+    """All its slots are busy, and it could have more: it wants to know whether work waits."""
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
@@ -72,6 +74,8 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     drain: bool = False
     go_on: bool = False
     """The doubtful worker's attempts were checked; those not in `stop` are current."""
+    work_waits: bool = False
+    """The answer to a hungry worker: its queues hold more than the fleet can take."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):

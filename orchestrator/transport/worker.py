@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from redis import Redis
 from redis.exceptions import ResponseError
@@ -25,6 +26,8 @@ from orchestrator.transport.keys import GROUP, NUDGE_CAP, Keys
 from orchestrator.transport.quarantine import Refused, set_aside
 
 _NAMES_TTL = 3600
+_ANSWER_PATIENCE = 5.0
+"""Seconds beyond the time that Redis was asked to wait after which its answer is not awaited any more."""
 
 
 class Received(NamedTuple):
@@ -152,26 +155,9 @@ class WorkerStreams:
         with contextlib.suppress(*UNAVAILABLE):
             self._redis.xadd(self._keys.nudges, {"fleet": b""}, maxlen=NUDGE_CAP, approximate=True)
 
-    def orders(self, after: dict[str, str], block: float) -> list[tuple[str, Order]]:
-        """Wait up to `block` seconds for orders; `after` holds each worker's last order and moves on."""
-        streams = {self._keys.orders(worker): last for worker, last in after.items()}
-        reply = self._redis.xread(streams, count=100, block=max(1, int(block * 1000)))  # type: ignore[arg-type]
-        found: list[tuple[str, Order]] = []
-        for stream, items in cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or []):
-            worker = stream.decode().removeprefix(self._keys.orders(""))
-            after[worker] = items[-1][0].decode()
-            refused: list[Refused] = []
-            for entry, fields in items:
-                body = (fields or {}).get(b"d", b"")
-                try:
-                    found.append((worker, decode(Order, body)))
-                except Malformed as error:  # a stranger's; the leader repeats what it means
-                    refused.append(Refused(f"orders of {worker}/{entry.decode()}", body, str(error)))
-            if refused:
-                pipeline = self._redis.pipeline(transaction=False)
-                set_aside(pipeline, self._keys, refused)
-                pipeline.execute(raise_on_error=False)
-        return found
+    def order_inbox(self) -> OrderInbox:
+        """Return where the leader's orders arrive."""
+        return OrderInbox(self._redis, self._keys)
 
     def listen_applied(self, heard: Callable[[Applied], None]) -> None:
         """Call `heard`, in a thread, whenever the leader says what it has applied."""
@@ -207,6 +193,75 @@ def _text(value: bytes) -> str | None:
         return value.decode()
     except UnicodeDecodeError:
         return None
+
+
+class OrderInbox:
+    """The leader's orders to the workers of one parent, on a connection of their own.
+
+    One asks, and waits for `fileno` to become readable beside other things; then the answer is read.
+    """
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._connection: Any = redis.connection_pool.make_connection()
+        self._last: dict[str, str] = {}
+        """The workers that are listened for, and the last order that each was given."""
+        self._answer_until: float | None = None
+        """Until when an answer should have come; None while none is awaited."""
+
+    def add(self, worker: str) -> None:
+        """Listen for a worker from now on."""
+        self._last[worker] = "0-0"
+
+    def remove(self, worker: str) -> None:
+        """Listen for it no more."""
+        self._last.pop(worker, None)
+
+    def ask(self, block: float) -> None:
+        """Ask for what is new, and have Redis wait up to `block` seconds for it; while an answer is due, do nothing."""
+        now = time.monotonic()
+        if self._answer_until is not None and now > self._answer_until:
+            self._connection.disconnect()
+            self._answer_until = None
+        if self._answer_until is None and self._last:
+            streams = [self._keys.orders(worker) for worker in self._last]
+            milliseconds = max(1, int(block * 1000))
+            self._connection.send_command(
+                "XREAD", "COUNT", 100, "BLOCK", milliseconds, "STREAMS", *streams, *self._last.values()
+            )
+            self._answer_until = now + block + _ANSWER_PATIENCE
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether an answer is due, so that there is something to wait for."""
+        return self._answer_until is not None and self._connection._sock is not None
+
+    def fileno(self) -> int:
+        """Return what becomes readable when the answer is there."""
+        return int(self._connection._sock.fileno())
+
+    def read(self) -> list[tuple[str, Order]]:
+        """Return the orders that have come, with the workers that they are for."""
+        self._answer_until = None
+        reply = cast("list[tuple[bytes, list[tuple[bytes, list[bytes]]]]]", self._connection.read_response() or [])
+        found: list[tuple[str, Order]] = []
+        for stream, items in reply:
+            worker = stream.decode().removeprefix(self._keys.orders(""))
+            if worker in self._last:
+                self._last[worker] = items[-1][0].decode()
+            refused: list[Refused] = []
+            for entry, fields in items:
+                body = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"d", b"")
+                try:
+                    found.append((worker, decode(Order, body)))
+                except Malformed as error:  # a stranger's; the leader repeats what it means
+                    refused.append(Refused(f"orders of {worker}/{entry.decode()}", body, str(error)))
+            if refused:
+                pipeline = self._redis.pipeline(transaction=False)
+                set_aside(pipeline, self._keys, refused)
+                pipeline.execute(raise_on_error=False)
+        return found
 
 
 def _applied(value: bytes | None) -> Applied | None:

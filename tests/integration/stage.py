@@ -60,7 +60,8 @@ class Worker:
         self._slots = slots
         self._queues = list(queues)
         self._messages: list[tuple[str, str, set[tuple[bytes, int]]]] = []
-        self._last_order = {name: "0-0"}
+        self._inbox = self._streams.order_inbox()
+        self._inbox.add(name)
 
     def learn(self, *names: str) -> None:
         self._knows.extend(names)
@@ -130,7 +131,8 @@ class Worker:
         self.report(*(Started(task.id, task.attempt, 0.1) for task in tasks))
 
     def orders(self) -> list[Order]:
-        return [order for _, order in self._streams.orders(self._last_order, 0.001)]
+        self._inbox.ask(0.001)
+        return [order for _, order in self._inbox.read()]
 
 
 class System:

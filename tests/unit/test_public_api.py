@@ -43,6 +43,7 @@ PUBLIC = [
     "SchemaError",
     "Settings",
     "Signals",
+    "SoftTimeout",
     "Task",
     "TaskAborted",
     "TaskCancelled",

@@ -98,7 +98,7 @@ class WorkerView:
     running: int
     """How many it runs now."""
     state: str
-    """`live`, `draining` or `dead`; `unheard` if no leader has looked lately, so that nobody can say."""
+    """`live`, `draining`, `stopped` (it had drained) or `dead`; `unheard` if no leader has looked lately."""
     started_at: datetime
     """When it started."""
     seen_at: datetime
@@ -107,13 +107,13 @@ class WorkerView:
 
 _WORKERS = f"""
 SELECT id, host, pid, queues, names, slots, running,
-       CASE WHEN state = 'dead' OR {_IS_FRESH} THEN state ELSE 'unheard' END AS state, started_at, seen_at
-  FROM orchestrator.workers ORDER BY state = 'dead', host, started_at, id
+       CASE WHEN state IN ('dead', 'stopped') OR {_IS_FRESH} THEN state ELSE 'unheard' END AS state, started_at, seen_at
+  FROM orchestrator.workers ORDER BY state IN ('dead', 'stopped'), host, started_at, id
 """
 
 
 def list_workers(connection: Connection) -> list[WorkerView]:
-    """Return the fleet, the dead of the last hour at the end."""
+    """Return the fleet; at the end those that died in the last hour or stopped in the last minute."""
     return [
         WorkerView(**row._asdict() | {"queues": tuple(row.queues), "names": tuple(row.names)})
         for row in connection.exec_driver_sql(_WORKERS)

@@ -1,0 +1,179 @@
+"""One worker process, as its parent sees it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from orchestrator.domain.task import Failed, Lost, Report, Returned, TaskError
+from orchestrator.errors import TaskTimeout
+from orchestrator.sdk.failure import describe
+from orchestrator.settings import Settings
+from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, encode, names_digest
+from orchestrator.workers.held import HeldAttempts, Limit
+from orchestrator.workers.mortality import die_with
+from orchestrator.workers.process import EXIT_UNFINISHED, Command, Hello, Leaving
+from orchestrator.workers.process import main as run_process
+from orchestrator.workers.spec import WorkerSpec
+from orchestrator.workers.staffing import Standing
+
+log = get_logger("worker")
+
+
+class Child:
+    """A process that was forked, and what its parent knows of it."""
+
+    def __init__(self, worker: str, pid: int, pipe: Connection[Any, Any], held: HeldAttempts) -> None:
+        self.worker = worker
+        self.pid = pid
+        self.pipe = pipe
+        self.held = held
+        self.started_at = time.time()
+        self.names: list[str] | None = None
+        """The tasks that it knows; None until it is ready."""
+        self.doubtful = False
+        self.worn = False
+        self.draining = False
+        self.dismissed = False
+        """It was killed on purpose, and nobody need hear of it."""
+        self.is_deaf = False
+        """Its end of the pipe is closed."""
+        self._stopping: dict[tuple[bytes, int], float] = {}
+        """Attempts that it was told to stop, and since when."""
+        self._frozen_looks = 0
+        self._overdue: list[Limit] = []
+
+    @property
+    def standing(self) -> Standing:
+        """What it is to its parent."""
+        if self.draining or self.dismissed:
+            return Standing.DRAINING
+        if self.names is None:
+            return Standing.LOADING
+        return Standing.WORN if self.worn else Standing.WORKING
+
+    def hear(self) -> list[Hello | Leaving]:
+        """Return what the process has said since."""
+        heard: list[Hello | Leaving] = []
+        try:
+            while not self.is_deaf and self.pipe.poll():
+                heard.append(decode(Hello | Leaving, self.pipe.recv_bytes()))  # type: ignore[arg-type]
+        except (EOFError, OSError, Malformed):
+            self.is_deaf = True  # it has died, and is reaped in a moment
+        return heard
+
+    def tell(self, command: Command) -> None:
+        """Send a command; a child that is dead is dealt with elsewhere."""
+        try:
+            self.pipe.send_bytes(encode(command))
+        except OSError:
+            log.debug("process %d is gone", self.pid)
+
+    def stop(self, attempts: list[Attempt], now: float) -> None:
+        """Have it stop attempts."""
+        for attempt in attempts:
+            self._stopping.setdefault((attempt.id, attempt.attempt), now)
+        self.tell(Command("stop", attempts))
+
+    def leave(self, verb: Command) -> None:
+        """Have it take no more tasks and end."""
+        self.draining = True
+        self.tell(verb)
+
+    def kill(self) -> None:
+        """End it at once."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def heartbeat(self, spec: WorkerSpec, number: int, *, hungry: bool) -> Heartbeat:
+        """Return what is published of it."""
+        held, running = self.held.snapshot()
+        return Heartbeat(
+            worker=self.worker,
+            host=socket.gethostname(),
+            pid=self.pid,
+            queues=list(spec.queues),
+            slots=spec.concurrency,
+            names=names_digest(self.names or []),
+            generation="",
+            started_at=self.started_at,
+            held=held,
+            running=running,
+            doubtful=self.doubtful,
+            burst=spec.burst,
+            draining=self.draining,
+            number=number,
+            hungry=hungry,
+        )
+
+    # -- code that stops the whole process
+
+    def is_beyond_help(self, now: float, grace: float) -> bool:
+        """Say whether an attempt must end and only killing the process can do it.
+
+        A process ends its attempts itself, unless one of them keeps the interpreter to itself: then its clock stands.
+        Two looks in a row must find it so, because the whole machine may have been asleep.
+        """
+        pulse, _ = self.held.pulse()
+        held = set(self.held.unended())
+        self._stopping = {attempt: since for attempt, since in self._stopping.items() if attempt in held}
+        self._overdue = self.held.overdue(now - grace)
+        must_end = self._overdue or any(now - since > grace for since in self._stopping.values())
+        is_frozen = pulse > 0.0 and now - pulse > grace
+        self._frozen_looks = self._frozen_looks + 1 if must_end and is_frozen else 0
+        return self._frozen_looks > 1
+
+    # -- its end
+
+    def last_words(self, code: int, now: float) -> list[Report]:
+        """Return what is to be reported of a process that has ended and still held something."""
+        left = self.held.unended()
+        if self._frozen_looks > 1:
+            overdue = {(limit.id, limit.attempt): limit for limit in self._overdue}
+            return [
+                _timed_out(overdue[attempt], now)
+                if attempt in overdue
+                else Returned(*attempt, "the code of a neighbour stopped its process")
+                for attempt in left
+            ]
+        if code == EXIT_UNFINISHED:
+            return [Returned(*attempt, "worker stops") for attempt in left]
+        return [Lost(*attempt, alone=False) for attempt in left]
+
+
+def _timed_out(limit: Limit, now: float) -> Failed:
+    error: TaskError = describe(TaskTimeout(f"ran longer than its timeout of {limit.timeout:g} s"))
+    return Failed(limit.id, limit.attempt, now - limit.deadline + limit.timeout, error)
+
+
+def start_child(spec: WorkerSpec, settings: Settings, after_fork: Callable[[], None]) -> Child:
+    """Fork a worker process; `after_fork` is called in it first."""
+    held = HeldAttempts()
+    ours, theirs = Pipe()
+    worker = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(4)}"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            after_fork()
+            ours.close()
+            die_with(parent)
+            code = run_process(spec, settings, worker, held, theirs)
+        except Exception:
+            log.exception("worker process failed")
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    theirs.close()
+    return Child(worker, pid, ours, held)

@@ -1,0 +1,33 @@
+"""How much memory a process uses, and how people write such amounts."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_AMOUNT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([KMG]?)(?:i?B)?", re.IGNORECASE)
+
+
+def resident_memory(pid: int) -> int:
+    """Return the bytes of memory that a process has in RAM; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/statm").exists():
+            return 0
+    found = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return int(found.stdout.strip() or 0) * 1024
+
+
+def parse_memory(text: str) -> int | None:
+    """Return the bytes that a text such as `512MB` or `1.5G` means, or None if it means none."""
+    match = _AMOUNT.fullmatch(text.strip())
+    return int(float(match[1]) * _UNITS[match[2].upper()]) if match else None
+
+
+def format_memory(size: int) -> str:
+    """Return bytes as people read them."""
+    return f"{size / 2**20:.0f} MB"
