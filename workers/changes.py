@@ -30,7 +30,7 @@ class Changes:
                 folders.clear()
                 continue
             for name in files:
-                if name.endswith(".py"):
+                if name.endswith(".py") and not name.startswith("."):
                     path = os.path.join(folder, name)  # noqa: PTH118  (a Path for each file would cost more than the rest)
                     try:
                         yield path, os.stat(path).st_mtime_ns  # noqa: PTH116

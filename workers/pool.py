@@ -117,6 +117,7 @@ class Pool:
         try:
             report = self._isolation.run(job) if self._isolated(job) else self._runner.run(job)
         except (SoftTimeout, TaskTimeout, TaskAborted) as late:  # arrived when the code had just ended
+            job.uninterruptible()
             report = self._runner.failure(job, late)
         self._end(job, report)
         return time.monotonic() - job.started_at

@@ -148,8 +148,10 @@ class WorkerProcess:
             if room > 0 and not self._draining.is_set():
                 asked_at = time.monotonic()
                 received = self._receive(room)
-                if time.monotonic() - asked_at > _TOO_LATE:
-                    self._give_back(received)
+                if self._draining.is_set():
+                    self._give_back(received, "worker stops")
+                elif time.monotonic() - asked_at > _TOO_LATE:
+                    self._give_back(received, "received too late")
                 else:
                     self._accept(received)
             self._check_age()
@@ -232,13 +234,13 @@ class WorkerProcess:
             self.reporter.generation = generation
         return generation
 
-    def _give_back(self, received: list[Received]) -> None:
-        """Start nothing of what came long ago and was not noticed, because a task kept this process from running."""
+    def _give_back(self, received: list[Received], reason: str) -> None:
+        """Start nothing of what came when this process was to take no more, or came long ago and was not noticed."""
         for queue, entry, tasks in received:
             bundle = Bundle(self._joined, queue, entry, len(tasks))
             for task in tasks:
                 job = Job(task, bundle, self._held.add(task.id, task.attempt), time.monotonic())
-                self.reporter.report(Returned(task.id, task.attempt, "received too late"), job)
+                self.reporter.report(Returned(task.id, task.attempt, reason), job)
 
     def _accept(self, received: list[Received]) -> None:
         now = time.monotonic()

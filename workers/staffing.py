@@ -4,7 +4,8 @@
                           └────code that does not end, new code, too many processes────▲
 
 A worn process works on until its successor is ready, and successors come one at a time, so that neither throughput
-stops nor memory doubles. Whatever else drains has a successor at once.
+stops nor memory doubles. Whatever else drains has a successor at once. A process drains for as long as its longest task
+takes, so draining ones may pile up: worn ones then work on, and in the end capacity is given up rather than memory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ _FULL = 0.9
 """Share of the slots in use from which a worker counts as full; short tasks leave small gaps."""
 _COMFORT = 0.8
 """Share of the slots in use up to which a worker with one process fewer would still be at ease."""
+
+
+_CROWD = 3
+"""Times as many processes as are wanted, beyond which none is started."""
 
 
 class Standing(Enum):
@@ -43,9 +48,11 @@ def plan(standings: Sequence[Standing], wanted: int) -> Plan:
     working = [place for place, standing in enumerate(standings) if standing is Standing.WORKING]
     loading = sum(standing is Standing.LOADING for standing in standings)
     able = len(worn) + len(working)
-    start = max(0, wanted - able - loading)
-    if worn and wanted and not loading and not start and able <= wanted:
-        start = 1
+    draining = len(standings) - able - loading
+    missing = max(0, wanted - able - loading)
+    if worn and able == wanted and not loading and draining < wanted:
+        missing = 1
+    start = min(missing, max(0, _CROWD * wanted - len(standings)))
     surplus = max(0, able - wanted)
     return Plan(start, [*worn, *reversed(working)][:surplus])
 
@@ -78,3 +85,33 @@ def scaled(processes: int, bounds: Bounds, load: float, *, work_waits: bool, cal
     if calm_for >= patience:
         return max(bounds.fewest, processes - 1)
     return processes
+
+
+class Headcount:
+    """How many processes are wanted, as load comes and goes."""
+
+    def __init__(self, bounds: Bounds, patience: float) -> None:
+        self._bounds = bounds
+        self._patience = patience
+        self._calm_since = float("inf")
+        self.wanted = bounds.fewest
+
+    def note(self, working: int, load: float, now: float, *, work_waits: bool = False) -> bool:
+        """Take in how many processes work at this moment and how busy they are; say whether another number is wanted.
+
+        While processes come or go, the load says nothing yet.
+        """
+        if working != self.wanted:
+            return False
+        self._calm_since = min(self._calm_since, now) if is_calm(working, load) else float("inf")
+        calm_for = now - self._calm_since
+        wanted = scaled(working, self._bounds, load, work_waits=work_waits, calm_for=calm_for, patience=self._patience)
+        if wanted == self.wanted:
+            return False
+        self.wanted = wanted
+        self._calm_since = float("inf")
+        return True
+
+    def could_use_more(self, working: int, load: float) -> bool:
+        """Say whether it matters if work waits."""
+        return working == self.wanted < self._bounds.most and is_full(working, load)

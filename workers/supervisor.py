@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from orchestrator.workers.child import Child, start_child
 from orchestrator.workers.memory import format_memory, resident_memory
 from orchestrator.workers.process import EXIT_UNFINISHED, EXIT_UNUSABLE, Command, Hello, Leaving
 from orchestrator.workers.spec import WorkerSpec
-from orchestrator.workers.staffing import Bounds, Standing, is_calm, is_full, plan, scaled
+from orchestrator.workers.staffing import Bounds, Headcount, Standing, plan
 
 log = get_logger("worker")
 
@@ -72,9 +73,8 @@ class Supervisor:
         """Nothing is started any more."""
         self._drain_told = False
         self._exit_code = 0
-        self._bounds = Bounds(*(spec.autoscale or (spec.processes, spec.processes)))
-        self._wanted = self._bounds.fewest
-        self._calm_since = float("inf")
+        bounds = Bounds(*(spec.autoscale or (spec.processes, spec.processes)))
+        self._headcount = Headcount(bounds, settings.scale_down_after)
         self._changes = Changes(Path.cwd()) if spec.reload else None
         self._look_at = 0.0
         self._is_proven = not spec.reload
@@ -123,19 +123,18 @@ class Supervisor:
             until.append(self._look_at)
         if self._lost:
             until.append(now + 0.1)  # Redis has no generation yet, or takes no reports
-        self._sleep(max(0.0, min(until) - time.monotonic()))
-
-    def _sleep(self, seconds: float) -> None:
-        """Sleep until something happens; obey what the leader has ordered meanwhile."""
-        watched: list[Any] = [self._bell, *(child.pipe for child in self._children.values() if not child.is_deaf)]
-        if self._inbox.is_open:
-            watched.append(self._inbox)
-        ready: list[Any] = wait(watched, seconds)
-        if self._bell in ready:
-            self._bell.silence()
-        if self._inbox in ready:
+        orders = [self._inbox] if self._inbox.is_open else []
+        if self._inbox in self._sleep(max(0.0, min(until) - time.monotonic()), orders):
             for worker, order in self._inbox.read():
                 self._obey(worker, order)
+
+    def _sleep(self, seconds: float, also: Sequence[Any] = ()) -> list[Any]:
+        """Sleep until a signal arrives, a child says something, or one of these is ready; return what is."""
+        pipes = [child.pipe for child in self._children.values() if not child.is_deaf]
+        ready: list[Any] = wait([self._bell, *pipes, *also], seconds)  # type: ignore[list-item]
+        if self._bell in ready:
+            self._bell.silence()
+        return ready
 
     # -- children
 
@@ -144,7 +143,7 @@ class Supervisor:
         if self._is_closing or self._awaits_change:
             return
         children = list(self._children.values())
-        wanted = self._wanted if self._is_proven else 1
+        wanted = self._headcount.wanted if self._is_proven else 1
         start, retire = plan([child.standing for child in children], wanted)
         for place in retire:
             log.info("process %d is no longer needed; it finishes what it runs", children[place].pid)
@@ -238,8 +237,8 @@ class Supervisor:
         changed = self._changes.poll()
         if not changed:
             return
-        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-        log.info("changed: %s; starting again", names)
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        log.info("changed: %s%s; starting again", ", ".join(changed[:3]), more)
         self._awaits_change = self._is_proven = False
         for child in self._children.values():
             if child.names is None:
@@ -274,7 +273,7 @@ class Supervisor:
                 child.doubtful = True
                 child.tell(Command("pause"))
         self._beats += 1
-        asks = self._take_load(now)
+        asks = self._scale()
         by_names: dict[str, list[Child]] = {}
         for child in ready:
             by_names.setdefault(names_digest(child.names or []), []).append(child)
@@ -296,44 +295,18 @@ class Supervisor:
             self._is_closing = True  # the queues are empty
             child.leave(Command("drain"))
         if order.work_waits:
-            self._scale(time.monotonic(), work_waits=True)
+            self._scale(work_waits=True)
 
-    # -- autoscale
+    # -- how many
 
-    def _take_load(self, now: float) -> Child | None:
-        """Note how busy the processes are, and end one that is not needed; return one that is to ask for work."""
-        if self._spec.autoscale is None:
-            return None
-        self._scale(now, work_waits=False)
-        working = self._working()
-        may_grow = len(working) == self._wanted < self._bounds.most
-        return working[0] if may_grow and is_full(len(working), self._load(working)) else None
-
-    def _scale(self, now: float, *, work_waits: bool) -> None:
-        working = self._working()
-        if len(working) != self._wanted:
-            return  # it is changing already
-        load = self._load(working)
-        self._calm_since = min(self._calm_since, now) if is_calm(len(working), load) else float("inf")
-        wanted = scaled(
-            len(working),
-            self._bounds,
-            load,
-            work_waits=work_waits,
-            calm_for=now - self._calm_since,
-            patience=self._settings.scale_down_after,
-        )
-        if wanted != self._wanted:
-            log.info("%d processes instead of %d", wanted, self._wanted)
-            self._wanted = wanted
-            self._calm_since = float("inf")
-
-    def _working(self) -> list[Child]:
-        return [child for child in self._children.values() if child.standing in (Standing.WORKING, Standing.WORN)]
-
-    @staticmethod
-    def _load(children: list[Child]) -> float:
-        return sum(child.held.pulse()[1] for child in children)
+    def _scale(self, *, work_waits: bool = False) -> Child | None:
+        """Want more or fewer processes, as they are busy; return one that is to ask the leader whether work waits."""
+        working = [child for child in self._children.values() if child.standing in (Standing.WORKING, Standing.WORN)]
+        load = sum(child.held.pulse()[1] for child in working)
+        before = self._headcount.wanted
+        if self._headcount.note(len(working), load, time.monotonic(), work_waits=work_waits):
+            log.info("scaling from %d to %d processes", before, self._headcount.wanted)
+        return working[0] if self._headcount.could_use_more(len(working), load) else None
 
     # -- the end
 

@@ -36,12 +36,12 @@ def eventually(condition: Callable[[], T], what: str, timeout: float = 30.0) -> 
 class Process:
     """One command of ours, running."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
+    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path, folder: Path) -> None:
         self.log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator", *arguments],
-                cwd=HERE,
+                cwd=folder,
                 env=environment,
                 stdout=output,
                 stderr=output,
@@ -100,9 +100,9 @@ class Stack:
         eventually(lambda: process.logged("scheduler ready"), f"scheduler ready, see {process.log}")
         return process
 
-    def worker(self, *options: str, processes: int = 1, wait: bool = True) -> Process:
-        arguments = ["worker", "--app", "project:app", "--processes", str(processes), *options]
-        process = self._start("worker", arguments)
+    def worker(self, *options: str, processes: int = 1, wait: bool = True, folder: Path = HERE) -> Process:
+        count = [] if "--autoscale" in options else ["--processes", str(processes)]
+        process = self._start("worker", ["worker", "--app", "project:app", *count, *options], folder)
         if wait:
             eventually(lambda: process.logged("ready:", processes), f"worker ready, see {process.log}")
         return process
@@ -117,9 +117,9 @@ class Stack:
 
         return eventually(find, "somebody leads")
 
-    def _start(self, name: str, arguments: list[str]) -> Process:
+    def _start(self, name: str, arguments: list[str], folder: Path = HERE) -> Process:
         self._count += 1
-        process = Process(arguments, self.environment, self.folder / f"{self._count}-{name}.log")
+        process = Process(arguments, self.environment, self.folder / f"{self._count}-{name}.log", folder)
         self.processes.append(process)
         return process
 

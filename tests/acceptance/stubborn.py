@@ -1,0 +1,115 @@
+"""An application whose tasks do not end when they should."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from pathlib import Path
+
+from project import log, wait_for
+
+from orchestrator import Orchestrator, SoftTimeout
+
+app = Orchestrator()
+leak: list[bytes] = []
+
+
+@app.task
+def pid() -> int:
+    return os.getpid()
+
+
+@app.task
+def nap(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+@app.task
+def held(started: str, go: str) -> int:
+    """Say that it started, then wait for leave to end."""
+    log(started, str(os.getpid()))
+    wait_for(go)
+    return os.getpid()
+
+
+@app.task
+async def held_async(started: str, go: str) -> int:
+    log(started, str(os.getpid()))
+    while not Path(go).exists():
+        await asyncio.sleep(0.01)
+    return os.getpid()
+
+
+@app.task
+def swallows(started: str, go: str) -> None:
+    """Catch whatever is thrown at it, and go on."""
+    log(started, str(os.getpid()))
+    while not Path(go).exists():
+        try:
+            while not Path(go).exists():
+                time.sleep(0.005)
+        except BaseException:  # noqa: BLE001
+            continue
+
+
+@app.task
+async def swallows_async(started: str, go: str) -> None:
+    log(started, str(os.getpid()))
+    while not Path(go).exists():
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            continue
+
+
+@app.task
+async def blocks_the_loop(started: str, go: str) -> None:
+    log(started, str(os.getpid()))
+    wait_for(go)
+
+
+@app.task
+def keeps_the_interpreter(started: str) -> None:
+    """C code that never lets go: nothing else runs in this process."""
+    log(started, str(os.getpid()))
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+@app.task(soft_timeout=0.3, timeout=20)
+def cleans_up() -> str:
+    try:
+        while True:
+            time.sleep(0.005)
+    except SoftTimeout:
+        return "cleaned up"
+
+
+@app.task(soft_timeout=0.3, timeout=20)
+async def cleans_up_async() -> str:
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(60))
+    except SoftTimeout:
+        await asyncio.sleep(0.01)  # it was not cancelled, and may await
+        return "cleaned up"
+    return "never"
+
+
+@app.task(soft_timeout=0.3)
+def goes_on() -> None:
+    while True:
+        time.sleep(0.005)
+
+
+@app.task(soft_timeout=0.3)
+async def goes_on_async() -> None:
+    await asyncio.sleep(60)
+
+
+@app.task
+def leaks(size: int) -> int:
+    leak.append(b"x" * size)
+    return os.getpid()

@@ -1,0 +1,311 @@
+"""Worker processes come and go: code that will not end, too many tasks, too much memory, more work, new code."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stubborn
+
+from orchestrator import Handle, TaskCancelled, TaskFailed
+from orchestrator.transport.codec import Heartbeat, decode, unpack_attempts
+from orchestrator.transport.keys import Keys
+from tests.acceptance.conftest import fresh_stack
+from tests.acceptance.stack import Process, Stack, eventually, using
+
+APP = ("--app", "stubborn:app")
+
+
+SETTINGS = {"worker_ttl": 2.0, "heartbeat": 0.5, "stop_grace": 0.5, "scale_down_after": 0.5, "drain_timeout": 3.0}
+
+
+@pytest.fixture(scope="module")
+def leading(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A scheduler for all tests; each brings its own worker."""
+    with (
+        fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack"), **SETTINGS) as stack,
+        using(stubborn.app, stack),
+    ):
+        stack.scheduler()
+        yield stack
+
+
+@pytest.fixture
+def life(leading: Stack) -> Iterator[Stack]:
+    before = len(leading.processes)
+    yield leading
+    for process in leading.processes[before:]:
+        process.stop()
+
+
+def pids(path: Path, count: int = 1) -> list[int]:
+    """Wait until tasks have started `count` times; return the processes."""
+    eventually(lambda: path.exists() and len(path.read_text().split()) >= count, f"{count} starts in {path.name}")
+    return [int(line) for line in path.read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def listed(stack: Stack, pid: int) -> set[bytes]:
+    """Return the tasks that the heartbeat of a process lists."""
+    keys = Keys()
+    beats = [stack.redis.get(keys.worker(worker.decode())) for worker in stack.redis.smembers(keys.workers)]
+    return {
+        task
+        for beat in (decode(Heartbeat, value) for value in beats if value)
+        if beat.pid == pid
+        for task, _ in unpack_attempts(beat.held)
+    }
+
+
+def states(stack: Stack, worker: Process) -> list[str]:
+    """Return the states of a worker's processes, oldest first, as the fleet is shown to people."""
+    statement = "SELECT state FROM orchestrator.workers WHERE id LIKE :worker ORDER BY started_at"
+    return [str(row[0]) for row in stack.sql(statement, worker=f"%-{worker.pid}-%")]
+
+
+def charges(stack: Stack, *handles: Handle[Any]) -> tuple[int, int]:
+    """Return how many failures and losses these tasks were charged with."""
+    statement = "SELECT sum(failures), sum(losses) FROM orchestrator.ended_tasks WHERE id = ANY(CAST(:ids AS uuid[]))"
+    return tuple(stack.sql(statement, ids=[handle.id for handle in handles])[0])  # type: ignore[return-value]
+
+
+# -- soft timeouts
+
+
+def test_a_soft_timeout_can_be_caught_and_one_that_is_not_fails(life: Stack) -> None:
+    worker = life.worker(*APP)
+    cleaning = [stubborn.cleans_up, stubborn.cleans_up_async]
+    cleaning += [task.options(isolation="process") for task in cleaning]
+    going_on = [stubborn.goes_on, stubborn.goes_on_async, stubborn.goes_on.options(isolation="process")]
+    cleaned = [task.enqueue() for task in cleaning]
+    failed = [task.enqueue() for task in going_on]
+    assert [handle.result(30) for handle in cleaned] == ["cleaned up"] * 4
+    for handle in failed:
+        with pytest.raises(TaskFailed, match=r"ran longer than its soft timeout of 0\.3 s") as caught:
+            handle.result(30)
+        assert caught.value.kind == "orchestrator.errors.SoftTimeout"
+    assert states(life, worker) == ["live"], "nothing lingered, so no process was replaced"
+
+
+# -- code that does not end
+
+
+@pytest.mark.parametrize("task", [stubborn.swallows, stubborn.swallows_async], ids=["thread", "async"])
+def test_code_that_does_not_end_is_left_behind(life: Stack, tmp_path: Path, task: object) -> None:
+    worker = life.worker(*APP)
+    go, stop = str(tmp_path / "go"), str(tmp_path / "stop")
+    neighbour = stubborn.held.enqueue(str(tmp_path / "neighbour"), go)
+    old = pids(tmp_path / "neighbour")[0]
+    handle = task.options(timeout=0.3).enqueue(str(tmp_path / "started"), stop)  # type: ignore[attr-defined]
+    with pytest.raises(TaskFailed, match=r"ran longer than its timeout of 0\.3 s") as caught:
+        handle.result(20)
+    assert caught.value.kind == "orchestrator.errors.TaskTimeout"
+    eventually(lambda: worker.logged("ready:", 2), "a fresh process stands in")
+    assert stubborn.pid.enqueue().result(20) != old
+    eventually(lambda: states(life, worker) == ["draining", "live"], "the old one drains")
+    assert bytes.fromhex(handle.id.replace("-", "")) in listed(life, old), "its code runs, and counts"
+    Path(go).touch()
+    assert neighbour.result(20) == old, "what ran beside it was not disturbed"
+    eventually(lambda: not is_alive(old), "then the old process ends, and with it the code")
+    eventually(lambda: states(life, worker) == ["stopped", "live"], "which is no death")
+    assert (charges(life, handle), charges(life, neighbour)) == ((1, 0), (0, 0))
+
+
+def test_a_slot_is_free_again_when_the_code_ends_after_all(life: Stack, tmp_path: Path) -> None:
+    life.worker(*APP)
+    neighbour = stubborn.held.enqueue(str(tmp_path / "neighbour"), str(tmp_path / "go"))
+    old = pids(tmp_path / "neighbour")[0]
+    handle = stubborn.swallows.options(timeout=0.3).enqueue(str(tmp_path / "started"), str(tmp_path / "stop"))
+    with pytest.raises(TaskFailed):
+        handle.result(20)
+    late = bytes.fromhex(handle.id.replace("-", ""))
+    assert late in listed(life, old)
+    (tmp_path / "stop").touch()
+    eventually(lambda: late not in listed(life, old), "the code has ended")
+    assert handle.status() == "failed", "its late return changes nothing"
+    (tmp_path / "go").touch()
+    neighbour.result(20)
+
+
+def test_a_blocked_event_loop(life: Stack, tmp_path: Path) -> None:
+    life.worker(*APP)
+    victim = stubborn.held_async.enqueue(str(tmp_path / "victim"), str(tmp_path / "go"))
+    old = pids(tmp_path / "victim")[0]
+    handle = stubborn.blocks_the_loop.options(timeout=0.3).enqueue(str(tmp_path / "started"), str(tmp_path / "never"))
+    with pytest.raises(TaskFailed, match="ran longer than its timeout"):
+        handle.result(20)
+    assert pids(tmp_path / "victim", 2)[1] != old, "what shared the loop is handed back after the drain timeout"
+    (tmp_path / "go").touch()
+    victim.result(20)
+    assert not is_alive(old)
+    assert (charges(life, handle), charges(life, victim)) == ((1, 0), (0, 0))
+
+
+def test_code_that_keeps_the_interpreter_to_itself(life: Stack, tmp_path: Path) -> None:
+    worker = life.worker(*APP)
+    neighbour = stubborn.held.enqueue(str(tmp_path / "neighbour"), str(tmp_path / "go"))
+    pids(tmp_path / "neighbour")
+    handle = stubborn.keeps_the_interpreter.options(timeout=0.3).enqueue(str(tmp_path / "started"))
+    with pytest.raises(TaskFailed, match=r"ran longer than its timeout of 0\.3 s") as caught:
+        handle.result(30)
+    assert caught.value.kind == "orchestrator.errors.TaskTimeout"
+    assert worker.logged("is killed: a task must end")
+    pids(tmp_path / "neighbour", 2)
+    (tmp_path / "go").touch()
+    neighbour.result(20)
+    assert (charges(life, handle), charges(life, neighbour)) == ((1, 0), (0, 0))
+    # Cancelled, the same code is ended in the same way.
+    cancelled = stubborn.keeps_the_interpreter.enqueue(str(tmp_path / "again"))
+    stuck = pids(tmp_path / "again")[0]
+    cancelled.cancel()
+    with pytest.raises(TaskCancelled):
+        cancelled.result(20)
+    eventually(lambda: not is_alive(stuck), "its process is killed")
+    assert stubborn.pid.enqueue().result(20) != stuck
+
+
+# -- cancel
+
+
+def test_cancelled_code_that_does_not_end_is_left_behind(life: Stack, tmp_path: Path) -> None:
+    life.worker(*APP)
+    handle = stubborn.swallows.enqueue(str(tmp_path / "started"), str(tmp_path / "never"))
+    old = pids(tmp_path / "started")[0]
+    handle.cancel()
+    with pytest.raises(TaskCancelled):
+        handle.result(20)
+    eventually(lambda: not is_alive(old), "its process is replaced")
+    assert stubborn.pid.enqueue().result(20) != old
+    assert handle.status() == "cancelled"
+
+
+def test_cancel_while_no_worker_can_hear_it(life: Stack, tmp_path: Path) -> None:
+    worker = life.worker(*APP, "--concurrency", "1")
+    go = str(tmp_path / "go")
+    running = stubborn.held.enqueue(str(tmp_path / "running"), go)
+    pids(tmp_path / "running")
+    dispatched = stubborn.held.enqueue(str(tmp_path / "dispatched"), go)
+    later = stubborn.held.options(delay=3600).enqueue(str(tmp_path / "later"), go)
+    worker.signal_group(signal.SIGSTOP)
+    for handle in (running, dispatched, later):
+        handle.cancel()
+    for handle in (running, dispatched, later):
+        with pytest.raises(TaskCancelled):
+            handle.result(20)
+    Path(go).touch()  # awake again, the code returns at once: a late report of an ended attempt
+    worker.signal_group(signal.SIGCONT)
+    assert stubborn.pid.enqueue().result(30) > 0
+    worker.kill()
+    gone = stubborn.held.enqueue(str(tmp_path / "gone"), go)
+    gone.cancel()
+    with pytest.raises(TaskCancelled):
+        gone.result(20)
+    life.worker(*APP)
+    assert stubborn.pid.enqueue().result(30) > 0
+    assert [handle.status() for handle in (running, dispatched, later, gone)] == ["cancelled"] * 4
+    assert not any((tmp_path / name).exists() for name in ("dispatched", "later", "gone"))
+    assert len(pids(tmp_path / "running")) == 1
+
+
+# -- replacing
+
+
+def test_processes_are_replaced_after_many_tasks_and_nothing_is_lost(life: Stack) -> None:
+    worker = life.worker(*APP, "--max-tasks-per-process", "100", "--concurrency", "4")
+    handles = stubborn.app.enqueue_many(stubborn.nap, [(0.005,)] * 1_200)
+    served = [handle.result(60) for handle in handles]
+    assert len(set(served)) > 2
+    assert charges(life, *handles) == (0, 0)
+    worn, ready, retired = (
+        places(worker, words) for words in ("is replaced: it has run", "ready:", "no longer needed")
+    )
+    assert worn[0] < ready[1] < retired[0], "the successor was ready before the old one drained"
+    first = served[0]
+    eventually(lambda: not is_alive(first), "the first has ended")
+    assert "dead" not in states(life, worker)
+
+
+def places(process: Process, words: str) -> list[int]:
+    lines = process.log.read_text().splitlines()
+    return [number for number, line in enumerate(lines) if words in line]
+
+
+def test_a_process_that_grows_too_large_is_replaced(life: Stack) -> None:
+    worker = life.worker(*APP, "--max-memory", "200MB")
+    first = stubborn.pid.enqueue().result(20)
+    assert stubborn.leaks.enqueue(1_000).result(20) == first
+    assert stubborn.leaks.enqueue(250_000_000).result(20) == first
+    eventually(lambda: worker.logged("is replaced: it uses"), "it is too large")
+    eventually(lambda: not is_alive(first), "it has ended")
+    assert stubborn.pid.enqueue().result(20) != first
+
+
+def test_autoscale_follows_the_work(life: Stack, tmp_path: Path) -> None:
+    worker = life.worker(*APP, "--autoscale", "1,3", "--concurrency", "2")
+    go = tmp_path / "go"
+    handles = stubborn.app.enqueue_many(stubborn.held, [(str(tmp_path / "started"), str(go))] * 8)
+    assert len(set(pids(tmp_path / "started", 6))) == 3, "three processes, two tasks each"
+    assert not worker.logged("ready:", 4)
+    go.touch()
+    assert len({handle.result(20) for handle in handles}) == 3
+    eventually(lambda: states(life, worker).count("live") == 1, "calm again, one is enough")
+    assert "dead" not in states(life, worker)
+    assert stubborn.pid.enqueue().result(20) > 0
+
+
+def test_threads_loops_and_processes_side_by_side(life: Stack, tmp_path: Path) -> None:
+    life.worker(*APP, processes=2)
+    path, go = str(tmp_path / "started"), str(tmp_path / "go")
+    tasks = [stubborn.held, stubborn.held_async, stubborn.held.options(isolation="process")]
+    handles = [task.enqueue(path, go) for task in tasks for _ in range(2)]
+    pids(tmp_path / "started", 6)  # all at once, none waits for another
+    Path(go).touch()
+    isolated = {handle.result(20) for handle in handles[4:]}
+    assert not isolated & {handle.result(20) for handle in handles[:4]}
+
+
+# -- new code
+
+
+def test_reload(life: Stack, tmp_path: Path) -> None:
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    module = folder / "shop.py"
+
+    def write(answer: str, *more: str) -> None:
+        lines = ["from orchestrator import Orchestrator", "app = Orchestrator()", "@app.task", "def answer():"]
+        module.write_text("\n".join([*lines, f"    return {answer}", *more, ""]))
+
+    @stubborn.app.task(name="shop.answer")
+    def answer() -> object: ...
+
+    @stubborn.app.task(name="shop.added")
+    def added() -> object: ...
+
+    try:
+        write("1")
+        worker = life.worker("--app", "shop:app", "--reload", folder=folder, processes=2)
+        assert answer.enqueue().result(20) == 1
+        write("2", "@app.task", "def added():", "    return 'new'")
+        eventually(lambda: worker.logged("changed: shop.py; starting again"), "it has seen the change")
+        eventually(lambda: worker.logged("ready:", 4), "new processes")
+        assert answer.enqueue().result(20) == 2
+        assert added.enqueue().result(20) == "new", "the leader hears what the new code knows, while the old drains"
+        write("(")
+        eventually(lambda: worker.logged("waiting for the next change"), "it waits")
+        assert worker.log.read_text().count("SyntaxError") == 1, "one process tries, not all"
+        waiting = answer.enqueue()
+        write("3")
+        assert waiting.result(20) == 3
+        assert worker.stop() == 0
+    finally:
+        del stubborn.app.tasks["shop.answer"], stubborn.app.tasks["shop.added"]

@@ -1,0 +1,115 @@
+"""How many worker processes there are, and which of them are replaced."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.workers.staffing import Bounds, Headcount, Standing, plan, scaled
+
+LOADING, WORKING, WORN, DRAINING = Standing.LOADING, Standing.WORKING, Standing.WORN, Standing.DRAINING
+
+
+@pytest.mark.parametrize(
+    ("standings", "wanted", "expected"),
+    [
+        ([], 2, (2, [])),
+        ([LOADING, WORKING], 2, (0, [])),
+        ([WORKING], 2, (1, [])),
+        ([DRAINING, WORKING], 2, (1, [])),
+        ([WORN, WORKING], 2, (1, [])),
+        ([WORN, WORKING, LOADING], 2, (0, [])),
+        ([WORN, WORKING, WORKING], 2, (0, [0])),
+        ([WORN, WORN, LOADING], 2, (0, [])),
+        ([WORN, WORN, WORKING], 2, (0, [0])),
+        ([DRAINING, WORN, WORKING], 2, (1, [])),
+        ([WORKING, WORKING, WORKING], 2, (0, [2])),
+        ([DRAINING, DRAINING, WORN, WORKING], 2, (0, [])),
+        ([DRAINING, DRAINING, DRAINING, DRAINING, WORKING], 2, (1, [])),
+        ([DRAINING] * 6, 2, (0, [])),
+    ],
+    ids=[
+        "the first",
+        "one is on its way",
+        "one has died",
+        "one drains",
+        "a worn one gets a successor",
+        "who is on its way",
+        "and ready, so that the worn one goes",
+        "one after another",
+        "the oldest first",
+        "also while its predecessor drains",
+        "too many: the youngest goes",
+        "draining ones pile up: the worn one works on",
+        "a missing one is started all the same",
+        "until there are too many",
+    ],
+)
+def test_plan(standings: list[Standing], wanted: int, expected: tuple[int, list[int]]) -> None:
+    assert plan(standings, wanted) == expected
+
+
+@given(st.lists(st.sampled_from(Standing), max_size=20), st.integers(1, 6))
+def test_a_plan_never_leaves_fewer_at_work_than_are_wanted_if_it_can_help_it(
+    standings: list[Standing], wanted: int
+) -> None:
+    start, retire = plan(standings, wanted)
+    able = [place for place, standing in enumerate(standings) if standing in (WORKING, WORN)]
+    assert set(retire) <= set(able)
+    assert len(able) - len(retire) >= min(wanted, len(able))
+    assert start == 0 or len(standings) + start <= 3 * wanted
+    assert not (start and retire)
+
+
+BOUNDS = Bounds(1, 8)
+
+
+@pytest.mark.parametrize(
+    ("processes", "load", "work_waits", "calm_for", "expected"),
+    [
+        (1, 1.0, True, 0.0, 2),
+        (4, 3.9, True, 0.0, 6),
+        (6, 6.0, True, 0.0, 8),
+        (8, 8.0, True, 0.0, 8),
+        (2, 2.0, False, 0.0, 2),
+        (2, 1.0, True, 0.0, 2),
+        (4, 0.0, False, 29.0, 4),
+        (4, 0.0, False, 30.0, 3),
+        (1, 0.0, False, 99.0, 1),
+    ],
+    ids=[
+        "more",
+        "by half",
+        "not beyond the most",
+        "which are there already",
+        "busy, but nothing waits",
+        "work waits, but for something else",
+        "a lull",
+        "calm",
+        "not below the fewest",
+    ],
+)
+def test_scaled(processes: int, load: float, work_waits: bool, calm_for: float, expected: int) -> None:
+    assert scaled(processes, BOUNDS, load, work_waits=work_waits, calm_for=calm_for, patience=30.0) == expected
+
+
+def test_a_headcount_follows_the_load() -> None:
+    headcount = Headcount(Bounds(1, 3), patience=10.0)
+    assert headcount.could_use_more(1, 1.0)
+    assert headcount.note(1, 1.0, 0.0, work_waits=True)
+    assert headcount.wanted == 2
+    assert not headcount.note(1, 1.0, 1.0, work_waits=True), "the second is on its way"
+    assert not headcount.could_use_more(1, 1.0)
+    assert headcount.note(2, 2.0, 2.0, work_waits=True)
+    assert not headcount.could_use_more(3, 3.0), "there are as many as there may be"
+    assert not headcount.note(3, 1.0, 5.0)
+    assert not headcount.note(3, 2.9, 14.0), "a burst begins the calm anew"
+    assert not headcount.note(3, 1.0, 15.0)
+    assert not headcount.note(3, 1.0, 24.0)
+    assert headcount.note(3, 1.0, 25.0)
+    assert headcount.wanted == 2
+    assert not headcount.note(2, 0.0, 26.0), "one at a time"
+    assert headcount.note(2, 0.0, 36.0)
+    assert not headcount.note(1, 0.0, 99.0)
+    assert headcount.wanted == 1

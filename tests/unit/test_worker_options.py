@@ -1,0 +1,92 @@
+"""What a worker can be asked to be, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator import InvalidTask, Orchestrator
+from orchestrator.cli import main
+from orchestrator.cli import worker as command
+from orchestrator.sdk.options import CallOptions
+from orchestrator.workers.job import parse_options
+from orchestrator.workers.memory import parse_memory, resident_memory
+from orchestrator.workers.spec import WorkerSpec
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512MB", 512 * 2**20), ("512 MiB", 512 * 2**20), ("1.5g", 3 * 2**29), ("700", 700), ("4K", 4096)],
+)
+def test_memory_is_read(text: str, size: int) -> None:
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1MB", "1TB", "1 M B", "MB", "1e9"])
+def test_what_is_no_memory(text: str) -> None:
+    assert parse_memory(text) is None
+
+
+def test_resident_memory() -> None:
+    assert 2**20 < resident_memory(os.getpid()) < 2**36
+    assert resident_memory(2**22 + 1) == 0, "there is no such process"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--autoscale", "4"], "'4' is not the fewest and the most processes, such as 1,8."),
+        (["--autoscale", "0,4"], "'0,4' is not the fewest and the most processes, such as 1,8."),
+        (["--autoscale", "5,4"], "'5,4' is not the fewest and the most processes, such as 1,8."),
+        (["--autoscale", "a,b"], "'a,b' is not the fewest and the most processes, such as 1,8."),
+        (["--autoscale", "1,4", "--processes", "2"], "--autoscale says how many processes there are"),
+        (["--max-memory", "lots"], "'lots' is not an amount of memory of 32MB or more, such as 512MB or 2GB."),
+        (["--max-memory", "512"], "'512' is not an amount of memory of 32MB or more"),
+        (["--max-tasks-per-process", "0"], "0 is not in the range x>=1"),
+    ],
+)
+def test_bad_flags_are_refused(words: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, ["worker", "--app", "nowhere:app", *words])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_the_flags_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs: list[WorkerSpec] = []
+
+    def run_worker(spec: WorkerSpec, settings: object) -> int:
+        specs.append(spec)
+        return 0
+
+    monkeypatch.setattr(command, "run_worker", run_worker)
+    words = ["--autoscale", "2,6", "--max-memory", "1GB", "--max-tasks-per-process", "500", "--reload"]
+    assert CliRunner().invoke(main, ["worker", "--app", "nowhere:app", *words]).exit_code == 0
+    assert specs[0].autoscale == (2, 6)
+    assert (specs[0].max_memory, specs[0].max_tasks_per_process, specs[0].reload) == (2**30, 500, True)
+
+
+# -- timeouts of tasks
+
+
+@pytest.mark.parametrize("value", [0, -1, "5", float("nan"), True])
+def test_a_soft_timeout_is_a_positive_time(value: object) -> None:
+    with pytest.raises(InvalidTask, match="Option soft_timeout: expected"):
+        CallOptions(soft_timeout=value)  # type: ignore[arg-type]
+
+
+def test_a_soft_timeout_comes_before_the_timeout() -> None:
+    with pytest.raises(InvalidTask, match=r"Option soft_timeout: expected less than the timeout \(5\)"):
+        CallOptions(soft_timeout=5, timeout=5)
+    app = Orchestrator()
+
+    @app.task(timeout=10, soft_timeout=timedelta(seconds=8))
+    def job() -> None: ...
+
+    with pytest.raises(InvalidTask, match="expected less than the timeout"):
+        job.options(timeout=3)
+    options = parse_options(job.options(timeout=30).call_options.stored())
+    assert (options.timeout, options.soft_timeout) == (30.0, 8.0)
