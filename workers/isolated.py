@@ -51,7 +51,7 @@ class Isolation:
         self._retiring = False
 
     def run(self, job: Job) -> AttemptReport:
-        """Run a job in a child process; called in a thread that waits for it."""
+        """Run a job in a child process; called in a thread that waits for it. Raises what it was interrupted with."""
         with self._lock:
             child = self._idle.pop() if self._idle else None
         if child is None or not child.is_alive():
@@ -116,13 +116,12 @@ class Isolation:
             elif word == "leave":
                 self._outbox.leave(job, data)
 
-    def _died(self, job: Job) -> AttemptReport:
+    def _died(self, job: Job) -> Lost:
         dispatch = job.dispatch
         reason = job.interrupted_by
         if reason is None or reason is SoftTimeout:
             return Lost(dispatch.id, dispatch.attempt, alone=True)
-        duration = time.monotonic() - job.started_at
-        return Failed(dispatch.id, dispatch.attempt, duration, describe(interruption(job, reason)))
+        raise interruption(job, reason)
 
 
 class _Child:

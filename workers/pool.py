@@ -116,9 +116,9 @@ class Pool:
             return 0.0
         try:
             report = self._isolation.run(job) if self._isolated(job) else self._runner.run(job)
-        except (SoftTimeout, TaskTimeout, TaskAborted) as late:  # arrived when the code had just ended
+        except (SoftTimeout, TaskTimeout, TaskAborted) as reason:  # its process was killed, or the code had just ended
             job.uninterruptible()
-            report = self._runner.failure(job, late)
+            report = self._runner.failure(job, reason.with_traceback(None))
         self._end(job, report)
         return time.monotonic() - job.started_at
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
-from orchestrator.store.tables import READY
+from orchestrator.store.tables import READY, READY_IN_LANE, READY_PLAIN
 from orchestrator.store.transitions import arrivals, identifier
 
 _PROMOTE = Statement(
@@ -187,12 +187,22 @@ def is_busy(connection: Connection, queues: Sequence[str]) -> bool:
     return bool(connection.exec_driver_sql(_BUSY, {"queues": list(queues)}).scalar_one())
 
 
-_HAS_READY = f"SELECT EXISTS (SELECT FROM orchestrator.tasks WHERE queue = ANY(%(queues)s) AND {READY})"
+_HAS_READY = Statement(
+    f"""
+SELECT EXISTS (
+       SELECT FROM unnest(%(queues)s::text[]) AS asked(queue)
+        CROSS JOIN LATERAL (
+             (SELECT 1 FROM orchestrator.tasks WHERE queue = asked.queue AND {READY_PLAIN} LIMIT 1)
+              UNION ALL
+             (SELECT 1 FROM orchestrator.tasks WHERE queue = asked.queue AND {READY_IN_LANE} LIMIT 1)) AS ready
+        WHERE NOT EXISTS (SELECT FROM orchestrator.queues WHERE name = asked.queue AND paused))
+"""
+)
 
 
 def has_ready(connection: Connection, queues: Sequence[str]) -> bool:
-    """Say whether a queue holds anything that is ready and not handed out."""
-    return bool(connection.exec_driver_sql(_HAS_READY, {"queues": list(queues)}).scalar_one())
+    """Say whether one of these queues, unless it is paused, holds anything that is ready: two index probes each."""
+    return bool(_HAS_READY(connection, {"queues": list(queues)}).scalar_one())
 
 
 _POLICIES = Statement(

@@ -52,7 +52,7 @@ class Worker:
     def __init__(self, redis: Redis, name: str, *, knows: Sequence[str], slots: int, queues: Sequence[str]) -> None:
         self.name = name
         self.alive = True
-        self.doubtful = self.burst = self.draining = False
+        self.doubtful = self.burst = self.draining = self.hungry = False
         self.held: list[tuple[bytes, int]] = []
         self._redis = redis
         self._streams = WorkerStreams(redis, KEYS)
@@ -82,6 +82,7 @@ class Worker:
             self.doubtful,
             self.burst,
             self.draining,
+            hungry=self.hungry,
         )
         self._streams.beat([beat], self._knows, 600.0)
 

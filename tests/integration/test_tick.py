@@ -1141,6 +1141,35 @@ def test_a_burst_worker_is_told_to_drain_when_there_is_no_more(system: System) -
     assert Order(drain=True) in worker.orders()
 
 
+def test_a_hungry_worker_is_told_whether_work_waits(system: System) -> None:
+    worker = system.worker(slots=2)
+    worker.hungry = True
+    first = system.job.enqueue(1)
+    system.job.enqueue(2)
+    system.look(2)
+    (task, _) = worker.take()
+    assert worker.orders() == [], "all of it could be handed out"
+    for number in range(4):
+        system.job.options(concurrency_key="a").enqueue(number)
+    system.look()
+    assert worker.orders() == [Order(work_waits=True)]
+    first.cancel()
+    system.look(2)
+    assert Order(stop=[Attempt(task.id, 1)], work_waits=True) in worker.orders(), "one order does not hide another"
+    system.sql("INSERT INTO orchestrator.queues (name, paused) VALUES ('default', true)")
+    system.look(2)
+    assert not any(order.work_waits for order in worker.orders()), "what is paused does not wait for a worker"
+
+
+def test_a_worker_that_had_drained_has_stopped_and_is_not_dead(system: System) -> None:
+    worker = system.worker()
+    worker.draining = True
+    system.look()
+    worker.die()
+    system.look(6)
+    assert [row["state"] for row in system.sql("SELECT state FROM orchestrator.workers")] == ["stopped"]
+
+
 # -- tasks that enqueue tasks
 
 

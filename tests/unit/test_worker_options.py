@@ -12,7 +12,6 @@ from orchestrator import InvalidTask, Orchestrator
 from orchestrator.cli import main
 from orchestrator.cli import worker as command
 from orchestrator.sdk.options import CallOptions
-from orchestrator.workers.job import parse_options
 from orchestrator.workers.memory import parse_memory, resident_memory
 from orchestrator.workers.spec import WorkerSpec
 
@@ -88,5 +87,5 @@ def test_a_soft_timeout_comes_before_the_timeout() -> None:
 
     with pytest.raises(InvalidTask, match="expected less than the timeout"):
         job.options(timeout=3)
-    options = parse_options(job.options(timeout=30).call_options.stored())
+    options = job.options(timeout=30).call_options.travelling(1.0)
     assert (options.timeout, options.soft_timeout) == (30.0, 8.0)

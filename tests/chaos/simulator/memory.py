@@ -24,7 +24,7 @@ from orchestrator.transport.codec import (
 )
 from orchestrator.transport.leader import Deposed, Inbound, Message, ServerState, _age
 from orchestrator.transport.quarantine import Refused
-from orchestrator.transport.worker import Receipt, Received, StreamsGone
+from orchestrator.transport.worker import OrderInbox, Receipt, Received, StreamsGone
 
 Position = tuple[int, int]
 
@@ -420,15 +420,34 @@ class MemoryWorkerStreams:
     def greet(self) -> None:
         self._call("greet", lambda: self._server.nudge("fleet"))
 
-    def orders(self, after: dict[str, str], block: float) -> list[tuple[str, Order]]:
+    def order_inbox(self) -> OrderInbox:
+        return MemoryOrderInbox(self)  # type: ignore[return-value]
+
+
+class MemoryOrderInbox:
+    """What `OrderInbox` does, in memory: the answer is there as soon as it is asked for."""
+
+    def __init__(self, streams: MemoryWorkerStreams) -> None:
+        self._streams = streams
+        self._last: dict[str, str] = {}
+
+    def add(self, worker: str) -> None:
+        self._last[worker] = "0-0"
+
+    def remove(self, worker: str) -> None:
+        self._last.pop(worker, None)
+
+    def ask(self, block: float) -> None:
         del block
 
+    def read(self) -> list[tuple[str, Order]]:
         def effect() -> list[tuple[str, Order]]:
             found: list[tuple[str, Order]] = []
-            for worker in after:
-                for entry, order in self._server.data.orders.get(worker, Stream()).after(after[worker], 100):
-                    after[worker] = entry
+            for worker in self._last:
+                orders = self._streams._server.data.orders.get(worker, Stream())
+                for entry, order in orders.after(self._last[worker], 100):
+                    self._last[worker] = entry
                     found.append((worker, order))
             return found
 
-        return self._call("orders", effect)
+        return self._streams._call("orders", effect)

@@ -99,7 +99,6 @@ class _Child:
         self.drained_at = 0.0
         self.doubtful = False
         self.started_at = world.now
-        self.last_order = {identifier: "0-0"}
         self.starves_until = 0.0
         self.asked_for_work_at = 0.0
         self.unread: list[tuple[str, Received]] = []
@@ -133,6 +132,8 @@ class WorkerMachine:
     def _start_child(self) -> None:
         self._children += 1
         self.child = _Child(self._world, f"{self.name}.{self._children}")
+        self._inbox = self._streams.order_inbox()
+        self._inbox.add(self.child.id)
         self._beat_at = 0.0
         self._greeted = False
 
@@ -222,7 +223,8 @@ class WorkerMachine:
 
     def _obey(self) -> None:
         child = self.child
-        for _, order in self._streams.orders(child.last_order, 0.0):
+        self._inbox.ask(0.0)
+        for _, order in self._inbox.read():
             if order.stop:
                 self._revoke({(attempt.id, attempt.attempt) for attempt in order.stop})
             if order.go_on and child.doubtful:
