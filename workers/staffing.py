@@ -22,6 +22,8 @@ _COMFORT = 0.8
 
 _CROWD = 3
 """Times as many processes as are wanted, beyond which none is started."""
+_LEAST_CROWD = 8
+"""Processes that there may be in any case."""
 
 
 class Standing(Enum):
@@ -42,8 +44,16 @@ class Plan(NamedTuple):
     """Places, in the list that was given, of those that are to retire."""
 
 
-def plan(standings: Sequence[Standing], wanted: int) -> Plan:
-    """Decide which of these processes, oldest first, retire, and how many are started, so that `wanted` work."""
+def crowd(wanted: int) -> int:
+    """Return how many processes there may be in all, so that `wanted` work."""
+    return max(_LEAST_CROWD, _CROWD * wanted)
+
+
+def plan(standings: Sequence[Standing], wanted: int, most: int) -> Plan:
+    """Decide which of these processes, oldest first, retire, and how many are started, so that `wanted` work.
+
+    With those that load and drain there are never more than `most`.
+    """
     worn = [place for place, standing in enumerate(standings) if standing is Standing.WORN]
     working = [place for place, standing in enumerate(standings) if standing is Standing.WORKING]
     loading = sum(standing is Standing.LOADING for standing in standings)
@@ -52,7 +62,7 @@ def plan(standings: Sequence[Standing], wanted: int) -> Plan:
     missing = max(0, wanted - able - loading)
     if worn and able == wanted and not loading and draining < wanted:
         missing = 1
-    start = min(missing, max(0, _CROWD * wanted - len(standings)))
+    start = min(missing, max(0, most - len(standings)))
     surplus = max(0, able - wanted)
     return Plan(start, [*worn, *reversed(working)][:surplus])
 

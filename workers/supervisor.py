@@ -29,7 +29,7 @@ from orchestrator.workers.child import Child, start_child
 from orchestrator.workers.memory import format_memory, resident_memory
 from orchestrator.workers.process import EXIT_UNFINISHED, EXIT_UNUSABLE, Command, Hello, Leaving
 from orchestrator.workers.spec import WorkerSpec
-from orchestrator.workers.staffing import Bounds, Headcount, Standing, plan
+from orchestrator.workers.staffing import Bounds, Headcount, Standing, crowd, plan
 
 log = get_logger("worker")
 
@@ -144,7 +144,7 @@ class Supervisor:
             return
         children = list(self._children.values())
         wanted = self._headcount.wanted if self._is_proven else 1
-        start, retire = plan([child.standing for child in children], wanted)
+        start, retire = plan([child.standing for child in children], wanted, crowd(self._headcount.wanted))
         for place in retire:
             log.info("process %d is no longer needed; it finishes what it runs", children[place].pid)
             children[place].leave(Command("retire"))
@@ -266,6 +266,7 @@ class Supervisor:
     def _beat(self, now: float) -> None:
         ready = [child for child in self._children.values() if child.names is not None]
         if not ready:
+            self._last_beat = None  # nobody was there to be heard
             return
         if self._last_beat is not None and now - self._last_beat > self._settings.worker_ttl:
             log.warning("unheard for %.1f s; asking which tasks still count", now - self._last_beat)

@@ -306,6 +306,7 @@ def test_reload(life: Stack, tmp_path: Path) -> None:
         waiting = answer.enqueue()
         write("3")
         assert waiting.result(20) == 3
+        assert not worker.logged("unheard"), "it had nobody to be heard"
         assert worker.stop() == 0
     finally:
         del stubborn.app.tasks["shop.answer"], stubborn.app.tasks["shop.added"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.workers.staffing import Bounds, Headcount, Standing, plan, scaled
+from orchestrator.workers.staffing import Bounds, Headcount, Standing, crowd, plan, scaled
 
 LOADING, WORKING, WORN, DRAINING = Standing.LOADING, Standing.WORKING, Standing.WORN, Standing.DRAINING
 
@@ -27,6 +27,7 @@ LOADING, WORKING, WORN, DRAINING = Standing.LOADING, Standing.WORKING, Standing.
         ([WORKING, WORKING, WORKING], 2, (0, [2])),
         ([DRAINING, DRAINING, WORN, WORKING], 2, (0, [])),
         ([DRAINING, DRAINING, DRAINING, DRAINING, WORKING], 2, (1, [])),
+        ([DRAINING] * 5, 2, (1, [])),
         ([DRAINING] * 6, 2, (0, [])),
     ],
     ids=[
@@ -43,18 +44,24 @@ LOADING, WORKING, WORN, DRAINING = Standing.LOADING, Standing.WORKING, Standing.
         "too many: the youngest goes",
         "draining ones pile up: the worn one works on",
         "a missing one is started all the same",
-        "until there are too many",
+        "as far as there is room",
+        "and where there is none, not even that",
     ],
 )
 def test_plan(standings: list[Standing], wanted: int, expected: tuple[int, list[int]]) -> None:
-    assert plan(standings, wanted) == expected
+    assert plan(standings, wanted, most=6) == expected
+
+
+@pytest.mark.parametrize(("wanted", "most"), [(1, 8), (2, 8), (4, 12)])
+def test_crowd(wanted: int, most: int) -> None:
+    assert crowd(wanted) == most
 
 
 @given(st.lists(st.sampled_from(Standing), max_size=20), st.integers(1, 6))
 def test_a_plan_never_leaves_fewer_at_work_than_are_wanted_if_it_can_help_it(
     standings: list[Standing], wanted: int
 ) -> None:
-    start, retire = plan(standings, wanted)
+    start, retire = plan(standings, wanted, 3 * wanted)
     able = [place for place, standing in enumerate(standings) if standing in (WORKING, WORN)]
     assert set(retire) <= set(able)
     assert len(able) - len(retire) >= min(wanted, len(able))
