@@ -10,7 +10,7 @@ from pathlib import Path
 
 from project import log, wait_for
 
-from orchestrator import Orchestrator, SoftTimeout
+from orchestrator import Orchestrator, Retry, SoftTimeout, TaskTimeout
 
 app = Orchestrator()
 leak: list[bytes] = []
@@ -107,6 +107,11 @@ def goes_on() -> None:
 @app.task(soft_timeout=0.3)
 async def goes_on_async() -> None:
     await asyncio.sleep(60)
+
+
+@app.task(timeout=0.3, isolation="process", retries=Retry(max=3, base=0.01, give_up_on=(TaskTimeout,)))
+def hopeless() -> None:
+    time.sleep(60)
 
 
 @app.task

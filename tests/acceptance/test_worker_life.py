@@ -86,6 +86,7 @@ def test_a_soft_timeout_can_be_caught_and_one_that_is_not_fails(life: Stack) -> 
     cleaning = [stubborn.cleans_up, stubborn.cleans_up_async]
     cleaning += [task.options(isolation="process") for task in cleaning]
     going_on = [stubborn.goes_on, stubborn.goes_on_async, stubborn.goes_on.options(isolation="process")]
+    hopeless = stubborn.hopeless.enqueue()
     cleaned = [task.enqueue() for task in cleaning]
     failed = [task.enqueue() for task in going_on]
     assert [handle.result(30) for handle in cleaned] == ["cleaned up"] * 4
@@ -93,6 +94,9 @@ def test_a_soft_timeout_can_be_caught_and_one_that_is_not_fails(life: Stack) -> 
         with pytest.raises(TaskFailed, match=r"ran longer than its soft timeout of 0\.3 s") as caught:
             handle.result(30)
         assert caught.value.kind == "orchestrator.errors.SoftTimeout"
+    with pytest.raises(TaskFailed, match=r"ran longer than its timeout of 0\.3 s"):
+        hopeless.result(30)
+    assert charges(life, hopeless) == (1, 0), "a killed process is a timeout, of which the policy wants no second"
     assert states(life, worker) == ["live"], "nothing lingered, so no process was replaced"
 
 
@@ -274,6 +278,19 @@ def test_threads_loops_and_processes_side_by_side(life: Stack, tmp_path: Path) -
 
 
 # -- new code
+
+
+def test_a_successor_that_cannot_be_loaded_replaces_nobody(life: Stack, tmp_path: Path) -> None:
+    lines = ["from orchestrator import Orchestrator", "app = Orchestrator()", "@app.task(name='stubborn.pid')", ""]
+    module = tmp_path / "shop.py"
+    module.write_text("\n".join([*lines, "def pid():", "    import os", "    return os.getpid()", ""]))
+    worker = life.worker("--app", "shop:app", "--max-tasks-per-process", "2", folder=tmp_path)
+    module.write_text("raise RuntimeError('half a deployment')")
+    first = stubborn.pid.enqueue().result(20)
+    assert stubborn.pid.enqueue().result(20) == first
+    eventually(lambda: worker.logged("cannot be loaded any more; going on"), "its successor fails")
+    assert stubborn.pid.enqueue().result(20) == first
+    assert states(life, worker) == ["live"]
 
 
 def test_reload(life: Stack, tmp_path: Path) -> None:
