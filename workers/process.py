@@ -40,7 +40,9 @@ log = get_logger("worker")
 EXIT_UNFINISHED = 4
 """Tasks still ran when the time to drain was over. They end with the process; then the parent hands them back."""
 EXIT_UNUSABLE = 3
-"""The application cannot be loaded: starting again would not help."""
+"""There is no such application: starting again would not help."""
+EXIT_BROKEN = 5
+"""The application cannot be imported: starting again would help only if a file were changed."""
 
 _PATIENCE = 1.0
 """Seconds that a read waits before the process looks whether it should stop."""
@@ -89,7 +91,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     except Exception:  # noqa: BLE001  # the user's module fails to import: show where, and do not try again and again
         traceback.print_exc()
         print(f"Error: the application {spec.app} cannot be imported; the reason is above.", file=sys.stderr)
-        return EXIT_UNUSABLE
+        return EXIT_BROKEN
     process = WorkerProcess(spec, settings, worker, held, pipe)
     outbox = ProcessOutbox(process.reporter, process.journal)
     isolation = Isolation(spec, outbox)

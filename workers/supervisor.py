@@ -27,7 +27,7 @@ from orchestrator.workers.bell import Bell
 from orchestrator.workers.changes import Changes
 from orchestrator.workers.child import Child, start_child
 from orchestrator.workers.memory import format_memory, resident_memory
-from orchestrator.workers.process import EXIT_UNFINISHED, EXIT_UNUSABLE, Command, Hello, Leaving
+from orchestrator.workers.process import EXIT_BROKEN, EXIT_UNFINISHED, EXIT_UNUSABLE, Command, Hello, Leaving
 from orchestrator.workers.spec import WorkerSpec
 from orchestrator.workers.staffing import Bounds, Headcount, Standing, crowd, plan
 
@@ -79,6 +79,7 @@ class Supervisor:
         self._look_at = 0.0
         self._is_proven = not spec.reload
         """The application as it is now could be loaded; with `reload`, one process tries before the others."""
+        self._was_loaded = False
         self._awaits_change = False
 
     def run(self) -> int:
@@ -167,7 +168,7 @@ class Supervisor:
     def _welcome(self, child: Child, hello: Hello) -> None:
         child.names = hello.names
         self._inbox.add(child.worker)
-        self._is_proven = True
+        self._is_proven = self._was_loaded = True
         log.info(
             "process %d ready: queues %s, %d at once", child.pid, ", ".join(self._spec.queues), self._spec.concurrency
         )
@@ -209,17 +210,17 @@ class Supervisor:
             reports = child.last_words(code, now)
             if reports:
                 self._lost.append(Flush(child.worker, reports))
-            if code == EXIT_UNUSABLE:
-                self._cannot_load(now)
+            if code in (EXIT_UNUSABLE, EXIT_BROKEN):
+                self._cannot_load(now, mendable=code == EXIT_BROKEN or self._was_loaded)
             elif code not in (0, EXIT_UNFINISHED) and not child.dismissed:
                 how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                 log.error("process %d died (%s) with %d tasks; they will run elsewhere", pid, how, len(reports))
                 self._start_after = max(self._start_after, self._died_at + _BREATHER)
                 self._died_at = max(now, self._start_after)
 
-    def _cannot_load(self, now: float) -> None:
+    def _cannot_load(self, now: float, *, mendable: bool) -> None:
         """Decide what to do without the application; what is wrong with it has been printed."""
-        if self._changes is not None:
+        if self._changes is not None and mendable:
             self._awaits_change = True
             log.error("the application cannot be loaded; waiting for the next change of a file")
         elif any(child.names is not None and not child.draining for child in self._children.values()):
