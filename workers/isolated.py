@@ -22,7 +22,6 @@ from typing import Any
 
 from orchestrator.domain.task import AttemptReport, Dispatch, Failed, Lost, NewTask, Returned, Succeeded
 from orchestrator.errors import SoftTimeout
-from orchestrator.sdk.failure import describe
 from orchestrator.transport.codec import LogLine, ProgressMark, decode, encode
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.builtin import install
