@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from orchestrator.domain.task import AttemptReport, Returned, Started
+from orchestrator.domain.task import AttemptReport, Failed, Returned, Started
 from orchestrator.errors import SoftTimeout, TaskAborted, TaskTimeout
 from orchestrator.workers.coroutines import Coroutines
 from orchestrator.workers.held import HeldAttempts
@@ -209,7 +209,9 @@ class Pool:
             return  # it has ended at this very moment
         self._held.unlimit(job.slot)
         report = self._runner.failure(job, interruption(job, reason))
-        self._reporter.report(msgspec.structs.replace(report, lingering=True), job)
+        if isinstance(report, Failed):  # one that had completed in its transaction has succeeded
+            report = msgspec.structs.replace(report, lingering=True)
+        self._reporter.report(report, job)
         self._freed.set()
         self._on_stuck(job.dispatch.name)
 
