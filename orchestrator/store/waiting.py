@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
-from orchestrator.store.tables import READY, READY_IN_LANE, READY_PLAIN
+from orchestrator.store.tables import READY_IN_LANE, READY_PLAIN
 from orchestrator.store.transitions import arrivals, identifier
 
 _PROMOTE = Statement(
@@ -176,17 +176,6 @@ def current(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> se
     return {(identifier(row[0]), row[1]) for row in _CURRENT(connection, parameters)}
 
 
-_BUSY = f"""
-SELECT EXISTS (SELECT FROM orchestrator.tasks WHERE queue = ANY(%(queues)s) AND {READY})
-    OR EXISTS (SELECT FROM orchestrator.tasks WHERE queue = ANY(%(queues)s) AND status IN ('dispatched', 'running'))
-"""
-
-
-def is_busy(connection: Connection, queues: Sequence[str]) -> bool:
-    """Say whether a queue holds anything that is ready or in flight."""
-    return bool(connection.exec_driver_sql(_BUSY, {"queues": list(queues)}).scalar_one())
-
-
 _HAS_READY = Statement(
     f"""
 SELECT EXISTS (
@@ -203,6 +192,17 @@ SELECT EXISTS (
 def has_ready(connection: Connection, queues: Sequence[str]) -> bool:
     """Say whether one of these queues, unless it is paused, holds anything that is ready: two index probes each."""
     return bool(_HAS_READY(connection, {"queues": list(queues)}).scalar_one())
+
+
+_BUSY = """
+SELECT EXISTS (SELECT FROM orchestrator.tasks WHERE queue = ANY(%(queues)s) AND status IN ('dispatched', 'running'))
+"""
+
+
+def is_busy(connection: Connection, queues: Sequence[str]) -> bool:
+    """Say whether one of these queues holds anything that is ready or in flight."""
+    in_flight = connection.exec_driver_sql(_BUSY, {"queues": list(queues)}).scalar_one()
+    return bool(in_flight) or has_ready(connection, queues)
 
 
 _POLICIES = Statement(
