@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from orchestrator.domain.definition import Definition, Param, Step, misfit, unknown_param
+from orchestrator.domain.definition import Definition, Param, Step, misfit, queueing_problem, unknown_param
 from orchestrator.domain.expression import Template, parse, parse_template
 from orchestrator.domain.grammar import Path as ExpressionPath
 from orchestrator.domain.operators import KEYWORDS, describe
@@ -93,6 +93,8 @@ def _starts(definition: Definition) -> Iterator[Problem]:
     """Check what starts runs without a person: each must give the parameters that have no default."""
     if definition.schedule is not None:
         yield from _given(("schedule",), definition.schedule.get("params", {}), "run", definition.params)
+        if definition.schedule.get("overlap") == "queue" and (problem := queueing_problem(definition)):
+            yield Problem(("schedule", "overlap"), problem)
     for place, trigger in enumerate(definition.on):
         path: Path = ("on", place)
         if (trigger.workflow is None) is (trigger.event is None):

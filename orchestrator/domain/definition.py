@@ -128,6 +128,16 @@ def content_hash(definition: Definition) -> str:
     return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
 
 
+def queueing_problem(definition: Definition) -> str | None:
+    """Return why runs of a schedule cannot queue up behind each other, or None where they can."""
+    own = definition.concurrency
+    if own is None or (own.limit == 1 and own.key is None):
+        return None
+    return (
+        "overlap: queue is a limit of one run at a time, and the workflow has another one: leave out its concurrency."
+    )
+
+
 # -- parameters
 
 

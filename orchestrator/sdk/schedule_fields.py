@@ -4,65 +4,19 @@ from __future__ import annotations
 
 import re
 import zoneinfo
-from datetime import UTC, datetime
-from typing import Any
-
-from croniter import CroniterBadDateError, CroniterError, croniter
+from datetime import datetime
+from typing import Any, get_args
 
 from orchestrator.domain.checks import Path
+from orchestrator.domain.cron import cron_problem
+from orchestrator.domain.schedule import MOST_CAUGHT_UP, Overlap, catch_up_parts
 from orchestrator.errors import did_you_mean
 from orchestrator.sdk import fields
 from orchestrator.sdk.document import Node
 from orchestrator.sdk.fields import BAD, Bad, Convert, Fields
 
-_NUMBERS = r"[0-9*,/-]+"
-_MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
-_DAYS = "sun|mon|tue|wed|thu|fri|sat"
-_FIELDS = (
-    ("second", "0 to 59", re.compile(_NUMBERS)),
-    ("minute", "0 to 59", re.compile(_NUMBERS)),
-    ("hour", "0 to 23", re.compile(_NUMBERS)),
-    ("day of month", "1 to 31, or L for the last", re.compile(r"(?:[0-9*,/?LW-])+", re.IGNORECASE)),
-    ("month", "1 to 12, or JAN to DEC", re.compile(rf"(?:[0-9*,/-]|{_MONTHS})+", re.IGNORECASE)),
-    (
-        "day of week",
-        "0 to 7, where both are Sunday, or SUN to SAT; FRI#2 for the second, L5 for the last Friday",
-        re.compile(rf"(?:[0-9*,/?#L-]|{_DAYS})+", re.IGNORECASE),
-    ),
-)
-_NICKNAMES = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
-_SOME_DAY = datetime(2024, 1, 1, tzinfo=UTC)
-
-
-def cron_problem(expression: str) -> str | None:
-    """Return what is wrong with a cron expression of 5 fields, or 6 with seconds first; None if nothing is."""
-    if expression.startswith("@"):
-        return None if expression in _NICKNAMES else f"expected one of {', '.join(_NICKNAMES)}, found {expression!r}."
-    parts = expression.split()
-    if len(parts) not in (5, 6):
-        return (
-            f"expected 5 fields (minute, hour, day of month, month, day of week), or 6 with seconds first, "
-            f"found {len(parts)} in {expression!r}."
-        )
-    for place, (part, (name, expected, letters)) in enumerate(zip(parts, _FIELDS[-len(parts) :], strict=True)):
-        alone = [part if other == place else "*" for other in range(len(parts))]
-        if not letters.fullmatch(part) or not _is_understood(" ".join(alone)):
-            return f"{name} {part!r} of {expression!r}: expected {expected}; also *, lists, ranges and steps."
-    try:
-        croniter(expression, _SOME_DAY, second_at_beginning=True).get_next()
-    except CroniterBadDateError:
-        return f"{expression!r} never comes: there is no such date."
-    except (CroniterError, ValueError, KeyError, IndexError) as error:
-        return f"{expression!r}: {error}."
-    return None
-
-
-def _is_understood(expression: str) -> bool:
-    try:
-        croniter(expression, _SOME_DAY, second_at_beginning=True)
-    except (CroniterError, ValueError, KeyError, IndexError):
-        return False
-    return True
+_NAME = re.compile(r"[\w.-]{1,64}")
+_CENTURY = 100 * 365 * 86_400
 
 
 def schedule(reader: Fields, node: Node, path: Path) -> dict[str, Any] | Bad:
@@ -85,16 +39,22 @@ def _cron(reader: Fields, node: Node, path: Path) -> str | Bad:
 
 def _every(reader: Fields, node: Node, path: Path) -> float | Bad:
     seconds = fields.duration(reader, node, path)
-    if not isinstance(seconds, Bad) and seconds <= 0:
-        return reader.problem(path, f"expected more than 0 seconds, found {seconds:g}.")
-    return seconds
+    if not isinstance(seconds, Bad) and seconds < 1:
+        return reader.problem(path, f"expected at least 1 second, found {seconds:g}.")
+    return _bounded(reader, seconds, path)
 
 
 def _jitter(reader: Fields, node: Node, path: Path) -> float | Bad:
     seconds = fields.duration(reader, node, path)
     if not isinstance(seconds, Bad) and seconds < 0:
         return reader.problem(path, f"expected 0 seconds or more, found {seconds:g}.")
-    return seconds
+    return _bounded(reader, seconds, path)
+
+
+def _bounded(reader: Fields, seconds: float | Bad, path: Path) -> float | Bad:
+    if isinstance(seconds, Bad) or seconds <= _CENTURY:
+        return seconds
+    return reader.problem(path, f"expected a hundred years at most, found {seconds:g} seconds.")
 
 
 def _at(reader: Fields, node: Node, path: Path) -> str | Bad:
@@ -117,9 +77,20 @@ def _timezone(reader: Fields, node: Node, path: Path) -> str | Bad:
 
 
 def _catch_up(reader: Fields, node: Node, path: Path) -> str | Bad:
-    if isinstance(node.value, str) and re.fullmatch(r"none|latest|all(?:\([1-9][0-9]{0,8}\))?", node.value):
+    parts = catch_up_parts(node.value) if isinstance(node.value, str) else None
+    if parts is None:
+        return reader.mismatch(node, path, "one of none, latest, all and all(limit)")
+    if parts[1] is not None and parts[1] > MOST_CAUGHT_UP:
+        return reader.problem(
+            path, f"expected a limit up to {MOST_CAUGHT_UP:,}, or all without a limit, found {parts[1]:,}."
+        )
+    return str(node.value)
+
+
+def _name(reader: Fields, node: Node, path: Path) -> str | Bad:
+    if isinstance(node.value, str) and _NAME.fullmatch(node.value):
         return node.value
-    return reader.mismatch(node, path, "one of none, latest, all and all(limit)")
+    return reader.mismatch(node, path, "a name of 1 to 64 letters, digits, or any of _ . -")
 
 
 _SCHEDULE: dict[str, Convert] = {
@@ -127,10 +98,10 @@ _SCHEDULE: dict[str, Convert] = {
     "every": _every,
     "at": _at,
     "timezone": _timezone,
-    "overlap": fields.one_of(("skip", "queue", "allow", "cancel_previous")),
+    "overlap": fields.one_of(get_args(Overlap)),
     "catch_up": _catch_up,
     "jitter": _jitter,
-    "name": fields.text,
+    "name": _name,
     "params": fields.plain_object,
     "paused": fields.boolean,
 }

@@ -264,7 +264,7 @@ schedule:
 """,
             [
                 "f.yaml:2: schedule: expected exactly one of cron, every and at, found every and at.",
-                "f.yaml:3: schedule.every: expected more than 0 seconds, found 0.",
+                "f.yaml:3: schedule.every: expected at least 1 second, found 0.",
                 "f.yaml:4: schedule.at: expected a time such as 2024-01-31T09:30:00, found the string 'noon'.",
                 "f.yaml:5: schedule.timezone: unknown time zone 'Europe/Berlni'. Did you mean 'Europe/Berlin'?",
                 "f.yaml:6: schedule.overlap: expected one of skip, queue, allow, cancel_previous, found the string "

@@ -1,0 +1,93 @@
+"""Cron expressions: what is wrong with one, and which times of a wall clock it names.
+
+Five fields, or six with seconds first. croniter computes, on a clock that is never turned; `schedule` brings the time
+zones in. Where day of month and day of week are both given, either of them is enough, as everywhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from datetime import datetime
+
+from croniter import CroniterBadDateError, CroniterError, croniter
+
+_NUMBERS = r"[0-9*,/-]+"
+_MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+_DAYS = "sun|mon|tue|wed|thu|fri|sat"
+_FIELDS = (
+    ("second", "0 to 59", re.compile(_NUMBERS)),
+    ("minute", "0 to 59", re.compile(_NUMBERS)),
+    ("hour", "0 to 23", re.compile(_NUMBERS)),
+    ("day of month", "1 to 31, or L for the last", re.compile(r"(?:[0-9*,/?LW-])+", re.IGNORECASE)),
+    ("month", "1 to 12, or JAN to DEC", re.compile(rf"(?:[0-9*,/-]|{_MONTHS})+", re.IGNORECASE)),
+    (
+        "day of week",
+        "0 to 7, where both are Sunday, or SUN to SAT; FRI#2 for the second, L5 for the last Friday",
+        re.compile(rf"(?:[0-9*,/?#L-]|{_DAYS})+", re.IGNORECASE),
+    ),
+)
+_NAMES = {name: place for place, name in enumerate(_DAYS.split("|"))}
+_NAMES |= {name: place for place, name in enumerate(_MONTHS.split("|"), 1)}
+_NAMED = re.compile(rf"(?<!@)\b(?:{_MONTHS}|{_DAYS})\b", re.IGNORECASE)
+_RANGE_OF_ONE = re.compile(r"\b([0-9]+)-\1(?:/[0-9]+)?(?![0-9/])")
+"""`3-3`, which croniter takes for all values there are."""
+_NICKNAMES = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
+_SOME_DAY = datetime(2024, 1, 1)
+
+
+def cron_problem(expression: str) -> str | None:
+    """Return what is wrong with a cron expression, and with which field of it; None if nothing is."""
+    if expression.startswith("@"):
+        return None if expression in _NICKNAMES else f"expected one of {', '.join(_NICKNAMES)}, found {expression!r}."
+    parts = expression.split()
+    if len(parts) not in (5, 6):
+        return (
+            f"expected 5 fields (minute, hour, day of month, month, day of week), or 6 with seconds first, "
+            f"found {len(parts)} in {expression!r}."
+        )
+    for place, (part, (name, expected, letters)) in enumerate(zip(parts, _FIELDS[-len(parts) :], strict=True)):
+        alone = [part if other == place else "*" for other in range(len(parts))]
+        if not letters.fullmatch(part) or not _is_understood(" ".join(alone)):
+            return f"{name} {part!r} of {expression!r}: expected {expected}; also *, lists, ranges and steps."
+    if re.search("[#l]", parts[-1], re.IGNORECASE) and parts[-3] not in ("*", "?"):
+        return f"day of week {parts[-1]!r} of {expression!r}: # and L go with * as day of month, found {parts[-3]!r}."
+    try:
+        if next_local(expression, _SOME_DAY) is None:
+            return f"{expression!r} never comes: there is no such date."
+    except (CroniterError, ValueError, KeyError, IndexError) as error:
+        return f"{expression!r}: {error}."
+    return None
+
+
+def _is_understood(expression: str) -> bool:
+    try:
+        _parsed(expression)
+    except (CroniterError, ValueError, KeyError, IndexError):
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(expression: str) -> croniter:
+    plain = _RANGE_OF_ONE.sub(r"\1", _NAMED.sub(lambda word: str(_NAMES[word[0].lower()]), expression))
+    return croniter(plain, _SOME_DAY, ret_type=datetime, second_at_beginning=True)
+
+
+def next_local(expression: str, after: datetime) -> datetime | None:
+    """Return the first time of a wall clock, later than `after`, that an expression names; None if none ever comes."""
+    times = copy.copy(_parsed(expression))
+    times.set_current(after, force=True)
+    try:
+        found: datetime = times.get_next()
+    except CroniterBadDateError:
+        return None
+    return found
+
+
+def has_fixed_hour(expression: str) -> bool:
+    """Say whether an expression names hours of the day, rather than running through all of them or every n-th."""
+    if expression.startswith("@"):
+        return expression != "@hourly"
+    return not expression.split()[-4].startswith("*")
