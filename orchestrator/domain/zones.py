@@ -21,7 +21,7 @@ def offset(moment: datetime, zone: ZoneInfo) -> timedelta:
 
 
 def moment_of(local: datetime, zone: ZoneInfo) -> datetime:
-    """Return when a wall clock shows a time: the first of two times or, where it is left out, when it is passed over."""
+    """Return when a wall clock first shows a time or, where it leaves it out, when it passes it over."""
     before, after = (local.replace(tzinfo=zone, fold=fold).utcoffset() or timedelta() for fold in (0, 1))
     moment = (local - before).replace(tzinfo=UTC)
     if wall(moment, zone) == local:

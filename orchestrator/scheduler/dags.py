@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from typing import Any
 
 import msgspec
@@ -130,8 +131,8 @@ class Dags:
         for row in dags.load(tick.connection, missing) if missing else ():
             compiled = self._compile(tick, row.workflow, row.version)
             state = msgspec.msgpack.decode(row.state, type=DagState) if row.state is not None else None
-            info = {"id": to_text(row.id), "workflow": row.workflow, "version": row.version}
-            info |= {"fire_time": row.params.get("fire_time", row.created_at.isoformat())}
+            fire_time = row.fire_time.astimezone(UTC).isoformat()
+            info = {"id": to_text(row.id), "workflow": row.workflow, "version": row.version, "fire_time": fire_time}
             self._runs[row.id] = DagRun(row.id, compiled, row.params, info, Plan(compiled.graph, state))
         found = [self._runs[run_id] for run_id in wanted if run_id in self._runs]
         for run in found:
@@ -263,7 +264,9 @@ class Dags:
         params = resolve_params(stored.definition, given, tick.now)
         new = dags.new_run(stored.definition, stored.version, derived_id(run.id, "run", step, position), params)
         check_size(new.params, f"The parameters of workflow {workflow!r}", self._max_payload)
-        return new._replace(parent_run=run.id, parent_step=step, parent_position=position)
+        return new._replace(
+            parent_run=run.id, parent_step=step, parent_position=position, fire_time=run.info["fire_time"]
+        )
 
     # -- outputs
 

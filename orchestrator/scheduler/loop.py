@@ -28,6 +28,7 @@ from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.leadership import Leadership, TermOver
 from orchestrator.scheduler.reconcile import Reconciler, Suspicion
 from orchestrator.scheduler.requests import apply_inbox, cancel_runs, settle_ends
+from orchestrator.scheduler.schedules import extend_backfills, fire_schedules
 from orchestrator.scheduler.status import Reported, apply_carefully, apply_reports
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.timers import expire, fail_unknown, fire_due, release_known
@@ -223,7 +224,7 @@ class Scheduler:
             apply(reports)
 
     def _attend(self, tick: Tick, thorough: bool) -> None:
-        """Do what waits in Postgres: requests, new runs, cancellations, due tasks. Then note what waits next."""
+        """Do what waits in Postgres: requests, schedules, runs, cancellations, due tasks. Then note what waits next."""
         limit = self._settings.batch
         agenda = waiting.agenda(tick.connection) if thorough or tick.has_wishes else self._agenda
         if agenda.inbox:
@@ -231,6 +232,10 @@ class Scheduler:
             agenda = waiting.agenda(tick.connection)
         if _is_due(agenda.next_due, tick.now):
             runs.time_out(tick.connection, tick.now, limit)
+            fire_schedules(tick, limit)
+            agenda = waiting.agenda(tick.connection)
+        if agenda.backfills and thorough:
+            extend_backfills(tick, limit)
             agenda = waiting.agenda(tick.connection)
         if agenda.cancelling_runs:
             cancel_runs(tick, 5 * limit)

@@ -123,7 +123,15 @@ class Backend:
     def apply_workflow(self, definition: Definition) -> workflows.Application:
         """Store a definition."""
         with self._connected(transaction=True) as connection, connection.begin():
-            return workflows.apply(connection, definition)
+            application = workflows.apply(connection, definition)
+        if definition.schedule is not None:
+            nudge(self._redis, self._keys)
+        return application
+
+    def delete_workflow(self, name: str) -> bool:
+        """Delete a workflow and its schedules; False if there is none."""
+        with self._connected() as connection:
+            return workflows.delete(connection, name)
 
     def start_workflow(
         self, name: str, params: Mapping[str, Any], run_id: bytes, *, key: str | None, tags: Iterable[str]
@@ -168,7 +176,8 @@ class Backend:
                 )
             state = msgspec.msgpack.decode(found.state, type=DagState) if found.state is not None else None
             kept = kept_state(graph, state, from_step) if from_step is not None and state is not None else None
-            dags.start(connection, [dags.new_run(definition, found.version, new, found.params)])
+            again = dags.new_run(definition, found.version, new, found.params)
+            dags.start(connection, [again._replace(fire_time=found.fire_time.isoformat())])
             if kept is not None:
                 names = [graph.steps[place].name for place in kept.successes]
                 dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))

@@ -25,12 +25,13 @@ class WorkflowRun(NamedTuple):
     version: int
     params: dict[str, Any]
     state: bytes | None
-    created_at: datetime
+    fire_time: datetime
+    """The time that it is for: that of its schedule, or when it was started."""
 
 
 _LOAD = Statement(
     """
-SELECT r.id::text, r.workflow, r.version, r.params::text, r.state, r.created_at
+SELECT r.id::text, r.workflow, r.version, r.params::text, r.state, coalesce(r.fire_time, r.created_at)
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  WHERE r.workflow IS NOT NULL
@@ -122,17 +123,20 @@ class NewRun(NamedTuple):
     parent_run: bytes | None = None
     parent_step: str | None = None
     parent_position: int | None = None
+    schedule: str | None = None
+    fire_time: str | None = None
 
 
 _START = """
 INSERT INTO orchestrator.runs (id, name, workflow, version, params, total, open, deadline, tags, key, lane, lane_limit,
-                               parent_run, parent_step, parent_position)
+                               parent_run, parent_step, parent_position, schedule, fire_time)
 SELECT n.id, n.name, n.workflow, n.version, n.params, 0, 0, now() + n.timeout * interval '1 second',
        ARRAY(SELECT jsonb_array_elements_text(n.tags)), n.key, n.lane, n.lane_limit,
-       n.parent_run, n.parent_step, n.parent_position
+       n.parent_run, n.parent_step, n.parent_position, n.schedule, n.fire_time
   FROM jsonb_to_recordset(%(runs)s::jsonb)
        AS n(id uuid, name text, workflow text, version int, params jsonb, timeout float8, tags jsonb, key text,
-            lane text, lane_limit int, parent_run uuid, parent_step text, parent_position int)
+            lane text, lane_limit int, parent_run uuid, parent_step text, parent_position int, schedule text,
+            fire_time timestamptz)
     ON CONFLICT DO NOTHING
 RETURNING id::text
 """

@@ -12,7 +12,7 @@ from sqlalchemy.engine import ExceptionContext, make_url
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.store.tables import SCHEMA
 
-REVISION = "0003"
+REVISION = "0004"
 """The newest migration. `orchestrator db upgrade` brings a database here."""
 
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)

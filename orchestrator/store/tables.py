@@ -193,6 +193,8 @@ runs = Table(
     Column("lane", Text, comment="what it shares a limit of running runs with"),
     Column("lane_limit", Integer),
     Column("parked", Boolean, nullable=False, server_default=text("false"), comment="its lane is full"),
+    Column("schedule", Text, comment="what started it: workflow/name, or workflow/name#backfill"),
+    Column("fire_time", DateTime(timezone=True), comment="the time that it is for"),
     CheckConstraint(_one_of(RunState), name="runs_have_a_known_status"),
     CheckConstraint("total = open + success + failed + cancelled + skipped", name="runs_counters_add_up"),
     CheckConstraint("open >= 0", name="runs_open_not_negative"),
@@ -205,6 +207,12 @@ Index("runs_due", runs.c.deadline, postgresql_where=text("deadline IS NOT NULL A
 Index("runs_in_lane", runs.c.lane, runs.c.id, postgresql_where=text("lane IS NOT NULL AND ended_at IS NULL"))
 Index("runs_of_workflow", runs.c.workflow, runs.c.id, postgresql_where=text("workflow IS NOT NULL"))
 Index("runs_by_tag", runs.c.tags, postgresql_using="gin", postgresql_where=text("tags <> '{}'"))
+Index(
+    "runs_of_schedule",
+    runs.c.schedule,
+    runs.c.id,
+    postgresql_where=text("schedule IS NOT NULL AND ended_at IS NULL"),
+)
 Index("runs_cancelling", runs.c.id, postgresql_where=text("cancelling AND ended_at IS NULL"))
 
 workflows = Table(
@@ -218,6 +226,66 @@ workflows = Table(
     Column("deleted_at", DateTime(timezone=True)),
     comment="definitions, immutable under (name, version)",
 )
+
+schedules = Table(
+    "schedules",
+    metadata,
+    Column("workflow", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("definition", JSONB, nullable=False),
+    Column(
+        "declared",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="it stands in the definition of its workflow, and goes when that has it no more",
+    ),
+    Column("paused", Boolean, nullable=False, server_default=text("false")),
+    Column("next_fire", DateTime(timezone=True), comment="the fire to look at next; null when none will come"),
+    Column("due_at", DateTime(timezone=True), comment="when to look: the next fire, and the jitter"),
+    Column("last_fire", DateTime(timezone=True)),
+    Column("last_run", Uuid),
+    Column("fired", BigInteger, nullable=False, server_default=text("0")),
+    Column(
+        "skipped",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="fires that came while a run was open",
+    ),
+    Column("error", Text, comment="why the last fire could not start a run"),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
+    comment="when runs of workflows start by themselves",
+)
+Index("schedules_due", schedules.c.due_at, postgresql_where=text("due_at IS NOT NULL AND NOT paused"))
+Index("schedules_failing", schedules.c.workflow, schedules.c.name, postgresql_where=text("error IS NOT NULL"))
+
+backfills = Table(
+    "backfills",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    Column("workflow", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("definition", JSONB, nullable=False),
+    Column("start_at", DateTime(timezone=True), nullable=False),
+    Column("end_at", DateTime(timezone=True), nullable=False),
+    Column("concurrency", Integer, nullable=False),
+    Column(
+        "again",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="start fires that have had their run, too",
+    ),
+    Column("total", Integer, nullable=False),
+    Column("passed", Integer, nullable=False, server_default=text("0"), comment="fires that have been looked at"),
+    Column("started", Integer, nullable=False, server_default=text("0")),
+    Column("next_fire", DateTime(timezone=True), comment="the fire to start next; null when all have been"),
+    Column("error", Text),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
+    comment="fires of a schedule over a range of the past, started a few at a time",
+)
+Index("backfills_open", backfills.c.id, postgresql_where=text("next_fire IS NOT NULL"))
 
 inbox = Table(
     "inbox",

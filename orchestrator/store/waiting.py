@@ -102,6 +102,7 @@ class Agenda(NamedTuple):
     next_due: datetime | None
     held: bool
     expanding_runs: bool = False
+    backfills: bool = False
 
     @property
     def is_busy(self) -> bool:
@@ -117,9 +118,11 @@ SELECT EXISTS (SELECT FROM orchestrator.inbox),
        least((SELECT min(wake_at) FROM orchestrator.tasks WHERE wake_at IS NOT NULL),
              (SELECT min(expires_at) FROM orchestrator.tasks WHERE expires_at IS NOT NULL AND status = 'pending'),
              (SELECT min(deadline) FROM orchestrator.runs
-               WHERE deadline IS NOT NULL AND ended_at IS NULL AND NOT cancelling)),
+               WHERE deadline IS NOT NULL AND ended_at IS NULL AND NOT cancelling),
+             (SELECT min(due_at) FROM orchestrator.schedules WHERE due_at IS NOT NULL AND NOT paused)),
        EXISTS (SELECT FROM orchestrator.tasks WHERE hold IS NOT NULL),
-       EXISTS (SELECT FROM orchestrator.runs WHERE expanding)
+       EXISTS (SELECT FROM orchestrator.runs WHERE expanding),
+       EXISTS (SELECT FROM orchestrator.backfills WHERE next_fire IS NOT NULL)
 """
 )
 

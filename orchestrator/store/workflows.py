@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.definition import Definition, content_hash
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.store import schedules
 
 
 class Stored(NamedTuple):
@@ -98,10 +99,18 @@ class Application(NamedTuple):
 
 
 def apply(connection: Connection, definition: Definition) -> Application:
-    """Store a definition, in the caller's transaction.
+    """Store a definition and set its schedule, in the caller's transaction.
 
     The same body again is a no-op. Another body gets a new version, or is refused where it names an old one.
     """
+    application = _store(connection, definition)
+    newest = latest(connection, definition.name)
+    if newest is not None and newest.version == application.version:
+        schedules.declare(connection, definition)
+    return application
+
+
+def _store(connection: Connection, definition: Definition) -> Application:
     connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext(%(name)s))", {"name": definition.name})
     digest = content_hash(definition)
     newest = latest(connection, definition.name)
@@ -128,9 +137,15 @@ def apply(connection: Connection, definition: Definition) -> Application:
     return Application(version, created=True)
 
 
-_DELETE = "UPDATE orchestrator.workflows SET deleted_at = now() WHERE name = %(name)s AND deleted_at IS NULL"
+_DELETE = """
+WITH unscheduled AS (DELETE FROM orchestrator.schedules WHERE workflow = %(name)s)
+UPDATE orchestrator.workflows SET deleted_at = now() WHERE name = %(name)s AND deleted_at IS NULL
+"""
 
 
 def delete(connection: Connection, name: str) -> bool:
-    """Delete a workflow: it can no longer be started; its runs and their history stay. False if there is none."""
+    """Delete a workflow and its schedules: it can no longer be started; its runs and their history stay.
+
+    False if there is none.
+    """
     return connection.exec_driver_sql(_DELETE, {"name": name}).rowcount > 0

@@ -7,7 +7,7 @@ snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in 
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, list_queues, list_workers
 from orchestrator.store.insights.runs import RunDetail, RunFilter, RunView, list_runs, show_run
 from orchestrator.store.insights.steps import StepView, list_steps
-from orchestrator.store.insights.system import Events, Leader, Overview, UnknownTasks, overview
+from orchestrator.store.insights.system import Events, FailingSchedule, Leader, Overview, UnknownTasks, overview
 from orchestrator.store.insights.tasks import (
     AttemptView,
     ErrorView,
@@ -22,6 +22,7 @@ __all__ = [
     "AttemptView",
     "ErrorView",
     "Events",
+    "FailingSchedule",
     "Leader",
     "Overview",
     "QueueCounts",

@@ -51,6 +51,16 @@ class Events:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FailingSchedule:
+    """A schedule whose last fire could not start a run."""
+
+    key: str
+    """workflow/name."""
+    error: str
+    """Why not."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Overview:
     """The state of the system in one value."""
 
@@ -78,6 +88,10 @@ class Overview:
     """Queues that hold ready tasks and have no live worker."""
     events: Events | None
     """How far reports are applied; None before the first leader."""
+    schedules: Mapping[str, int]
+    """Schedules: active, paused, and over, which will not fire again."""
+    failing_schedules: tuple[FailingSchedule, ...]
+    """The first of those that could not start their last run."""
 
 
 _OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
@@ -102,6 +116,8 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
         unknown_tasks=_unknown(connection),
         unserved_queues=tuple(queue.queue for queue in queues if queue.ready and not queue.workers),
         events=cursor and Events(generation=cursor.generation, position=cursor.position),
+        schedules=_schedules(connection),
+        failing_schedules=_failing_schedules(connection),
     )
 
 
@@ -152,3 +168,27 @@ SELECT queue, name, count(*) AS tasks, min(wake_at) AS fails_at
 def _unknown(connection: Connection) -> tuple[UnknownTasks, ...]:
     """Return what no live worker knows, by queue and name."""
     return tuple(UnknownTasks(**row._asdict()) for row in connection.exec_driver_sql(_UNKNOWN))
+
+
+_SCHEDULES = """
+SELECT count(*) FILTER (WHERE NOT paused AND next_fire IS NOT NULL) AS active,
+       count(*) FILTER (WHERE paused) AS paused,
+       count(*) FILTER (WHERE NOT paused AND next_fire IS NULL) AS over
+  FROM orchestrator.schedules
+"""
+
+
+def _schedules(connection: Connection) -> dict[str, int]:
+    """Return how many schedules there are of each kind."""
+    return dict(connection.exec_driver_sql(_SCHEDULES).one()._asdict())
+
+
+_FAILING_SCHEDULES = """
+SELECT workflow || '/' || name AS key, error FROM orchestrator.schedules
+ WHERE error IS NOT NULL ORDER BY workflow, name LIMIT 20
+"""
+
+
+def _failing_schedules(connection: Connection) -> tuple[FailingSchedule, ...]:
+    """Return schedules that could not start their last run."""
+    return tuple(FailingSchedule(**row._asdict()) for row in connection.exec_driver_sql(_FAILING_SCHEDULES))

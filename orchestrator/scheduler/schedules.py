@@ -1,0 +1,199 @@
+"""Fire schedules: start the runs that are due, and note when the next ones are, in the tick's transaction.
+
+There is exactly one run per fire. The runs and the next fire are written together, under the leader's term; and the
+fire is part of the run's key, so that whatever the clock does, none is started again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import islice
+
+import msgspec
+from sqlalchemy import exc
+
+from orchestrator.domain.catch_up import decide
+from orchestrator.domain.ids import time_ordered_id
+from orchestrator.domain.schedule import Schedule, delay_of, fire_key, fires, next_fire
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store import backfills, dags, database, runs
+from orchestrator.store import fires as store
+from orchestrator.store.backfills import OpenBackfill
+from orchestrator.store.dags import NewRun
+from orchestrator.store.fires import Advance, DueSchedule
+from orchestrator.telemetry import get_logger
+
+log = get_logger("scheduler")
+
+_SLICE = 200
+"""Schedules that one tick looks at. Each takes about as long as ten tasks, and dispatch waits meanwhile."""
+_MOST_BACKFILLS = 20
+_CANNOT_BE_READ = (msgspec.MsgspecError, ValueError, LookupError, TypeError, OverflowError, OSError)
+"""What comes of a definition that another release wrote, or of a time zone that this machine does not know."""
+
+
+@dataclass
+class _Firing:
+    """What a look at one schedule has come to."""
+
+    row: DueSchedule
+    next_fire: datetime | None = None
+    due_at: datetime | None = None
+    runs: list[tuple[datetime, NewRun]] = field(default_factory=list)
+    superseded: list[bytes] = field(default_factory=list)
+    """Open runs that are cancelled for a new one."""
+    skipped: int = 0
+    error: str | None = None
+
+
+def fire_schedules(tick: Tick, limit: int) -> None:
+    """Fire a slice of the schedules that are due. What is left is due in the next tick, after dispatch."""
+    due = store.due(tick.connection, tick.now, min(limit, _SLICE))
+    if not due:
+        return
+    minding = [row.key for row in due if row.overlap in ("skip", "cancel_previous")]
+    open_runs = store.open_runs(tick.connection, minding) if minding else {}
+    firings: list[_Firing] = []
+    room = limit
+    for row in due:
+        if room <= 0:
+            break
+        firing = _look(tick, row, open_runs.get(row.key, []), room)
+        room -= max(1, len(firing.runs) + firing.skipped)
+        firings.append(firing)
+    _save(tick, firings)
+
+
+def _look(tick: Tick, row: DueSchedule, open_runs: list[bytes], room: int) -> _Firing:
+    firing = _Firing(row)
+    try:
+        schedule = msgspec.json.decode(row.definition, type=Schedule)
+        delay = delay_of(schedule, row.key)
+        decision = decide(schedule, row.next_fire, tick.now - delay, room)
+    except _CANNOT_BE_READ as error:
+        firing.error = f"It cannot be told when it fires, so it no longer does: {error}. Set it again."
+        return firing
+    firing.next_fire = decision.next_fire
+    firing.due_at = decision.next_fire and decision.next_fire + delay
+    _overlap(tick, firing, schedule, decision.fires, open_runs)
+    return firing
+
+
+def _overlap(
+    tick: Tick, firing: _Firing, schedule: Schedule, chosen: Sequence[datetime], open_runs: list[bytes]
+) -> None:
+    """Start what the schedule's policy lets start beside the runs that are open."""
+    if schedule.overlap == "cancel_previous":
+        firing.skipped += len(chosen[:-1])
+        chosen = chosen[-1:]
+    for fire in chosen:
+        if schedule.overlap == "skip" and (open_runs or firing.runs):
+            firing.skipped += 1
+            firing.error = None
+            continue
+        try:
+            run = _run(tick, firing.row, schedule, fire, len(firing.runs))
+        except (InvalidWorkflow, *_CANNOT_BE_READ) as error:
+            firing.error = f"The fire of {fire:%Y-%m-%d %H:%M:%S} UTC started nothing: {error}"
+            continue
+        firing.runs.append((fire, run))
+        firing.error = None
+        if schedule.overlap == "cancel_previous":
+            firing.superseded = open_runs
+
+
+def _run(tick: Tick, row: DueSchedule, schedule: Schedule, fire: datetime, place: int) -> NewRun:
+    run = store.run_of(row.target, schedule, fire, _run_id(tick.now, row.key, fire, place), row.key)
+    return run._replace(key=fire_key(row.key, fire))
+
+
+def _run_id(now: datetime, series: str, fire: datetime, place: int) -> bytes:
+    """Return an id that sorts by creation and, among runs created at once, by place: a queue starts in this order."""
+    digest = hashlib.blake2b(fire_key(series, fire).encode(), digest_size=8).digest()
+    return time_ordered_id(int(now.timestamp() * 1000), min(place, 0xFFF).to_bytes(2, "big") + digest)
+
+
+def _save(tick: Tick, firings: Sequence[_Firing]) -> None:
+    """Write a slice; where that fails, schedule by schedule, so that the one that is at fault stops no other."""
+    try:
+        with tick.connection.begin_nested():
+            _write(tick, firings)
+    except exc.SQLAlchemyError as error:
+        if database.is_outage(error):
+            raise
+        if len(firings) > 1:
+            for firing in firings:
+                _save(tick, [firing])
+            return
+        reason = str(getattr(error, "orig", error)).strip().split("\n", 1)[0]
+        log.error("schedule %s could not start its runs: %s", firings[0].row.key, reason)
+        _write(tick, [replace(firings[0], runs=[], superseded=[], error=f"Its runs could not be stored: {reason}")])
+
+
+def _write(tick: Tick, firings: Sequence[_Firing]) -> None:
+    new = [run for firing in firings for _, run in firing.runs]
+    started = set(dags.start(tick.connection, new)) if new else set()
+    superseded = [run for firing in firings for run in firing.superseded]
+    if superseded:
+        runs.mark_cancelling(tick.connection, superseded)
+    advances = []
+    for firing in firings:
+        mine = [(fire, run.id) for fire, run in firing.runs if run.id in started]
+        last_fire, last_run = mine[-1] if mine else (None, None)
+        advances.append(
+            Advance(
+                workflow=firing.row.workflow,
+                name=firing.row.name,
+                next_fire=firing.next_fire,
+                due_at=firing.due_at,
+                last_fire=last_fire,
+                last_run=last_run,
+                fired=len(mine),
+                skipped=firing.skipped,
+                error=firing.error,
+            )
+        )
+    store.advance(tick.connection, advances)
+
+
+# -- backfills
+
+
+def extend_backfills(tick: Tick, limit: int) -> None:
+    """Start more of each backfill.
+
+    Its lane holds them to its concurrency; here only so many are created that the lane does not run dry until the
+    next look, and that a backfill of a million does not fill the table.
+    """
+    for backfill in backfills.open_backfills(tick.connection, _MOST_BACKFILLS):
+        room = min(limit, backfill.concurrency + limit - backfill.running)
+        if room > 0:
+            _extend(tick, backfill, room)
+
+
+def _extend(tick: Tick, backfill: OpenBackfill, room: int) -> None:
+    try:
+        schedule = backfill.schedule
+        chosen = list(islice(fires(schedule, backfill.next_fire, backfill.end), room))
+        following = next_fire(schedule, chosen[-1])
+        new = [_backfill_run(tick, backfill, schedule, fire, place) for place, fire in enumerate(chosen)]
+    except (InvalidWorkflow, *_CANNOT_BE_READ) as error:
+        backfills.save(tick.connection, backfill.id, None, 0, 0, str(error))
+        return
+    started = dags.start(tick.connection, new)
+    more = following if following is not None and following < backfill.end else None
+    backfills.save(tick.connection, backfill.id, more, len(chosen), len(started), None)
+
+
+def _backfill_run(tick: Tick, backfill: OpenBackfill, schedule: Schedule, fire: datetime, place: int) -> NewRun:
+    series = backfill.series
+    one_by_one = msgspec.structs.replace(schedule, overlap="allow")  # its own limit takes the place of overlap
+    run = store.run_of(backfill.target, one_by_one, fire, _run_id(tick.now, series, fire, place), series)
+    key = fire_key(series if backfill.again else f"{backfill.workflow}/{backfill.name}", fire)
+    if run.lane is None:
+        run = run._replace(lane=f"schedule {series}", lane_limit=backfill.concurrency)
+    return run._replace(key=key)

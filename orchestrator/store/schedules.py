@@ -1,0 +1,164 @@
+"""Schedules, as people and definitions set them. What happens when they fire is in `fires`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain.definition import Definition
+from orchestrator.domain.schedule import Schedule, delay_of, from_data, key_of, next_fire
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSchedule:
+    """A schedule and how it is doing."""
+
+    workflow: str
+    name: str
+    schedule: Schedule
+    declared: bool
+    """It stands in the definition of its workflow."""
+    paused: bool
+    next_fire: datetime | None
+    due_at: datetime | None
+    """When the next fire is looked at: later than it by the jitter."""
+    last_fire: datetime | None
+    last_run: UUID | None
+    last_state: str | None
+    """The state of the last run."""
+    fired: int
+    skipped: int
+    """Fires that came while a run was open."""
+    error: str | None
+    """Why the last fire could not start a run."""
+
+    @property
+    def key(self) -> str:
+        return key_of(self.workflow, self.name)
+
+
+def clock(connection: Connection) -> datetime:
+    """Return the database's time, by which schedules fire."""
+    now: datetime = connection.exec_driver_sql("SELECT now()").scalar_one()
+    return now
+
+
+_SELECT = """
+SELECT s.workflow, s.name, s.definition, s.declared, s.paused, s.next_fire, s.due_at, s.last_fire, s.last_run,
+       r.status, s.fired, s.skipped, s.error
+  FROM orchestrator.schedules s LEFT JOIN orchestrator.runs r ON r.id = s.last_run
+"""
+
+
+def _stored(row: Sequence[Any]) -> StoredSchedule:
+    names = ("declared", "paused", "next_fire", "due_at", "last_fire", "last_run", "last_state", "fired", "skipped")
+    return StoredSchedule(
+        workflow=row[0],
+        name=row[1],
+        schedule=from_data(row[2]),
+        **dict(zip(names, row[3:12], strict=True)),
+        error=row[12],
+    )
+
+
+def list_all(connection: Connection) -> list[StoredSchedule]:
+    """Return all schedules, in order of their names."""
+    return [_stored(row) for row in connection.exec_driver_sql(f"{_SELECT} ORDER BY s.workflow, s.name")]
+
+
+_FIND = f"{_SELECT} WHERE s.workflow = %(text)s OR s.workflow || '/' || s.name = %(text)s ORDER BY s.workflow, s.name"
+
+
+def find(connection: Connection, text: str) -> list[StoredSchedule]:
+    """Return the schedules of a workflow, or the one that is called workflow/name."""
+    return [_stored(row) for row in connection.exec_driver_sql(_FIND, {"text": text})]
+
+
+# Whoever sets a schedule again does not shift it: only other times give it another next fire. A person's pause, or
+# the end of one, stays until the definition itself says something else than it did.
+_PUT = """
+INSERT INTO orchestrator.schedules AS s (workflow, name, definition, declared, paused, next_fire, due_at)
+VALUES (%(workflow)s, %(name)s, %(definition)s::jsonb, %(declared)s, %(paused)s, %(next_fire)s, %(due_at)s)
+    ON CONFLICT (workflow, name) DO UPDATE
+   SET definition = excluded.definition,
+       declared = excluded.declared,
+       error = CASE WHEN s.definition = excluded.definition THEN s.error END,
+       paused = CASE WHEN s.definition -> 'paused' IS DISTINCT FROM excluded.definition -> 'paused'
+                     THEN excluded.paused ELSE s.paused END,
+       next_fire = CASE WHEN {same} THEN s.next_fire ELSE excluded.next_fire END,
+       due_at = CASE WHEN {same} THEN s.due_at ELSE excluded.due_at END
+""".format(same="NOT s.paused AND s.definition - %(beside)s::text[] = excluded.definition - %(beside)s::text[]")
+_BESIDE_THE_TIME = ["name", "overlap", "catch_up", "params", "paused"]
+
+
+def put(connection: Connection, workflow: str, schedule: Schedule, now: datetime, *, declared: bool = False) -> None:
+    """Set a schedule; it fires from now on."""
+    fire = next_fire(schedule, now)
+    parameters = {
+        "workflow": workflow,
+        "name": schedule.name,
+        "definition": msgspec.json.encode(schedule).decode(),
+        "declared": declared,
+        "paused": schedule.paused,
+        "next_fire": fire,
+        "due_at": fire and fire + delay_of(schedule, key_of(workflow, schedule.name)),
+        "beside": _BESIDE_THE_TIME,
+    }
+    connection.exec_driver_sql(_PUT, parameters)
+
+
+_UNDECLARE = """
+DELETE FROM orchestrator.schedules
+ WHERE workflow = %(workflow)s AND declared AND name IS DISTINCT FROM %(name)s::text
+"""
+
+
+def declare(connection: Connection, definition: Definition) -> None:
+    """Set the schedule that stands in a definition, and remove the one that an earlier version had instead."""
+    schedule = from_data(definition.schedule) if definition.schedule is not None else None
+    parameters = {"workflow": definition.name, "name": schedule and schedule.name}
+    connection.exec_driver_sql(_UNDECLARE, parameters)
+    if schedule is not None:
+        put(connection, definition.name, schedule, clock(connection), declared=True)
+
+
+_PAUSE = """
+UPDATE orchestrator.schedules SET paused = true WHERE workflow = %(workflow)s AND name = %(name)s AND NOT paused
+"""
+
+
+def pause(connection: Connection, workflow: str, name: str) -> bool:
+    """Let a schedule fire no more until it is resumed; False if it does not anyway."""
+    return connection.exec_driver_sql(_PAUSE, {"workflow": workflow, "name": name}).rowcount > 0
+
+
+_RESUME = """
+UPDATE orchestrator.schedules SET paused = false, next_fire = %(next_fire)s, due_at = %(due_at)s
+ WHERE workflow = %(workflow)s AND name = %(name)s AND paused
+"""
+
+
+def resume(connection: Connection, stored: StoredSchedule, now: datetime) -> bool:
+    """Let a schedule fire again, from now on: what came during the pause was not wanted. False if it fires anyway."""
+    fire = next_fire(stored.schedule, now)
+    parameters = {
+        "workflow": stored.workflow,
+        "name": stored.name,
+        "next_fire": fire,
+        "due_at": fire and fire + delay_of(stored.schedule, stored.key),
+    }
+    return connection.exec_driver_sql(_RESUME, parameters).rowcount > 0
+
+
+_DELETE = "DELETE FROM orchestrator.schedules WHERE workflow = %(workflow)s AND name = %(name)s"
+
+
+def delete(connection: Connection, workflow: str, name: str) -> bool:
+    """Remove a schedule; its runs stay. False if there is none."""
+    return connection.exec_driver_sql(_DELETE, {"workflow": workflow, "name": name}).rowcount > 0

@@ -1,0 +1,496 @@
+"""Schedules on a real Postgres, with a leader whose clock is turned by hand and who may die at any moment."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from orchestrator import InvalidWorkflow, Orchestrator, Settings
+from orchestrator.domain.definition import Concurrency, Definition, Param, Step
+from orchestrator.domain.schedule import Schedule, fire_key, fires
+from orchestrator.scheduler.leadership import TermOver
+from orchestrator.scheduler.loop import Scheduler
+from orchestrator.scheduler.schedules import fire_schedules
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store import database, insights, schedules
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.leader import LeaderStreams
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+TABLES = ("tasks", "ended_tasks", "runs", "inbox", "leases", "cursors", "workflows", "schedules", "backfills")
+ONE_STEP = (Step(name="only", task="job"),)
+
+
+class Died(Exception):
+    """What happens to a leader."""
+
+
+class System:
+    """A leader, and an application that sets schedules; the day is what the test says it is."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.app = Orchestrator(settings)
+        self.monotonic = 1_000.0
+        self.now = START
+        self.schedulers: list[Scheduler] = []
+        self.lead()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.schedulers[-1]
+
+    def lead(self) -> Scheduler:
+        """Have a new scheduler take over."""
+        streams = LeaderStreams(connect(self.settings.redis_url), Keys())
+        scheduler = Scheduler(self.engine, streams, self.settings, monotonic=lambda: self.monotonic)
+        self.sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
+        assert scheduler._leadership.acquire()
+        scheduler.take_over()
+        self.schedulers.append(scheduler)
+        return scheduler
+
+    def close(self) -> None:
+        for scheduler in self.schedulers:
+            scheduler._leadership.disconnect()
+        self.app.close()
+
+    def tick(self, at: datetime | str | None = None) -> None:
+        """Let the leader look around at some time of its own."""
+        if at is not None:
+            self.now = at if isinstance(at, datetime) else moment(at)
+        self.monotonic += 1.0
+        self.scheduler._leadership._clock_offset = self.now - datetime.now(UTC)
+        self.scheduler.tick()
+
+    def sql(self, statement: str, **parameters: object) -> list[Any]:
+        with self.engine.begin() as connection:
+            result = connection.execute(text(statement), parameters)
+            return list(result) if result.returns_rows else []
+
+    def define(self, name: str = "nightly", **parts: Any) -> Definition:
+        definition = Definition(name=name, **{"steps": ONE_STEP, **parts})
+        self.app.workflows.apply(definition)
+        return definition
+
+    def put(self, schedule: Schedule, workflow: str = "nightly", *, now: datetime = START) -> None:
+        with self.engine.begin() as connection:
+            schedules.put(connection, workflow, schedule, now)
+
+    def row(self, workflow: str = "nightly") -> schedules.StoredSchedule:
+        with self.engine.connect() as connection:
+            (found,) = schedules.find(connection, workflow)
+        return found
+
+    def runs(self, workflow: str = "nightly") -> list[Any]:
+        return self.sql(
+            "SELECT id, status, fire_time, key, schedule, params, version, cancelling, parked FROM orchestrator.runs"
+            " WHERE workflow = :workflow ORDER BY id",
+            workflow=workflow,
+        )
+
+    def fired(self, workflow: str = "nightly") -> list[str]:
+        return [f"{run.fire_time.astimezone(UTC):%d %H:%M}" for run in self.runs(workflow)]
+
+    def end_runs(self) -> None:
+        """Have what is open succeed, as a fleet would."""
+        self.sql(
+            "UPDATE orchestrator.runs SET status = 'success', ended_at = now(), open = 0, success = total"
+            " WHERE status = 'running'"
+        )
+        self.sql("DELETE FROM orchestrator.tasks")
+        self.scheduler._dags.forget()
+
+
+def moment(when: str) -> datetime:
+    return datetime.fromisoformat(when).replace(tzinfo=UTC)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = database.engine_for(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def system(engine: Engine, database_url: str, redis_url: str) -> Iterator[System]:
+    with engine.begin() as connection:
+        connection.execute(text(f"TRUNCATE {', '.join(f'orchestrator.{table}' for table in TABLES)}"))
+    redis = connect(redis_url)
+    redis.flushall()
+    redis.close()
+    system = System(engine, Settings(database_url=database_url, redis_url=redis_url, batch=1_000))
+    yield system
+    system.close()
+
+
+# -- firing
+
+
+def test_a_schedule_in_a_definition_starts_runs_of_the_newest_version(system: System) -> None:
+    system.define(schedule={"cron": "0 3 * * *"})
+    first = system.row().next_fire
+    assert first is not None
+    assert first.hour == 3
+    system.define(schedule={"cron": "0 3 * * *"}, description="changed since")
+    assert system.row().next_fire == first
+    system.tick(first - timedelta(seconds=1))
+    assert system.runs() == []
+    system.tick(first + timedelta(seconds=1))
+    (run,) = system.runs()
+    assert (run.status, run.version, run.schedule) == ("running", 2, "nightly/default")
+    assert run.fire_time == first
+    row = system.row()
+    assert (row.last_fire, row.last_run, row.fired) == (first, run.id, 1)
+    assert row.next_fire == first + timedelta(days=1)
+
+
+def test_the_fire_time_is_in_inputs_and_parameters(system: System) -> None:
+    step = Step(name="only", task="job", input={"due": "${run.fire_time}", "day": "${params.day}"})
+    system.define(params={"day": Param(type="date", default="today"), "at": Param()}, steps=(step,))
+    params = {"at": "${run.fire_time}"}
+    system.put(Schedule(cron="30 0 * * *", timezone="Asia/Tokyo", params=params))
+    system.tick("2026-01-01 15:30")
+    assert system.runs()[0].params == {"day": "2026-01-02", "at": "2026-01-01T15:30:00+00:00"}
+    (payload,) = system.sql("SELECT payload FROM orchestrator.tasks")[0]
+    assert b"2026-01-01T15:30:00+00:00" in bytes(payload)
+    assert b"2026-01-02" in bytes(payload)
+
+
+def test_a_schedule_fires_once_whatever_the_clock_does(system: System) -> None:
+    system.define()
+    system.put(Schedule(every=600.0, overlap="allow", catch_up="all"))
+    system.tick("2026-01-01 01:00")
+    assert len(system.runs()) == 6
+    system.tick("2026-01-01 00:20")
+    system.put(Schedule(every=601.0, overlap="allow", catch_up="all"), now=START)
+    system.put(Schedule(every=600.0, overlap="allow", catch_up="all"), now=START)  # all of them are to come again
+    system.tick("2026-01-01 01:10")
+    assert len(system.runs()) == 7
+    assert len({run.key for run in system.runs()}) == 7
+
+
+def test_one_that_is_over_stays_over(system: System) -> None:
+    system.define()
+    system.put(Schedule(at="2026-01-01T12:00:00", timezone="Europe/Berlin"))
+    system.tick("2026-01-01 11:00:01")
+    assert system.fired() == ["01 11:00"]
+    assert system.row().next_fire is None
+    system.put(Schedule(at="2026-01-01T12:00:00", timezone="Europe/Berlin"))
+    system.tick("2026-01-03 00:00")
+    assert len(system.runs()) == 1
+
+
+def test_jitter_delays_the_run_and_not_its_fire(system: System) -> None:
+    system.define()
+    system.put(Schedule(cron="0 3 * * *", jitter=3600.0))
+    row = system.row()
+    assert row.due_at is not None
+    assert row.next_fire is not None
+    assert moment("2026-01-01 03:00") < row.due_at < moment("2026-01-01 04:00")
+    system.tick(row.due_at - timedelta(seconds=1))
+    assert system.runs() == []
+    system.tick(row.due_at)
+    assert system.fired() == ["01 03:00"]
+
+
+# -- overlap
+
+
+@pytest.mark.parametrize(
+    ("overlap", "states"),
+    [
+        ("skip", ["running"]),
+        ("allow", ["running", "running", "running"]),
+        ("queue", ["running", "pending", "pending"]),
+        ("cancel_previous", ["cancelled", "cancelled", "running"]),
+    ],
+)
+def test_what_happens_while_a_run_is_open(system: System, overlap: Any, states: list[str]) -> None:
+    system.define()
+    system.put(Schedule(every=3600.0, overlap=overlap))
+    for hour in (1, 2, 3):
+        system.tick(START + timedelta(hours=hour))
+        system.tick()
+        system.tick()
+    assert [run.status for run in system.runs()] == states
+    assert system.row().skipped == (2 if overlap == "skip" else 0)
+    assert system.row().next_fire == START + timedelta(hours=4)
+
+
+def test_a_queue_goes_on_in_order_and_skip_starts_again(system: System) -> None:
+    system.define()
+    system.define("other")
+    system.put(Schedule(every=3600.0, overlap="queue", catch_up="all"))
+    system.put(Schedule(every=3600.0, overlap="skip", catch_up="all"), "other")
+    system.tick("2026-01-01 03:00")
+    assert system.fired() == ["01 01:00", "01 02:00", "01 03:00"]
+    assert system.fired("other") == ["01 01:00"]
+    assert [run.status for run in system.runs()] == ["running", "pending", "pending"]
+    for _ in range(2):
+        handle = system.app.run(next(run.id for run in system.runs() if run.status == "running"))
+        handle.cancel()
+        for _ in range(4):
+            system.tick()
+    assert [run.status for run in system.runs()] == ["cancelled", "cancelled", "running"]
+    system.end_runs()
+    system.tick("2026-01-01 04:00")
+    assert system.fired("other") == ["01 01:00", "01 04:00"]
+
+
+def test_a_queue_does_not_go_with_another_limit(system: System) -> None:
+    with pytest.raises(InvalidWorkflow, match="overlap: queue is a limit of one run"):
+        system.app.workflows.apply(_written(overlap="queue", concurrency=3))
+    system.app.workflows.apply(_written(overlap="queue", concurrency=1))
+    system.define(concurrency=Concurrency(limit=3))
+    system.put(Schedule(every=3600.0, overlap="queue"))
+    system.tick("2026-01-01 01:00")
+    assert system.runs() == []
+    assert "leave out its concurrency" in (system.row().error or "")
+
+
+def _written(*, overlap: str, concurrency: int) -> Definition:
+    from orchestrator.sdk import definitions
+
+    return definitions.loads(
+        f"name: nightly\nconcurrency: {concurrency}\nschedule: {{every: 1h, overlap: {overlap}}}\n"
+        "tasks: {only: {task: job}}"
+    )
+
+
+# -- catching up
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "late", "expected"),
+    [
+        ("none", 30, ["01 05:00"]),
+        ("none", 90, []),
+        ("latest", 90, ["01 05:00"]),
+        ("all(2)", 90, ["01 04:00", "01 05:00"]),
+        ("all", 90, ["01 01:00", "01 02:00", "01 03:00", "01 04:00", "01 05:00"]),
+    ],
+)
+def test_what_is_made_up_for_after_an_outage(system: System, catch_up: str, late: int, expected: list[str]) -> None:
+    system.define()
+    system.put(Schedule(every=3600.0, overlap="allow", catch_up=catch_up))
+    system.tick(moment("2026-01-01 05:00") + timedelta(seconds=late))
+    assert system.fired() == expected
+    assert system.row().next_fire == moment("2026-01-01 06:00")
+    assert system.row().error is None
+
+
+def test_a_long_outage_is_made_up_for_in_slices(system: System) -> None:
+    system.define()
+    system.put(Schedule(every=60.0, overlap="allow", catch_up="all"))
+    system.tick("2026-01-02 18:00")
+    assert len(system.runs()) == 1_000
+    system.tick()
+    system.tick()
+    assert len(system.runs()) == 2_520
+    assert len({run.fire_time for run in system.runs()}) == 2_520
+
+
+# -- pausing, setting again, deleting
+
+
+def test_a_pause_survives_a_new_version_and_nothing_of_it_is_made_up_for(system: System) -> None:
+    system.define(schedule={"every": 3600.0, "catch_up": "all"})
+    with system.engine.begin() as connection:
+        assert schedules.pause(connection, "nightly", "default")
+        assert not schedules.pause(connection, "nightly", "default")
+    system.define(schedule={"every": 1800.0, "catch_up": "all"})
+    assert system.row().paused
+    now = datetime.now(UTC)
+    system.tick(now + timedelta(hours=9))
+    assert system.runs() == []
+    with system.engine.begin() as connection:
+        assert schedules.resume(connection, system.row(), now + timedelta(hours=9))
+    system.define(schedule={"every": 1800.0, "catch_up": "all"}, description="again")
+    system.tick(now + timedelta(hours=9, minutes=30))
+    assert len(system.runs()) == 1
+    system.define(schedule={"every": 1800.0, "catch_up": "all", "paused": True})  # here the file itself says so
+    assert system.row().paused
+
+
+def test_a_definition_takes_its_schedule_along_and_leaves_those_of_people(system: System) -> None:
+    system.define(schedule={"every": 3600.0, "name": "hourly"})
+    system.put(Schedule(every=60.0, name="mine"))
+    system.define(schedule={"every": 3600.0, "name": "renamed"})
+    with system.engine.connect() as connection:
+        assert [row.name for row in schedules.find(connection, "nightly")] == ["mine", "renamed"]
+        assert [row.name for row in schedules.find(connection, "nightly/mine")] == ["mine"]
+    system.define()
+    with system.engine.begin() as connection:
+        assert [row.name for row in schedules.list_all(connection)] == ["mine"]
+    system.app.backend.delete_workflow("nightly")
+    with system.engine.begin() as connection:
+        assert schedules.list_all(connection) == []
+
+
+def test_an_old_version_applied_again_does_not_bring_its_schedule_back(system: System) -> None:
+    system.define(version=1, schedule={"every": 3600.0})
+    system.define(version=2, schedule={"every": 60.0})
+    system.define(version=1, schedule={"every": 3600.0})
+    assert system.row().schedule.every == 60.0
+
+
+# -- what cannot be started
+
+
+def test_a_schedule_that_cannot_start_says_so_and_goes_on(system: System) -> None:
+    system.define(params={"day": Param(type="integer")})
+    system.put(Schedule(every=3600.0, params={"day": "${run.fire_time}"}))
+    system.put(Schedule(every=3600.0), "missing")
+    system.define("fine")
+    system.put(Schedule(every=3600.0), "fine")
+    system.tick("2026-01-01 01:00")
+    assert "parameter 'day': expected a whole number" in (system.row().error or "")
+    assert "There is no workflow 'missing'" in (system.row("missing").error or "")
+    assert (system.fired(), system.fired("fine")) == ([], ["01 01:00"])
+    with system.engine.connect() as connection:
+        overview = insights.overview(connection)
+    assert [failing.key for failing in overview.failing_schedules] == ["missing/default", "nightly/default"]
+    system.define(params={"day": Param()})
+    system.tick("2026-01-01 02:00")
+    assert system.row().error is None
+    assert system.fired() == ["01 02:00"]
+
+
+def test_what_postgres_refuses_stops_no_other_schedule(system: System) -> None:
+    system.define(params={"text": Param(default="")})
+    system.put(Schedule(every=3600.0, name="a", params={"text": "fine"}))
+    system.put(Schedule(every=3600.0, name="b", params={"text": "x"}))
+    system.put(Schedule(every=3600.0, name="c"))
+    system.sql(
+        "CREATE FUNCTION orchestrator.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN IF NEW.params ->> 'text' = 'x' THEN RAISE 'no such text'; END IF; RETURN NEW; END$$"
+    )
+    system.sql(
+        "CREATE TRIGGER refuse BEFORE INSERT ON orchestrator.runs FOR EACH ROW EXECUTE FUNCTION orchestrator.refuse()"
+    )
+    try:
+        system.tick("2026-01-01 01:00")
+    finally:
+        system.sql("DROP FUNCTION orchestrator.refuse CASCADE")
+    assert sorted(run.schedule for run in system.runs()) == ["nightly/a", "nightly/c"]
+    with system.engine.connect() as connection:
+        (refused,) = schedules.find(connection, "nightly/b")
+    assert "no such text" in (refused.error or "")
+    assert refused.next_fire == moment("2026-01-01 02:00")
+
+
+def test_a_schedule_that_cannot_be_read_is_stopped_and_says_so(system: System) -> None:
+    system.define()
+    system.put(Schedule(every=3600.0))
+    system.sql("""UPDATE orchestrator.schedules SET definition = '{"cron": "0 0 * * *", "timezone": "Mars/Base"}'""")
+    system.tick("2026-01-01 01:00")
+    assert "It cannot be told when it fires" in (system.row().error or "")
+    assert system.row().next_fire is None
+
+
+# -- many
+
+
+def test_ten_thousand_in_the_same_second_are_fired_in_slices(system: System) -> None:
+    """Each tick takes a slice, so dispatch comes in between; and every one fires exactly once."""
+    system.define()
+    system.sql(
+        "INSERT INTO orchestrator.schedules (workflow, name, definition, next_fire, due_at)"
+        """ SELECT 'nightly', 's' || n, jsonb_build_object('every', 3600, 'name', 's' || n), :at, :at"""
+        " FROM generate_series(1, 10000) n",
+        at=moment("2026-01-01 01:00"),
+    )
+    counts = [0]
+    while counts[-1] < 10_000:
+        system.tick("2026-01-01 01:00")
+        counts.append(system.sql("SELECT count(*) FROM orchestrator.runs")[0][0])
+        assert 0 < counts[-1] - counts[-2] <= 200
+        assert system.scheduler._patience == 0.0 or counts[-1] == 10_000
+    assert len({run.schedule for run in system.runs()}) == 10_000
+
+
+# -- a year
+
+YEAR_ZONES = [
+    "UTC",
+    "Europe/Berlin",
+    "America/New_York",
+    "America/St_Johns",
+    "Australia/Lord_Howe",
+    "Pacific/Chatham",
+    "Africa/Casablanca",
+    "Asia/Kathmandu",
+    "Antarctica/Troll",
+    "Asia/Tokyo",
+]
+
+
+def year_schedules(zone: str) -> Sequence[Schedule]:
+    options: dict[str, Any] = {"timezone": zone, "overlap": "allow", "catch_up": "all"}
+    return [
+        Schedule(name="daily", cron="30 2 * * *", **options),
+        Schedule(name="elapsed", cron="15 */12 * * *", jitter=900.0, **options),
+        Schedule(name="fridays", cron="0 9 * * FRI#2", **options),
+        Schedule(name="months", cron="0 0 L * *", **options),
+        Schedule(name="interval", every=86_400.0, **options),
+    ]
+
+
+def test_a_year_in_ten_zones_with_leaders_that_die(system: System) -> None:
+    """No fire is lost and none is doubled, though leaders die before their commit and clocks step back and forth."""
+    chance = random.Random(7)
+    for zone in YEAR_ZONES:
+        system.define(zone)
+        for schedule in year_schedules(zone):
+            system.put(schedule, zone)
+    end = START + timedelta(days=365)
+    now = START
+    deaths = 0
+    while now < end + timedelta(days=1):
+        now += timedelta(hours=chance.choice([1, 8, 30, 60]), seconds=chance.randrange(3_600))
+        seen = now - timedelta(hours=chance.choice([0, 0, 0, 5]))  # a clock that was set back
+        try:
+            fire_once(system, seen, dies=chance.random() < 0.2)
+        except Died:
+            deaths += 1
+            deposed = system.scheduler
+            system.lead()
+            with pytest.raises(TermOver), deposed._leadership.writing(0.0):
+                pass  # it cannot write any more
+            deposed._leadership.disconnect()
+    fire_once(system, now + timedelta(hours=1), dies=False)
+    assert deaths > 20
+    keys = Counter(row.key for row in system.sql("SELECT key FROM orchestrator.runs WHERE fire_time <= :end", end=end))
+    expected = {
+        fire_key(f"{zone}/{schedule.name}", fire)
+        for zone in YEAR_ZONES
+        for schedule in year_schedules(zone)
+        for fire in fires(schedule, START + timedelta(microseconds=1), end + timedelta(microseconds=1))
+    }
+    assert len(expected) > 14_000
+    assert set(keys) == expected
+    assert max(keys.values()) == 1
+
+
+def fire_once(system: System, now: datetime, *, dies: bool) -> None:
+    """Fire what is due at some time, in transactions like those of a tick; the leader may die before a commit."""
+    scheduler = system.scheduler
+    for number in range(20):
+        with scheduler._leadership.writing(0.0) as (connection, _):
+            fire_schedules(Tick(connection, now, scheduler._dags, scheduler._triggers), 1_000)
+            more = connection.execute(text("SELECT min(due_at) FROM orchestrator.schedules")).scalar_one()
+            if dies and number == 0:
+                raise Died
+        if more > now:
+            return
+    raise AssertionError("there is always more")
