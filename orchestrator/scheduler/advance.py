@@ -76,6 +76,7 @@ def conclude(tick: Tick, rows: Iterable[RunRow]) -> None:
                 tick.children.append((row.parent_run, row.parent_step, str(state)))
     if lanes:
         runs.unpark(tick.connection, lanes)
+        tick.runs_to_begin = True
     if workflow_ends:
         tick.triggers.runs_ended(tick, workflow_ends)
 

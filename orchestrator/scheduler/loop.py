@@ -226,7 +226,8 @@ class Scheduler:
     def _attend(self, tick: Tick, thorough: bool) -> None:
         """Do what waits in Postgres: requests, schedules, runs, cancellations, due tasks. Then note what waits next."""
         limit = self._settings.batch
-        agenda = waiting.agenda(tick.connection) if thorough or tick.has_wishes else self._agenda
+        news = thorough or tick.has_wishes or tick.runs_to_begin
+        agenda = waiting.agenda(tick.connection) if news else self._agenda
         if agenda.inbox:
             apply_inbox(tick, limit)
             agenda = waiting.agenda(tick.connection)
@@ -253,7 +254,7 @@ class Scheduler:
                 fail_unknown(tick, self._fleet, limit)
             advance_runs(tick)
         busy = agenda.is_busy or _is_due(agenda.next_due, tick.now)
-        if busy or tick.delayed or tick.has_wishes:
+        if busy or tick.delayed or tick.has_wishes or tick.runs_to_begin:
             agenda = waiting.agenda(tick.connection)
         self._agenda = agenda
         self._patience = max(self._until_next(agenda, tick.now), _CONTESTED if tick.contested else 0.0)

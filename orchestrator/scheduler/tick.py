@@ -66,6 +66,8 @@ class Tick:
     """Something in the inbox must wait for a transaction that has not ended."""
     queues_changed: bool = False
     """Somebody has paused, resumed or limited a queue."""
+    runs_to_begin: bool = False
+    """Runs have come up since the agenda was read: children, those that an event started, those that are unparked."""
     claimed: list[Claimed] = field(default_factory=list)
     """Tasks to push after the commit."""
     revoked: list[Moved] = field(default_factory=list)

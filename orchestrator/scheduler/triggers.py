@@ -72,6 +72,7 @@ class Triggers:
                         started.extend(_start(tick, stored, trigger, place, event))
         if started:
             dags.start(tick.connection, started)
+            tick.runs_to_begin = True
 
     def _refresh(self, tick: Tick) -> None:
         stamp = workflows.stamp(tick.connection)

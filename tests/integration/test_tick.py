@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine
 
 from orchestrator import Retry, Settings, TaskCancelled, TaskFailed
+from orchestrator.domain.definition import Concurrency, Definition, Step
 from orchestrator.domain.ids import derived_id, time_ordered_id
 from orchestrator.domain.task import (
     Dispatch,
@@ -1286,6 +1287,25 @@ def test_what_becomes_due_within_the_second_needs_no_look(system: System, what: 
 
     (due,) = eventually(fires)
     assert (due.id, due.attempt) == ((task.id, 2) if what == "a retry" else (child.id, 1))
+
+
+# -- lanes
+
+
+def test_a_run_begins_as_soon_as_another_makes_room_for_it(system: System) -> None:
+    """Not at the next look around, which may be a second later."""
+    definition = Definition(
+        name="one-by-one", concurrency=Concurrency(limit=1), steps=(Step(name="only", task="job", input={"number": 1}),)
+    )
+    system.app.workflows.apply(definition)
+    worker = system.worker()
+    runs = [system.app.workflows["one-by-one"].start() for _ in range(2)]
+    system.look()
+    assert [run.progress().status for run in runs] == ["running", "pending"]
+    worker.succeed(*worker.take())
+    system.tick()
+    assert [run.progress().status for run in runs] == ["success", "running"]
+    assert len(worker.take()) == 1
 
 
 # -- batches
