@@ -18,6 +18,7 @@ COMMANDS = {
     "tasks": "Look at tasks, cancel and retry them.",
     "workflows": "Check, apply and look at workflow definitions.",
     "runs": "Start runs, look at them, watch, cancel and retry them.",
+    "schedules": "Set when workflows start by themselves; pause, trigger and backfill.",
     "events": "Post events that workflows wait for.",
     "queues": "Show what stands in each queue.",
     "workers": "Show the fleet.",

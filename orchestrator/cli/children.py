@@ -15,7 +15,7 @@ import click
 
 from orchestrator.cli.parent import FOLLOW
 
-_COLOURS = {"dev": "green", "scheduler": "magenta", "worker": "cyan"}
+_COLOURS = {"dev": "green", "scheduler": "magenta", "worker": "cyan", "schedules": "magenta"}
 _WIDTH = max(map(len, _COLOURS))
 _HURRY = 3.0
 """Seconds that a child has left when its end is urgent."""

@@ -34,7 +34,8 @@ _MARGIN = 15.0
 )
 @click.option("--processes", type=click.IntRange(1), default=1, help="How many worker processes to run.")
 def command(app: str | None, reload: bool, processes: int) -> None:
-    """Run everything in this terminal: Postgres and Redis of its own, a scheduler and a worker.
+    """Run everything in this terminal: Postgres and Redis of its own, a scheduler and a worker. The schedules that the
+    application declares are applied.
 
     Data is kept in .orchestrator/ in this folder. A database_url or redis_url that is set in the environment or in
     pyproject.toml is used instead of an embedded server. Other orchestrator commands that are run in this folder
@@ -132,7 +133,7 @@ class _Team:
         self._children: dict[str, Child] = {}
 
     def start(self) -> None:
-        """Start the scheduler and, if there is an application, a worker."""
+        """Start the scheduler and, if there is an application, a worker; store the schedules that it declares."""
         say("dev", f"database  {self._settings.database_url}")
         say("dev", f"redis     {self._settings.redis_url}")
         self._start("scheduler")
@@ -140,6 +141,7 @@ class _Team:
             say("dev", f"app       {self._settings.app}")
             options = ["--processes", str(self._processes), "--allow", ".", "--database"]
             self._start("worker", "--app", self._settings.app, *options, *(["--reload"] if self._reload else []))
+            self._start("schedules", "apply", "--quiet", "--app", self._settings.app)
         else:
             say(
                 "dev",
@@ -151,15 +153,17 @@ class _Team:
     def watch(self) -> int:
         """Wait until the user wants the end, or a child has ended by itself; return the exit code."""
         while not self._interrupts.requested.wait(_INTERVAL):
-            for role, child in self._children.items():
-                if child.exit_code is not None:
+            for role, child in list(self._children.items()):
+                if child.exit_code is not None and role == "schedules":
+                    del self._children[role]  # what went wrong, it has said itself
+                elif child.exit_code is not None:
                     say("dev", f"the {role} has ended unexpectedly, with exit code {child.exit_code}")
                     return 1
         return 0
 
     def stop(self) -> None:
         """End the worker, then the scheduler, which first records what the worker reports."""
-        for role in ("worker", "scheduler"):
+        for role in ("schedules", "worker", "scheduler"):
             self._stop(role)
 
     def _start(self, role: str, *options: str) -> None:

@@ -1,4 +1,4 @@
-"""A run's progress, while it lasts."""
+"""The progress of a run or a backfill, while it lasts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,21 @@ from orchestrator.cli.times import present
 from orchestrator.domain.states import ENDED_RUN_STATES
 from orchestrator.errors import ResultTimeout
 from orchestrator.sdk.handle import RunHandle
+from orchestrator.store.backfills import BackfillView
 from orchestrator.store.insights import RunView, StepView
 
 _INTERVAL = 0.25
 _REFRESH = 0.5
 """Seconds between two looks at the steps of a run; its end is announced."""
+
+_BAR = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TextColumn("{task.fields[remark]}"),
+    TimeElapsedColumn(),
+    TimeRemainingColumn(),
+)
 
 Look = Callable[[], tuple[RunView, Sequence[StepView]]]
 
@@ -48,6 +58,45 @@ def watch_workflow(handle: RunHandle[Any], look: Look) -> RunView:
             live.update(draw(run, steps, present(), height), refresh=True)
 
         return _follow_steps(handle, look, show)
+
+
+def watch_backfill(look: Callable[[], BackfillView]) -> BackfillView:
+    """Show a backfill until its last run has ended: a bar on a terminal, else a line for every change."""
+
+    def follow(show: Callable[[BackfillView], None]) -> BackfillView:
+        shown: BackfillView | None = None
+        while True:
+            view = look()
+            if view != shown:
+                show(view)
+                shown = view
+            if view.is_over:
+                return view
+            time.sleep(_INTERVAL)
+
+    if not sys.stdout.isatty():
+        return follow(lambda view: click.echo(backfill_line(view)))
+    with Progress(*_BAR, console=console()) as progress:
+        bar = progress.add_task("", remark="")
+        return follow(
+            lambda view: progress.update(
+                bar,
+                description=f"{view.workflow}/{view.name}",
+                total=view.total,
+                completed=view.done,
+                remark=_troubles(view),
+            )
+        )
+
+
+def backfill_line(view: BackfillView) -> str:
+    """Return a backfill in a line."""
+    return f"{view.workflow}/{view.name} {view.done}/{view.total} {_troubles(view)}".rstrip()
+
+
+def _troubles(view: BackfillView) -> str:
+    parts = [f"{view.running} open" if view.running else "", f"{view.failed} failed" if view.failed else ""]
+    return ", ".join(part for part in (*parts, view.error or "") if part)
 
 
 class _Teller:
@@ -76,15 +125,7 @@ def _follow_steps(handle: RunHandle[Any], look: Look, show: Callable[[RunView, S
 
 
 def _with_bar(look: Callable[[], RunView]) -> RunView:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[remark]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console()) as progress:
+    with Progress(*_BAR, console=console()) as progress:
         bar = progress.add_task("", remark="")
 
         def show(run: RunView) -> None:

@@ -45,6 +45,7 @@ def command(as_json: bool) -> None:
             "open": _counts(overview.open),
             "last minute": _counts(overview.ended_last_minute),
             "last hour": _counts(overview.ended_last_hour),
+            "schedules": _counts(overview.schedules),
             "inbox": f"{overview.inbox} waiting",
             "events": _events(overview.events),
             "set aside": f"{redis.quarantined:,} messages" if redis.quarantined else None,
@@ -108,3 +109,5 @@ def _warnings(overview: Overview) -> Iterator[str]:
             f"{f', the first fails {ago(unknown.fails_at, now)}' if unknown.fails_at else ''}. "
             f"Start a worker whose application has it."
         )
+    for failing in overview.failing_schedules:
+        yield f"Schedule {failing.key} starts nothing: {failing.error}"

@@ -17,6 +17,7 @@ from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
 from orchestrator.cli.times import ago, present
 from orchestrator.domain.definition import Definition
+from orchestrator.domain.schedule import from_data
 from orchestrator.errors import InvalidWorkflow, NotFound, OrchestratorError, did_you_mean
 from orchestrator.sdk import definitions
 from orchestrator.store import workflows
@@ -173,7 +174,8 @@ def diff(file: str, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def delete(name: str, yes: bool) -> None:
-    """Delete a workflow: it can no longer be started. Its runs and their history stay, and runs under way go on.
+    """Delete a workflow and its schedules: it can no longer be started. Its runs and their history stay, and runs
+    under way go on.
 
     \b
     Example:
@@ -184,7 +186,7 @@ def delete(name: str, yes: bool) -> None:
         if not yes:
             click.confirm(f"Delete workflow {name!r}, version {stored.version} and all before it?", abort=True)
         workflows.delete(connection, name)
-    click.echo(f"Deleted workflow {name!r}. Its runs and their history stay.")
+    click.echo(f"Deleted workflow {name!r} and its schedules. Its runs and their history stay.")
 
 
 @command.command()
@@ -240,10 +242,9 @@ def _summary(stored: Stored) -> dict[str, Any]:
 
 def _starts(definition: Definition) -> list[str]:
     """Return what starts a workflow by itself."""
-    schedule = definition.schedule or {}
-    written = schedule.get("cron") or (f"every {schedule['every']:g}s" if schedule.get("every") else None)
+    written = from_data(definition.schedule).words() if definition.schedule is not None else None
     events = [f"event {on.event}" if on.event else f"{on.workflow} {on.state}" for on in definition.on]
-    return [*([str(written)] if written else []), *events]
+    return [*([written] if written else []), *events]
 
 
 class _Trouble(click.ClickException):

@@ -71,6 +71,8 @@ class Step(_Data, frozen=True, kw_only=True):
     queue: str | None = None
     """Where it runs; None: the workflow's queue."""
     priority: int = 0
+    options: dict[str, Any] | None = None
+    """TaskOptions in the place of retries and timeout: those of a task that is scheduled as it is registered."""
 
 
 class Concurrency(_Data, frozen=True, kw_only=True):

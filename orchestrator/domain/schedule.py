@@ -2,10 +2,10 @@
 
 A *fire* is a moment at which a run is due, in UTC and whole microseconds; it names the run. Clocks that are turned:
 
-- A cron expression with fixed hours (`30 2 * * *`) follows the wall clock. A time that comes twice fires the first time;
-  one that is left out fires at the moment at which the clock passes it over. Several of those are one fire.
-- An expression whose hour is `*` or `*/n` follows elapsed time: it fires whenever the wall clock matches, so twice in an
-  hour that comes twice, and not in one that is left out.
+- A cron expression with fixed hours (`30 2 * * *`) follows the wall clock. A time that comes twice fires the first
+  time; one that is left out fires at the moment at which the clock passes it over. Several of those are one fire.
+- An expression whose hour is `*` or `*/n` follows elapsed time: it fires whenever the wall clock matches, so twice in
+  an hour that comes twice, and not in one that is left out.
 - `every` knows no wall clock. It counts from the beginning of 1970 in UTC, so that `10m` is :00, :10, :20 whenever it
   was set, and setting it again does not shift it.
 """

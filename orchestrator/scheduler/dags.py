@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.dag import STATE_OF_TASK, DagState, Delta, Graph, Plan, StepState
-from orchestrator.domain.definition import Definition, check_size, resolve_params
+from orchestrator.domain.definition import Definition, Step, check_size, resolve_params
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.retry import RetryPolicy
@@ -39,7 +39,7 @@ class Compiled:
         self.definition = definition
         self.graph = Graph(definition)
         self.programs = [StepProgram(self.graph, place) for place in range(len(self.graph.steps))]
-        self.options = [_options(step.retries, step.timeout) for step in self.graph.steps]
+        self.options = [_options(step) for step in self.graph.steps]
 
 
 @dataclass
@@ -201,6 +201,7 @@ class Dags:
             enqueue.adopt_tasks(tick.connection, tasks, tick.now)
         if children:
             dags.start(tick.connection, children)
+            tick.runs_to_begin = True
         for run, place, number, reason in failed:
             run.plan.abandon(place, number, reason)
         if failed:
@@ -321,6 +322,8 @@ def _drain(plan: Plan) -> Iterable[int]:
         yield place
 
 
-def _options(retries: int, timeout: float | None) -> str | None:
-    options = TaskOptions(retry=RetryPolicy(max=retries), timeout=timeout)
+def _options(step: Step) -> str | None:
+    if step.options is not None:
+        return msgspec.json.encode(step.options).decode()
+    options = TaskOptions(retry=RetryPolicy(max=step.retries), timeout=step.timeout)
     return None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode()

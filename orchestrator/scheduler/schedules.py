@@ -30,7 +30,7 @@ from orchestrator.telemetry import get_logger
 log = get_logger("scheduler")
 
 _SLICE = 200
-"""Schedules that one tick looks at. Each takes about as long as ten tasks, and dispatch waits meanwhile."""
+"""Schedules that one tick looks at, and fires that it starts. Each takes as long as ten tasks, and dispatch waits."""
 _MOST_BACKFILLS = 20
 _CANNOT_BE_READ = (msgspec.MsgspecError, ValueError, LookupError, TypeError, OverflowError, OSError)
 """What comes of a definition that another release wrote, or of a time zone that this machine does not know."""
@@ -52,13 +52,13 @@ class _Firing:
 
 def fire_schedules(tick: Tick, limit: int) -> None:
     """Fire a slice of the schedules that are due. What is left is due in the next tick, after dispatch."""
-    due = store.due(tick.connection, tick.now, min(limit, _SLICE))
+    room = min(limit, _SLICE)
+    due = store.due(tick.connection, tick.now, room)
     if not due:
         return
     minding = [row.key for row in due if row.overlap in ("skip", "cancel_previous")]
     open_runs = store.open_runs(tick.connection, minding) if minding else {}
     firings: list[_Firing] = []
-    room = limit
     for row in due:
         if room <= 0:
             break
@@ -164,15 +164,17 @@ def _write(tick: Tick, firings: Sequence[_Firing]) -> None:
 
 
 def extend_backfills(tick: Tick, limit: int) -> None:
-    """Start more of each backfill.
+    """Start more of the backfills, the oldest first.
 
-    Its lane holds them to its concurrency; here only so many are created that the lane does not run dry until the
-    next look, and that a backfill of a million does not fill the table.
+    The lane of each holds it to its concurrency; here only so many runs are created that the lane does not run dry
+    until the next look, and that a backfill of a hundred thousand does not fill the table.
     """
+    room = min(limit, _SLICE)
     for backfill in backfills.open_backfills(tick.connection, _MOST_BACKFILLS):
-        room = min(limit, backfill.concurrency + limit - backfill.running)
-        if room > 0:
-            _extend(tick, backfill, room)
+        wanted = min(room, backfill.concurrency + _SLICE - backfill.running)
+        if wanted > 0:
+            _extend(tick, backfill, wanted)
+            room -= wanted
 
 
 def _extend(tick: Tick, backfill: OpenBackfill, room: int) -> None:

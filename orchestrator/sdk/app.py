@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 from uuid import UUID
 
 from orchestrator.domain.ids import time_ordered_id
@@ -27,6 +27,7 @@ from orchestrator.sdk.context import TaskContext
 from orchestrator.sdk.handle import Handle, RunHandle
 from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
 from orchestrator.sdk.queue import Queue
+from orchestrator.sdk.schedules import Schedules, T, Times
 from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.task import Task, task_name
 from orchestrator.sdk.workflows import Workflows
@@ -61,6 +62,7 @@ class Orchestrator:
         """Workflows that are data: files and graphs, stored in the database."""
         self.code_workflows = CodeWorkflows()
         """Workflows that are code, registered with `@app.workflow`."""
+        self.schedules = Schedules(self)
 
     # -- tasks
 
@@ -99,6 +101,17 @@ class Orchestrator:
         except KeyError:
             known = ", ".join(sorted(self.tasks)) or "none"
             raise UnknownTask(f"No task is called {name!r}.{did_you_mean(name, self.tasks)} Known: {known}.") from None
+
+    def schedule(
+        self, *, name: str | None = None, params: Mapping[str, Any] | None = None, **times: Unpack[Times]
+    ) -> Callable[[T], T]:
+        """Let a task run by itself: `@app.schedule(cron="0 3 * * *", timezone="Europe/Berlin")` above `@app.task`.
+
+        It is stored by `orchestrator schedules apply`, which belongs to a deploy, and by `orchestrator dev`. There it
+        is a workflow of one step, called like the task unless `name` says otherwise; a second schedule of the same
+        task wants a name. `params` are the task's arguments; `${run.fire_time}` in them is the time that a run is for.
+        """
+        return self.schedules.declare(name, params or {}, times)
 
     # -- workflows as code
 

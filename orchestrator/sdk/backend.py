@@ -38,6 +38,7 @@ from orchestrator.errors import (
 )
 from orchestrator.sdk.payload import decode_value
 from orchestrator.sdk.progress import TaskProgress, read_progress
+from orchestrator.sdk.schedule_backend import ScheduleBackend
 from orchestrator.settings import Settings
 from orchestrator.store import dags, database, enqueue, inbox, queues, redrive, results, unique, workflows
 from orchestrator.store.inbox import Wish
@@ -68,6 +69,7 @@ class Backend:
         # A pool of its own: changing the mode of a connection that had died would leave it in the pool, dead for ever.
         self._transactions = database.engine_for(url, name=name)
         self._announcements = Announcements(connect(settings.require_redis()), self._keys)
+        self.schedules = ScheduleBackend(self._connected, lambda: nudge(self._redis, self._keys))
 
     def close(self) -> None:
         """Close every connection."""

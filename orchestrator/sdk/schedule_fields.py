@@ -10,9 +10,9 @@ from typing import Any, get_args
 from orchestrator.domain.checks import Path
 from orchestrator.domain.cron import cron_problem
 from orchestrator.domain.schedule import MOST_CAUGHT_UP, Overlap, catch_up_parts
-from orchestrator.errors import did_you_mean
+from orchestrator.errors import InvalidWorkflow, did_you_mean
 from orchestrator.sdk import fields
-from orchestrator.sdk.document import Node
+from orchestrator.sdk.document import Node, from_plain
 from orchestrator.sdk.fields import BAD, Bad, Convert, Fields
 
 _NAME = re.compile(r"[\w.-]{1,64}")
@@ -28,6 +28,16 @@ def schedule(reader: Fields, node: Node, path: Path) -> dict[str, Any] | Bad:
         found = " and ".join(given) or "none of them"
         reader.problem(path, f"expected exactly one of cron, every and at, found {found}.")
     return values if len(reader.problems) == before else BAD
+
+
+def checked_schedule(data: dict[str, Any]) -> dict[str, Any]:
+    """Read a schedule that stands alone, or say everything that is wrong with it."""
+    reader = Fields()
+    values = schedule(reader, from_plain(data), ("schedule",))
+    if isinstance(values, Bad):
+        words = (f"{'.'.join(map(str, problem.path))}: {problem.message}" for problem in reader.problems)
+        raise InvalidWorkflow("\n".join(words))
+    return values
 
 
 def _cron(reader: Fields, node: Node, path: Path) -> str | Bad:

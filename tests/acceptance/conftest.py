@@ -15,7 +15,7 @@ sys.path.insert(0, str(HERE))  # as the workers see it: `project` is a top-level
 
 import project
 
-_TABLES = "tasks, ended_tasks, attempts, runs, workflows, inbox, leases, cursors, workers"
+_TABLES = "tasks, ended_tasks, attempts, runs, workflows, schedules, backfills, inbox, leases, cursors, workers"
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ def folder() -> Iterator[Path]:
         ("docs/tasks.md", "imports:app", {"watch.py": "imported 3"}),
         ("docs/exactly-once.md", "bank:app", {"use.py": "Bob has 30"}),
         ("docs/workflows.md", "etl:app", {"use.py": "success published"}),
+        ("docs/schedules.md", "jobs:app", {"use.py": "7 of 7 days, 0 failed"}),
     ],
 )
 def test_the_code_runs_as_written(document: str, app: str, scripts: dict[str, str], folder: Path) -> None:

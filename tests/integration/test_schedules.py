@@ -18,7 +18,10 @@ from orchestrator.scheduler.leadership import TermOver
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.schedules import fire_schedules
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import database, insights, schedules
+from orchestrator.sdk import definitions
+from orchestrator.store import backfills, database, insights, schedules, waiting
+from orchestrator.store import fires as store
+from orchestrator.store.statement import Statement
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader import LeaderStreams
@@ -259,8 +262,6 @@ def test_a_queue_does_not_go_with_another_limit(system: System) -> None:
 
 
 def _written(*, overlap: str, concurrency: int) -> Definition:
-    from orchestrator.sdk import definitions
-
     return definitions.loads(
         f"name: nightly\nconcurrency: {concurrency}\nschedule: {{every: 1h, overlap: {overlap}}}\n"
         "tasks: {only: {task: job}}"
@@ -292,11 +293,9 @@ def test_what_is_made_up_for_after_an_outage(system: System, catch_up: str, late
 def test_a_long_outage_is_made_up_for_in_slices(system: System) -> None:
     system.define()
     system.put(Schedule(every=60.0, overlap="allow", catch_up="all"))
-    system.tick("2026-01-02 18:00")
-    assert len(system.runs()) == 1_000
-    system.tick()
-    system.tick()
-    assert len(system.runs()) == 2_520
+    for slices in range(1, 14):
+        system.tick("2026-01-02 18:00")
+        assert len(system.runs()) == min(200 * slices, 2_520)
     assert len({run.fire_time for run in system.runs()}) == 2_520
 
 
@@ -417,6 +416,34 @@ def test_ten_thousand_in_the_same_second_are_fired_in_slices(system: System) -> 
         assert 0 < counts[-1] - counts[-2] <= 200
         assert system.scheduler._patience == 0.0 or counts[-1] == 10_000
     assert len({run.schedule for run in system.runs()}) == 10_000
+
+
+def test_the_leader_probes_indexes_however_much_there_is(system: System) -> None:
+    """Schedules that are not due, and runs that have ended, cost nothing."""
+    system.sql(
+        "INSERT INTO orchestrator.schedules (workflow, name, definition, next_fire, due_at)"
+        " SELECT 'w' || n, 'default', '{}', :at, :at FROM generate_series(1, 5000) n",
+        at=moment("2027-01-01 01:00"),
+    )
+    system.sql(
+        "INSERT INTO orchestrator.runs (id, name, status, total, open, ended_at, schedule)"
+        " SELECT gen_random_uuid(), 'w', 'success', 0, 0, now(), 'w' || n % 10 || '/default'"
+        " FROM generate_series(1, 5000) n"
+    )
+    due = plan(system, store._DUE, {"now": system.now, "limit": 200})
+    assert "schedules_due" in due
+    assert "schedules_due" in plan(system, waiting._AGENDA, {})
+    assert "runs_of_schedule" in plan(system, store._OPEN, {"keys": ["w1/default", "w2/default"]})
+    assert "backfills_open" in plan(system, backfills._OPEN, {"limit": 20})
+
+
+def plan(system: System, statement: Statement, parameters: dict[str, Any]) -> str:
+    with system.scheduler._leadership.reading() as connection:
+        statement(connection, parameters)
+        rows = connection.exec_driver_sql(f"EXPLAIN {statement._execute}", parameters)
+        lines = "\n".join(row[0] for row in rows)
+    assert "Seq Scan" not in lines
+    return lines
 
 
 # -- a year

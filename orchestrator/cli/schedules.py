@@ -1,0 +1,384 @@
+"""`orchestrator schedules`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import datetime
+from typing import Any, TypeVar, get_args
+
+import click
+import msgspec
+from rich.text import Text
+
+from orchestrator.cli.data import data_text, parse_value
+from orchestrator.cli.options import app_option, json_option, require_app
+from orchestrator.cli.output import print_fields, print_json, print_table, state
+from orchestrator.cli.progress import watch_backfill
+from orchestrator.cli.reading import reading
+from orchestrator.cli.sending import sending
+from orchestrator.cli.times import ago, present
+from orchestrator.domain.schedule import Overlap, Schedule, from_data
+from orchestrator.sdk.schedule_backend import upcoming
+from orchestrator.sdk.schedule_fields import checked_schedule
+from orchestrator.settings import load_settings
+from orchestrator.store import backfills, schedules
+from orchestrator.store.backfills import BackfillView
+from orchestrator.store.schedules import StoredSchedule
+from orchestrator.workers.loading import load_app
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+key_argument = click.argument("key", metavar="WORKFLOW[/NAME]")
+times_options: tuple[Callable[[F], F], ...] = (
+    click.option("--cron", help="Five fields, or six with seconds first: '0 3 * * *'."),
+    click.option("--every", metavar="DURATION", help="An interval, in elapsed time: 10m, 1h30m."),
+    click.option("--at", metavar="TIME", help="Once: 2026-07-01T09:00."),
+    click.option("--timezone", metavar="ZONE", help="Whose wall clock it follows: Europe/Berlin.  [default: UTC]"),
+)
+
+
+def times(command: F) -> F:
+    """Add the options that say when a schedule fires."""
+    for option in reversed(times_options):
+        command = option(command)
+    return command
+
+
+@click.group("schedules")
+def command() -> None:
+    """Set when workflows start by themselves; pause, trigger and backfill.
+
+    \b
+    Example:
+      orchestrator schedules list
+      orchestrator schedules set nightly --cron '0 3 * * *' --timezone Europe/Berlin
+      orchestrator schedules backfill nightly --from 2026-01-01 --to 2026-02-01 --concurrency 4
+    """
+
+
+@command.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List all schedules, with their next fire in their own time zone.
+
+    \b
+    Example:
+      orchestrator schedules list
+      orchestrator schedules list --json | jq -r '.schedules[] | select(.error) | .key'
+    """
+    with reading() as connection:
+        found = schedules.list_all(connection)
+    if as_json:
+        print_json({"schedules": [_document(stored) for stored in found]})
+        return
+    now = present()
+    print_table(
+        ("schedule", "when", "overlap", "next fire", "last fire", "last run", "note…"),
+        [
+            (
+                _short(stored),
+                stored.schedule.words(),
+                stored.schedule.overlap,
+                _next(stored, now),
+                ago(stored.last_fire, now),
+                state(stored.last_state) if stored.last_state else "",
+                Text(stored.error, style="red") if stored.error else "",
+            )
+            for stored in found
+        ],
+        empty="There is no schedule yet. Set one: orchestrator schedules set WORKFLOW --cron '0 3 * * *'",
+    )
+
+
+@command.command()
+@key_argument
+@json_option
+def show(key: str, as_json: bool) -> None:
+    """Show one schedule: what it is set to, how it is doing, and its next fires.
+
+    \b
+    Example:
+      orchestrator schedules show nightly
+    """
+    with sending() as app:
+        stored = app.backend.schedules.find(key)
+    if as_json:
+        print_json(_document(stored))
+        return
+    now = present()
+    schedule = stored.schedule
+    print_fields(
+        {
+            "schedule": _short(stored),
+            "when": f"{schedule.words()}, {schedule.timezone}",
+            "overlap": schedule.overlap,
+            "catch up": schedule.catch_up,
+            "jitter": f"up to {schedule.jitter:g}s" if schedule.jitter else None,
+            "params": ", ".join(f"{name}={data_text(value)}" for name, value in schedule.params.items()),
+            "set by": "the workflow's definition" if stored.declared else "a person",
+            "next fire": _next(stored, now),
+            "last fire": f"{_local(stored.last_fire, schedule)} ({ago(stored.last_fire, now)})"
+            if stored.last_fire
+            else "",
+            "last run": f"{stored.last_run} {stored.last_state}" if stored.last_run else None,
+            "fired": f"{stored.fired:,} runs, {stored.skipped:,} skipped because a run was open",
+            "error": Text(stored.error, style="red") if stored.error else None,
+        }
+    )
+
+
+@command.command("next")
+@click.argument("key", metavar="[WORKFLOW[/NAME]]", required=False)
+@times
+@click.option("-n", "--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
+@json_option
+def next_(key: str | None, count: int, as_json: bool, **given: str | None) -> None:
+    """Preview the next fires of a schedule, or of one that is only written here, which needs no services.
+
+    \b
+    Example:
+      orchestrator schedules next nightly -n 10
+      orchestrator schedules next --cron '30 2 * * *' --timezone Europe/Berlin
+    """
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if (key is None) is (not wanted):
+        raise click.UsageError("Give either a schedule, or --cron, --every or --at with --timezone.")
+    if key is None:
+        schedule = from_data(checked_schedule(wanted))
+        fires = upcoming(schedule, present(), count)
+    else:
+        with sending() as app:
+            schedule = app.schedules[key].status().schedule
+            fires = app.schedules[key].next(count)
+    if as_json:
+        print_json({"timezone": schedule.timezone, "fires": [fire.astimezone(schedule.zone) for fire in fires]})
+        return
+    now = present()
+    for fire in fires:
+        click.echo(f"{_local(fire, schedule)}  {fire:%Y-%m-%dT%H:%M:%SZ}  {ago(fire, now)}")
+    if not fires:
+        click.echo("It will not fire again.")
+
+
+@command.command("set")
+@click.argument("workflow")
+@click.option("--name", default="default", show_default=True, help="Which of the workflow's schedules.")
+@times
+@click.option("--overlap", type=click.Choice(get_args(Overlap)), help="While a run is open.  [default: skip]")
+@click.option("--catch-up", metavar="POLICY", help="After an outage: none, latest, all, all(10).  [default: latest]")
+@click.option("--jitter", metavar="DURATION", help="Keep it apart from others by up to so much.")
+@click.option("--param", "params", multiple=True, metavar="KEY=VALUE", help="A parameter of the runs; may be repeated.")
+@click.option("--paused", is_flag=True, default=None, help="Do not fire until it is resumed.")
+def set_(workflow: str, params: tuple[str, ...], **given: Any) -> None:
+    """Set a schedule of a workflow; the same name again replaces it, and keeps a pause.
+
+    \b
+    Example:
+      orchestrator schedules set nightly --cron '0 3 * * *' --timezone Europe/Berlin --overlap queue
+      orchestrator schedules set import --name half-hourly --every 30m --param 'day=${run.fire_time}'
+    """
+    data = {name: value for name, value in given.items() if value is not None} | {"params": _params(params)}
+    with sending() as app:
+        stored = app.backend.schedules.set(workflow, data)
+    click.echo(f"{stored.key}: next fire {_next(stored, present())}")
+
+
+@command.command()
+@app_option
+@click.option("--quiet", is_flag=True, help="Say nothing where there is nothing to apply.")
+def apply(app: str | None, quiet: bool) -> None:
+    """Store the schedules that the application declares with @app.schedule. A part of every deploy.
+
+    What is stored already stays as it is, a pause too. One that is no longer in the code stays until it is deleted.
+
+    \b
+    Example:
+      orchestrator schedules apply --app shop.tasks:app
+    """
+    with closing(load_app(require_app(load_settings(app=app)))) as application:
+        names = application.schedules.apply()
+        now = present()
+        for name in names:
+            click.echo(f"{name}: next fire {_next(application.schedules[f'{name}/default'].status(), now)}")
+    if not names and not quiet:
+        click.echo("The application declares no schedule. Declare one with @app.schedule(...) above @app.task.")
+
+
+@command.command()
+@click.argument("keys", metavar="WORKFLOW[/NAME]…", nargs=-1, required=True)
+def pause(keys: tuple[str, ...]) -> None:
+    """Let schedules fire no more until they are resumed. Applying a definition again does not end the pause.
+
+    \b
+    Example:
+      orchestrator schedules pause nightly
+    """
+    with sending() as app:
+        for key in keys:
+            app.schedules[key].pause()
+            click.echo(f"Paused {key}. Runs that are under way go on.")
+
+
+@command.command()
+@click.argument("keys", metavar="WORKFLOW[/NAME]…", nargs=-1, required=True)
+def resume(keys: tuple[str, ...]) -> None:
+    """Let schedules fire again, from now on; what came during the pause is not made up for.
+
+    \b
+    Example:
+      orchestrator schedules resume nightly
+    """
+    with sending() as app:
+        for key in keys:
+            app.schedules[key].resume()
+            click.echo(f"Resumed {key}: next fire {_next(app.schedules[key].status(), present())}")
+
+
+@command.command()
+@key_argument
+def trigger(key: str) -> None:
+    """Start a run of a schedule right now, and print its id; what else is open does not matter.
+
+    \b
+    Example:
+      orchestrator runs watch $(orchestrator schedules trigger nightly)
+    """
+    with sending() as app:
+        click.echo(app.schedules[key].trigger().id)
+
+
+@command.command()
+@key_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(key: str, yes: bool) -> None:
+    """Delete a schedule; its runs stay. One that a definition or the code declares comes back when that is applied.
+
+    \b
+    Example:
+      orchestrator schedules delete import/half-hourly --yes
+    """
+    with sending() as app:
+        stored = app.schedules[key].status()
+        if not yes:
+            click.confirm(f"Delete schedule {stored.key}, {stored.schedule.words()}?", abort=True)
+        app.schedules[stored.key].delete()
+    click.echo(f"Deleted schedule {stored.key}.")
+
+
+# -- backfills
+
+
+@command.command()
+@key_argument
+@click.option("--from", "start", metavar="TIME", required=True, help="The first moment: 2026-01-01, in its time zone.")
+@click.option("--to", "end", metavar="TIME", help="The moment after the last.  [default: now]")
+@click.option("--concurrency", type=click.IntRange(1), help="How many runs at once.  [default: 1]")
+@click.option("--again", is_flag=True, help="Run fires again that have had their run.")
+@click.option("--detach", is_flag=True, help="Print the number, and do not wait for the end.")
+def backfill(key: str, start: str, end: str | None, concurrency: int | None, again: bool, detach: bool) -> None:
+    """Start the runs of all fires in a range of the past, and show how far they are; exit with 1 if one fails.
+
+    A fire that has had its run gets no other, so the same command again only fills in what is missing.
+
+    \b
+    Example:
+      orchestrator schedules backfill nightly --from 2026-01-01 --to 2026-02-01 --concurrency 4
+    """
+    with sending() as app:
+        started = app.schedules[key].backfill(start, end, concurrency=concurrency, again=again)
+        if detach:
+            click.echo(started.id)
+            return
+        click.echo(f"Backfill {started.id}: {started.progress().total:,} fires", err=True)
+        try:
+            ended = watch_backfill(started.progress)
+        except KeyboardInterrupt:
+            click.echo(f"\nIt goes on. To cancel it: orchestrator schedules cancel-backfill {started.id}", err=True)
+            sys.exit(130)
+    sys.exit(1 if ended.failed or ended.error else 0)
+
+
+@command.command("backfills")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many to show.")
+@json_option
+def backfills_(limit: int, as_json: bool) -> None:
+    """List backfills and how far they are, newest first.
+
+    \b
+    Example:
+      orchestrator schedules backfills
+    """
+    with reading() as connection:
+        found = backfills.list_newest(connection, limit)
+    if as_json:
+        print_json({"backfills": [msgspec.to_builtins(view) | {"done": view.done} for view in found]})
+        return
+    print_table(
+        ("id>", "schedule", "from", "to", "done>", "total>", "open>", "failed>", "at once>", "note…"),
+        [_backfill_row(view) for view in found],
+        empty="There is no backfill. Start one: orchestrator schedules backfill WORKFLOW --from 2026-01-01",
+    )
+
+
+@command.command("cancel-backfill")
+@click.argument("number", type=int, metavar="ID")
+def cancel_backfill(number: int) -> None:
+    """Start no more of a backfill, and cancel its open runs.
+
+    \b
+    Example:
+      orchestrator schedules cancel-backfill 7
+    """
+    with sending() as app:
+        app.backend.schedules.cancel_backfill(number)
+    click.echo(f"Asked to cancel backfill {number}.")
+
+
+# -- printing
+
+
+def _params(words: Sequence[str]) -> dict[str, Any]:
+    pairs = [word.partition("=") for word in words]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise click.UsageError(f"--param {name!r}: expected KEY=VALUE.")
+    return {name: parse_value(text) for name, _, text in pairs}
+
+
+def _short(stored: StoredSchedule) -> str:
+    return stored.workflow if stored.name == "default" else stored.key
+
+
+def _local(moment: datetime, schedule: Schedule) -> str:
+    return f"{moment.astimezone(schedule.zone):%a %Y-%m-%d %H:%M:%S %Z}"
+
+
+def _next(stored: StoredSchedule, now: datetime) -> str:
+    if stored.paused:
+        return "paused"
+    if stored.next_fire is None:
+        return "never again"
+    return f"{_local(stored.next_fire, stored.schedule)} ({ago(stored.due_at or stored.next_fire, now)})"
+
+
+def _document(stored: StoredSchedule) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(stored, builtin_types=(datetime,))
+    definition = document.pop("schedule") | {"overlap": stored.schedule.overlap, "catch_up": stored.schedule.catch_up}
+    return {"key": stored.key} | document | {"timezone": stored.schedule.timezone, "definition": definition}
+
+
+def _backfill_row(view: BackfillView) -> tuple[str | int | None, ...]:
+    return (
+        view.id,
+        f"{view.workflow}/{view.name}",
+        f"{view.start_at:%Y-%m-%d %H:%M}",
+        f"{view.end_at:%Y-%m-%d %H:%M}",
+        view.done,
+        view.total,
+        view.running,
+        view.failed,
+        view.concurrency,
+        view.error,
+    )

@@ -1,0 +1,217 @@
+"""What people do to schedules, written to Postgres; the leader is told, and fires them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Protocol
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain.checks import check
+from orchestrator.domain.definition import Definition
+from orchestrator.domain.schedule import Schedule, fires, from_data, next_fire
+from orchestrator.domain.zones import moment_of
+from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
+from orchestrator.sdk.schedule_fields import checked_schedule
+from orchestrator.store import backfills, dags, schedules, workflows
+from orchestrator.store import fires as store
+from orchestrator.store.backfills import BackfillView, NewBackfill
+from orchestrator.store.fires import Target
+from orchestrator.store.schedules import StoredSchedule
+
+_MOST_FIRES = 100_000
+"""Of one backfill."""
+
+
+class Connected(Protocol):
+    """How a connection is opened."""
+
+    def __call__(self, *, transaction: bool = False) -> Any: ...
+
+
+class ScheduleBackend:
+    """Schedules and backfills, by name."""
+
+    def __init__(self, connected: Connected, nudge: Callable[[], None]) -> None:
+        self._connected = connected
+        self._nudge = nudge
+
+    # -- schedules
+
+    def list_all(self) -> list[StoredSchedule]:
+        """Return all schedules."""
+        with self._connected() as connection:
+            return schedules.list_all(connection)
+
+    def find(self, key: str) -> StoredSchedule:
+        """Return the schedule that is called workflow/name, or the only one of a workflow."""
+        with self._connected() as connection:
+            return _one(connection, key)
+
+    def upcoming(self, key: str, count: int) -> list[datetime]:
+        """Return the next fires of a schedule."""
+        with self._connected() as connection:
+            schedule, now = _one(connection, key).schedule, schedules.clock(connection)
+        return upcoming(schedule, now, count)
+
+    def apply(self, definitions: Iterable[Definition], step: str) -> None:
+        """Store workflows that consist of one scheduled task; one of another kind is not overwritten."""
+        with self._connected(transaction=True) as connection, connection.begin():
+            for definition in definitions:
+                existing = workflows.latest(connection, definition.name)
+                if existing is not None and [other.name for other in existing.definition.steps] != [step]:
+                    raise InvalidWorkflow(
+                        f"The schedule of task {definition.steps[0].task!r} wants to be called {definition.name!r}, "
+                        f"and a workflow is called so. Give it another name=."
+                    )
+                workflows.apply(connection, definition)
+        self._nudge()
+
+    def set(self, workflow: str, data: dict[str, Any]) -> StoredSchedule:
+        """Set a schedule of a workflow; `data` has the shape of a file."""
+        read = checked_schedule(data)
+        schedule = from_data(read)
+        with self._connected(transaction=True) as connection, connection.begin():
+            stored = workflows.latest(connection, workflow)
+            if stored is None:
+                names = [other.name for other in workflows.list_latest(connection)]
+                raise NotFound(f"There is no workflow {workflow!r}.{did_you_mean(workflow, names)}")
+            scheduled = msgspec.structs.replace(stored.definition, schedule=read)
+            problems = [problem for problem in check(scheduled) if problem.path[0] == "schedule"]
+            if problems:
+                raise InvalidWorkflow("\n".join(f"{_place(problem.path)}: {problem.message}" for problem in problems))
+            now = schedules.clock(connection)
+            if next_fire(schedule, now) is None:
+                raise InvalidWorkflow(f"The schedule {schedule.words()} would never fire: that time has passed.")
+            schedules.put(connection, workflow, schedule, now)
+            found = _one(connection, f"{workflow}/{schedule.name}")
+        self._nudge()
+        return found
+
+    def pause(self, key: str) -> None:
+        """Fire no more."""
+        with self._connected() as connection:
+            stored = _one(connection, key)
+            if not schedules.pause(connection, stored.workflow, stored.name):
+                raise WrongState(f"Schedule {stored.key} is paused already.")
+
+    def resume(self, key: str) -> None:
+        """Fire again."""
+        with self._connected() as connection:
+            stored = _one(connection, key)
+            if not schedules.resume(connection, stored, schedules.clock(connection)):
+                raise WrongState(f"Schedule {stored.key} is not paused.")
+        self._nudge()
+
+    def delete(self, key: str) -> StoredSchedule:
+        """Remove a schedule."""
+        with self._connected() as connection:
+            stored = _one(connection, key)
+            schedules.delete(connection, stored.workflow, stored.name)
+        return stored
+
+    def trigger(self, key: str, run_id: bytes) -> bytes:
+        """Start a run of a schedule now."""
+        with self._connected() as connection:
+            stored = _one(connection, key)
+            now = schedules.clock(connection)
+            run = store.run_of(_target(connection, stored.workflow), stored.schedule, now, run_id, stored.key)
+            dags.start(connection, [run])
+        self._nudge()
+        return run_id
+
+    # -- backfills
+
+    def backfill(
+        self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
+    ) -> int:
+        """Ask for the runs of all fires in a range; return the number of the backfill."""
+        with self._connected() as connection:
+            stored = _one(connection, key)
+            now = schedules.clock(connection)
+            first, last = _moment("start", start, stored.schedule), _moment("end", end or now, stored.schedule)
+            if not first < last <= now:
+                raise InvalidWorkflow(
+                    f"A backfill is of the past: expected start < end <= now, found {start} and {end}."
+                )
+            target = _target(connection, stored.workflow)
+            limit = _limit(target, concurrency)
+            due = list(islice(fires(stored.schedule, first, last), _MOST_FIRES + 1))
+            if not due or len(due) > _MOST_FIRES:
+                found = f"more than {_MOST_FIRES:,} fires" if due else "no fire"
+                raise InvalidWorkflow(
+                    f"Schedule {stored.key} has {found} between {first} and {last}: choose another range."
+                )
+            store.run_of(target, stored.schedule, due[0], bytes(16), stored.key)  # says what would go wrong
+            new = NewBackfill(stored.workflow, stored.schedule, first, last, limit, again, len(due), due[0])
+            number = backfills.add(connection, new)
+        self._nudge()
+        return number
+
+    def show_backfill(self, number: int) -> BackfillView:
+        """Return how far a backfill is."""
+        with self._connected() as connection:
+            found = backfills.show(connection, number)
+        if found is None:
+            raise NotFound(f"There is no backfill {number}. See: orchestrator schedules backfills")
+        return found
+
+    def cancel_backfill(self, number: int) -> None:
+        """Give a backfill up."""
+        view = self.show_backfill(number)
+        if view.is_over:
+            raise WrongState(f"Backfill {number} is over.")
+        with self._connected(transaction=True) as connection, connection.begin():
+            backfills.cancel(connection, view)
+        self._nudge()
+
+
+def upcoming(schedule: Schedule, after: datetime, count: int) -> list[datetime]:
+    """Return the next fires of a schedule."""
+    found: list[datetime] = []
+    fire: datetime | None = after
+    while len(found) < count and fire is not None and (fire := next_fire(schedule, fire)) is not None:
+        found.append(fire)
+    return found
+
+
+def _one(connection: Connection, key: str) -> StoredSchedule:
+    found = schedules.find(connection, key)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise NotFound(f"{key!r} has {len(found)} schedules. Say which: {', '.join(one.key for one in found)}.")
+    keys = [one.key for one in schedules.list_all(connection)]
+    raise NotFound(f"There is no schedule {key!r}.{did_you_mean(key, keys)} See: orchestrator schedules list")
+
+
+def _target(connection: Connection, workflow: str) -> Target:
+    stored = workflows.latest(connection, workflow)
+    body = stored and msgspec.json.encode(stored.definition).decode()
+    return Target(workflow, stored and stored.version, body or None)
+
+
+def _limit(target: Target, asked: int | None) -> int:
+    """Return how many runs of a backfill there may be at once."""
+    own = target.definition and msgspec.json.decode(target.definition, type=Definition).concurrency
+    if own and asked is not None:
+        raise InvalidWorkflow(f"Workflow {target.name!r} has a concurrency of its own: leave out that of the backfill.")
+    limit = own.limit if own else 1 if asked is None else asked
+    if limit < 1:
+        raise InvalidWorkflow(f"A backfill runs at least 1 at a time, found a concurrency of {limit}.")
+    return limit
+
+
+def _moment(what: str, value: datetime | str, schedule: Schedule) -> datetime:
+    try:
+        found = datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        raise InvalidWorkflow(f"{what}: expected a time such as 2024-01-31T09:30, found {value!r}.") from None
+    return moment_of(found, schedule.zone) if found.tzinfo is None else found.astimezone(UTC)
+
+
+def _place(path: Iterable[str | int]) -> str:
+    return ".".join(map(str, path))

@@ -1,0 +1,213 @@
+"""Schedules of an application: those that stand in its code, and all that are in the database.
+
+Workers have no database, and importing a module should change nothing; so what `@app.schedule` declares is stored when
+`orchestrator schedules apply` or `app.schedules.apply()` says so, as a part of deploying. `orchestrator dev` does it when
+it starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+import msgspec
+
+from orchestrator.errors import InvalidTask, ResultTimeout
+from orchestrator.sdk.handle import RunHandle
+from orchestrator.sdk.options import check_name
+from orchestrator.sdk.task import Task
+
+if TYPE_CHECKING:
+    from orchestrator.domain.definition import Definition
+    from orchestrator.sdk.app import Orchestrator
+    from orchestrator.store.backfills import BackfillView
+    from orchestrator.store.schedules import StoredSchedule
+
+T = TypeVar("T", bound=Task[..., Any])
+
+STEP = "task"
+"""The one step of the workflow that a scheduled task becomes."""
+
+
+class Times(TypedDict, total=False):
+    """When a schedule fires, and what happens then; exactly one of cron, every and at is given."""
+
+    cron: str
+    every: float | str | timedelta
+    at: str | datetime
+    timezone: str
+    overlap: Literal["skip", "queue", "allow", "cancel_previous"]
+    catch_up: str
+    jitter: float | str | timedelta
+    paused: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """A task that is to run by itself, as it stands in the code."""
+
+    name: str
+    task: Task[..., Any]
+    times: Times
+    params: Mapping[str, Any]
+
+    def definition(self) -> Definition:
+        """Return it as a workflow of one step, or say what is wrong with it."""
+        from orchestrator.sdk import definitions  # loads YAML and cron, which workers do without
+
+        options = self.task.call_options
+        step = {"task": self.task.name, "input": dict(self.params), "priority": options.priority}
+        data = {
+            "name": self.name,
+            "description": f"Task {self.task.name}, scheduled in the code.",
+            "queue": options.queue,
+            "schedule": plain_times(self.times),
+            "tasks": {STEP: step},
+        }
+        definition = definitions.from_data(data, f"schedule of task {self.task.name!r}")
+        stored = options.stored()
+        if stored is None:
+            return definition
+        as_registered = msgspec.structs.replace(definition.steps[0], options=msgspec.json.decode(stored))
+        return msgspec.structs.replace(definition, steps=(as_registered,))
+
+
+def plain_times(times: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a schedule in the shape of a file."""
+    return {
+        name: value.total_seconds()
+        if isinstance(value, timedelta)
+        else value.isoformat()
+        if isinstance(value, datetime)
+        else value
+        for name, value in times.items()
+        if value is not None
+    }
+
+
+class Schedules(Mapping[str, "Scheduled"]):
+    """`app.schedules`: all schedules in the database, by `workflow/name`, or by the workflow where it has one."""
+
+    def __init__(self, app: Orchestrator) -> None:
+        self._app = app
+        self.declared: dict[str, Declaration] = {}
+        """What stands in the code, by name."""
+
+    def __getitem__(self, key: str) -> Scheduled:
+        return Scheduled(self._app, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([stored.key for stored in self._app.backend.schedules.list_all()])
+
+    def __len__(self) -> int:
+        return len(self._app.backend.schedules.list_all())
+
+    def declare(self, name: str | None, params: Mapping[str, Any], times: Times) -> Callable[[T], T]:
+        """Return the decorator that notes a schedule of a task."""
+
+        def note(task: T) -> T:
+            if not isinstance(task, Task):
+                raise InvalidTask(f"@app.schedule goes above @app.task, on a task; found {task!r:.100}.")
+            chosen = check_name("schedule", name or task.name)
+            other = self.declared.get(chosen)
+            if other is not None and (other.task.name, other.times) != (task.name, times):
+                raise InvalidTask(f"Two schedules want to be called {chosen!r}. Give one of them another name=.")
+            if task.call_options.delay_seconds:
+                raise InvalidTask(f"Task {task.name!r}: option delay does not go with a schedule, which says when.")
+            task.signature.check((), params)
+            self.declared[chosen] = Declaration(name=chosen, task=task, times=times, params=params)
+            return task
+
+        return note
+
+    def apply(self) -> list[str]:
+        """Store what the code declares, all or nothing; return the names. The same again changes nothing."""
+        definitions = [declaration.definition() for declaration in self.declared.values()]
+        self._app.backend.schedules.apply(definitions, STEP)
+        return [definition.name for definition in definitions]
+
+    def set(
+        self, workflow: str, name: str = "default", *, params: Mapping[str, Any] | None = None, **times: Any
+    ) -> None:
+        """Set a schedule of a workflow, beside the one in its definition; the same name again replaces it."""
+        data = {"name": name, "params": dict(params or {}), **plain_times(times)}
+        self._app.backend.schedules.set(workflow, data)
+
+
+class Scheduled:
+    """One schedule in the database."""
+
+    def __init__(self, app: Orchestrator, key: str) -> None:
+        self._app = app
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.key}>"
+
+    def status(self) -> StoredSchedule:
+        """Return how it is doing: paused or not, the last and the next fire, the last run, and what went wrong."""
+        return self._app.backend.schedules.find(self.key)
+
+    def next(self, count: int = 5) -> list[datetime]:
+        """Return the fires that come next."""
+        return self._app.backend.schedules.upcoming(self.key, count)
+
+    def pause(self) -> None:
+        """Fire no more until it is resumed. Applying a definition again does not end the pause."""
+        self._app.backend.schedules.pause(self.key)
+
+    def resume(self) -> None:
+        """Fire again, from now on; what came during the pause is not made up for."""
+        self._app.backend.schedules.resume(self.key)
+
+    def trigger(self) -> RunHandle[Any]:
+        """Start a run right now, whatever else is open; the fire time is now."""
+        return RunHandle(self._app, self._app.backend.schedules.trigger(self.key, self._app.new_id()))
+
+    def delete(self) -> None:
+        """Remove the schedule; its runs stay."""
+        self._app.backend.schedules.delete(self.key)
+
+    def backfill(
+        self,
+        start: datetime | str,
+        end: datetime | str | None = None,
+        *,
+        concurrency: int | None = None,
+        again: bool = False,
+    ) -> Backfill:
+        """Start the runs of all fires from `start` on and before `end` (now), `concurrency` (1) at a time.
+
+        A workflow that has a concurrency of its own keeps to that. A fire that has had its run gets no other, unless
+        `again` is said. Times without an offset are in the schedule's time zone.
+        """
+        started = self._app.backend.schedules.backfill(self.key, start, end, concurrency, again)
+        return Backfill(self._app, started)
+
+
+class Backfill:
+    """A backfill that was asked for."""
+
+    def __init__(self, app: Orchestrator, number: int) -> None:
+        self._app = app
+        self.id = number
+
+    def progress(self) -> BackfillView:
+        """Return how far it is."""
+        return self._app.backend.schedules.show_backfill(self.id)
+
+    def cancel(self) -> None:
+        """Start no more of it, and cancel its open runs."""
+        self._app.backend.schedules.cancel_backfill(self.id)
+
+    def wait(self, timeout: float | None = None) -> BackfillView:
+        """Wait until its last run has ended, and return how that went."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not (view := self.progress()).is_over:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise ResultTimeout(f"Backfill {self.id} has not ended: {view.done} of {view.total} after {timeout} s.")
+            time.sleep(0.2)
+        return view

@@ -1,0 +1,146 @@
+"""Schedules through real processes: leaders that are killed, a year filled in, tasks from the code."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import project
+import pytest
+
+from orchestrator.sdk.definitions import loads
+from tests.acceptance.stack import Stack, eventually
+
+
+@pytest.fixture
+def settings() -> dict[str, float]:
+    return {"lease": 1.5}
+
+
+def apply(text: str) -> None:
+    project.app.workflows.apply(loads(text))
+
+
+def orchestrator(stack: Stack, *words: str, folder: Path | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "orchestrator", *words],
+        cwd=folder or stack.folder,
+        env=stack.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_second_fires_once_though_leaders_are_killed(stack: Stack) -> None:
+    leader = stack.scheduler()
+    stack.worker("--allow", "steps.py")
+    apply(
+        'name: seconds\nschedule: {cron: "* * * * * *", overlap: allow, catch_up: all}\n'
+        'tasks: {tell: {task: "steps.py:echo", input: {due: "${run.fire_time}"}}}'
+    )
+    for _ in range(2):
+        fired = number(stack)
+        eventually(lambda before=fired: number(stack) >= before + 2, "fires go on")
+        leader.kill()
+        leader = stack.scheduler()
+    fired = number(stack)
+    eventually(lambda: number(stack) >= fired + 3, "the new leader fires")
+    project.app.schedules["seconds"].pause()
+    eventually(lambda: not stack.sql("SELECT FROM orchestrator.runs WHERE ended_at IS NULL"), "every run has ended", 60)
+    times = [row[0] for row in stack.sql("SELECT fire_time FROM orchestrator.runs ORDER BY fire_time")]
+    steps = {later - earlier for earlier, later in itertools.pairwise(times)}  # type: ignore[operator]
+    assert steps == {timedelta(seconds=1)}
+    assert stack.sql("SELECT DISTINCT status FROM orchestrator.runs") == [("success",)]
+
+
+def number(stack: Stack) -> int:
+    return int(str(stack.scalar("SELECT count(*) FROM orchestrator.runs")))
+
+
+def test_a_year_is_filled_in_a_few_at_a_time(stack: Stack) -> None:
+    stack.scheduler()
+    stack.worker("--allow", "steps.py")
+    apply(
+        "name: daily\nparams: {day: {type: date, default: today}}\n"
+        "schedule: {cron: 30 2 * * *, timezone: Europe/Berlin}\n"
+        'tasks: {tell: {task: "steps.py:echo", input: {day: "${params.day}"}}}'
+    )
+    words = ("schedules", "backfill", "daily", "--from", "2025-01-01", "--to", "2026-01-01", "--concurrency", "4")
+    lines = orchestrator(stack, *words).splitlines()
+    assert lines[-1] == "daily/default 365/365"
+    assert len(lines) > 2, "progress was shown on the way"
+    rows = stack.sql("SELECT params ->> 'day', status FROM orchestrator.runs ORDER BY fire_time")
+    first = datetime(2025, 1, 1, tzinfo=UTC)
+    assert rows == [(f"{first + timedelta(days=day):%Y-%m-%d}", "success") for day in range(365)]
+    most = """
+        SELECT max((SELECT count(*) FROM orchestrator.runs other
+                     WHERE other.started_at <= run.started_at AND other.ended_at > run.started_at))
+          FROM orchestrator.runs run"""
+    assert int(str(stack.scalar(most))) <= 4
+    assert orchestrator(stack, *words).splitlines()[-1] == "daily/default 365/365"
+    assert number(stack) == 365, "what has had its run gets no other"
+    again = project.app.schedules["daily"].backfill("2025-03-01", "2025-03-04", again=True)
+    view = again.wait(30)
+    assert (view.started, view.done, view.failed, number(stack)) == (3, 3, 0, 368)
+
+
+def test_a_backfill_can_be_cancelled(stack: Stack) -> None:
+    stack.scheduler()
+    apply("name: daily\nschedule: {cron: 30 2 * * *}\ntasks: {tell: {task: nobody.knows}}")
+    backfill = project.app.schedules["daily"].backfill("2020-01-01", "2026-01-01", concurrency=2)
+    eventually(lambda: backfill.progress().running >= 200, "the first runs stand in line")
+    assert backfill.progress().passed < backfill.progress().total
+    backfill.cancel()
+    view = backfill.wait(60)
+    assert (view.error, view.running) == ("cancelled", 0)
+    assert view.failed == view.started
+
+
+PROJECT = """
+from datetime import datetime
+from orchestrator import Orchestrator, Retry
+
+app = Orchestrator()
+
+
+@app.schedule(every="1s", params={"due": "${run.fire_time}"}, overlap="allow")
+@app.schedule(cron="0 3 * * *", timezone="Europe/Berlin", name="nightly-note", params={"due": "never"})
+@app.task(retries=Retry(max=2, base=0.5), isolation="process")
+def note(due: str) -> str:
+    return due
+"""
+
+
+def test_a_task_is_scheduled_from_the_code(stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / "notes.py").write_text(PROJECT)
+    stack.scheduler()
+    said = orchestrator(stack, "schedules", "apply", "--app", "notes:app", folder=tmp_path)
+    assert "notes.note: next fire" in said
+    assert "nightly-note: next fire" in said
+    assert "03:00:00 CE" in said
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "worker", "--app", "notes:app", "--processes", "1"],
+        cwd=tmp_path,
+        env=stack.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        eventually(
+            lambda: stack.scalar("SELECT count(*) FROM orchestrator.runs WHERE status = 'success'"), "a run succeeds"
+        )
+    finally:
+        worker.terminate()
+        worker.wait(60)
+    options = stack.scalar("SELECT options FROM orchestrator.ended_tasks LIMIT 1")
+    assert options == {"retry": {"max": 2, "base": 0.5}, "isolation": "process"}
+    assert orchestrator(stack, "schedules", "apply", "--app", "notes:app", folder=tmp_path)
+    assert stack.scalar("SELECT max(version) FROM orchestrator.workflows") == 1
+    assert "ORCHESTRATOR_APP" not in os.environ

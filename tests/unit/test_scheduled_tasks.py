@@ -1,0 +1,91 @@
+"""`@app.schedule`: what the code declares, as a workflow of one step."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, Retry, UnknownOption
+
+
+def declare(app: Orchestrator, name: str | None = None, params: dict[str, Any] | None = None, **times: Any) -> Any:
+    @app.schedule(name=name, params=params, **times)
+    @app.task(name="clean", queue="night", priority=3)
+    def clean(before: str = "") -> None: ...
+
+    return clean
+
+
+def test_a_scheduled_task_is_a_workflow_of_one_step() -> None:
+    app = Orchestrator()
+    task = declare(app, cron="0 3 * * *", timezone="Europe/Berlin", params={"before": "${run.fire_time}"})
+    assert task is app.tasks["clean"]
+    definition = app.schedules.declared["clean"].definition()
+    assert (definition.name, definition.queue) == ("clean", "night")
+    assert definition.schedule == {"cron": "0 3 * * *", "timezone": "Europe/Berlin"}
+    (step,) = definition.steps
+    assert (step.task, step.priority, step.input) == ("clean", 3, {"before": "${run.fire_time}"})
+    assert step.options is None
+
+
+def test_it_runs_as_it_is_registered() -> None:
+    app = Orchestrator()
+
+    @app.schedule(every=timedelta(hours=1), jitter="5m", at=None)  # type: ignore[arg-type]
+    @app.task(name="clean", retries=Retry(max=3, backoff="constant"), timeout=9, isolation="process")
+    def clean() -> None: ...
+
+    definition = app.schedules.declared["clean"].definition()
+    assert definition.schedule == {"every": 3600.0, "jitter": 300.0}
+    assert definition.steps[0].options == {
+        "retry": {"max": 3, "backoff": "constant"},
+        "timeout": 9.0,
+        "isolation": "process",
+    }
+
+
+def test_a_moment_may_be_a_datetime() -> None:
+    app = Orchestrator()
+    declare(app, at=datetime(2030, 1, 1, 9))
+    assert app.schedules.declared["clean"].definition().schedule == {"at": "2030-01-01T09:00:00"}
+
+
+def test_two_schedules_of_a_task_want_two_names() -> None:
+    app = Orchestrator()
+    declare(app, every="1h")
+    declare(app, every="1h")  # the module was imported twice
+    declare(app, "weekly", every="7d")
+    assert list(app.schedules.declared) == ["clean", "weekly"]
+    with pytest.raises(InvalidTask, match="Two schedules want to be called 'clean'"):
+        declare(app, every="2h")
+
+
+def test_what_is_refused_at_once() -> None:
+    app = Orchestrator()
+    with pytest.raises(InvalidTask, match="unexpected keyword argument 'after'"):
+        declare(app, every="1h", params={"after": 1})
+    with pytest.raises(InvalidTask, match="goes above @app.task"):
+        app.schedule(every="1h")(lambda: None)  # type: ignore[type-var]
+    with pytest.raises(InvalidTask, match="option delay does not go with a schedule"):
+        app.schedule(every="1h")(app.task(name="late", delay=5)(lambda: None))
+    with pytest.raises(UnknownOption):
+        app.task(name="x", cron="* * * * *")
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ({"cron": "0 25 * * *"}, "schedule of task 'clean': schedule.cron: hour '25'"),
+        ({}, "expected exactly one of cron, every and at, found none"),
+        ({"every": "1h", "overlp": "skip"}, "schedule.overlp: unknown key. Did you mean 'overlap'?"),
+        ({"every": "1h", "timezone": "Mars"}, "unknown time zone 'Mars'"),
+        ({"every": "1h", "params": {"before": "${params.x}"}}, "tasks.task.input.before: unknown parameter 'x'"),
+    ],
+)
+def test_what_is_refused_when_it_is_applied(times: dict[str, Any], message: str) -> None:
+    app = Orchestrator()
+    declare(app, **times)
+    with pytest.raises(InvalidWorkflow, match=message.replace("(", r"\(")):
+        app.schedules.declared["clean"].definition()
