@@ -51,7 +51,7 @@ ALTER TABLE orchestrator.runs
 CREATE INDEX runs_of_schedule ON orchestrator.runs (schedule, id) WHERE schedule IS NOT NULL AND ended_at IS NULL;
 
 COMMENT ON TABLE orchestrator.schedules IS 'when runs of workflows start by themselves';
-COMMENT ON COLUMN orchestrator.schedules.declared IS 'it stands in the definition of its workflow, and goes when that has it no more';
+COMMENT ON COLUMN orchestrator.schedules.declared IS 'it stands in the definition of its workflow';
 COMMENT ON COLUMN orchestrator.schedules.next_fire IS 'the fire to look at next; null when none will come';
 COMMENT ON COLUMN orchestrator.schedules.due_at IS 'when to look: the next fire, and the jitter';
 COMMENT ON COLUMN orchestrator.schedules.skipped IS 'fires that came while a run was open';

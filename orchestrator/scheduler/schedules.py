@@ -129,9 +129,13 @@ def _save(tick: Tick, firings: Sequence[_Firing]) -> None:
             for firing in firings:
                 _save(tick, [firing])
             return
-        reason = str(getattr(error, "orig", error)).strip().split("\n", 1)[0]
-        log.error("schedule %s could not start its runs: %s", firings[0].row.key, reason)
-        _write(tick, [replace(firings[0], runs=[], superseded=[], error=f"Its runs could not be stored: {reason}")])
+        reason = f"Its runs could not be stored: {_first_line(error)}"
+        log.error("schedule %s: %s", firings[0].row.key, reason)
+        _write(tick, [replace(firings[0], runs=[], superseded=[], error=reason)])
+
+
+def _first_line(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error).strip().split("\n", 1)[0]
 
 
 def _write(tick: Tick, firings: Sequence[_Firing]) -> None:
@@ -178,15 +182,20 @@ def extend_backfills(tick: Tick, limit: int) -> None:
 
 
 def _extend(tick: Tick, backfill: OpenBackfill, room: int) -> None:
+    """Start some more runs; what goes wrong once would go wrong every time, so it ends the backfill."""
     try:
         schedule = backfill.schedule
         chosen = list(islice(fires(schedule, backfill.next_fire, backfill.end), room))
-        following = next_fire(schedule, chosen[-1])
+        following = next_fire(schedule, chosen[-1]) if chosen else None
         new = [_backfill_run(tick, backfill, schedule, fire, place) for place, fire in enumerate(chosen)]
-    except (InvalidWorkflow, *_CANNOT_BE_READ) as error:
-        backfills.save(tick.connection, backfill.id, None, 0, 0, str(error))
+        with tick.connection.begin_nested():
+            started = dags.start(tick.connection, new)
+    except (InvalidWorkflow, exc.SQLAlchemyError, *_CANNOT_BE_READ) as error:
+        if database.is_outage(error):
+            raise
+        log.error("backfill %d was given up: %s", backfill.id, _first_line(error))
+        backfills.save(tick.connection, backfill.id, None, 0, 0, _first_line(error))
         return
-    started = dags.start(tick.connection, new)
     more = following if following is not None and following < backfill.end else None
     backfills.save(tick.connection, backfill.id, more, len(chosen), len(started), None)
 

@@ -72,7 +72,7 @@ _OPEN = Statement(
     """
 SELECT asked.key, r.id::text FROM unnest(%(keys)s::text[]) AS asked(key)
  CROSS JOIN LATERAL (SELECT id FROM orchestrator.runs
-                      WHERE schedule = asked.key AND ended_at IS NULL AND NOT cancelling OFFSET 0) AS r
+                      WHERE schedule = asked.key AND ended_at IS NULL OFFSET 0) AS r
 """
 )
 

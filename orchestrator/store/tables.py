@@ -238,7 +238,7 @@ schedules = Table(
         Boolean,
         nullable=False,
         server_default=text("false"),
-        comment="it stands in the definition of its workflow, and goes when that has it no more",
+        comment="it stands in the definition of its workflow",
     ),
     Column("paused", Boolean, nullable=False, server_default=text("false")),
     Column("next_fire", DateTime(timezone=True), comment="the fire to look at next; null when none will come"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -365,11 +366,9 @@ def test_a_schedule_that_cannot_start_says_so_and_goes_on(system: System) -> Non
     assert system.fired() == ["01 02:00"]
 
 
-def test_what_postgres_refuses_stops_no_other_schedule(system: System) -> None:
-    system.define(params={"text": Param(default="")})
-    system.put(Schedule(every=3600.0, name="a", params={"text": "fine"}))
-    system.put(Schedule(every=3600.0, name="b", params={"text": "x"}))
-    system.put(Schedule(every=3600.0, name="c"))
+@contextmanager
+def refusing(system: System) -> Iterator[None]:
+    """Let Postgres refuse runs whose text is x."""
     system.sql(
         "CREATE FUNCTION orchestrator.refuse() RETURNS trigger LANGUAGE plpgsql AS "
         "$$BEGIN IF NEW.params ->> 'text' = 'x' THEN RAISE 'no such text'; END IF; RETURN NEW; END$$"
@@ -378,9 +377,18 @@ def test_what_postgres_refuses_stops_no_other_schedule(system: System) -> None:
         "CREATE TRIGGER refuse BEFORE INSERT ON orchestrator.runs FOR EACH ROW EXECUTE FUNCTION orchestrator.refuse()"
     )
     try:
-        system.tick("2026-01-01 01:00")
+        yield
     finally:
         system.sql("DROP FUNCTION orchestrator.refuse CASCADE")
+
+
+def test_what_postgres_refuses_stops_no_other_schedule(system: System) -> None:
+    system.define(params={"text": Param(default="")})
+    system.put(Schedule(every=3600.0, name="a", params={"text": "fine"}))
+    system.put(Schedule(every=3600.0, name="b", params={"text": "x"}))
+    system.put(Schedule(every=3600.0, name="c"))
+    with refusing(system):
+        system.tick("2026-01-01 01:00")
     assert sorted(run.schedule for run in system.runs()) == ["nightly/a", "nightly/c"]
     with system.engine.connect() as connection:
         (refused,) = schedules.find(connection, "nightly/b")
@@ -393,8 +401,28 @@ def test_a_schedule_that_cannot_be_read_is_stopped_and_says_so(system: System) -
     system.put(Schedule(every=3600.0))
     system.sql("""UPDATE orchestrator.schedules SET definition = '{"cron": "0 0 * * *", "timezone": "Mars/Base"}'""")
     system.tick("2026-01-01 01:00")
-    assert "It cannot be told when it fires" in (system.row().error or "")
-    assert system.row().next_fire is None
+    assert "It cannot be told when it fires" in (found_error(system) or "")
+    system.put(Schedule(every=3600.0))
+    assert system.row().next_fire == START + timedelta(hours=1)
+    assert system.row().error is None
+
+
+def found_error(system: System) -> Any:
+    (error, next_fire), *_ = system.sql("SELECT error, next_fire FROM orchestrator.schedules")
+    assert next_fire is None
+    return error
+
+
+def test_a_backfill_that_cannot_be_stored_is_given_up(system: System) -> None:
+    system.define(params={"text": Param(default="x")})
+    system.put(Schedule(every=3600.0))
+    backfill = system.app.schedules["nightly"].backfill("2026-01-01", "2026-01-02")
+    with refusing(system):
+        system.tick(START)
+    view = backfill.progress()
+    assert "no such text" in (view.error or "")
+    assert view.is_over
+    assert system.runs() == []
 
 
 # -- many
