@@ -315,6 +315,8 @@ def _print(run: RunDetail, now: datetime) -> None:
             "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",
             "tags": ", ".join(run.tags),
             "key": run.key,
+            "schedule": run.schedule,
+            "fire time": when(run.fire_time, now),
             "parent": f"{run.parent_run}, step {run.parent_step}" if run.parent_run else None,
             "created": when(run.created_at, now),
             "started": when(run.started_at, now),

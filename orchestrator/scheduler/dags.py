@@ -17,10 +17,11 @@ import msgspec
 from orchestrator.domain.dag import STATE_OF_TASK, DagState, Delta, Graph, Plan, StepState
 from orchestrator.domain.definition import Definition, Step, check_size, resolve_params
 from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.lanes import lane_name
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.retry import RetryPolicy
 from orchestrator.domain.steps import FanOut, Skip, StepProgram
-from orchestrator.domain.task import DEFAULT_OPTIONS, NewTask, TaskOptions
+from orchestrator.domain.task import DEFAULT_OPTIONS, NewTask, TaskOptions, parse_options
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import dags, enqueue, workflows
@@ -40,6 +41,10 @@ class Compiled:
         self.graph = Graph(definition)
         self.programs = [StepProgram(self.graph, place) for place in range(len(self.graph.steps))]
         self.options = [_options(step) for step in self.graph.steps]
+        self.lanes = [
+            lane_name(step.task or "", None, parse_options(options))
+            for step, options in zip(self.graph.steps, self.options, strict=True)
+        ]
 
 
 @dataclass
@@ -253,6 +258,7 @@ class Dags:
             payload=payload,
             priority=step.priority,
             options=run.compiled.options[place],
+            lane=run.compiled.lanes[place],
             run_id=run.id,
             position=position,
             step=step.name,

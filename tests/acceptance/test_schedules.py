@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -112,7 +111,7 @@ app = Orchestrator()
 
 @app.schedule(every="1s", params={"due": "${run.fire_time}"}, overlap="allow")
 @app.schedule(cron="0 3 * * *", timezone="Europe/Berlin", name="nightly-note", params={"due": "never"})
-@app.task(retries=Retry(max=2, base=0.5), isolation="process")
+@app.task(retries=Retry(max=2, base=0.5), isolation="process", concurrency=3)
 def note(due: str) -> str:
     return due
 """
@@ -139,8 +138,9 @@ def test_a_task_is_scheduled_from_the_code(stack: Stack, tmp_path: Path) -> None
     finally:
         worker.terminate()
         worker.wait(60)
-    options = stack.scalar("SELECT options FROM orchestrator.ended_tasks LIMIT 1")
-    assert options == {"retry": {"max": 2, "base": 0.5}, "isolation": "process"}
+    options = stack.sql(
+        "SELECT options -> 'retry' ->> 'base', options ->> 'isolation', lane FROM orchestrator.ended_tasks LIMIT 1"
+    )
+    assert options == [("0.5", "process", "notes.note|")]
     assert orchestrator(stack, "schedules", "apply", "--app", "notes:app", folder=tmp_path)
     assert stack.scalar("SELECT max(version) FROM orchestrator.workflows") == 1
-    assert "ORCHESTRATOR_APP" not in os.environ

@@ -31,7 +31,7 @@ ONE = b"\x01"
 """The number 1, as a result."""
 TTL = 5.0
 TABLES = (
-    *("tasks", "ended_tasks", "attempts", "runs", "inbox", "leases", "cursors", "workers"),
+    *("tasks", "ended_tasks", "attempts", "runs", "workflows", "inbox", "leases", "cursors", "workers"),
     *("queues", "buckets", "unique_keys"),
 )
 

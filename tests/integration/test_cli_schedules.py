@@ -129,6 +129,9 @@ def test_trigger_starts_a_run_of_the_schedule(run: Run, engine: Engine) -> None:
     with engine.connect() as connection:
         (found,) = connection.execute(text("SELECT id::text, schedule, lane_limit FROM orchestrator.runs"))
     assert tuple(found) == (started, "nightly/default", 1)
+    shown = run("runs", "show", started).output
+    assert "nightly/default" in shown
+    assert "fire time" in shown
 
 
 def test_backfills(run: Run) -> None:

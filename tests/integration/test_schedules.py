@@ -18,7 +18,6 @@ from orchestrator.domain.schedule import Schedule, fire_key, fires
 from orchestrator.scheduler.leadership import TermOver
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.schedules import fire_schedules
-from orchestrator.scheduler.tick import Tick
 from orchestrator.sdk import definitions
 from orchestrator.store import backfills, database, insights, schedules, waiting
 from orchestrator.store import fires as store
@@ -542,7 +541,7 @@ def fire_once(system: System, now: datetime, *, dies: bool) -> None:
     scheduler = system.scheduler
     for number in range(20):
         with scheduler._leadership.writing(0.0) as (connection, _):
-            fire_schedules(Tick(connection, now, scheduler._dags, scheduler._triggers), 1_000)
+            fire_schedules(scheduler._begin_tick(connection, now, []), 1_000)
             more = connection.execute(text("SELECT min(due_at) FROM orchestrator.schedules")).scalar_one()
             if dies and number == 0:
                 raise Died

@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, Retry, UnknownOption
+from orchestrator.domain.task import TaskOptions
 
 
 def declare(app: Orchestrator, name: str | None = None, params: dict[str, Any] | None = None, **times: Any) -> Any:
@@ -34,16 +36,19 @@ def test_it_runs_as_it_is_registered() -> None:
     app = Orchestrator()
 
     @app.schedule(every=timedelta(hours=1), jitter="5m", at=None)  # type: ignore[arg-type]
-    @app.task(name="clean", retries=Retry(max=3, backoff="constant"), timeout=9, isolation="process")
+    @app.task(name="clean", retries=Retry(max=3, backoff="constant"), timeout=9, isolation="process", concurrency=2)
     def clean() -> None: ...
 
     definition = app.schedules.declared["clean"].definition()
     assert definition.schedule == {"every": 3600.0, "jitter": 300.0}
-    assert definition.steps[0].options == {
-        "retry": {"max": 3, "backoff": "constant"},
-        "timeout": 9.0,
-        "isolation": "process",
-    }
+    options = msgspec.convert(definition.steps[0].options, TaskOptions)
+    assert options == app.tasks["clean"].call_options.travelling(1.0)
+    assert [options.retry.backoff, options.timeout, options.isolation, options.concurrency] == [
+        "constant",
+        9.0,
+        "process",
+        2,
+    ]
 
 
 def test_a_moment_may_be_a_datetime() -> None:
@@ -68,8 +73,10 @@ def test_what_is_refused_at_once() -> None:
         declare(app, every="1h", params={"after": 1})
     with pytest.raises(InvalidTask, match="goes above @app.task"):
         app.schedule(every="1h")(lambda: None)  # type: ignore[type-var]
-    with pytest.raises(InvalidTask, match="option delay does not go with a schedule"):
+    with pytest.raises(InvalidTask, match="cannot have the option delay"):
         app.schedule(every="1h")(app.task(name="late", delay=5)(lambda: None))
+    with pytest.raises(InvalidTask, match="cannot have the option weight"):
+        app.schedule(every="1h")(app.task(name="weighty", weight=lambda **_: 2.0)(lambda: None))
     with pytest.raises(UnknownOption):
         app.task(name="x", cron="* * * * *")
 

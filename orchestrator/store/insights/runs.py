@@ -65,6 +65,10 @@ class RunDetail(RunView):
 
     params: Mapping[str, Any]
     """What it was started with, and defaults."""
+    schedule: str | None = None
+    """What started it: workflow/name, or workflow/name#backfill."""
+    fire_time: datetime | None = None
+    """The time that it is for, if a schedule or a run before it says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +127,7 @@ def list_runs(
     return [RunView(**_columns(row)) for row in connection.exec_driver_sql(_LIST, parameters)]
 
 
-_SHOW = f"SELECT {_COLUMNS}, params FROM orchestrator.runs WHERE id = %(id)s::uuid"
+_SHOW = f"SELECT {_COLUMNS}, params, schedule, fire_time FROM orchestrator.runs WHERE id = %(id)s::uuid"
 
 
 def show_run(connection: Connection, run: UUID) -> RunDetail | None:
