@@ -84,7 +84,7 @@ def list_(as_json: bool) -> None:
                 _next(stored, now),
                 ago(stored.last_fire, now),
                 state(stored.last_state) if stored.last_state else "",
-                Text(stored.error, style="red") if stored.error else "",
+                Text(stored.error.partition("\n")[0], style="red") if stored.error else "",
             )
             for stored in found
         ],

@@ -141,12 +141,11 @@ def _first_line(error: Exception) -> str:
 def _write(tick: Tick, firings: Sequence[_Firing]) -> None:
     new = [run for firing in firings for _, run in firing.runs]
     started = set(dags.start(tick.connection, new)) if new else set()
-    superseded = [run for firing in firings for run in firing.superseded]
-    if superseded:
-        runs.mark_cancelling(tick.connection, superseded)
+    superseded: list[bytes] = []
     advances = []
     for firing in firings:
         mine = [(fire, run.id) for fire, run in firing.runs if run.id in started]
+        superseded += firing.superseded if mine else []  # a fire that has had its run cancels nothing
         last_fire, last_run = mine[-1] if mine else (None, None)
         advances.append(
             Advance(
@@ -162,6 +161,8 @@ def _write(tick: Tick, firings: Sequence[_Firing]) -> None:
             )
         )
     store.advance(tick.connection, advances)
+    if superseded:
+        runs.mark_cancelling(tick.connection, superseded)
 
 
 # -- backfills

@@ -230,6 +230,17 @@ def test_what_happens_while_a_run_is_open(system: System, overlap: Any, states: 
     assert system.row().next_fire == START + timedelta(hours=4)
 
 
+def test_a_fire_that_has_had_its_run_does_not_cancel_it(system: System) -> None:
+    system.define()
+    system.put(Schedule(every=3600.0, overlap="cancel_previous"))
+    system.tick("2026-01-01 01:00")
+    system.sql("UPDATE orchestrator.schedules SET next_fire = last_fire, due_at = last_fire")
+    for _ in range(3):
+        system.tick()
+    (run,) = system.runs()
+    assert (run.status, run.cancelling) == ("running", False)
+
+
 def test_a_queue_goes_on_in_order_and_skip_starts_again(system: System) -> None:
     system.define()
     system.define("other")
