@@ -54,7 +54,7 @@ def command() -> None:
     Example:
       orchestrator schedules list
       orchestrator schedules set nightly --cron '0 3 * * *' --timezone Europe/Berlin
-      orchestrator schedules backfill nightly --from 2026-01-01 --to 2026-02-01 --concurrency 4
+      orchestrator schedules backfill nightly --from 2026-01-01 --to 2026-02-01 --concurrency 4 --watch
     """
 
 
@@ -276,22 +276,21 @@ def delete(key: str, yes: bool) -> None:
 @click.option("--to", "end", metavar="TIME", help="The moment after the last.  [default: now]")
 @click.option("--concurrency", type=click.IntRange(1), help="How many runs at once.  [default: 1]")
 @click.option("--again", is_flag=True, help="Run fires again that have had their run.")
-@click.option("--detach", is_flag=True, help="Print the number, and do not wait for the end.")
-def backfill(key: str, start: str, end: str | None, concurrency: int | None, again: bool, detach: bool) -> None:
-    """Start the runs of all fires in a range of the past, and show how far they are; exit with 1 if one fails.
+@click.option("--watch", is_flag=True, help="Show how far it is until its end; exit with 1 if a run fails.")
+def backfill(key: str, start: str, end: str | None, concurrency: int | None, again: bool, watch: bool) -> None:
+    """Start the runs of all fires in a range of the past, a few at a time, and print the number of the backfill.
 
     A fire that has had its run gets no other, so the same command again only fills in what is missing.
 
     \b
     Example:
-      orchestrator schedules backfill nightly --from 2026-01-01 --to 2026-02-01 --concurrency 4
+      orchestrator schedules backfill nightly --from 2026-01-01 --to 2026-02-01 --concurrency 4 --watch
     """
     with sending() as app:
         started = app.schedules[key].backfill(start, end, concurrency=concurrency, again=again)
-        if detach:
-            click.echo(started.id)
+        click.echo(started.id, err=watch)
+        if not watch:
             return
-        click.echo(f"Backfill {started.id}: {started.progress().total:,} fires", err=True)
         try:
             ended = watch_backfill(started.progress)
         except KeyboardInterrupt:

@@ -71,7 +71,18 @@ def test_a_year_is_filled_in_a_few_at_a_time(stack: Stack) -> None:
         "schedule: {cron: 30 2 * * *, timezone: Europe/Berlin}\n"
         'tasks: {tell: {task: "steps.py:echo", input: {day: "${params.day}"}}}'
     )
-    words = ("schedules", "backfill", "daily", "--from", "2025-01-01", "--to", "2026-01-01", "--concurrency", "4")
+    words = (
+        "schedules",
+        "backfill",
+        "daily",
+        "--from",
+        "2025-01-01",
+        "--to",
+        "2026-01-01",
+        "--concurrency",
+        "4",
+        "--watch",
+    )
     lines = orchestrator(stack, *words).splitlines()
     assert lines[-1] == "daily/default 365/365"
     assert len(lines) > 2, "progress was shown on the way"

@@ -484,6 +484,8 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
         "unknown_tasks",
         "unserved_queues",
         "events",
+        "schedules",
+        "failing_schedules",
         "redis",
     }
     assert after["leader"] is None

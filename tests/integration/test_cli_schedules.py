@@ -136,7 +136,7 @@ def test_trigger_starts_a_run_of_the_schedule(run: Run, engine: Engine) -> None:
 
 def test_backfills(run: Run) -> None:
     """How they run is for the tests with a leader."""
-    words = ("schedules", "backfill", "nightly", "--from", "2026-01-01", "--to", "2026-02-01", "--detach")
+    words = ("schedules", "backfill", "nightly", "--from", "2026-01-01", "--to", "2026-02-01")
     number = run(*words, "--concurrency", "3").output.strip()
     (found,) = document(run("schedules", "backfills", "--json"))["backfills"]
     assert (str(found["id"]), found["total"], found["done"], found["concurrency"]) == (number, 31, 0, 3)

@@ -128,7 +128,7 @@ def test_a_workflow_is_applied_listed_shown_compared_and_deleted(
     kept = run("workflows", "delete", "story", input="n\n")
     assert kept.exit_code == 1
     deleted = run("workflows", "delete", "story", "--yes")
-    assert deleted.output == "Deleted workflow 'story'. Its runs and their history stay.\n"
+    assert deleted.output == "Deleted workflow 'story' and its schedules. Its runs and their history stay.\n"
     assert run("workflows", "show", "story").stderr == "Error: There is no workflow 'story'.\n"
     assert run("workflows", "show", "story", "--version", "2").exit_code == 0
 
