@@ -17,6 +17,7 @@ from sqlalchemy import exc
 
 from orchestrator.domain.catch_up import decide
 from orchestrator.domain.ids import time_ordered_id
+from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.schedule import Schedule, delay_of, fire_key, fires, next_fire
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.tick import Tick
@@ -32,7 +33,7 @@ log = get_logger("scheduler")
 _SLICE = 200
 """Schedules that one tick looks at, and fires that it starts. Each takes as long as ten tasks, and dispatch waits."""
 _MOST_BACKFILLS = 20
-_CANNOT_BE_READ = (msgspec.MsgspecError, ValueError, LookupError, TypeError, OverflowError, OSError)
+_CANNOT_BE_READ = (*REFUSALS, LookupError, OSError)
 """What comes of a definition that another release wrote, or of a time zone that this machine does not know."""
 
 

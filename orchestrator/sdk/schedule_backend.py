@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.checks import check
 from orchestrator.domain.definition import Definition
+from orchestrator.domain.plain import unstorable
 from orchestrator.domain.schedule import Schedule, fires, from_data, next_fire
 from orchestrator.domain.zones import moment_of
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
@@ -72,6 +73,8 @@ class ScheduleBackend:
 
     def set(self, workflow: str, data: dict[str, Any]) -> StoredSchedule:
         """Set a schedule of a workflow; `data` has the shape of a file."""
+        if problem := unstorable(data):
+            raise InvalidWorkflow(f"schedule: {problem}.")
         read = checked_schedule(data)
         schedule = from_data(read)
         with self._connected(transaction=True) as connection, connection.begin():

@@ -107,6 +107,7 @@ def test_set_replaces_and_refuses(run: Run) -> None:
         ("nightly", "--at", "2020-01-01T00:00"): "would never fire: that time has passed",
         ("nightly", "--every", "1h", "--catch-up", "all(1001)"): "a limit up to 1,000",
         ("nightly", "--every", "0.5s"): "at least 1 second",
+        ("nightly", "--every", "1h", "--param", 'day="\\u0000"'): "NUL character",
     }.items():
         assert message in run("schedules", "set", *words, exit_code=1).output
 
