@@ -1,8 +1,8 @@
 """Schedules of an application: those that stand in its code, and all that are in the database.
 
 Workers have no database, and importing a module should change nothing; so what `@app.schedule` declares is stored when
-`orchestrator schedules apply` or `app.schedules.apply()` says so, as a part of deploying. `orchestrator dev` does it when
-it starts.
+`orchestrator schedules apply` or `app.schedules.apply()` says so, as a part of deploying. `orchestrator dev` does it
+when it starts.
 """
 
 from __future__ import annotations
