@@ -22,6 +22,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from orchestrator.domain import cron
+from orchestrator.domain.durations import format_duration
 from orchestrator.domain.zones import moment_of, next_turn, offset, wall
 
 Overlap = Literal["skip", "queue", "allow", "cancel_previous"]
@@ -70,7 +71,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     def words(self) -> str:
         """Return when it fires, as it was written."""
         if self.every is not None:
-            return f"every {timedelta(seconds=self.every)}"
+            return f"every {format_duration(self.every)}"
         return self.cron or f"once at {self.at}"
 
 
