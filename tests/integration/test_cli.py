@@ -55,13 +55,6 @@ def two(): ...
 """
 
 
-@pytest.fixture(scope="module")
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = database.engine_for(database_url)
-    yield engine
-    engine.dispose()
-
-
 @pytest.fixture
 def connection(engine: Engine) -> Iterator[Connection]:
     with engine.connect() as connection:
