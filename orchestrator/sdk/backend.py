@@ -69,6 +69,7 @@ class Backend:
 
     def __init__(self, settings: Settings) -> None:
         self._keys = Keys()
+        self._redis = connect(settings.require_redis())
         self._nudges = Nudges(settings.require_redis(), self._keys)
         self._max_payload = settings.max_payload
         url, name = settings.require_database(), "orchestrator client"
@@ -83,6 +84,7 @@ class Backend:
         """Close every connection."""
         self._announcements.close()
         self._nudges.close()
+        self._redis.close()
         self._engine.dispose()
         self._transactions.dispose()
 
