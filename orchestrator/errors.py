@@ -10,6 +10,8 @@
     ├── Duplicate                 another task has the unique key; carries its id
     ├── InvalidWorkflow           a workflow definition or its parameters cannot be accepted
     │   └── ExpressionError       an expression cannot be read, or does not fit the values it is given
+    ├── Unavailable               Postgres cannot be used now; nothing was written, and trying again later helps
+    ├── Uncertain                 the connection broke during a write, which may have been done or not
     ├── NotFound                  no task or run has that id
     ├── WrongState                the task or run is in a state that does not allow this
     ├── ResultTimeout             the result did not come in the time the caller gave (also a TimeoutError)
@@ -81,6 +83,14 @@ class InvalidWorkflow(OrchestratorError):
 
 class ExpressionError(InvalidWorkflow):
     """An expression cannot be read, or does not fit the values it is given."""
+
+
+class Unavailable(OrchestratorError):
+    """Postgres cannot be used now. Nothing was written, so the same call may be made again."""
+
+
+class Uncertain(OrchestratorError):
+    """The connection to Postgres broke during a write: look whether it was done before making the call again."""
 
 
 class NotFound(OrchestratorError):

@@ -56,6 +56,9 @@ class Settings:
     loss_limit: int = 3
     """How often a task may take its worker process down with it before it fails."""
 
+    long_transaction: float = 60.0
+    """Seconds after which `status` reports an open transaction, because it holds back vacuum."""
+
     heartbeat: float = 1.0
     """Seconds between two heartbeats of a worker."""
     worker_ttl: float = 5.0

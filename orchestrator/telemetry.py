@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import threading
+import time
+from collections.abc import Callable
 
 LOGGER_NAME = "orchestrator"
 
@@ -21,3 +25,54 @@ def configure_logging(level: str = "INFO") -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says, in one line and without the command that a driver quotes in front of it."""
+    text = re.sub(r"^Command # \d+ .* of pipeline caused error: ", "", str(error).strip(), flags=re.DOTALL)
+    return text.split("\n", 1)[0] or type(error).__name__
+
+
+class Outage:
+    """A time in which something cannot be used: one line when it begins, and one when it is over.
+
+    It is over after `settled` seconds without a failure: what fails now and then is one outage, not many.
+    """
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        what: str,
+        meanwhile: str,
+        *,
+        settled: float = 5.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = log
+        self._what = what
+        self._meanwhile = meanwhile
+        self._settled = settled
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._began = 0.0
+        self._failed = 0.0
+        self.lasts = False
+
+    def failed(self, reason: str) -> None:
+        """Take note of a failure."""
+        with self._lock:
+            self._failed = self._monotonic()
+            if not self.lasts:
+                self.lasts = True
+                self._began = self._failed
+                self._log.warning("%s cannot be used; %s: %s", self._what, self._meanwhile, reason)
+
+    def worked(self) -> None:
+        """Take note of a success; a while after the last failure, the outage is over."""
+        if not self.lasts:
+            return
+        with self._lock:
+            now = self._monotonic()
+            if self.lasts and now - self._failed >= self._settled:
+                self.lasts = False
+                self._log.warning("%s can be used again, after %.1f s", self._what, now - self._began)

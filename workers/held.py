@@ -108,19 +108,19 @@ class HeldAttempts:
     def snapshot(self) -> tuple[bytes, int]:
         """Return the attempts as heartbeats carry them, and how many tasks are running."""
         empty = b"\0\0\0\0"
-        return b"".join(slot for slot in self._slots() if slot[16:] != empty), self._numbers()[1]
+        used, running = self._numbers()
+        return b"".join(slot for slot in self._slots(used) if slot[16:] != empty), running
 
     def unended(self) -> list[tuple[bytes, int]]:
         """Return the attempts of which the leader does not know that they have ended."""
-        table = zip(self._slots(), self._read_limits(), strict=True)
-        attempts = unpack_attempts(b"".join(slot for slot, (deadline, _) in table if deadline != _ENDED))
+        attempts = unpack_attempts(b"".join(slot for slot, (deadline, _) in self._table() if deadline != _ENDED))
         return [(task, attempt) for task, attempt in attempts if attempt]
 
     def overdue(self, now: float) -> list[Limit]:
         """Return the attempts that have run for longer than they may."""
         return [
             Limit(slot[:16], int.from_bytes(slot[16:], "big"), deadline, timeout)
-            for slot, (deadline, timeout) in zip(self._slots(), self._read_limits(), strict=True)
+            for slot, (deadline, timeout) in self._table()
             if 0.0 < deadline < now
         ]
 
@@ -133,10 +133,12 @@ class HeldAttempts:
         used, running = _NUMBERS.unpack_from(self._memory, 0)
         return used, running
 
-    def _slots(self) -> list[bytes]:
-        end = _HEADER + self._numbers()[0] * ATTEMPT_SIZE
-        return [self._memory[start : start + ATTEMPT_SIZE] for start in range(_HEADER, end, ATTEMPT_SIZE)]
+    def _table(self) -> Iterator[tuple[bytes, tuple[float, float]]]:
+        """Yield slots with their limits; as many as there are now, for the child adds to them all the time."""
+        used = self._numbers()[0]
+        limits = _LIMIT.iter_unpack(self._memory[self._limits : self._limits + used * _LIMIT.size])
+        return zip(self._slots(used), limits, strict=True)
 
-    def _read_limits(self) -> Iterator[tuple[float, float]]:
-        size = self._numbers()[0] * _LIMIT.size
-        return _LIMIT.iter_unpack(self._memory[self._limits : self._limits + size])
+    def _slots(self, used: int) -> list[bytes]:
+        end = _HEADER + used * ATTEMPT_SIZE
+        return [self._memory[start : start + ATTEMPT_SIZE] for start in range(_HEADER, end, ATTEMPT_SIZE)]

@@ -16,8 +16,8 @@ import msgspec
 from orchestrator.domain.task import Returned
 from orchestrator.errors import OrchestratorError
 from orchestrator.settings import Settings
-from orchestrator.telemetry import get_logger
-from orchestrator.transport.codec import Attempt, Malformed, decode, encode
+from orchestrator.telemetry import Outage, get_logger
+from orchestrator.transport.codec import LARGEST_BUNDLE, Attempt, Malformed, decode, encode
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import Received, StreamsGone, WorkerStreams
@@ -48,6 +48,8 @@ _PATIENCE = 1.0
 """Seconds that a read waits before the process looks whether it should stop."""
 _TOO_LATE = 2 * _PATIENCE
 """Seconds after which what a read brings may have been given to others: no heartbeat has listed it all that time."""
+_LAST_REPORTS = 5.0
+"""Seconds that the last reports have at least, even if running tasks have used up the time to drain."""
 _MOST_MESSAGES = 100
 
 
@@ -131,9 +133,11 @@ class WorkerProcess:
         self._is_leaving = False
         url = settings.require_redis()
         self._streams = WorkerStreams(connect(url), Keys())
-        self.reporter = Reporter(WorkerStreams(connect(url), Keys()), worker, held)
+        self.reporter = Reporter(WorkerStreams(connect(url), Keys()), worker, held, settled=settings.worker_ttl)
         self.journal = Journal(connect(url), Keys())
+        self._redis = Outage(log, "Redis", "no tasks are received", settled=settings.worker_ttl)
         self._joined = ""
+        self._full = False
         self._bundle = 1.0
         self._draining = threading.Event()
         self._may_start = threading.Event()
@@ -146,7 +150,7 @@ class WorkerProcess:
         while not self._draining.is_set():
             if not self._may_start.wait(_PATIENCE):
                 continue
-            room = self.pool.wait_for_room(_PATIENCE)
+            room = self.pool.wait_for_room(_PATIENCE) if self._has_space() else 0
             if room > 0 and not self._draining.is_set():
                 asked_at = time.monotonic()
                 received = self._receive(room)
@@ -162,7 +166,9 @@ class WorkerProcess:
         if not finished:
             log.warning("tasks still run after %g s; they are handed back", self._settings.drain_timeout)
             self.pool.send_notes()
-        self.reporter.wait_until_applied(5.0)
+        # In an outage a report may need longer. One that never arrives makes its task run again.
+        left = min(self._settings.drain_timeout, self._give_up_at - time.monotonic())
+        self.reporter.wait_until_applied(max(_LAST_REPORTS, left))
         self.journal.flush()
         return finished
 
@@ -211,16 +217,28 @@ class WorkerProcess:
             generation = self._join()
             if not generation:
                 return []
-            count = max(1, min(_MOST_MESSAGES, int(room / self._bundle)))
-            return self._streams.take(generation, self._worker, self._spec.queues, count, _PATIENCE)
+            fits = self._held.room // LARGEST_BUNDLE
+            count = max(1, min(_MOST_MESSAGES, fits, int(room / self._bundle)))
+            received = self._streams.take(generation, self._worker, self._spec.queues, count, _PATIENCE)
+            self._redis.worked()
+            return received
         except StreamsGone:
             self._joined = ""
             self._draining.wait(0.1)
         except UNAVAILABLE as error:
-            log.warning("%s", describe(error))
+            self._redis.failed(describe(error))
             self._joined = ""  # it may come back as another server, with messages of before in its streams
             self._draining.wait(0.5)
         return []
+
+    def _has_space(self) -> bool:
+        """Say whether a message fits the table of what is held; if not, no leader has applied a report for long."""
+        was_full, self._full = self._full, self._held.room < LARGEST_BUNDLE
+        if self._full and not was_full:
+            log.warning("no tasks are received: %d reports wait for a leader, and no more fit", self._held.capacity)
+        if self._full:
+            self._draining.wait(0.2)
+        return not self._full
 
     def _join(self) -> str:
         """Make sure that the queues of the current generation can be read; return the generation."""

@@ -7,6 +7,7 @@ until then the leader counts what it uses.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -14,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from orchestrator.domain.task import Enqueued, Flush, NewTask, Noted, Report, Succeeded
-from orchestrator.telemetry import get_logger
+from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.codec import Applied, encode, stream_position
-from orchestrator.transport.connection import UNAVAILABLE, describe
+from orchestrator.transport.connection import FULL, UNAVAILABLE, describe
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.job import Job
@@ -26,6 +27,7 @@ log = get_logger("worker")
 
 _BATCH = 1_000
 _BATCH_BYTES = 2_000_000
+_SMALLEST_BATCH_BYTES = 1_000
 _ASK_AGAIN = 1.0
 
 
@@ -50,11 +52,12 @@ class _Flight(NamedTuple):
 class Reporter:
     """Owns the events stream on the worker's side, and with it the generation."""
 
-    def __init__(self, streams: WorkerStreams, worker: str, held: HeldAttempts) -> None:
+    def __init__(self, streams: WorkerStreams, worker: str, held: HeldAttempts, *, settled: float = 5.0) -> None:
         self._streams = streams
         self._worker = worker
         self._held = held
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._redis = Outage(log, "Redis", "reports wait", settled=settled)
         self._unapplied: deque[_Flight] = deque()
         self._lock = threading.Lock()
         self._listening = False
@@ -103,14 +106,20 @@ class Reporter:
     def _run(self) -> None:
         backlog: list[Item] = []
         pause = 0.05
+        largest = _BATCH_BYTES
         while True:
             backlog.extend(self._gather(wait=not backlog))
-            batch, backlog = _split(backlog)
+            batch, backlog = _split(backlog, largest)
             try:
                 resend = self._flush(batch)
+                self._redis.worked()
                 pause = 0.05
+                largest = min(_BATCH_BYTES, 2 * largest)
             except UNAVAILABLE as error:
-                log.warning("%d reports wait: %s", len(batch) + len(backlog), describe(error))
+                self._redis.failed(describe(error))
+                if isinstance(error, FULL):
+                    self._make_room([*batch, *backlog])
+                    largest = max(_SMALLEST_BATCH_BYTES, largest // 2)  # a little may fit where much does not
                 resend = batch
                 threading.Event().wait(pause)
                 pause = min(pause * 2, 1.0)
@@ -122,7 +131,8 @@ class Reporter:
         """Yield what is there to report; wait for the first, but not for ever while something is unapplied."""
         try:
             if wait:
-                item = self._queue.get(timeout=_ASK_AGAIN if self._unapplied or not self.generation else None)
+                is_open = self._unapplied or not self.generation or self._redis.lasts
+                item = self._queue.get(timeout=_ASK_AGAIN if is_open else None)
                 if item is not None:
                     yield item
             for _ in range(_BATCH):
@@ -167,6 +177,11 @@ class Reporter:
             if len(bundle.reported) == bundle.size and bundle.generation == self.generation:
                 done.setdefault(bundle.queue, []).append(bundle.entry)
         return {name: list(dict.fromkeys(entries)) for name, entries in done.items()}
+
+    def _make_room(self, unsent: Iterable[Item]) -> None:
+        """Redis is full, perhaps of messages that are answered and whose reports do not fit beside them."""
+        with contextlib.suppress(*UNAVAILABLE):
+            self._streams.drop(self.generation, self._finished_messages(unsent))
 
     def _begin_generation(self, generation: str, batch: list[Item]) -> list[Item]:
         """Redis has lost its data: whatever was not applied is sent again."""
@@ -217,7 +232,7 @@ class Reporter:
         self._streams.listen_applied(self.note_applied)
 
 
-def _split(backlog: list[Item]) -> tuple[list[Item], list[Item]]:
+def _split(backlog: list[Item], largest: int = _BATCH_BYTES) -> tuple[list[Item], list[Item]]:
     """Return the part of a backlog that fits one entry, and the rest."""
     size = 0
     for place, item in enumerate(backlog):
@@ -225,6 +240,6 @@ def _split(backlog: list[Item]) -> tuple[list[Item], list[Item]]:
             size += len(item.report.result)
         elif isinstance(item.report, Noted):
             size += len(item.report.details)
-        if place and (size > _BATCH_BYTES or place >= _BATCH):
+        if place and (size > largest or place >= _BATCH):
             return backlog[:place], backlog[place:]
     return backlog, []

@@ -18,7 +18,7 @@ from typing import Any
 
 from orchestrator.domain.task import Flush
 from orchestrator.settings import Settings
-from orchestrator.telemetry import get_logger
+from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.codec import Order, encode, names_digest
 from orchestrator.transport.connection import UNAVAILABLE, check_server, connect, describe
 from orchestrator.transport.keys import Keys
@@ -61,6 +61,7 @@ class Supervisor:
         self._gone: list[str] = []
         """Children that have ended and have not been signed off."""
         self._lost: list[Flush] = []
+        self._redis = Outage(log, "Redis", "tasks go on, and nobody can hear of them", settled=settings.worker_ttl)
         self._beats = 0
         self._beat_at = 0.0
         self._last_beat: float | None = None
@@ -93,8 +94,9 @@ class Supervisor:
                 give_up_at = min(give_up_at, time.monotonic() + _LAST_WORDS)
             try:
                 self._step(time.monotonic())
+                self._redis.worked()
             except UNAVAILABLE as error:
-                log.warning("%s", describe(error))
+                self._redis.failed(describe(error))
                 self._sleep(min(0.5, self._settings.heartbeat))
         return self._exit_code
 

@@ -57,10 +57,13 @@ class LazyGroup(click.Group):
         except RedisError as error:
             raise click.ClickException(f"Redis cannot be used: {error}") from error
         except _database_errors() as error:
-            raise click.ClickException(f"Postgres cannot be used: {str(error.orig or error).strip()}") from error
+            raise click.ClickException(f"Postgres cannot be used: {_store().explain(error)}") from error
 
 
 def _database_errors() -> Any:
     """Return what an outage of Postgres looks like; where the store is not loaded, there can be none."""
-    database = sys.modules.get("orchestrator.store.database")
-    return database.UNAVAILABLE if database else ()
+    return _store().UNAVAILABLE if _store() else ()
+
+
+def _store() -> Any:
+    return sys.modules.get("orchestrator.store.database")

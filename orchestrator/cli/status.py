@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import fields
+from collections.abc import Mapping
 
 import click
+import msgspec
 
+from orchestrator.cli import trouble
 from orchestrator.cli.options import json_option
 from orchestrator.cli.output import print_fields, print_json
 from orchestrator.cli.reading import reading
-from orchestrator.cli.times import ago, duration, present
-from orchestrator.errors import ConfigurationError
+from orchestrator.cli.times import duration
 from orchestrator.settings import load_settings
 from orchestrator.store import insights
-from orchestrator.store.insights import Events, Leader, Overview
-from orchestrator.transport.connection import UNAVAILABLE, connect
-from orchestrator.transport.inspection import RedisView, inspect
-from orchestrator.transport.keys import Keys
+from orchestrator.store.insights import Events, Leader
+from orchestrator.transport.health import RedisHealth
 
 
 @click.command("status")
@@ -29,14 +26,22 @@ def command(as_json: bool) -> None:
     \b
     Example:
       orchestrator status
-      orchestrator status --json | jq .open
+      orchestrator status --json | jq '.open, .trouble[].kind'
     """
+    settings = load_settings()
     with reading() as connection:
         overview = insights.overview(connection)
         queues = [queue.queue for queue in insights.list_queues(connection)]
-    redis = _look_at_redis(overview.events, queues)
+        transactions = insights.long_transactions(connection, settings.long_transaction)
+        on_postgres = trouble.of_postgres(
+            insights.connections(connection), transactions, insights.dead_rows(connection)
+        )
+    health, held = trouble.look_at_redis(settings, overview.events, queues)
+    on_redis = [*trouble.of_redis(health), *trouble.of_what_redis_holds(held)]
+    troubles = [*trouble.of_the_system(overview), *on_redis, *on_postgres]
     if as_json:
-        print_json({field.name: getattr(overview, field.name) for field in fields(overview)} | {"redis": redis})
+        redis = msgspec.to_builtins(held) | msgspec.to_builtins(health)
+        print_json({**msgspec.to_builtins(overview), "redis": redis, "trouble": troubles})
         return
     print_fields(
         {
@@ -48,21 +53,13 @@ def command(as_json: bool) -> None:
             "schedules": _counts(overview.schedules),
             "inbox": f"{overview.inbox} waiting",
             "events": _events(overview.events),
-            "set aside": f"{redis.quarantined:,} messages" if redis.quarantined else None,
+            "set aside": f"{held.quarantined:,} messages" if held.quarantined else None,
             "database": f"revision {overview.revision}",
+            "redis": _redis(health),
         }
     )
-    for warning in (*_warnings(overview), *_redis_warnings(redis)):
-        click.secho(f"! {warning}", fg="yellow")
-
-
-def _look_at_redis(events: Events | None, queues: Sequence[str]) -> RedisView:
-    """Return how Redis is doing; that it cannot be used is part of the answer."""
-    try:
-        with closing(connect(load_settings().require_redis(), patience=3.0)) as redis:
-            return inspect(redis, Keys(), events.generation if events else None, queues)
-    except (*UNAVAILABLE, ConfigurationError) as error:
-        return RedisView(error=str(error))
+    for found in troubles:
+        click.secho(f"! {found.message}", fg="yellow")
 
 
 def _leader(leader: Leader | None) -> str:
@@ -75,39 +72,12 @@ def _events(events: Events | None) -> str:
     return f"applied up to {events.position} of generation {events.generation}" if events else "none yet"
 
 
+def _redis(health: RedisHealth) -> str:
+    if not health.reachable:
+        return "away"
+    of = f" of {health.max_memory / 1_000_000:,.1f}" if health.max_memory else ""
+    return f"{health.version}, {health.used_memory / 1_000_000:,.1f}{of} MB used"
+
+
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "none"
-
-
-def _redis_warnings(redis: RedisView) -> Iterator[str]:
-    if redis.error is not None:
-        yield f"Redis cannot be used, so nothing is dispatched: {redis.error}"
-    for foreign in redis.foreign_keys:
-        yield (
-            f"Redis key {foreign.key} holds a {foreign.found} where a {foreign.expected} of ours belongs, and whatever "
-            f"needs it fails. Find out who wrote it, then: redis-cli DEL '{foreign.key}'"
-        )
-    if redis.quarantined:
-        yield (
-            f"{redis.quarantined:,} messages could not be understood or applied, and were set aside. Look at them: "
-            f"orchestrator quarantine list"
-        )
-
-
-def _warnings(overview: Overview) -> Iterator[str]:
-    if overview.leader is None:
-        yield "No scheduler leads, so nothing moves. Start one: orchestrator scheduler"
-    for queue in overview.unserved_queues:
-        yield (
-            f"Queue {queue!r} has ready tasks and no live worker. Start one: "
-            f"orchestrator worker --app module:app --queues {queue}"
-        )
-    now = present()
-    for unknown in overview.unknown_tasks:
-        yield (
-            f"No live worker of queue {unknown.queue!r} knows {unknown.name!r}: {unknown.tasks:,} wait"
-            f"{f', the first fails {ago(unknown.fails_at, now)}' if unknown.fails_at else ''}. "
-            f"Start a worker whose application has it."
-        )
-    for failing in overview.failing_schedules:
-        yield f"Schedule {failing.key} starts nothing: {failing.error}"

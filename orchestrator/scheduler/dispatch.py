@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from orchestrator.domain.lanes import queue_bucket
 from orchestrator.domain.task import Dispatch
 from orchestrator.domain.window import room, smoothed_rate
+from orchestrator.scheduler.claims import Claims
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.tick import Tick
@@ -17,10 +19,8 @@ from orchestrator.store import queues, transitions, unique
 from orchestrator.store.queues import QueueRow
 from orchestrator.store.transitions import Again, Claimed
 from orchestrator.store.waiting import InFlight
-from orchestrator.transport.codec import encode
+from orchestrator.transport.codec import LARGEST_BUNDLE, encode
 
-BUNDLE = 20
-"""Most tasks in one message."""
 BUNDLE_BYTES = 1_000_000
 """Most bytes of payload in one message, unless one task alone has more."""
 _SHORTEST = 0.01
@@ -30,7 +30,10 @@ _SHORTEST = 0.01
 class Dispatcher:
     """Remembers how much each queue has in flight and how fast it drains; claims what fits."""
 
-    def __init__(self, fleet: Fleet, lanes: LaneService, batch: int) -> None:
+    def __init__(
+        self, fleet: Fleet, lanes: LaneService, batch: int, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._claims = Claims(monotonic)
         self._fleet = fleet
         self._lanes = lanes
         self._batch = batch
@@ -59,7 +62,7 @@ class Dispatcher:
         if not rooms:
             return
         plain = {queue: room for queue, room in rooms.items() if not self._lanes.serves(queue)}
-        found = transitions.claim(tick.connection, plain, tick.now) if plain else []
+        found = self._claims.claim(tick.connection, plain, tick.now) if plain else []
         if len(plain) < len(rooms):
             found += self._lanes.claim(tick, {queue: room for queue, room in rooms.items() if queue not in plain})
         unknown: list[Claimed] = []
@@ -139,7 +142,7 @@ class Dispatcher:
         return {queue: self._bundles(queue, tasks) for queue, tasks in by_queue.items()}
 
     def _bundles(self, queue: str, tasks: Sequence[Claimed]) -> list[bytes]:
-        size = max(1, min(BUNDLE, len(tasks) // max(1, self._fleet.slots(queue))))
+        size = max(1, min(LARGEST_BUNDLE, len(tasks) // max(1, self._fleet.slots(queue))))
         bundles: list[list[Dispatch]] = []
         room = weight = 0
         for task in sorted(tasks, key=lambda task: task.alone):

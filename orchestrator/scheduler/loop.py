@@ -38,7 +38,7 @@ from orchestrator.settings import Settings
 from orchestrator.store import database, runs, waiting
 from orchestrator.store.leases import Cursor
 from orchestrator.store.waiting import Agenda
-from orchestrator.telemetry import get_logger
+from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
 from orchestrator.transport.codec import Applied, Malformed, decode_flush
 from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams, StreamsDamaged
@@ -52,6 +52,10 @@ _CONTESTED = 0.05
 """Seconds before the next look at a key that somebody's open transaction may be taking."""
 _SWEEP_EVERY = 10.0
 """Seconds between two looks for messages that belong to nothing."""
+
+_COUNT_PAUSE = 20.0
+"""Between two looks at what is in flight, so many times as long as one takes: where a transaction of others keeps dead
+rows in the index, it takes long, and must not take all the time."""
 
 
 class Scheduler:
@@ -75,6 +79,13 @@ class Scheduler:
         self._stopping = threading.Event()
         self._awake = threading.Event()
         """Wakes a standby: the lease is free, or it is time to stop."""
+        settled = settings.worker_ttl
+        self._redis = Outage(
+            log, "Redis", "nothing is handed out, and reports wait", settled=settled, monotonic=monotonic
+        )
+        self._postgres = Outage(
+            log, "Postgres", "nothing moves, and reports wait", settled=settled, monotonic=monotonic
+        )
         self.leading = threading.Event()
 
     # -- one process's life
@@ -85,17 +96,19 @@ class Scheduler:
         while not self._stopping.is_set():
             try:
                 if not self._leadership.acquire():
+                    self._postgres.worked()
                     self._leadership.wait(self._awake)
                     continue
                 self.take_over()
                 pause = 0.1
                 while not self._stopping.is_set():
                     self.tick()
+                    self._postgres.worked()
             except (TermOver, Deposed):
                 log.warning("another scheduler leads now; standing by")
                 self._stopping.wait(0.1)
             except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
-                log.warning("cannot work now, trying again: %s", _first_line(error))
+                self._cannot_work(error)
                 self._leadership.disconnect()
                 self._stopping.wait(pause)
                 pause = min(pause * 2, 2.0)
@@ -116,12 +129,19 @@ class Scheduler:
         """As a standby, try for the lease now: its holder has given it up."""
         self._awake.set()
 
+    def _cannot_work(self, error: Exception) -> None:
+        if isinstance(error, transport.UNAVAILABLE):
+            self._redis.failed(transport.describe(error))
+        else:
+            self._postgres.failed(first_line(error))
+            self._streams.complain(database.explain(error))
+
     def _resign(self) -> None:
         try:
             if self._leadership.term:
                 self._leadership.release()
         except database.UNAVAILABLE as error:
-            log.warning("could not give the lease up; it expires by itself: %s", _first_line(error))
+            log.warning("could not give the lease up; it expires by itself: %s", first_line(error))
         self._leadership.disconnect()
 
     # -- taking over
@@ -131,7 +151,7 @@ class Scheduler:
         settings = self._settings
         self._fleet = Fleet(settings.worker_ttl)
         self._lanes = LaneService()
-        self._dispatcher = Dispatcher(self._fleet, self._lanes, settings.batch)
+        self._dispatcher = Dispatcher(self._fleet, self._lanes, settings.batch, self._monotonic)
         self._reconciler = Reconciler(self._fleet)
         self._dags = Dags(settings.max_payload, settings.batch)
         self._triggers = Triggers()
@@ -139,7 +159,9 @@ class Scheduler:
         self._agenda = _NOTHING
         self._careful = False
         self._deaf_until = 0.0
+        self._mute_until = 0.0
         self._sweep_at = 0.0
+        self._count_at = 0.0
         self._tidy = False
         self._serial = 0
         self._confirmed = "0-0"
@@ -186,7 +208,7 @@ class Scheduler:
                 settle_ends(tick)
                 if suspicion is not None:
                     self._lanes.look(tick, self._fleet)
-                if self._hears:
+                if self._speaks:
                     self._dispatcher.claim(tick, self._settings.unknown_task_timeout)
                     self._patience = min(self._patience, self._dispatcher.patience(now))
                 if cursor is not self._cursor:
@@ -197,7 +219,7 @@ class Scheduler:
             self._lanes.forget()
             if isinstance(error, TermOver) or database.is_outage(error) or self._careful:
                 raise
-            log.error("a report could not be applied; looking for it: %s", _first_line(error))
+            log.error("a report could not be applied; looking for it: %s", first_line(error))
             self._careful = True
             return
         self._careful = False
@@ -273,20 +295,28 @@ class Scheduler:
     def _hears(self) -> bool:
         return self._monotonic() >= self._deaf_until and bool(self._cursor.generation)
 
+    @property
+    def _speaks(self) -> bool:
+        return self._monotonic() >= self._mute_until and self._hears
+
     def _hear(self, speak: Callable[..., None], *arguments: object) -> None:
-        """Talk to Redis; while it is away, the tick goes on without it."""
+        """Talk to Redis; while it is away, the tick goes on without it.
+
+        While it only refuses writes, events are still read and applied: if they are what fills it, that makes room.
+        """
         try:
             speak(*arguments)
         except StreamsDamaged as error:
-            log.error("a stream of generation %s cannot be used: %s", self._cursor.generation, _first_line(error))
+            log.error("a stream of generation %s cannot be used: %s", self._cursor.generation, first_line(error))
             self._cursor = self._cursor._replace(server="")  # then the next look begins another, under other names
             self._watch.due_at = 0.0
         except transport.UNAVAILABLE as error:
-            if self._monotonic() >= self._deaf_until:
-                log.warning("%s", transport.describe(error))
-            self._deaf_until = self._monotonic() + 0.5
+            self._redis.failed(transport.describe(error))
+            self._mute_until = self._monotonic() + 0.5
+            if not isinstance(error, transport.REFUSED):
+                self._deaf_until = self._mute_until
             self._fleet.interrupted()
-            self._watch.due_at = self._deaf_until
+            self._watch.due_at = self._mute_until
 
     def _look(self) -> Suspicion:
         """Look at Redis and the fleet, and note which in-flight tasks seem to be nowhere."""
@@ -295,13 +325,16 @@ class Scheduler:
         def look() -> None:
             self._keep_generation()
             self._watch.look(self._monotonic())
-            sweep = self._sweep()
-            if self._dispatcher.in_flight or sweep:
+            began = self._monotonic()
+            sweep = self._sweep() if began >= self._count_at else []
+            if (self._dispatcher.in_flight and began >= self._count_at) or sweep:
                 with self._leadership.reading() as connection:
                     in_flight = waiting.in_flight(connection)
+                self._count_at = began + _COUNT_PAUSE * (self._monotonic() - began)
                 self._dispatcher.recount(in_flight)
                 found = self._reconciler.suspects(self._streams, self._cursor.generation, in_flight, sweep)
                 suspicion.tasks, suspicion.where, suspicion.stale = found.tasks, found.where, found.stale
+            self._redis.worked()
 
         self._hear(look)
         return suspicion
@@ -329,6 +362,7 @@ class Scheduler:
             return
         if cursor.generation and state.generation == cursor.generation and state.readable:
             self._drain(cursor)
+        self._streams.write_canary()  # no use to begin anything where nothing can be written
         self._serial += 1
         generation = f"{self._leadership.term}-{self._serial}"
         if cursor.generation:
@@ -435,7 +469,3 @@ def _decode(inbound: Inbound) -> tuple[list[Reported], list[Refused]]:
 
 def _is_due(due: datetime | None, now: datetime) -> bool:
     return due is not None and due <= now
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -12,8 +12,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, Engine, exc
@@ -30,9 +32,10 @@ from orchestrator.errors import (
     InvalidTask,
     InvalidWorkflow,
     NotFound,
-    OrchestratorError,
     PayloadError,
     SchemaError,
+    Unavailable,
+    Uncertain,
     WrongState,
     did_you_mean,
 )
@@ -43,10 +46,13 @@ from orchestrator.settings import Settings
 from orchestrator.store import dags, database, enqueue, inbox, queues, redrive, results, unique, workflows
 from orchestrator.store.inbox import Wish
 from orchestrator.store.redrive import FailedFilter
-from orchestrator.transport.client import Announcements, nudge
+from orchestrator.telemetry import Outage, first_line, get_logger
+from orchestrator.transport.client import Announcements, Nudges
 from orchestrator.transport.codec import Ended
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
+
+log = get_logger("client")
 
 _LOOK_AGAIN = 5.0
 """Seconds after which a waiter looks in Postgres although nothing was announced."""
@@ -54,6 +60,7 @@ _LOOK_AGAIN = 5.0
 _LOOK_AT_ONCE = 5_000
 """Tasks that one query asks for."""
 
+T = TypeVar("T")
 Look = Callable[[], "Ended | None"]
 
 
@@ -62,18 +69,21 @@ class Backend:
 
     def __init__(self, settings: Settings) -> None:
         self._keys = Keys()
-        self._max_payload = settings.max_payload
         self._redis = connect(settings.require_redis())
+        self._nudges = Nudges(settings.require_redis(), self._keys)
+        self._max_payload = settings.max_payload
         url, name = settings.require_database(), "orchestrator client"
         self._engine = database.engine_for(url, autocommit=True, name=name)
         # A pool of its own: changing the mode of a connection that had died would leave it in the pool, dead for ever.
         self._transactions = database.engine_for(url, name=name)
         self._announcements = Announcements(connect(settings.require_redis()), self._keys)
-        self.schedules = ScheduleBackend(self._connected, lambda: nudge(self._redis, self._keys))
+        self.schedules = ScheduleBackend(self._open, self._nudges.send)
+        self._postgres = Outage(log, "Postgres", "those who wait for results go on waiting")
 
     def close(self) -> None:
         """Close every connection."""
         self._announcements.close()
+        self._nudges.close()
         self._redis.close()
         self._engine.dispose()
         self._transactions.dispose()
@@ -82,13 +92,13 @@ class Backend:
 
     def enqueue(self, task: NewTask) -> bytes:
         """Create one task; return its id, or that of the task which has its key."""
-        with self._connected() as connection:
+        with self._writing(f"task {to_text(task.id)} was stored") as connection:
             if task.unique is None:
                 enqueue.insert_task(connection, task)
                 created = task.id
             else:
                 created = unique.insert_unique(connection, task, task.unique)
-        nudge(self._redis, self._keys)
+        self._nudges.send()
         return created
 
     def enqueue_in(self, connection: Connection, task: NewTask) -> bytes:
@@ -104,7 +114,7 @@ class Backend:
 
     def enqueue_many(self, tasks: Sequence[NewTask]) -> list[bytes]:
         """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
-        with self._connected(transaction=True) as connection, connection.begin():
+        with self._writing("the tasks were stored, all of them or none", transaction=True) as connection:
             if any(task.unique is not None for task in tasks):
                 # In the order of their keys: two such calls that share some cannot then wait for each other.
                 in_order = sorted(tasks, key=lambda task: task.unique.key if task.unique else "")
@@ -112,27 +122,27 @@ class Backend:
             else:
                 enqueue.copy_tasks(connection, tasks)
                 created = {task.id: task.id for task in tasks}
-        nudge(self._redis, self._keys)
+        self._nudges.send()
         return [created[task.id] for task in tasks]
 
     def start_run(self, run_id: bytes, name: str, tasks: Iterable[NewTask]) -> None:
         """Create a run and its tasks, all or none."""
-        with self._connected(transaction=True) as connection, connection.begin():
+        with self._writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
             total = enqueue.copy_tasks(connection, tasks)
             enqueue.insert_run(connection, run_id, name, total)
-        nudge(self._redis, self._keys)
+        self._nudges.send()
 
     def apply_workflow(self, definition: Definition) -> workflows.Application:
         """Store a definition."""
-        with self._connected(transaction=True) as connection, connection.begin():
+        with self._writing(f"workflow {definition.name!r} was stored", transaction=True) as connection:
             application = workflows.apply(connection, definition)
         if definition.schedule is not None:
-            nudge(self._redis, self._keys)
+            self._nudges.send()
         return application
 
     def delete_workflow(self, name: str) -> bool:
         """Delete a workflow and its schedules; False if there is none."""
-        with self._connected() as connection:
+        with self._writing(f"workflow {name!r} was deleted") as connection:
             return workflows.delete(connection, name)
 
     def start_workflow(
@@ -144,10 +154,10 @@ class Backend:
         run = dags.new_run(stored.definition, stored.version, run_id, resolved)
         run = run._replace(key=key, tags=(*run.tags, *tags))
         check_size(run.params, f"The parameters of workflow {name!r}", self._max_payload)
-        with self._connected() as connection:
+        with self._writing(f"run {to_text(run_id)} was stored") as connection:
             if not dags.start(connection, [run]) and key is not None:
                 run_id = dags.find_by_key(connection, key) or run_id
-        nudge(self._redis, self._keys)
+        self._nudges.send()
         return run_id
 
     def post_event(self, event_id: bytes, name: str, payload: Any, limit: int) -> None:
@@ -160,13 +170,13 @@ class Backend:
                 f"The payload of event {name!r} has {len(body):,} bytes, and at most {limit:,} are allowed. "
                 f"Pass a reference to the data instead, or raise the setting max_payload."
             )
-        with self._connected() as connection:
+        with self._writing(f"event {name!r} was stored") as connection:
             inbox.add(connection, Wish.EVENT, event_id, body.decode())
-        nudge(self._redis, self._keys)
+        self._nudges.send()
 
     def rerun(self, run: bytes, new: bytes, from_step: str | None) -> None:
         """Start a run over, with the same version and parameters; keep what is not below `from_step`."""
-        with self._connected(transaction=True) as connection, connection.begin():
+        with self._writing(f"run {to_text(new)} was stored", transaction=True) as connection:
             found = next(iter(dags.load(connection, [run])), None)
             definition = workflows.of_run(connection, run)
             if found is None or definition is None:
@@ -183,7 +193,7 @@ class Backend:
             if kept is not None:
                 names = [graph.steps[place].name for place in kept.successes]
                 dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))
-        nudge(self._redis, self._keys)
+        self._nudges.send()
 
     def cancel_task(self, task: bytes) -> None:
         """Ask the leader to cancel a task."""
@@ -195,11 +205,11 @@ class Backend:
 
     def retry_failed(self, wanted: FailedFilter) -> int:
         """Ask the leader to open the failed tasks again that match; return how many match now."""
-        with self._connected() as connection:
+        with self._writing("the request to retry failed tasks was stored") as connection:
             count = sum(group.tasks for group in redrive.preview(connection, wanted))
             if count:
                 redrive.ask(connection, wanted)
-        nudge(self._redis, self._keys)
+        self._nudges.send()
         return count
 
     def cancel_run(self, run: bytes) -> None:
@@ -214,33 +224,33 @@ class Backend:
         if (state in tuple(states)) is not wanted:
             verb, what = wish.split(" ")
             raise WrongState(f"Cannot {verb} {what} {to_text(target)}: it is in state {state!r}.")
-        with self._connected() as connection:
+        with self._writing(f"the request to {wish} {to_text(target)} was stored") as connection:
             inbox.add(connection, wish, target)
-        nudge(self._redis, self._keys)
+        self._nudges.send()
 
     # -- queues
 
     def pause_queue(self, name: str, paused: bool) -> None:
         """Keep a queue's tasks from being handed out, or let them go again."""
-        with self._connected(transaction=True) as connection, connection.begin():
+        with self._writing(f"queue {name!r} was paused or resumed", transaction=True) as connection:
             queues.set_paused(connection, name, paused)
-        nudge(self._redis, self._keys)
+        self._nudges.send()
 
     def limit_queue(self, name: str, concurrency: int | None, rate: Rate | None) -> None:
         """Set or lift a queue's limits."""
-        with self._connected(transaction=True) as connection, connection.begin():
+        with self._writing(f"queue {name!r} was limited", transaction=True) as connection:
             queues.set_limits(connection, name, concurrency, rate)
-        nudge(self._redis, self._keys)
+        self._nudges.send()
 
     def purge_queue(self, name: str) -> None:
         """Cancel what waits in a queue."""
-        with self._connected() as connection:
+        with self._writing(f"the request to purge queue {name!r} was stored") as connection:
             queues.ask_purge(connection, name)
-        nudge(self._redis, self._keys)
+        self._nudges.send()
 
     def open_tasks(self, queue: str) -> int:
         """Return how many tasks of a queue have not ended."""
-        with self._connected() as connection:
+        with self._reading() as connection:
             return queues.open_tasks(connection, queue)
 
     # -- reading
@@ -255,7 +265,7 @@ class Backend:
 
     def run_progress(self, run: bytes) -> tuple[str, RunCounters]:
         """Return a run's state and counters."""
-        with self._connected() as connection:
+        with self._reading() as connection:
             found = results.progress(connection, run)
         if found is None:
             raise NotFound(f"No run has the id {to_text(run)}.")
@@ -263,7 +273,7 @@ class Backend:
 
     def workflow(self, name: str) -> workflows.Stored:
         """Return the newest version of a workflow."""
-        with self._connected() as connection:
+        with self._reading() as connection:
             stored = workflows.latest(connection, name)
             if stored is None:
                 names = [other.name for other in workflows.list_latest(connection)]
@@ -275,28 +285,28 @@ class Backend:
 
     def workflow_names(self) -> list[str]:
         """Return the names of all workflows."""
-        with self._connected() as connection:
+        with self._reading() as connection:
             return [stored.name for stored in workflows.list_latest(connection)]
 
     def fan_outs(self, run: bytes) -> set[str]:
         """Return the names of the steps of a run that fan out."""
-        with self._connected() as connection:
+        with self._reading() as connection:
             definition = workflows.of_run(connection, run)
         steps = definition.steps if definition is not None else ()
         return {step.name for step in steps if step.foreach is not None or step.parallel is not None}
 
     def step_results(self, run: bytes) -> list[tuple[str, int, bytes | None]]:
         """Return step, position and result of every ended task of a workflow's run."""
-        with self._connected() as connection:
+        with self._reading() as connection:
             return dags.results_of_run(connection, run)
 
     def run_results(self, run: bytes) -> Iterator[bytes]:
         """Yield the results of a run's tasks in order."""
-        with self._connected() as connection:
+        with self._reading() as connection:
             yield from results.run_results(connection, run)
 
     def _outcome(self, task: bytes) -> results.TaskOutcome:
-        with self._connected() as connection:
+        with self._reading() as connection:
             found = results.outcome(connection, task)
         if found is None:
             raise NotFound(f"No task has the id {to_text(task)}.")
@@ -357,8 +367,9 @@ class Backend:
         ask = [task for task in unclear if task in left and task not in ends]
         for start in range(0, len(ask), _LOOK_AT_ONCE):
             some = ask[start : start + _LOOK_AT_ONCE]
-            with self._connected() as connection:
-                found = results.outcomes(connection, some)
+            found = self._try(partial(self._outcomes, some))
+            if found is None:
+                break  # the next look asks for all of them
             for task in some:
                 outcome = found.get(task)
                 if outcome is None:
@@ -366,6 +377,10 @@ class Backend:
                 if outcome.status in ENDED_TASK_STATES:
                     ends[task] = Ended(task, outcome.status, outcome.result, outcome.error)
         return [ended for task, ended in ends.items() if task in left]
+
+    def _outcomes(self, tasks: Sequence[bytes]) -> Mapping[bytes, results.TaskOutcome]:
+        with self._reading() as connection:
+            return results.outcomes(connection, tasks)
 
     def wait_run(self, run: bytes, timeout: float | None) -> Ended | None:
         """Wait until a run ends; None if it has not by then."""
@@ -393,14 +408,14 @@ class Backend:
 
         self._announcements.listen(identifier, wake)
         try:
-            found = look()
+            found = self._try(look)
             while found is None:
                 left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
                 if left <= 0:
                     return None
                 woken.wait(left)
                 woken.clear()
-                found = _complete(heard) or look()
+                found = _complete(heard) or self._try(look)
             return found
         finally:
             self._announcements.forget(identifier, wake)
@@ -417,7 +432,7 @@ class Backend:
 
         await asyncio.to_thread(self._announcements.listen, identifier, wake)
         try:
-            found = await asyncio.to_thread(look)
+            found = await asyncio.to_thread(self._try, look)
             while found is None:
                 left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - loop.time())
                 if left <= 0:
@@ -425,32 +440,58 @@ class Backend:
                 with contextlib.suppress(TimeoutError):  # then it is time to look again
                     await asyncio.wait_for(woken.wait(), left)
                 woken.clear()
-                found = _complete(heard) or await asyncio.to_thread(look)
+                found = _complete(heard) or await asyncio.to_thread(self._try, look)
             return found
         finally:
             self._announcements.forget(identifier, wake)
 
-    def _connected(self, *, transaction: bool = False) -> _Connected:
-        return _Connected(self._transactions if transaction else self._engine)
-
-
-class _Connected:
-    """A connection whose errors a caller can act on."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> Connection:
+    def _try(self, look: Callable[[], T]) -> T | None:
+        """Look; while Postgres is away, nothing has ended that anyone could know of, and the wait goes on."""
         try:
-            self._connection = self._engine.connect()
-        except exc.OperationalError as error:
-            raise OrchestratorError(f"Postgres cannot be reached: {str(error.orig).strip()}") from error
-        return self._connection
+            found = look()
+        except Unavailable as error:
+            self._postgres.failed(first_line(error))
+            return None
+        self._postgres.worked()
+        return found
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        self._connection.close()
-        if isinstance(error, exc.ProgrammingError) and "orchestrator." in str(error.orig):
-            raise SchemaError("The database has no orchestrator tables yet. Run `orchestrator db upgrade`.") from error
+    def _reading(self) -> AbstractContextManager[Connection]:
+        return self._connected(self._engine, "")
+
+    @contextlib.contextmanager
+    def _writing(self, what: str, *, transaction: bool = False) -> Iterator[Connection]:
+        """Open a connection to write: one statement, or as many as the transaction needs. `what` is then done."""
+        with self._connected(self._transactions if transaction else self._engine, what) as connection:
+            if transaction:
+                with connection.begin():
+                    yield connection
+            else:
+                yield connection
+
+    def _open(self, *, transaction: bool = False) -> AbstractContextManager[Connection]:
+        return self._connected(self._transactions if transaction else self._engine, "the change was stored")
+
+    @contextlib.contextmanager
+    def _connected(self, engine: Engine, written: str) -> Iterator[Connection]:
+        """Open a connection whose errors a caller can act on."""
+        try:
+            with engine.connect() as connection:
+                yield connection
+        except exc.ProgrammingError as error:
+            if "orchestrator." in str(error.orig):
+                raise SchemaError(
+                    "The database has no orchestrator tables yet. Run `orchestrator db upgrade`."
+                ) from error
+            raise
+        except exc.SQLAlchemyError as error:
+            if not database.is_outage(error):
+                raise
+            reason = database.explain(error)
+            if written and database.is_broken_off(error):
+                raise Uncertain(
+                    f"The connection to Postgres broke, and it is not known whether {written}: {reason}"
+                ) from error
+            raise Unavailable(f"Postgres cannot be used: {reason}") from error
 
 
 def _insert_in(connection: Connection, task: NewTask) -> bytes:

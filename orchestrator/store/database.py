@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 from pathlib import Path
+from typing import Any
 
 from psycopg2 import ProgrammingError
 from psycopg2.extensions import make_dsn
@@ -27,6 +29,18 @@ _NOTICE_SILENCE = {
 }
 """Give a connection up after some ten seconds without a packet. Else, when a cable is pulled or the server's machine
 is gone, nobody says so, and a query waits for a quarter of an hour, or for ever."""
+_POOL_PATIENCE = 10.0
+"""Seconds to wait for a connection of the pool, or for a new one."""
+_ADVICE = (
+    ("No space left on device", "Postgres's disk is full: make room on it. What is stored stays stored."),
+    ("too many clients", "Close some of them, or raise max_connections."),
+    ("remaining connection slots", "Close some of them, or raise max_connections."),
+    ("too many connections for", "Close some of them, or raise the limit of the role or the database."),
+    ("QueuePool limit", "This process uses all the connections that it may open: make fewer calls at the same time."),
+    ("read-only", "Postgres is read-only: a standby, or an administrator's setting. Check the setting database_url."),
+    ("statement timeout", "The database is busy, or something holds a lock: `orchestrator status` says who."),
+    ("lock timeout", "The database is busy, or something holds a lock: `orchestrator status` says who."),
+)
 
 _MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _UPGRADE_LOCK = 0x6F7263685F6462
@@ -45,9 +59,10 @@ def engine_for(
             parsed,
             pool_size=pool_size,
             max_overflow=max_overflow,
+            pool_timeout=_POOL_PATIENCE,
             pool_reset_on_return=None if autocommit else "rollback",
             isolation_level="AUTOCOMMIT" if autocommit else "READ COMMITTED",
-            connect_args={"application_name": name, "connect_timeout": 10, **_NOTICE_SILENCE},
+            connect_args={"application_name": name, "connect_timeout": int(_POOL_PATIENCE), **_NOTICE_SILENCE},
             skip_autocommit_rollback=autocommit,
         )
         if engine.driver == "psycopg2":  # which says only when it connects that it does not know an option
@@ -57,8 +72,24 @@ def engine_for(
         raise ConfigurationError(
             f"Setting database_url: expected postgresql://user:password@host/database, found {url!r:.300}: {reason}."
         ) from error
+    event.listen(engine, "checkout", _refuse_if_closed)
     event.listen(engine, "handle_error", _as_outage, retval=True)
     return engine
+
+
+def _refuse_if_closed(connection: Any, record: Any, proxy: object) -> None:
+    """Have the pool open a new connection in place of one that Postgres has closed while it lay there.
+
+    Nothing is on its way to a connection at rest, so one that can be read holds its end. Looking costs no round trip.
+    """
+    del proxy
+    if not record.info.setdefault("orchestrator_rested", False):
+        record.info["orchestrator_rested"] = True  # it is new; with TLS, something may still be on its way
+        return
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    if poll.poll(0):
+        raise exc.DisconnectionError
 
 
 def _as_outage(context: ExceptionContext) -> exc.OperationalError | None:
@@ -67,6 +98,19 @@ def _as_outage(context: ExceptionContext) -> exc.OperationalError | None:
     if not context.is_disconnect or not isinstance(error, exc.DBAPIError) or isinstance(error, UNAVAILABLE):
         return None
     return exc.OperationalError(error.statement, error.params, error.orig or error, connection_invalidated=True)
+
+
+def explain(error: BaseException) -> str:
+    """Return what is wrong with Postgres and what to do, in one line."""
+    said = " ".join(str(getattr(error, "orig", None) or error).split())
+    advice = next((advice for words, advice in _ADVICE if words in said), "Check that it runs and can be reached.")
+    return f"{said.removesuffix('.')}. {advice}"
+
+
+def is_broken_off(error: BaseException) -> bool:
+    """Say whether a connection ended without a word from Postgres, so that nobody knows what it had come to."""
+    lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
+    return lost and getattr(getattr(error, "orig", None), "pgcode", None) is None
 
 
 def is_outage(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ it, Postgres examines the conditions on its columns again, but before late 2025 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -113,6 +113,7 @@ class Claimed(NamedTuple):
     priority: int = 0
     details: bytes | None = None
     """What an earlier attempt left for this one."""
+    seq: int = 0
 
 
 def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
@@ -136,10 +137,71 @@ def claimed(rows: Iterable[Any]) -> list[Claimed]:
                 identifier(row[6]) or None,
                 *row[7:13],
                 None if row[13] is None else bytes(row[13]),
+                row[14],
             )
         )
         for row in ordered
     ]
+
+
+class Mark(NamedTuple):
+    """Where a claim has ended: everything more urgent that was ready then has been claimed."""
+
+    priority: int
+    seq: int
+    emptied: bool
+    """Less urgent tasks were not there either, up to this `seq`."""
+
+
+def _behind(condition: str) -> str:
+    return f"""(SELECT ctid, priority, seq FROM orchestrator.tasks
+                 WHERE queue = queue.name AND {READY_PLAIN} AND seq > queue.seq AND {condition}
+                 ORDER BY priority DESC, seq LIMIT queue.room)"""
+
+
+# Three probes instead of one: each begins where its part of the index has something new.
+_CLAIM_BEHIND = Statement(
+    f"""
+UPDATE orchestrator.tasks t
+   SET status = 'dispatched', attempt = t.attempt + 1, dispatched_at = %(now)s::timestamptz
+ WHERE t.ctid = ANY (ARRAY(
+       SELECT next.ctid
+         FROM unnest(%(queues)s::text[], %(rooms)s::int[], %(priorities)s::int[], %(seqs)s::bigint[],
+                     %(emptied)s::boolean[]) AS queue(name, room, priority, seq, emptied)
+        CROSS JOIN LATERAL (
+              SELECT ctid FROM (
+                {_behind("priority > queue.priority")} UNION ALL
+                {_behind("priority = queue.priority")} UNION ALL
+                {_behind("priority < queue.priority AND queue.emptied")}) AS parts
+               ORDER BY priority DESC, seq LIMIT queue.room) AS next))
+   AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
+RETURNING {CLAIMED}
+"""
+)
+
+
+def claim_behind(
+    connection: Connection, rooms: dict[str, int], marks: Mapping[str, Mark], now: datetime
+) -> list[Claimed]:
+    """Claim as `claim` does, but only what has come since each queue's mark was set."""
+    parameters = {
+        "queues": list(rooms),
+        "rooms": arrays.numbers(rooms.values()),
+        "priorities": arrays.numbers(marks[queue].priority for queue in rooms),
+        "seqs": arrays.numbers(marks[queue].seq for queue in rooms),
+        "emptied": [marks[queue].emptied for queue in rooms],
+        "now": now,
+    }
+    return claimed(_CLAIM_BEHIND(connection, parameters))
+
+
+_NEWEST = Statement("SELECT last_value FROM orchestrator.tasks_seq_seq")
+
+
+def newest(connection: Connection) -> int:
+    """Return the number of the newest task that anyone has begun to insert."""
+    number: int = _NEWEST(connection).scalar_one()
+    return number
 
 
 # -- dispatched → running

@@ -4,25 +4,54 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 
 from redis import Redis
 
 from orchestrator.transport.codec import Ended, Malformed, decode
-from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import NUDGE_CAP, Keys
+
+_PATIENCE = 2.0
+"""Seconds that one nudge may take."""
+_SILENCE = 2.0
+"""Seconds without nudges after one that failed."""
 
 Wake = Callable[["Ended | None"], None]
 """Called with the end that was announced, or with None: something may have been missed, look in Postgres."""
 
 
-def nudge(redis: Redis, keys: Keys) -> None:
-    """Tell the leader that something is new. If that fails, its safety scan finds it a little later.
+def nudge(redis: Redis, keys: Keys) -> bool:
+    """Tell the leader that something is new; say whether it worked. If not, its safety scan finds it a little later.
 
     What is new is committed already, so nothing that Redis says may reach the caller as a failure.
     """
-    with contextlib.suppress(*UNAVAILABLE):
+    try:
         redis.xadd(keys.nudges, {"new": b""}, maxlen=NUDGE_CAP, approximate=True)
+    except UNAVAILABLE:
+        return False
+    return True
+
+
+class Nudges:
+    """The nudges of a client; after one that failed there are none for a while, so that no caller is held up."""
+
+    def __init__(self, url: str, keys: Keys) -> None:
+        self._redis = connect(url, patience=_PATIENCE)
+        self._keys = keys
+        self._silent_until = 0.0
+
+    def send(self) -> None:
+        """Tell the leader that something is new, if Redis can be used."""
+        if time.monotonic() < self._silent_until:
+            return
+        if not nudge(self._redis, self._keys):
+            self._silent_until = time.monotonic() + _SILENCE
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._redis.close()
 
 
 class Announcements:
@@ -89,12 +118,20 @@ class Announcements:
                 self._wake_everyone()
                 continue
             if message is None:
+                self._subscribe_missing()
                 continue
             pause = 0.05
             if message["type"] == "subscribe":
                 self._subscribed[message["channel"].decode()].set()
             elif message["type"] == "message":
                 self._deliver(message["data"])
+
+    def _subscribe_missing(self) -> None:
+        """Subscribe to channels that Redis was away for when somebody began to listen."""
+        with self._lock, contextlib.suppress(*UNAVAILABLE):
+            missing = [channel for channel, confirmed in self._subscribed.items() if not confirmed.is_set()]
+            if missing:
+                self._pubsub.subscribe(*missing)
 
     def _resubscribe(self) -> None:
         with self._lock:

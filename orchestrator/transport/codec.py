@@ -28,6 +28,10 @@ _Position = Annotated[str, Meta(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")]
 _EndState = Annotated[str, Meta(pattern=f"^({'|'.join(sorted({*ENDED_TASK_STATES, *ENDED_RUN_STATES}))})$")]
 
 
+LARGEST_BUNDLE = 20
+"""Most tasks in one dispatch message."""
+
+
 class Malformed(ValueError):
     """Bytes that are not the message they should be."""
 

@@ -1,10 +1,11 @@
-"""Redis connections, configured once."""
+"""Redis connections, configured once, and what an outage looks like on them."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from redis import ConnectionPool, Redis
+from redis import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     ConnectionError,
@@ -17,11 +18,53 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.telemetry import first_line
+
+
+class WritesRefused(ResponseError):
+    """Redis answers, but takes no writes: its disk is full, a save has failed, or too few replicas follow it."""
+
+
+FULL = OutOfMemoryError
+"""Redis has no memory left; what frees some is still done."""
+
+REFUSED = (WritesRefused, OutOfMemoryError, ReadOnlyError)
+"""Redis can be read, and what frees memory still works; other writes wait."""
 
 UNAVAILABLE = (ConnectionError, TimeoutError, OSError, ResponseError)
 """Redis is away, is full or refuses what is asked of it: say so, wait and try again. Everything else is a defect."""
 
 OLDEST_SUPPORTED = (6, 2)
+
+# The driver has no class for these. And before Redis 7, a script that was refused a write tells so in words only.
+_REFUSAL = re.compile(r"^(?:MISCONF|NOREPLICAS|BUSY) .*|-(?:OOM|MISCONF|READONLY|NOREPLICAS) .*", re.DOTALL)
+
+
+class _Recognising:
+    """Makes a refused write recognisable by its class."""
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().read_response(*arguments, **options)  # type: ignore[misc]
+        except ResponseError as error:
+            if isinstance(error, REFUSED) or not (found := _REFUSAL.search(str(error))):
+                raise
+            raise WritesRefused(found[0].removeprefix("-")) from error
+
+
+class _OverTcp(_Recognising, Connection):
+    pass
+
+
+class _OverTls(_Recognising, SSLConnection):
+    pass
+
+
+class _OverSocket(_Recognising, UnixDomainSocketConnection):
+    pass
+
+
+_CONNECTIONS = {"redis": _OverTcp, "rediss": _OverTls, "unix": _OverSocket}
 
 
 def connect(url: str, *, patience: float = 10.0) -> Redis:
@@ -31,14 +74,16 @@ def connect(url: str, *, patience: float = 10.0) -> Redis:
             f"Setting redis_url: expected a URL such as redis://host:6379/0, rediss://host:6379/0 or "
             f"unix:///path/to/socket, found {url!r:.300}: {problem}."
         )
+    scheme = url.partition(":")[0]
     over_network: dict[str, Any] = {"socket_connect_timeout": min(patience, 5.0), "socket_keepalive": True}
     return Redis.from_url(
         url,
+        connection_class=_CONNECTIONS[scheme],
         protocol=2,
         socket_timeout=patience,
         retry=Retry(NoBackoff(), 0),
         health_check_interval=0,
-        **({} if url.startswith("unix:") else over_network),
+        **({} if scheme == "unix" else over_network),
     )
 
 
@@ -58,12 +103,10 @@ def _misfit(url: str) -> str | None:
 
 def describe(error: BaseException) -> str:
     """Return what is wrong with Redis, in one line for the log."""
-    text = str(error).strip().partition("\n")[0] or type(error).__name__
-    if not isinstance(error, ResponseError) or isinstance(error, (OutOfMemoryError, ReadOnlyError)):
-        return f"Redis is away: {text}"
-    if "WRONGTYPE" in text:
-        return f"Redis refuses: {text} Somebody has taken a key of ours; `orchestrator status` says which."
-    return f"Redis refuses: {text}"
+    text = first_line(error)
+    return (
+        f"{text} Somebody has taken a key of ours; `orchestrator status` says which." if "WRONGTYPE" in text else text
+    )
 
 
 def check_server(redis: Redis) -> None:

@@ -9,6 +9,7 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:term               string   the leader's term; a deposed leader's push is refused
     {orchestrator:0}:applied            string   [generation, cursor]: events up to here are in Postgres
     {orchestrator:0}:canary             string   written by the leader to learn whether Redis takes writes
+    {orchestrator:0}:complaint          string   why the scheduler cannot use Postgres, expires
     {orchestrator:0}:events:G           stream   reports of workers, one entry per flush, read by the leader
     {orchestrator:0}:nudges             stream   "something is new in Postgres", capped
     {orchestrator:0}:queue:G:<queue>    stream   dispatch messages, read by the consumer group `workers`
@@ -68,6 +69,10 @@ class Keys:
         return f"{self.prefix}:canary"
 
     @property
+    def complaint(self) -> str:
+        return f"{self.prefix}:complaint"
+
+    @property
     def nudges(self) -> str:
         return f"{self.prefix}:nudges"
 
@@ -106,7 +111,7 @@ class Keys:
 
     def types(self, generation: str | None, queues: Iterable[str]) -> dict[str, str]:
         """Return the type that Redis should show for each key that is shared: all but those of single workers."""
-        strings = (self.generation, self.server, self.term, self.applied, self.canary)
+        strings = (self.generation, self.server, self.term, self.applied, self.canary, self.complaint)
         streams = [self.nudges, self.quarantine]
         if generation:
             streams += [self.events(generation), *(self.queue(generation, queue) for queue in queues)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, TypeVar, cast
 
 from redis import Redis
@@ -21,6 +21,7 @@ from orchestrator.transport.codec import (
     encode,
     stream_position,
 )
+from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import GROUP, Keys
 from orchestrator.transport.quarantine import Refused, set_aside
 
@@ -84,7 +85,9 @@ for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', KEYS[1])) do
 end
 """
 
+_PUSH_BYTES = 1_000_000
 _ORDERS_TTL = 60
+_COMPLAINT_TTL = 5
 _LARGEST = 2**64 - 1
 """Of either part of a stream's ids."""
 _CONSUMER_IDLE = 60
@@ -207,6 +210,11 @@ class LeaderStreams:
             if old:
                 self._redis.delete(*old)
 
+    def complain(self, reason: str) -> None:
+        """Tell `status` why nothing moves, where it can be told: Postgres itself may not take it."""
+        with suppress(*UNAVAILABLE):
+            self._redis.set(self._keys.complaint, reason[:1_000], ex=_COMPLAINT_TTL)
+
     # -- events
 
     def read(self, generation: str, cursor: str, count: int, block: float) -> Inbound:
@@ -227,7 +235,10 @@ class LeaderStreams:
         return Inbound(entries, nudged, fleet_changed, complete=len(entries) < count)
 
     def confirm(self, generation: str, cursor: str, ended: Sequence[Ended]) -> None:
-        """After the commit: say how far events are applied, tell waiting clients, and forget applied events."""
+        """After the commit: say how far events are applied, tell waiting clients, and forget applied events.
+
+        Each for itself: where Redis is full and does not even take the first, the last still frees memory.
+        """
         keys = self._keys
         applied = encode(Applied(generation, cursor))
         by_channel: dict[str, list[Ended]] = {}
@@ -250,17 +261,21 @@ class LeaderStreams:
     # -- dispatch
 
     def push(self, generation: str, term: int, messages: Mapping[str, Sequence[bytes]]) -> None:
-        """Push dispatch messages, by queue; refused as a whole if another leader has taken over."""
-        keys = [self._keys.term]
-        arguments: list[int | bytes] = [term]
-        for queue, bodies in messages.items():
-            keys.append(self._keys.queue(generation, queue))
-            arguments.append(len(bodies))
-            arguments.extend(bodies)
-        with _noticing_damage():
-            accepted = self._push(keys=keys, args=arguments)
-        if not accepted:
-            raise Deposed
+        """Push dispatch messages, by queue; refused if another leader has taken over.
+
+        Many large ones go in several calls: a Redis that is nearly full then takes at least some of them.
+        """
+        for part in _in_parts(messages):
+            keys = [self._keys.term]
+            arguments: list[int | bytes] = [term]
+            for queue, bodies in part.items():
+                keys.append(self._keys.queue(generation, queue))
+                arguments.append(len(bodies))
+                arguments.extend(bodies)
+            with _noticing_damage():
+                accepted = self._push(keys=keys, args=arguments)
+            if not accepted:
+                raise Deposed
 
     def messages(self, generation: str, queue: str) -> list[Message]:
         """Return every message that stands in a queue's stream; the window keeps this small."""
@@ -293,12 +308,16 @@ class LeaderStreams:
 
     # -- the fleet
 
+    def write_canary(self) -> None:
+        """Learn whether Redis takes writes."""
+        self._redis.set(self._keys.canary, b"1", ex=60)
+
     def fleet(self) -> list[Heartbeat]:
         """Write the canary, then return the heartbeats of all live workers.
 
         The write comes first: while Redis refuses writes, the workers' silence means nothing.
         """
-        self._redis.set(self._keys.canary, b"1", ex=60)
+        self.write_canary()
         members = cast("set[bytes]", self._redis.smembers(self._keys.workers))
         keys = [self._keys.worker("").encode() + member for member in members]
         found = cast("list[bytes | None]", self._redis.mget(keys)) if keys else []
@@ -336,6 +355,21 @@ class LeaderStreams:
             pipeline.xadd(stream, {"d": encode(order)}, maxlen=1000, approximate=True)
             pipeline.expire(stream, _ORDERS_TTL)
         pipeline.execute()
+
+
+def _in_parts(messages: Mapping[str, Sequence[bytes]]) -> Iterator[dict[str, list[bytes]]]:
+    """Cut messages by queue into parts of limited size."""
+    part: dict[str, list[bytes]] = {}
+    size = 0
+    for queue, bodies in messages.items():
+        for body in bodies:
+            if part and size + len(body) > _PUSH_BYTES:
+                yield part
+                part, size = {}, 0
+            part.setdefault(queue, []).append(body)
+            size += len(body)
+    if part:
+        yield part
 
 
 def _decode_or_none(kind: type[M], value: bytes | None) -> M | None:

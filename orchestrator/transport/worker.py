@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from redis import Redis
+from redis.client import Pipeline
 from redis.exceptions import ResponseError
 
 from orchestrator.domain.task import Dispatch
@@ -112,10 +113,7 @@ class WorkerStreams:
         pipeline = self._redis.pipeline(transaction=True)
         if body is not None:
             pipeline.xadd(keys.events(generation), {"d": body}, nomkstream=True)
-        for queue, entries in done.items():
-            stream = keys.queue(generation, queue)
-            pipeline.xack(stream, GROUP, *entries)
-            pipeline.xdel(stream, *entries)
+        self._drop(pipeline, generation, done)
         pipeline.get(keys.generation)
         pipeline.get(keys.applied)
         replies = pipeline.execute(raise_on_error=False)
@@ -128,6 +126,21 @@ class WorkerStreams:
             generation=_text(replies[-2]) if isinstance(replies[-2], bytes) else None,
             applied=_applied(replies[-1]) if isinstance(replies[-1], bytes) else None,
         )
+
+    def drop(self, generation: str, done: Mapping[str, Sequence[str]]) -> None:
+        """Drop messages although their reports were not taken: perhaps it is they that fill Redis.
+
+        Should the worker die with its reports, the leader finds attempts that nobody has, and no message: a loss.
+        """
+        pipeline = self._redis.pipeline(transaction=True)
+        self._drop(pipeline, generation, done)
+        pipeline.execute()
+
+    def _drop(self, pipeline: Pipeline, generation: str, done: Mapping[str, Sequence[str]]) -> None:
+        for queue, entries in done.items():
+            stream = self._keys.queue(generation, queue)
+            pipeline.xack(stream, GROUP, *entries)
+            pipeline.xdel(stream, *entries)
 
     def beat(self, beats: Sequence[Heartbeat], names: Sequence[str], ttl: float) -> None:
         """Write the heartbeats of several worker processes, and the task names that they know."""

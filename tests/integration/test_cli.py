@@ -480,7 +480,9 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
         "schedules",
         "failing_schedules",
         "redis",
+        "trouble",
     }
+    assert {"no leader", "no worker", "unknown task"} <= {trouble["kind"] for trouble in after["trouble"]}
     assert after["leader"] is None
     assert after["revision"] == database.REVISION
     assert after["open"]["unknown"] == before["open"]["unknown"] + 1

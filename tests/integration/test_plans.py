@@ -23,7 +23,7 @@ from orchestrator.embedded import EmbeddedServices
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.store import completions, database, details, enqueue, runs, transitions, waiting
 from orchestrator.store.inbox import Item, Wish
-from orchestrator.store.transitions import Again, Beginning, Ending, Success
+from orchestrator.store.transitions import Again, Beginning, Ending, Mark, Success
 
 PENDING = 50_000
 DELAYED = 2_000
@@ -159,8 +159,11 @@ BY_ID: dict[str, Call] = {
 }
 """Statements that find their tasks one by one, by id."""
 
+MARKS = {"q0": Mark(0, PENDING // 2, emptied=False), "q2": Mark(0, PENDING // 2, emptied=True)}
+
 OTHERS: dict[str, Call] = {
     "claim": lambda _: lambda c: transitions.claim(c, {"q0": BATCH // 2, "q2": BATCH // 2, "none": 9}, NOW),
+    "claim_behind": lambda _: lambda c: transitions.claim_behind(c, dict.fromkeys(MARKS, BATCH // 2), MARKS, NOW),
     "promote_due": lambda _: lambda c: waiting.promote_due(c, NOW + timedelta(days=30), BATCH),
     "agenda": lambda _: waiting.agenda,
     "in_flight": lambda _: waiting.in_flight,
@@ -214,6 +217,7 @@ def test_tasks_are_probed_by_id(leader: Leader, name: str) -> None:
     ("name", "index"),
     [
         ("claim", "tasks_ready"),
+        ("claim_behind", "tasks_ready"),
         ("promote_due", "tasks_due"),
         ("release_known", "tasks_held"),
         ("in_flight", "tasks_in_flight"),

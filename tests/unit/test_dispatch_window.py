@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from orchestrator.domain.task import Dispatch
 from orchestrator.scheduler.dags import Dags
-from orchestrator.scheduler.dispatch import BUNDLE, Dispatcher
+from orchestrator.scheduler.dispatch import Dispatcher
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Triggers
 from orchestrator.store.transitions import Claimed
 from orchestrator.store.waiting import InFlight
-from orchestrator.transport.codec import Heartbeat, decode_dispatches, names_digest
+from orchestrator.transport.codec import LARGEST_BUNDLE, Heartbeat, decode_dispatches, names_digest
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
 
@@ -152,7 +152,7 @@ def test_large_tasks_are_not_bundled() -> None:
 def test_a_long_line_is_bundled() -> None:
     dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=10_000)
     bundles = unpacked(dispatcher.messages([claimed(number) for number in range(1_000)]))["a"]
-    assert {len(bundle) for bundle in bundles} == {BUNDLE}
+    assert {len(bundle) for bundle in bundles} == {LARGEST_BUNDLE}
 
 
 def test_a_message_carries_the_whole_task() -> None:
@@ -175,6 +175,6 @@ def test_nothing_is_lost_doubled_or_reordered_on_the_way_into_messages(
         for alone in (False, True):
             wanted = [task.id for task in tasks if task.queue == queue and task.alone is alone]
             assert [task.id for task in sent if task.alone is alone] == wanted
-        assert all(len(bundle) <= BUNDLE for bundle in bundles)
+        assert all(len(bundle) <= LARGEST_BUNDLE for bundle in bundles)
         assert all(len(bundle) == 1 for bundle in bundles if any(task.alone for task in bundle))
     assert sum(len(bundle) for bundles in messages.values() for bundle in bundles) == len(tasks)

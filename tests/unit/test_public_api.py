@@ -54,6 +54,8 @@ PUBLIC = [
     "TaskProgress",
     "TaskSkipped",
     "TaskTimeout",
+    "Unavailable",
+    "Uncertain",
     "UnknownOption",
     "UnknownTask",
     "Workflow",

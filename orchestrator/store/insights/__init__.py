@@ -5,6 +5,13 @@ snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in 
 """
 
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, list_queues, list_workers
+from orchestrator.store.insights.pressure import (
+    Connections,
+    LongTransaction,
+    connections,
+    dead_rows,
+    long_transactions,
+)
 from orchestrator.store.insights.runs import RunDetail, RunFilter, RunView, list_runs, show_run
 from orchestrator.store.insights.steps import StepView, list_steps
 from orchestrator.store.insights.system import Events, FailingSchedule, Leader, Overview, UnknownTasks, overview
@@ -20,10 +27,12 @@ from orchestrator.store.insights.tasks import (
 
 __all__ = [
     "AttemptView",
+    "Connections",
     "ErrorView",
     "Events",
     "FailingSchedule",
     "Leader",
+    "LongTransaction",
     "Overview",
     "QueueCounts",
     "RunDetail",
@@ -35,11 +44,14 @@ __all__ = [
     "TaskView",
     "UnknownTasks",
     "WorkerView",
+    "connections",
+    "dead_rows",
     "list_queues",
     "list_runs",
     "list_steps",
     "list_tasks",
     "list_workers",
+    "long_transactions",
     "overview",
     "show_run",
     "show_task",

@@ -311,6 +311,12 @@ class MemoryLeaderStreams:
 
     # -- the fleet
 
+    def complain(self, reason: str) -> None:
+        """For people who look; nobody does here."""
+
+    def write_canary(self) -> None:
+        self._call("canary", lambda: None)
+
     def fleet(self) -> list[Heartbeat]:
         def effect() -> list[Heartbeat]:
             data, now = self._server.data, self._server.now
@@ -396,6 +402,14 @@ class MemoryWorkerStreams:
             return Receipt(entry, data.generation, data.applied)
 
         return self._call("flush", effect)
+
+    def drop(self, generation: str, done: Mapping[str, Sequence[str]]) -> None:
+        def effect() -> None:
+            for queue, entries in done.items():
+                if (generation, queue) in self._server.data.queues:
+                    self._server.data.queues[generation, queue].drop(entries)
+
+        self._call("drop", effect)
 
     def beat(self, beats: Sequence[Heartbeat], names: Sequence[str], ttl: float) -> None:
         def effect() -> None:

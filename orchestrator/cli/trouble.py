@@ -1,0 +1,139 @@
+"""What is wrong now, in the words of the person who has to act."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from orchestrator.cli.times import ago, duration, present
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import Settings
+from orchestrator.store.insights import Connections, Events, LongTransaction, Overview
+from orchestrator.transport.connection import UNAVAILABLE, connect
+from orchestrator.transport.health import RedisHealth, look
+from orchestrator.transport.inspection import RedisView, inspect
+from orchestrator.transport.keys import Keys
+
+_PATIENCE = 2.0
+_NEARLY = 0.9
+"""From this part on, what is limited is said to run out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """One thing that needs a person."""
+
+    kind: str
+    """A name that programs can rely on, e.g. `redis full`."""
+    message: str
+    """What is wrong, what it means, and what to do."""
+
+
+def look_at_redis(settings: Settings, events: Events | None, queues: Iterable[str]) -> tuple[RedisHealth, RedisView]:
+    """Return how Redis is doing and what it holds; that it cannot be used is part of the answer."""
+    try:
+        with closing(connect(settings.require_redis(), patience=_PATIENCE)) as redis:
+            health = look(redis, Keys())
+            generation = events.generation if events else None
+            return health, inspect(redis, Keys(), generation, queues) if health.reachable else RedisView()
+    except (*UNAVAILABLE, ConfigurationError) as error:
+        return RedisHealth(reachable=False, error=str(error)), RedisView()
+
+
+def of_the_system(overview: Overview) -> Iterator[Trouble]:
+    """Say what is wrong with our own processes: nobody leads, nobody serves a queue, nobody knows a task."""
+    if overview.leader is None:
+        yield Trouble(
+            kind="no leader", message="No scheduler leads, so nothing moves. Start one: orchestrator scheduler"
+        )
+    for queue in overview.unserved_queues:
+        yield Trouble(
+            kind="no worker",
+            message=f"Queue {queue!r} has ready tasks and no live worker. Start one: "
+            f"orchestrator worker --app module:app --queues {queue}",
+        )
+    now = present()
+    for unknown in overview.unknown_tasks:
+        yield Trouble(
+            kind="unknown task",
+            message=f"No live worker of queue {unknown.queue!r} knows {unknown.name!r}: {unknown.tasks:,} wait"
+            f"{f', the first fails {ago(unknown.fails_at, now)}' if unknown.fails_at else ''}. "
+            f"Start a worker whose application has it.",
+        )
+    for failing in overview.failing_schedules:
+        yield Trouble(kind="failing schedule", message=f"Schedule {failing.key} starts nothing: {failing.error}")
+
+
+def of_what_redis_holds(view: RedisView) -> Iterator[Trouble]:
+    """Say what others have written where our keys are."""
+    for foreign in view.foreign_keys:
+        yield Trouble(
+            kind="foreign key",
+            message=f"Redis key {foreign.key} holds a {foreign.found} where a {foreign.expected} of ours belongs, and "
+            f"whatever needs it fails. Find out who wrote it, then: redis-cli DEL '{foreign.key}'",
+        )
+    if view.quarantined:
+        yield Trouble(
+            kind="set aside",
+            message=f"{view.quarantined:,} messages could not be understood or applied, and were set aside. Look at "
+            f"them: orchestrator quarantine list",
+        )
+
+
+def of_redis(health: RedisHealth) -> Iterator[Trouble]:
+    """Say what is wrong with Redis."""
+    meanwhile = "Enqueues are kept, running tasks go on, and nothing new starts until it"
+    if not health.reachable:
+        yield Trouble(
+            kind="redis away", message=f"Redis cannot be reached ({health.error}). {meanwhile} is back: start it."
+        )
+    elif health.error is not None and health.fullness >= 1:
+        yield Trouble(
+            kind="redis full",
+            message=f"Redis is full: {_megabytes(health.used_memory)} of {_megabytes(health.max_memory)}. {meanwhile} "
+            f"has room: raise maxmemory, or remove what others keep there.",
+        )
+    elif health.error is not None:
+        yield Trouble(
+            kind="redis refuses writes",
+            message=f"Redis refuses writes ({health.error}). {meanwhile} takes them: its log and its disk tell why.",
+        )
+    elif health.fullness >= _NEARLY:
+        yield Trouble(
+            kind="redis nearly full",
+            message=f"Redis uses {_megabytes(health.used_memory)} of {_megabytes(health.max_memory)}. When it is full, "
+            f"nothing new starts: raise maxmemory.",
+        )
+    if health.complaint is not None:
+        yield Trouble(kind="scheduler stuck", message=f"The scheduler cannot use Postgres: {health.complaint}")
+    if health.max_memory and health.eviction != "noeviction":
+        yield Trouble(
+            kind="redis evicts",
+            message=f"Redis has maxmemory-policy {health.eviction!r} and drops messages when it is full. "
+            f"Set it: redis-cli CONFIG SET maxmemory-policy noeviction",
+        )
+
+
+def of_postgres(connections: Connections, transactions: Sequence[LongTransaction], dead_rows: int) -> Iterator[Trouble]:
+    """Say what others do to Postgres."""
+    if connections.used >= _NEARLY * connections.limit:
+        yield Trouble(
+            kind="connections run out",
+            message=f"Postgres has {connections.used} of {connections.limit} connections open. When there are no more, "
+            f"enqueue is refused: close some, or raise max_connections.",
+        )
+    for held in transactions:
+        who = f"process {held.pid}" if held.pid is not None else "prepared transaction"
+        undo = f"SELECT pg_terminate_backend({held.pid})" if held.pid is not None else "ROLLBACK PREPARED"
+        what = f"{held.application or 'unnamed'}, {held.role}, {held.state}"
+        query = f"; its last statement: {held.query}" if held.query else ""
+        yield Trouble(
+            kind="long transaction",
+            message=f"A transaction has been open for {duration(held.age)} and holds back vacuum (dead rows among the "
+            f"open tasks: {dead_rows:,}): {who} ({what}){query}. End it: {undo}",
+        )
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1_000_000:,.1f} MB"

@@ -1,0 +1,81 @@
+"""What weighs on Postgres from outside: connections that run out, and transactions that hold back vacuum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connections:
+    """How many connections the server has, of all its databases and programs."""
+
+    used: int
+    """Open now."""
+    limit: int
+    """How many an ordinary role may open."""
+
+
+_CONNECTIONS = """
+SELECT (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')::int,
+       (SELECT sum(CASE name WHEN 'max_connections' THEN setting::int ELSE -setting::int END) FROM pg_settings
+         WHERE name IN ('max_connections', 'superuser_reserved_connections', 'reserved_connections'))::int
+"""
+
+
+def connections(connection: Connection) -> Connections:
+    """Return how many connections are open, and how many there can be."""
+    used, limit = connection.exec_driver_sql(_CONNECTIONS).one()
+    return Connections(used=used, limit=limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongTransaction:
+    """A transaction that has been open for long. No row that has died since it began can be cleaned away."""
+
+    pid: int | None
+    """The server process; None for a prepared transaction, which belongs to none."""
+    age: float
+    """Seconds since it began."""
+    application: str
+    """What the program calls itself, or the prepared transaction's id."""
+    role: str
+    """Who it is logged in as."""
+    state: str
+    """What it does: `active`, `idle in transaction`, `prepared`."""
+    query: str
+    """Its last statement, cut short."""
+
+
+# Only what has a snapshot or an id of its own holds anything back; vacuum itself does not.
+_LONG_TRANSACTIONS = """
+SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::double precision AS age,
+       coalesce(application_name, '') AS application, coalesce(usename, '') AS role, coalesce(state, '') AS state,
+       left(regexp_replace(coalesce(query, ''), '\\s+', ' ', 'g'), 200) AS query
+  FROM pg_stat_activity
+ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+   AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND query NOT ILIKE 'vacuum%%'
+   AND xact_start < clock_timestamp() - %(seconds)s::double precision * interval '1 second'
+ UNION ALL
+SELECT NULL, extract(epoch FROM clock_timestamp() - prepared)::double precision, gid, owner::text, 'prepared', ''
+  FROM pg_prepared_xacts
+ WHERE database = current_database()
+   AND prepared < clock_timestamp() - %(seconds)s::double precision * interval '1 second'
+ ORDER BY age DESC LIMIT 5
+"""
+
+
+def long_transactions(connection: Connection, seconds: float) -> list[LongTransaction]:
+    """Return the oldest transactions of this database that have been open for so many seconds."""
+    rows = connection.exec_driver_sql(_LONG_TRANSACTIONS, {"seconds": seconds})
+    return [LongTransaction(**row._asdict()) for row in rows]
+
+
+_DEAD_ROWS = "SELECT n_dead_tup FROM pg_stat_user_tables WHERE schemaname = 'orchestrator' AND relname = 'tasks'"
+
+
+def dead_rows(connection: Connection) -> int:
+    """Return about how many dead rows the table of open tasks carries along."""
+    found: int | None = connection.exec_driver_sql(_DEAD_ROWS).scalar_one_or_none()
+    return found or 0

@@ -1,0 +1,66 @@
+"""How Redis is doing, for people who look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.keys import Keys
+
+_LOOK_TTL = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisHealth:
+    """What one look at Redis found."""
+
+    reachable: bool
+    """It answers."""
+    error: str | None = None
+    """Why it does not answer, or why it does not take writes."""
+    version: str | None = None
+    """Of the server."""
+    used_memory: int = 0
+    """Bytes."""
+    max_memory: int = 0
+    """Bytes; 0 if there is no limit."""
+    eviction: str = "noeviction"
+    """What it does when its memory is full."""
+    complaint: str | None = None
+    """Why the scheduler cannot use Postgres, if it has said so in the last seconds."""
+
+    @property
+    def fullness(self) -> float:
+        """How much of its memory is used, from 0 to 1."""
+        return self.used_memory / self.max_memory if self.max_memory else 0.0
+
+
+def look(redis: Redis, keys: Keys) -> RedisHealth:
+    """Ask Redis how it is, and try a write: nothing else tells for sure whether it takes them."""
+    try:
+        info = redis.info()
+        complaint = cast("bytes | None", redis.get(keys.complaint))
+    except UNAVAILABLE as error:
+        return RedisHealth(reachable=False, error=str(error))
+    return RedisHealth(
+        reachable=True,
+        error=_refusal(redis, keys),
+        version=str(info["redis_version"]),
+        used_memory=int(info["used_memory"]),
+        max_memory=int(info.get("maxmemory", 0)),
+        eviction=str(info.get("maxmemory_policy", "noeviction")),
+        complaint=complaint.decode("utf-8", "replace") if complaint else None,
+    )
+
+
+def _refusal(redis: Redis, keys: Keys) -> str | None:
+    """Return why a write is refused, or None. The key is the leader's own canary, so that nothing is added."""
+    try:
+        redis.set(keys.canary, b"1", ex=_LOOK_TTL)
+    except RedisError as error:
+        return str(error)
+    return None

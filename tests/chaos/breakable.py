@@ -1,0 +1,130 @@
+"""Services of their own for tests that break them, and a look at what `orchestrator status` says meanwhile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.embedded import EmbeddedPostgres
+from orchestrator.store import database
+from tests.acceptance.stack import Process, Stack, eventually
+
+SETTINGS = {"worker_ttl": 1.0, "heartbeat": 0.25, "lease": 1.5, "long_transaction": 1.0}
+"""An outage of ten minutes outlasts every limit of the defaults many times over; with these, a few seconds do."""
+OUTAGE = 3.5 * SETTINGS["worker_ttl"]
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """Yield an empty folder that Postgres's own user can enter, and whose path fits a socket address."""
+    path = Path(tempfile.mkdtemp(prefix="orchestrator-"))
+    path.chmod(0o755)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
+    """Mount a small disk in memory; a test that needs one is skipped where that is not permitted."""
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "none", path], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("mounting is not permitted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Fill a disk to the last byte; return the file to remove when there is to be room again."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            try:
+                while True:
+                    file.write(b"\0" * size)
+            except OSError:
+                continue
+    return filler
+
+
+@contextmanager
+def postgres(path: Path, **settings: str | int) -> Iterator[tuple[EmbeddedPostgres, str]]:
+    """Yield a Postgres of one's own with our tables in it, and its URL."""
+    server = EmbeddedPostgres(path, settings)
+    server.start()
+    try:
+        url = server.create_database("orchestrator")
+        database.upgrade(url)
+        yield server, url
+    finally:
+        server.start()  # whatever a test did to it
+        server.stop("immediate")
+
+
+def command(stack: Stack, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one of our commands to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator", *arguments],
+        env=stack.environment | environment,
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def trouble(stack: Stack) -> Mapping[str, str]:
+    """Return what `orchestrator status` says is wrong: kinds and messages."""
+    done = command(stack, "status", "--json")
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return {found["kind"]: found["message"] for found in document["trouble"]}
+
+
+def pass_time(seconds: float) -> None:
+    """Let an outage last; how long it lasts is what the test is about."""
+    deadline = time.monotonic() + seconds
+    eventually(lambda: time.monotonic() > deadline, "time passes", seconds + 10)
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def each_ran_once(stack: Stack, log: Path, count: int) -> None:
+    """Wait until every task has ended; then the log that tasks wrote must show each number exactly once."""
+    ended = "SELECT count(*) FROM orchestrator.ended_tasks WHERE name = 'project.logged' AND status = 'success'"
+    eventually(lambda: stack.scalar(ended) == count, f"{count} succeed", 60)
+    assert sorted(map(int, lines(log))) == list(range(count))
+    assert stack.scalar("SELECT count(*) FROM orchestrator.tasks WHERE name = 'project.logged'") == 0
+    assert stack.scalar("SELECT coalesce(sum(failures + losses), 0) FROM orchestrator.ended_tasks") == 0
+
+
+def said(process: Process, words: str) -> int:
+    """Return how many lines of a process's log hold these words."""
+    return sum(words in line for line in process.log.read_text().splitlines())
+
+
+def is_calm(stack: Stack, most: int) -> bool:
+    """Say whether an outage cost each process no more than so many lines, and none of them a traceback."""
+    for process in stack.processes:
+        text = process.log.read_text()
+        assert "Traceback" not in text, text
+        assert said(process, "cannot be used;") <= most, text
+        assert said(process, "can be used again") <= most, text
+    return True

@@ -1,0 +1,259 @@
+"""Ten minutes without Redis or Postgres, as seconds: what runs goes on, and nothing is run again that need not be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator import Unavailable, Uncertain
+from orchestrator.domain.task import Dispatch
+from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
+from orchestrator.embedded.redis import find_redis
+from orchestrator.sdk.handle import Handle
+from orchestrator.transport.codec import LARGEST_BUNDLE, encode
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.worker import WorkerStreams
+from tests.acceptance.conftest import fresh_stack, project
+from tests.acceptance.stack import eventually
+from tests.chaos import breakable
+from tests.chaos.breakable import OUTAGE, SETTINGS, each_ran_once, is_calm, lines, said, trouble
+from tests.chaos.cutting import Cutting
+
+pytestmark = pytest.mark.skipif(find_redis() is None, reason="no Redis to stop")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with breakable.folder() as path:
+        yield path
+
+
+@pytest.fixture
+def redis(place: Path) -> Iterator[EmbeddedRedis]:
+    server = EmbeddedRedis(place)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[tuple[EmbeddedPostgres, str]]:
+    with breakable.folder() as path, breakable.postgres(path) as running:
+        yield running
+
+
+class Waiter:
+    """Somebody who waits for a result, through whatever happens."""
+
+    def __init__(self, handle: Handle[object]) -> None:
+        self.found: list[object] = []
+        self._handle = handle
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        try:
+            self.found.append(self._handle.result(60))
+        except Exception as error:  # noqa: BLE001  # the test asserts what was found
+            self.found.append(error)
+
+    def result(self) -> object:
+        self._thread.join(60)
+        return self.found[0]
+
+
+def hold(place: Path, name: str) -> Handle[int]:
+    """Start a task that goes on until the test says so."""
+    handle = project.held.enqueue(str(place / name), str(place / f"{name}-go"))
+    eventually(lambda: lines(place / name), f"{name} runs")
+    return handle
+
+
+@pytest.mark.parametrize("keeps_its_data", [True, False])
+def test_ten_minutes_without_redis(database_url: str, redis: EmbeddedRedis, place: Path, keeps_its_data: bool) -> None:
+    with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:
+        schedulers = [stack.scheduler(), stack.scheduler()]
+        stack.worker()
+        ends_meanwhile, goes_on = hold(place, "first"), hold(place, "second")
+        waiters = [Waiter(ends_meanwhile), Waiter(goes_on)]
+        redis.kill()
+        (place / "first-go").touch()
+        began = time.monotonic()
+        for number in range(20):
+            project.logged.enqueue(str(place / "log"), number)
+        assert time.monotonic() - began < 10
+        late = Waiter(project.add.enqueue(1, 2))
+        assert "redis away" in trouble(stack)
+        breakable.pass_time(OUTAGE)
+        redis.start(persistence=keeps_its_data)
+        assert [waiter.result() for waiter in waiters[:1]] == [int(lines(place / "first")[0])]
+        assert late.result() == 3
+        each_ran_once(stack, place / "log", 20)
+        (place / "second-go").touch()
+        assert waiters[1].result() == int(lines(place / "second")[0])
+        assert [len(lines(place / name)) for name in ("first", "second")] == [1, 1], "their worker lived"
+        eventually(lambda: all(said(process, "can be used again") for process in stack.processes[2:]), "it is over")
+        assert is_calm(stack, 3)
+        assert sum(scheduler.logged("leading, term") for scheduler in schedulers) == 1, "nobody stepped down"
+        assert "redis away" not in trouble(stack)
+
+
+def test_ten_minutes_without_postgres(own_postgres: tuple[EmbeddedPostgres, str], redis_url: str, place: Path) -> None:
+    server, url = own_postgres
+    with fresh_stack(url, redis_url, place, **SETTINGS) as stack:
+        schedulers = [stack.scheduler(), stack.scheduler()]
+        stack.worker()
+        ends_meanwhile, goes_on = hold(place, "first"), hold(place, "second")
+        waiters = [Waiter(ends_meanwhile), Waiter(goes_on)]
+        run = project.app.start_many(project.logged, [(str(place / "log"), number) for number in range(1_000)])
+        eventually(lambda: run.progress().counters.success > 100, "some have ended")
+        server.stop("immediate")
+        (place / "first-go").touch()
+        with pytest.raises(Unavailable, match="Check that it runs and can be reached"):
+            project.logged.enqueue(str(place / "log"), 5_000)
+        done = breakable.command(stack, "enqueue", "project.noop")
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+        assert "Postgres cannot be used" in done.stderr
+        breakable.pass_time(OUTAGE)
+        server.start()
+        assert waiters[0].result() == int(lines(place / "first")[0])
+        each_ran_once(stack, place / "log", 1_000)
+        assert run.wait(30) == "success"
+        (place / "second-go").touch()
+        assert waiters[1].result() == int(lines(place / "second")[0])
+        assert [len(lines(place / name)) for name in ("first", "second")] == [1, 1]
+        eventually(lambda: all(said(scheduler, "can be used again") for scheduler in schedulers), "it is over")
+        assert is_calm(stack, 1)
+        assert stack.scalar("SELECT count(*) FROM orchestrator.leases WHERE expires_at > now()") == 1
+
+
+def test_an_enqueue_does_not_wait_for_a_redis_that_hangs(database_url: str, redis: EmbeddedRedis, place: Path) -> None:
+    with fresh_stack(database_url, redis.url, place) as stack:
+        project.noop.enqueue()
+        os.kill(redis.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            for _ in range(50):
+                project.noop.enqueue()
+            took = time.monotonic() - began
+        finally:
+            os.kill(redis.pid, signal.SIGCONT)
+        assert took < 15, "one of them waits, not all"
+        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 51
+
+
+def test_who_begins_to_wait_without_redis_hears_of_it_when_it_is_back(
+    database_url: str, redis: EmbeddedRedis, place: Path
+) -> None:
+    with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:
+        stack.scheduler()
+        stack.worker()
+        handle = hold(place, "task")
+        redis.kill()
+        announcements = project.app.backend._announcements
+        heard = threading.Event()
+        announcements.listen(handle._id, lambda _: heard.set())
+        redis.start()
+        eventually(lambda: all(event.is_set() for event in announcements._subscribed.values()), "it is subscribed")
+        heard.clear()
+        (place / "task-go").touch()
+        assert heard.wait(20)
+
+
+def test_the_leader_notices_a_redis_that_came_back_empty(database_url: str, redis: EmbeddedRedis, place: Path) -> None:
+    with fresh_stack(database_url, redis.url, place) as stack:
+        scheduler = stack.scheduler()
+        stack.worker()
+        assert project.add.enqueue(1, 1).result(30) == 2
+        redis.kill()
+        redis.start(persistence=False)
+        began = time.monotonic()
+        eventually(lambda: scheduler.logged("generation 1-2 begins"), "a new generation", 15)
+        print(f"noticed after {time.monotonic() - began:.2f} s")
+        assert project.add.enqueue(2, 2).result(30) == 4
+
+
+def test_connections_that_break_after_a_commit(database_url: str, redis_url: str, place: Path) -> None:
+    socket = place / "socket"
+    socket.mkdir()
+    with Cutting(database_url, socket) as cutting, fresh_stack(database_url, redis_url, place, **SETTINGS) as stack:
+        stack.environment["ORCHESTRATOR_DATABASE_URL"] = cutting.url
+        scheduler = stack.scheduler()
+        stack.worker()
+        run = project.app.start_many(project.logged, [(str(place / "log"), number) for number in range(1_000)])
+        for threshold in (50, 300, 600, 900):
+            eventually(lambda limit=threshold: run.progress().counters.success >= limit, f"{threshold} tasks")
+            cutting.arm(b"COMMIT")
+            eventually(lambda: not cutting.is_armed, "it is cut")
+        each_ran_once(stack, place / "log", 1_000)
+        assert run.wait(30) == "success"
+        assert cutting.cuts == 4
+        assert scheduler.logged("Postgres cannot be used")
+
+
+def test_an_enqueue_whose_answer_is_lost_says_that_nobody_knows(database_url: str, redis_url: str, place: Path) -> None:
+    socket = place / "socket"
+    socket.mkdir()
+    with (
+        Cutting(database_url, socket) as cutting,
+        fresh_stack(cutting.url, redis_url, place, **SETTINGS) as stack,
+    ):
+        project.noop.enqueue()
+        cutting.arm(b"INSERT INTO orchestrator.tasks")
+        with pytest.raises(Uncertain, match=r"not known whether task [0-9a-f-]{36} was stored") as caught:
+            project.noop.enqueue()
+        identifier = str(caught.value).partition("whether task ")[2][:36]
+        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks WHERE id = :id", id=identifier) == 1
+
+
+def test_a_worker_stops_taking_when_nobody_applies_its_reports(
+    database_url: str, redis: EmbeddedRedis, place: Path
+) -> None:
+    with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:
+        scheduler = stack.scheduler()
+        worker = stack.worker()
+        assert project.add.enqueue(1, 1).result(30) == 2
+        scheduler.kill()
+        task = project.noop.new((), {})
+        leader = LeaderStreams(connect(redis.url), Keys())
+        generation = WorkerStreams(connect(redis.url), Keys()).generation()
+        assert generation is not None
+        term = int(stack.redis.get(Keys().term))
+        messages = [
+            encode([Dispatch(os.urandom(16), 1, task.name, task.payload, "default") for _ in range(LARGEST_BUNDLE - 1)])
+            for _ in range(1_100)
+        ]  # 20,900 tasks for a table of 20,000, whose end no message meets exactly
+        leader.push(generation, term, {"default": messages})
+        eventually(lambda: worker.logged("no more fit"), "it is full", 60)
+        left = stack.redis.xlen(Keys().queue(generation, "default"))
+        assert left > 0
+        assert said(worker, "died") == 0
+        stack.scheduler()
+        assert project.add.enqueue(2, 2).result(60) == 4
+        assert said(worker, "died") == said(worker, "Traceback") == 0
+
+
+def test_a_worker_drained_in_an_outage_delivers_its_last_reports(
+    database_url: str, redis: EmbeddedRedis, place: Path
+) -> None:
+    with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:
+        stack.scheduler()
+        worker = stack.worker()
+        handle = hold(place, "task")
+        redis.kill()
+        (place / "task-go").touch()
+        worker.signal(signal.SIGTERM)
+        breakable.pass_time(6.0)  # longer than the last reports have at least
+        redis.start()
+        assert worker.wait(40) == 0
+        stack.worker()
+        assert handle.result(30) == int(lines(place / "task")[0])
+        assert len(lines(place / "task")) == 1

@@ -1,0 +1,282 @@
+"""Full memory, full disks, no connections left: the system slows, says so, keeps everything, and recovers by itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psycopg2
+import pytest
+from redis.exceptions import ResponseError
+from sqlalchemy import text
+
+from orchestrator import Unavailable
+from orchestrator.embedded import EmbeddedRedis
+from orchestrator.embedded.redis import find_redis
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.store.database import engine_for
+from tests.acceptance.conftest import fresh_stack, project
+from tests.acceptance.stack import Stack, eventually
+from tests.chaos import breakable
+from tests.chaos.breakable import OUTAGE, SETTINGS, each_ran_once, is_calm, lines, said, trouble
+
+pytestmark = pytest.mark.skipif(find_redis() is None, reason="no Redis to break")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with breakable.folder() as path:
+        yield path
+
+
+# -- Redis
+
+Break = Callable[[EmbeddedRedis, Stack, Path, ExitStack], Callable[[], None]]
+"""Make Redis refuse writes; return what ends it."""
+
+
+def out_of_memory(_: EmbeddedRedis, stack: Stack, __: Path, ___: ExitStack) -> Callable[[], None]:
+    stack.redis.config_set("maxmemory", "1kb")
+    return lambda: stack.redis.config_set("maxmemory", "0")
+
+
+def failed_save(_: EmbeddedRedis, stack: Stack, place: Path, __: ExitStack) -> Callable[[], None]:
+    folder = place / "saves"
+    folder.mkdir()
+    stack.redis.config_set("dir", str(folder))
+    folder.rmdir()
+    stack.redis.config_set("save", "3600 1000000")
+    stack.redis.bgsave()
+    eventually(lambda: stack.redis.info("persistence")["rdb_last_bgsave_status"] == "err", "the save fails")
+
+    def mend() -> None:
+        folder.mkdir()
+        stack.redis.config_set("dir", str(folder))
+        stack.redis.bgsave()
+
+    return mend
+
+
+def full_disk(_: EmbeddedRedis, stack: Stack, place: Path, mounted: ExitStack) -> Callable[[], None]:
+    disk = mounted.enter_context(breakable.small_disk(place / "disk", 4))
+    stack.redis.config_set("dir", str(disk))
+    stack.redis.config_set("appendonly", "yes")
+    eventually(lambda: not stack.redis.info("persistence")["aof_rewrite_in_progress"], "the log is begun")
+    filler = breakable.fill(disk)
+    eventually(
+        lambda: _write(stack) and stack.redis.info("persistence")["aof_last_write_status"] == "err", "it is full"
+    )
+    return filler.unlink
+
+
+def _write(stack: Stack) -> bool:
+    try:
+        stack.redis.set("something", "x" * 4096)
+    except ResponseError as error:
+        assert "MISCONF" in str(error)
+    return True
+
+
+@contextmanager
+def redis_stack(database_url: str, place: Path, mounted: ExitStack) -> Iterator[tuple[EmbeddedRedis, Stack]]:
+    redis = EmbeddedRedis(place)
+    redis.start(persistence=False)
+    try:
+        with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:
+            yield redis, stack
+    finally:
+        redis.stop()
+        mounted.close()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "kind"),
+    [(out_of_memory, "redis full"), (failed_save, "redis refuses writes"), (full_disk, "redis refuses writes")],
+)
+def test_redis_takes_no_writes(database_url: str, place: Path, break_it: Break, kind: str) -> None:
+    mounted = ExitStack()
+    with redis_stack(database_url, place, mounted) as (redis, stack):
+        scheduler, worker = stack.scheduler(), stack.worker()
+        held = project.held.enqueue(str(place / "started"), str(place / "go"))
+        eventually(lambda: lines(place / "started"), "it runs")
+        mend = break_it(redis, stack, place, mounted)
+        began = time.monotonic()
+        for number in range(20):
+            project.logged.enqueue(str(place / "log"), number)
+        assert time.monotonic() - began < 10, "an enqueue does not wait for Redis"
+        eventually(lambda: said(scheduler, "Redis cannot be used;") == 1, "the scheduler says so")
+        eventually(lambda: said(worker, "Redis cannot be used;") >= 1, "the worker says so")
+        assert kind in trouble(stack)
+        (place / "go").touch()  # it ends while nobody can be told
+        breakable.pass_time(OUTAGE)
+        assert lines(place / "log") == []
+        mend()
+        assert held.result(30) > 0
+        each_ran_once(stack, place / "log", 20)
+        assert len(lines(place / "started")) == 1, "its worker lived all the time"
+        for process in (scheduler, worker):
+            eventually(lambda log=process: said(log, "Redis can be used again") >= 1, "it is over, and they say so")
+        assert is_calm(stack, 3)
+        assert said(scheduler, "Redis cannot be used;") == 1
+        assert not {"redis full", "redis refuses writes"} & trouble(stack).keys()
+
+
+def test_redis_full_of_our_own_messages_empties_itself(database_url: str, place: Path) -> None:
+    with redis_stack(database_url, place, ExitStack()) as (_, stack):
+        stack.scheduler()
+        worker = stack.worker()
+        stack.redis.config_set("maxmemory", stack.redis.info("memory")["used_memory"] + 3_000_000)
+        large = "x" * 400_000
+        handles = [project.who.enqueue(large) for _ in range(15)]
+        eventually(lambda: said(worker, "Redis cannot be used;"), "it was full")
+        assert all(handle.result(60)[0] == large for handle in handles)
+        assert is_calm(stack, 5)
+
+
+# -- Postgres
+
+
+def test_postgres_has_no_connections_left(redis_url: str, place: Path) -> None:
+    with (
+        breakable.postgres(place, max_connections=20) as (_, url),
+        fresh_stack(url, redis_url, place, **SETTINGS) as stack,
+    ):
+        scheduler, _ = stack.scheduler(), stack.worker()
+        for number in range(20):
+            project.logged.options(delay=0.5).enqueue(str(place / "log"), number)
+        project.app.close()
+        greedy: list[psycopg2.extensions.connection] = []
+        while _try_to_connect(url, greedy):
+            pass
+        with pytest.raises(Unavailable, match=r"too many clients already. Close some .* max_connections"):
+            project.logged.enqueue(str(place / "log"), 99)
+        done = breakable.command(stack, "status")
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+        assert "too many clients already" in done.stderr
+        for connection in greedy[:2]:  # the scheduler's own, and all at once taken by the greedy
+            _terminate_scheduler(connection)
+        while _try_to_connect(url, greedy):
+            pass
+        eventually(lambda: said(scheduler, "Postgres cannot be used;") == 1, "the scheduler says so")
+        breakable.pass_time(SETTINGS["lease"])
+        for connection in greedy[6:]:
+            connection.close()
+        each_ran_once(stack, place / "log", 20)
+        eventually(lambda: said(scheduler, "Postgres can be used again") == 1, "it is over")
+        assert is_calm(stack, 1)
+        while len([c for c in greedy if not c.closed]) < 20 and _try_to_connect(url, greedy):
+            if stack.scalar("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'") >= 18:
+                break
+        assert "connections run out" in trouble(stack)
+        for connection in greedy:
+            connection.close()
+
+
+def _try_to_connect(url: str, greedy: list[psycopg2.extensions.connection]) -> bool:
+    try:
+        greedy.append(psycopg2.connect(url))
+    except psycopg2.OperationalError:
+        return False
+    greedy[-1].autocommit = True
+    return True
+
+
+def _terminate_scheduler(connection: psycopg2.extensions.connection) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'orchestrator scheduler'"
+        )
+
+
+def test_the_pool_is_exhausted(database_url: str, redis_url: str, place: Path) -> None:
+    with fresh_stack(database_url, redis_url, place) as stack:
+        app = Orchestrator(stack.settings)
+        engine = app.backend._engine
+        engine.pool._timeout = 0.2  # type: ignore[attr-defined]
+        try:
+            taken = [engine.connect() for _ in range(25)]
+            task = project.noop.new((), {})
+            with pytest.raises(Unavailable, match="QueuePool limit .* make fewer calls at the same time"):
+                app.backend.enqueue(task)
+            assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 0
+            for connection in taken:
+                connection.close()
+            app.backend.enqueue(task)
+            assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 1
+        finally:
+            app.close()
+
+
+def test_a_connection_that_died_in_the_pool_is_replaced(database_url: str, redis_url: str, place: Path) -> None:
+    with fresh_stack(database_url, redis_url, place) as stack:
+        project.noop.enqueue()
+        clients = "FROM pg_stat_activity WHERE application_name = 'orchestrator client'"
+        assert stack.scalar(f"SELECT count(pg_terminate_backend(pid)) {clients}") == 1
+        eventually(lambda: stack.scalar(f"SELECT count(*) = 0 {clients}"), "it is closed")
+        project.noop.enqueue()
+        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 2
+
+
+def test_the_disk_of_postgres_is_full(redis_url: str, place: Path) -> None:
+    with ExitStack() as opened:
+        server, url = opened.enter_context(breakable.postgres(place))
+        disk = opened.enter_context(breakable.small_disk(place / "disk", 6))
+        (disk / "space").mkdir()
+        owner = server.data.stat()
+        os.chown(disk / "space", owner.st_uid, owner.st_gid)
+        engine = engine_for(url, autocommit=True)
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE TABLESPACE small LOCATION '{disk}/space'"))
+            for table in ("tasks", "ended_tasks"):
+                connection.execute(text(f"ALTER TABLE orchestrator.{table} SET TABLESPACE small"))
+        engine.dispose()
+        stack = opened.enter_context(fresh_stack(url, redis_url, place, **SETTINGS))
+        scheduler = stack.scheduler()
+        stack.worker()
+        held = project.held.enqueue(str(place / "started"), str(place / "go"))
+        eventually(lambda: lines(place / "started"), "it runs")
+        filler = breakable.fill(disk)
+        stored = 0
+        with pytest.raises(Unavailable, match=r"No space left on device.* make room on it"):
+            for number in range(100_000):
+                project.logged.enqueue(str(place / "log"), number)
+                stored = number + 1
+        (place / "go").touch()
+        eventually(lambda: said(scheduler, "Postgres cannot be used;") == 1, "the scheduler says so")
+        assert "No space left on device" in eventually(lambda: trouble(stack).get("scheduler stuck"), "status says so")
+        breakable.pass_time(SETTINGS["lease"])
+        filler.unlink()
+        held.result(30)
+        each_ran_once(stack, place / "log", stored)
+        assert len(lines(place / "started")) == 1
+        eventually(lambda: said(scheduler, "Postgres can be used again") == 1, "it is over")
+        assert is_calm(stack, 1)
+
+
+def test_a_transaction_that_others_keep_open_holds_nobody_up_and_is_named(
+    database_url: str, redis_url: str, place: Path
+) -> None:
+    with fresh_stack(database_url, redis_url, place, **SETTINGS) as stack:
+        stack.scheduler()
+        stack.worker()
+        backup = psycopg2.connect(database_url, application_name="nightly backup")
+        try:
+            backup.set_session(isolation_level="REPEATABLE READ")
+            with backup.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM orchestrator.tasks -- the nightly copy")
+            took = []
+            for _ in range(3):
+                began = time.monotonic()
+                assert project.app.start_many(project.noop, [()] * 5_000).wait(90) == "success"
+                took.append(time.monotonic() - began)
+            print(f"5,000 tasks, three times behind one snapshot: {', '.join(f'{seconds:.1f}' for seconds in took)} s")
+            message = trouble(stack)["long transaction"]
+            assert f"process {backup.info.backend_pid} (nightly backup, postgres, idle in transaction)" in message
+            assert "the nightly copy" in message
+            assert f"pg_terminate_backend({backup.info.backend_pid})" in message
+        finally:
+            backup.close()
+        assert "long transaction" not in trouble(stack)
