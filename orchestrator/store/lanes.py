@@ -133,7 +133,7 @@ def plain_tops(connection: Connection, queues: Iterable[str]) -> dict[str, int]:
 _LANES_OF = Statement(
     """
 SELECT held.id::text, held.attempt, coalesce(open.lane, ended.lane)
-  FROM unnest(%(ids)s::uuid[], %(attempts)s::int[]) AS held(id, attempt)
+  FROM unnest(%(ids)s::uuid[], %(attempts)s::bigint[]) AS held(id, attempt)
   LEFT JOIN LATERAL (SELECT lane FROM orchestrator.tasks WHERE id = held.id LIMIT 1) AS open ON true
   LEFT JOIN LATERAL (SELECT lane FROM orchestrator.ended_tasks WHERE id = held.id LIMIT 1) AS ended ON true
  WHERE coalesce(open.lane, ended.lane) IS NOT NULL

@@ -162,7 +162,7 @@ def in_flight(connection: Connection) -> list[InFlight]:
 
 _CURRENT = Statement(
     """
-SELECT asked.id::text, asked.attempt FROM unnest(%(ids)s::uuid[], %(attempts)s::int[]) AS asked(id, attempt)
+SELECT asked.id::text, asked.attempt FROM unnest(%(ids)s::uuid[], %(attempts)s::bigint[]) AS asked(id, attempt)
  CROSS JOIN LATERAL (
        SELECT FROM orchestrator.tasks
         WHERE id = asked.id AND attempt = asked.attempt AND status IN ('dispatched', 'running') LIMIT 1) AS found

@@ -23,7 +23,7 @@ from orchestrator.transport.codec import Heartbeat, Order, decode, encode, names
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader import LeaderStreams
-from orchestrator.transport.worker import Receipt, WorkerStreams
+from orchestrator.transport.worker import OrderInbox, Receipt, WorkerStreams
 
 KEYS = Keys()
 ERROR = TaskError("ValueError", "no", "a traceback")
@@ -60,8 +60,7 @@ class Worker:
         self._slots = slots
         self._queues = list(queues)
         self._messages: list[tuple[str, str, set[tuple[bytes, int]]]] = []
-        self._inbox = self._streams.order_inbox()
-        self._inbox.add(name)
+        self._inbox: OrderInbox | None = None
 
     def learn(self, *names: str) -> None:
         self._knows.extend(names)
@@ -132,6 +131,9 @@ class Worker:
         self.report(*(Started(task.id, task.attempt, 0.1) for task in tasks))
 
     def orders(self) -> list[Order]:
+        if self._inbox is None:
+            self._inbox = self._streams.order_inbox()
+            self._inbox.add(self.name)
         self._inbox.ask(0.001)
         return [order for _, order in self._inbox.read()]
 
