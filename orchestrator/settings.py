@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ _MOST = 1_000_000.0
 """Of anything else: seconds (eleven days), rows of a batch."""
 
 SERVICES_FILE = Path(".orchestrator") / "services.json"
+DEFAULT_NAMESPACE = "orchestrator"
+
+_NAMESPACE = re.compile(r"(?!pg_|public$|information_schema$)[a-z][a-z0-9_]{0,39}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,8 @@ class Settings:
     """Redis or Valkey, e.g. redis://host:6379/0 or unix:///path/to/socket."""
     app: str = ""
     """Where commands find the application, e.g. `package.module:app`."""
+    namespace: str = DEFAULT_NAMESPACE
+    """Postgres schema and prefix of all Redis keys; applications that share both servers differ in it."""
 
     max_payload: int = 1_000_000
     """Largest size in bytes of one task's arguments or result."""
@@ -163,6 +169,11 @@ def _validated(settings: Settings) -> Settings:
                 raise ConfigurationError(
                     f"Setting {name}: expected a positive number up to {most:,.0f}, found {value!r}."
                 )
+    if not _NAMESPACE.fullmatch(settings.namespace):
+        raise ConfigurationError(
+            f"Setting namespace: expected up to 40 small letters, digits and _ that begin with a letter and are no "
+            f"schema of Postgres's own (pg_…, public, information_schema), found {settings.namespace!r}."
+        )
     if settings.worker_ttl < 2 * settings.heartbeat:
         raise ConfigurationError(
             f"Setting worker_ttl: expected at least twice the heartbeat ({settings.heartbeat}), "

@@ -21,14 +21,16 @@ log = get_logger("scheduler")
 
 def run_scheduler(settings: Settings) -> int:
     """Run a scheduler; return its exit code."""
-    keys = Keys()
-    url = settings.require_database()
-    engine = database.engine_for(url, pool_size=3, name="orchestrator scheduler")
+    keys = Keys(settings.namespace)
+    url, namespace = settings.require_database(), settings.namespace
+    engine = database.engine_for(url, pool_size=3, name="orchestrator scheduler", namespace=namespace)
     with engine.connect() as connection:
         database.check_schema(connection)
     redis = connect(settings.require_redis())
     check_server(redis)
-    janitor = Janitor(database.engine_for(url, autocommit=True, pool_size=1, name="orchestrator janitor"))
+    janitor = Janitor(
+        database.engine_for(url, autocommit=True, pool_size=1, name="orchestrator janitor", namespace=namespace)
+    )
     scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note)
     waker = connect(settings.require_redis(), patience=1.0)
 

@@ -45,6 +45,7 @@ from orchestrator.sdk.schedule_backend import ScheduleBackend
 from orchestrator.settings import Settings
 from orchestrator.store import dags, database, enqueue, inbox, queues, redrive, results, unique, workflows
 from orchestrator.store.inbox import Wish
+from orchestrator.store.namespaces import borrowed
 from orchestrator.store.redrive import FailedFilter
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.client import Announcements, Nudges
@@ -68,14 +69,15 @@ class Backend:
     """Writes tasks and requests, nudges the leader, waits for results."""
 
     def __init__(self, settings: Settings) -> None:
-        self._keys = Keys()
+        self._keys = Keys(settings.namespace)
         self._redis = connect(settings.require_redis())
         self._nudges = Nudges(settings.require_redis(), self._keys)
         self._max_payload = settings.max_payload
         url, name = settings.require_database(), "orchestrator client"
-        self._engine = database.engine_for(url, autocommit=True, name=name)
+        self._namespace = settings.namespace
+        self._engine = database.engine_for(url, autocommit=True, name=name, namespace=settings.namespace)
         # A pool of its own: changing the mode of a connection that had died would leave it in the pool, dead for ever.
-        self._transactions = database.engine_for(url, name=name)
+        self._transactions = database.engine_for(url, name=name, namespace=settings.namespace)
         self._announcements = Announcements(connect(settings.require_redis()), self._keys)
         self.schedules = ScheduleBackend(self._open, self._nudges.send)
         self._postgres = Outage(log, "Postgres", "those who wait for results go on waiting")
@@ -108,8 +110,9 @@ class Backend:
                 "Option on_duplicate: 'replace' does not go with enqueue_in, because the scheduler would have to wait "
                 "for your transaction. Use 'return' or 'raise'."
             )
-        created = _insert_in(connection, task)
-        enqueue.notify_on_commit(connection)
+        with borrowed(connection, self._namespace):
+            created = _insert_in(connection, task)
+        enqueue.notify_on_commit(connection, self._namespace)
         return created
 
     def enqueue_many(self, tasks: Sequence[NewTask]) -> list[bytes]:
@@ -478,10 +481,8 @@ class Backend:
             with engine.connect() as connection:
                 yield connection
         except exc.ProgrammingError as error:
-            if "orchestrator." in str(error.orig):
-                raise SchemaError(
-                    "The database has no orchestrator tables yet. Run `orchestrator db upgrade`."
-                ) from error
+            if f"{self._namespace}." in str(error.orig):
+                raise SchemaError(database.no_tables(self._namespace)) from error
             raise
         except exc.SQLAlchemyError as error:
             if not database.is_outage(error):

@@ -28,8 +28,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, RunState
+from orchestrator.settings import DEFAULT_NAMESPACE
 
-SCHEMA = "orchestrator"
+SCHEMA = DEFAULT_NAMESPACE
 metadata = MetaData(schema=SCHEMA)
 
 _now = text("now()")
