@@ -26,8 +26,12 @@ _MOST = 1_000_000.0
 
 SERVICES_FILE = Path(".orchestrator") / "services.json"
 DEFAULT_NAMESPACE = "orchestrator"
+SHORTEST_RETENTION = 60.0
+"""Seconds for which an ended task is kept at least: so long may a report of it still be on its way."""
+LONGEST_RETENTION = 100 * 365 * 86_400.0
 
 _NAMESPACE = re.compile(r"(?!pg_|public$|information_schema$)[a-z][a-z0-9_]{0,39}")
+_FOR_EVER_IF_ZERO = ("retention_success", "retention_failed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,10 @@ class Settings:
 
     idempotency_period: float = 86_400.0
     """Seconds for which an idempotency key is remembered."""
+    retention_success: float = 7 * 86_400.0
+    """Seconds for which tasks and runs that succeeded are kept; 0 keeps them for ever."""
+    retention_failed: float = 90 * 86_400.0
+    """Seconds for which tasks and runs that failed, were cancelled or skipped are kept; 0 keeps them for ever."""
 
     lease: float = 3.0
     """Seconds after which a silent leader may be replaced."""
@@ -163,7 +171,9 @@ def _parse(name: str, value: Any, source: str) -> Any:
 def _validated(settings: Settings) -> Settings:
     for name, field in _FIELDS.items():
         value = getattr(settings, name)
-        if isinstance(field.default, (int, float)):
+        if name in _FOR_EVER_IF_ZERO:
+            _check_retention(name, value)
+        elif isinstance(field.default, (int, float)):
             most = _LARGEST_PAYLOAD if name in ("max_payload", "inline_result") else _MOST
             if not 0 < value <= most:
                 raise ConfigurationError(
@@ -189,3 +199,11 @@ def _validated(settings: Settings) -> Settings:
                 f"Setting {name}: expected a URL that starts with {schemes[0]}://, found {value!r}."
             )
     return settings
+
+
+def _check_retention(name: str, value: float) -> None:
+    if value != 0 and not SHORTEST_RETENTION <= value <= LONGEST_RETENTION:
+        raise ConfigurationError(
+            f"Setting {name}: expected {SHORTEST_RETENTION:g} seconds or more, up to a hundred years, or 0 to keep for "
+            f"ever, found {value!r}."
+        )

@@ -245,6 +245,11 @@ class Backend:
             queues.set_limits(connection, name, concurrency, rate)
         self._nudges.send()
 
+    def retain_queue(self, name: str, success: float | None, failed: float | None) -> None:
+        """Set how long a queue's tasks are kept after they have ended."""
+        with self._writing(f"the retention of queue {name!r} was stored") as connection:
+            queues.set_retention(connection, name, success, failed)
+
     def purge_queue(self, name: str) -> None:
         """Cancel what waits in a queue."""
         with self._writing(f"the request to purge queue {name!r} was stored") as connection:
@@ -271,7 +276,7 @@ class Backend:
         with self._reading() as connection:
             found = results.progress(connection, run)
         if found is None:
-            raise NotFound(f"No run has the id {to_text(run)}.")
+            raise NotFound.by_id("run", to_text(run))
         return found
 
     def workflow(self, name: str) -> workflows.Stored:
@@ -312,7 +317,7 @@ class Backend:
         with self._reading() as connection:
             found = results.outcome(connection, task)
         if found is None:
-            raise NotFound(f"No task has the id {to_text(task)}.")
+            raise NotFound.by_id("task", to_text(task))
         return found
 
     # -- waiting
@@ -376,7 +381,7 @@ class Backend:
             for task in some:
                 outcome = found.get(task)
                 if outcome is None:
-                    raise NotFound(f"No task has the id {to_text(task)}.")
+                    raise NotFound.by_id("task", to_text(task))
                 if outcome.status in ENDED_TASK_STATES:
                     ends[task] = Ended(task, outcome.status, outcome.result, outcome.error)
         return [ended for task, ended in ends.items() if task in left]
