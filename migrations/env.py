@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from alembic import context
 
-from orchestrator.store.tables import SCHEMA, metadata
+from orchestrator.store.tables import metadata
 
 connection = context.config.attributes["connection"]
 context.configure(
     connection=connection,
     target_metadata=metadata,
-    version_table_schema=SCHEMA,
+    version_table_schema=context.config.attributes["namespace"],
     include_schemas=True,
     transaction_per_migration=True,
 )

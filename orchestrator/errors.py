@@ -96,6 +96,14 @@ class Uncertain(OrchestratorError):
 class NotFound(OrchestratorError):
     """No task or run has that id."""
 
+    @classmethod
+    def by_id(cls, what: str, identifier: str) -> NotFound:
+        """Say that there is no task or run of this id, or none any more."""
+        return cls(
+            f"No {what} has the id {identifier}. If one had, it may have been pruned: the settings retention_success "
+            f"and retention_failed say how long what has ended is kept."
+        )
+
 
 class WrongState(OrchestratorError):
     """The task or run is in a state that does not allow what was asked."""

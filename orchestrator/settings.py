@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,13 @@ _MOST = 1_000_000.0
 """Of anything else: seconds (eleven days), rows of a batch."""
 
 SERVICES_FILE = Path(".orchestrator") / "services.json"
+DEFAULT_NAMESPACE = "orchestrator"
+SHORTEST_RETENTION = 60.0
+"""Seconds for which an ended task is kept at least: so long may a report of it still be on its way."""
+LONGEST_RETENTION = 100 * 365 * 86_400.0
+
+_NAMESPACE = re.compile(r"(?!pg_|public$|information_schema$)[a-z][a-z0-9_]{0,39}")
+_FOR_EVER_IF_ZERO = ("retention_success", "retention_failed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +44,8 @@ class Settings:
     """Redis or Valkey, e.g. redis://host:6379/0 or unix:///path/to/socket."""
     app: str = ""
     """Where commands find the application, e.g. `package.module:app`."""
+    namespace: str = DEFAULT_NAMESPACE
+    """Postgres schema and prefix of all Redis keys; applications that share both servers differ in it."""
 
     max_payload: int = 1_000_000
     """Largest size in bytes of one task's arguments or result."""
@@ -44,6 +54,10 @@ class Settings:
 
     idempotency_period: float = 86_400.0
     """Seconds for which an idempotency key is remembered."""
+    retention_success: float = 7 * 86_400.0
+    """Seconds for which tasks and runs that succeeded are kept; 0 keeps them for ever."""
+    retention_failed: float = 90 * 86_400.0
+    """Seconds for which tasks and runs that failed, were cancelled or skipped are kept; 0 keeps them for ever."""
 
     lease: float = 3.0
     """Seconds after which a silent leader may be replaced."""
@@ -157,12 +171,19 @@ def _parse(name: str, value: Any, source: str) -> Any:
 def _validated(settings: Settings) -> Settings:
     for name, field in _FIELDS.items():
         value = getattr(settings, name)
-        if isinstance(field.default, (int, float)):
+        if name in _FOR_EVER_IF_ZERO:
+            _check_retention(name, value)
+        elif isinstance(field.default, (int, float)):
             most = _LARGEST_PAYLOAD if name in ("max_payload", "inline_result") else _MOST
             if not 0 < value <= most:
                 raise ConfigurationError(
                     f"Setting {name}: expected a positive number up to {most:,.0f}, found {value!r}."
                 )
+    if not _NAMESPACE.fullmatch(settings.namespace):
+        raise ConfigurationError(
+            f"Setting namespace: expected up to 40 small letters, digits and _ that begin with a letter and are no "
+            f"schema of Postgres's own (pg_…, public, information_schema), found {settings.namespace!r}."
+        )
     if settings.worker_ttl < 2 * settings.heartbeat:
         raise ConfigurationError(
             f"Setting worker_ttl: expected at least twice the heartbeat ({settings.heartbeat}), "
@@ -178,3 +199,11 @@ def _validated(settings: Settings) -> Settings:
                 f"Setting {name}: expected a URL that starts with {schemes[0]}://, found {value!r}."
             )
     return settings
+
+
+def _check_retention(name: str, value: float) -> None:
+    if value != 0 and not SHORTEST_RETENTION <= value <= LONGEST_RETENTION:
+        raise ConfigurationError(
+            f"Setting {name}: expected {SHORTEST_RETENTION:g} seconds or more, up to a hundred years, or 0 to keep for "
+            f"ever, found {value!r}."
+        )

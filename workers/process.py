@@ -132,9 +132,10 @@ class WorkerProcess:
         self._give_up_at = float("inf")
         self._is_leaving = False
         url = settings.require_redis()
-        self._streams = WorkerStreams(connect(url), Keys())
-        self.reporter = Reporter(WorkerStreams(connect(url), Keys()), worker, held, settled=settings.worker_ttl)
-        self.journal = Journal(connect(url), Keys())
+        keys = Keys(settings.namespace)
+        self._streams = WorkerStreams(connect(url), keys)
+        self.reporter = Reporter(WorkerStreams(connect(url), keys), worker, held, settled=settings.worker_ttl)
+        self.journal = Journal(connect(url), keys)
         self._redis = Outage(log, "Redis", "no tasks are received", settled=settings.worker_ttl)
         self._joined = ""
         self._full = False

@@ -172,4 +172,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute("DROP SCHEMA orchestrator CASCADE")
+    op.execute(f'DROP SCHEMA "{op.get_context().version_table_schema}" CASCADE')

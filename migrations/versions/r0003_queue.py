@@ -27,12 +27,19 @@ CREATE INDEX tasks_in_lane ON orchestrator.tasks (queue, lane, priority DESC, se
  WHERE status = 'pending' AND blockers = 0 AND wake_at IS NULL AND lane IS NOT NULL;
 CREATE INDEX tasks_expiring ON orchestrator.tasks (expires_at) WHERE expires_at IS NOT NULL AND status = 'pending';
 
+-- Pruning takes the oldest rows first and new ones fill the gaps, so time and place part ways: no work for BRIN.
+DROP INDEX orchestrator.ended_tasks_by_time;
+CREATE INDEX ended_tasks_by_time ON orchestrator.ended_tasks (ended_at);
+CREATE INDEX runs_by_end ON orchestrator.runs (ended_at) WHERE ended_at IS NOT NULL;
+
 CREATE TABLE orchestrator.queues (
     name text PRIMARY KEY,
     paused boolean NOT NULL DEFAULT false,
     concurrency integer,
     rate double precision,
-    burst integer
+    burst integer,
+    retention_success double precision,
+    retention_failed double precision
 );
 CREATE TABLE orchestrator.buckets (
     name text PRIMARY KEY,
@@ -55,6 +62,7 @@ COMMENT ON COLUMN orchestrator.tasks.callbacks IS 'tasks to create when this one
 COMMENT ON COLUMN orchestrator.tasks.details IS 'what an attempt left for the next one';
 COMMENT ON COLUMN orchestrator.tasks.completion IS 'result of an attempt that committed together with its writes';
 COMMENT ON TABLE orchestrator.queues IS 'what people have set for a queue; a queue without a row has no limits';
+COMMENT ON COLUMN orchestrator.queues.retention_success IS 'seconds; 0 = for ever; null = as the settings say';
 COMMENT ON TABLE orchestrator.buckets IS 'rate limits that have been used lately, one time stamp each';
 COMMENT ON COLUMN orchestrator.buckets.due IS 'when everything admitted so far would have been due at the even rate';
 COMMENT ON TABLE orchestrator.unique_keys IS 'which task has a key, and until when';

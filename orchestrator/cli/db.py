@@ -32,7 +32,8 @@ def upgrade() -> None:
     Example:
       ORCHESTRATOR_DATABASE_URL=postgresql://… orchestrator db upgrade
     """
-    database.upgrade(load_settings().require_database())
+    settings = load_settings()
+    database.upgrade(settings.require_database(), namespace=settings.namespace)
     click.echo(f"The database is at revision {database.REVISION}.")
 
 
@@ -45,7 +46,10 @@ def check(as_json: bool) -> None:
     Example:
       orchestrator db check || orchestrator db upgrade
     """
-    engine = database.engine_for(load_settings().require_database(), name="orchestrator db check")
+    settings = load_settings()
+    engine = database.engine_for(
+        settings.require_database(), name="orchestrator db check", namespace=settings.namespace
+    )
     try:
         with engine.connect() as connection:
             found = database.current_revision(connection)

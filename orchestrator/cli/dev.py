@@ -96,7 +96,7 @@ def _start_services(stack: ExitStack, app: str | None) -> Settings:
         say("dev", f"starting Redis in {DEFAULT_FOLDER}/redis")
         services.redis.start()
         settings = replace(settings, redis_url=services.redis_url)
-    database.upgrade(settings.database_url)
+    database.upgrade(settings.database_url, namespace=settings.namespace)
     urls = {"database_url": settings.database_url, "redis_url": settings.redis_url}
     write_services_file(services.folder, **urls, app=settings.app, pid=os.getpid())
     (services.folder / SERVICES_FILE.name).chmod(0o600)  # a URL may hold a password

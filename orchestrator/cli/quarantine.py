@@ -23,8 +23,6 @@ from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.quarantine import SetAside
 
-_KEYS = Keys()
-
 
 class EntryId(click.ParamType[str]):
     """The id of an entry of a stream."""
@@ -63,8 +61,8 @@ def list_(limit: int, as_json: bool) -> None:
       orchestrator quarantine list
       orchestrator quarantine list --json | jq -r '.messages[].error'
     """
-    with _redis() as redis:
-        found = quarantine.newest(redis, _KEYS, limit)
+    with _redis() as (redis, keys):
+        found = quarantine.newest(redis, keys, limit)
     if as_json:
         print_json({"messages": [_document(message) for message in found]})
         return
@@ -90,8 +88,8 @@ def show(message: str, as_json: bool) -> None:
       orchestrator quarantine show 1731600000000-0
       orchestrator quarantine show 1731600000000-0 --json | jq -r .body | base64 -d
     """
-    with _redis() as redis:
-        found = quarantine.find(redis, _KEYS, message)
+    with _redis() as (redis, keys):
+        found = quarantine.find(redis, keys, message)
     if found is None:
         raise NotFound(f"Nothing was set aside under {message}. It may have been cleared, or made room for later ones.")
     if as_json:
@@ -119,17 +117,18 @@ def clear(yes: bool) -> None:
     Example:
       orchestrator quarantine clear --yes
     """
-    with _redis() as redis:
+    with _redis() as (redis, keys):
         if not yes:
             click.confirm("Drop everything that was set aside?", abort=True)
-        click.echo(f"Dropped {quarantine.clear(redis, _KEYS):,} messages.")
+        click.echo(f"Dropped {quarantine.clear(redis, keys):,} messages.")
 
 
 @contextmanager
-def _redis() -> Iterator[Redis]:
-    redis = connect(load_settings().require_redis())
+def _redis() -> Iterator[tuple[Redis, Keys]]:
+    settings = load_settings()
+    redis = connect(settings.require_redis())
     try:
-        yield redis
+        yield redis, Keys(settings.namespace)
     finally:
         redis.close()
 

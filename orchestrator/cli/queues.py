@@ -13,6 +13,7 @@ from orchestrator.cli.output import console, print_json, print_table
 from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
 from orchestrator.cli.times import duration
+from orchestrator.domain.durations import parse_duration
 from orchestrator.sdk.queue import Queue
 from orchestrator.store import insights
 from orchestrator.store.insights import QueueCounts
@@ -22,7 +23,7 @@ from orchestrator.store.insights import QueueCounts
 @json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Show what stands in each queue and who serves it; pause, limit and empty queues.
+    """Show what stands in each queue and who serves it; pause, limit and empty queues, and say how long they keep.
 
     \b
     Example:
@@ -68,6 +69,9 @@ def _settings(queue: QueueCounts) -> str:
         said.append(f"{queue.concurrency} at once")
     if queue.rate is not None:
         said.append(f"{queue.rate:g}/s")
+    for kind, kept in (("success", queue.retention_success), ("failed", queue.retention_failed)):
+        if kept is not None:
+            said.append(f"{kind} {duration(kept) if kept else 'kept for ever'}")
     return ", ".join(said)
 
 
@@ -119,6 +123,48 @@ def limit(name: str, concurrency: int | None, rate: str | None, lift: bool) -> N
     with sending() as app:
         app.queue(name).limit(concurrency=concurrency, rate=rate)
     click.echo(f"Queue {name} has no limits." if lift else f"Queue {name} is limited.")
+
+
+class _Retention(click.ParamType["float"]):
+    """How long: `1h`, `30d`, `forever`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = 0.0 if value == "forever" else parse_duration(value)
+        if seconds is None:
+            self.fail(f"{value!r} is neither a length of time such as 1h or 30d nor the word forever.", param, ctx)
+        return seconds
+
+
+@command.command("retain")
+@click.argument("name")
+@click.option("--success", type=_Retention(), metavar="TIME", help="Keep what succeeded so long: 1h, 30d, forever.")
+@click.option("--failed", type=_Retention(), metavar="TIME", help="Keep what failed or was cancelled or skipped.")
+@click.option("--none", "lift", is_flag=True, help="Leave both to the settings again.")
+def retain(name: str, success: float | None, failed: float | None, lift: bool) -> None:
+    """Set how long a queue's tasks are kept after they have ended. What is not given is left to the settings.
+
+    Tasks that belong to a run are kept as long as their run.
+
+    \b
+    Example:
+      orchestrator queues retain mail --success 1h --failed 30d
+      orchestrator queues retain audit --success forever --failed forever
+      orchestrator queues retain mail --none
+    """
+    if lift == (success is not None or failed is not None):
+        raise click.UsageError("Give --success, --failed or both; or --none.")
+    with sending() as app:
+        app.queue(name).retain(success=success, failed=failed)
+    said = [
+        f"{kind} {duration(kept) if kept else 'for ever'}"
+        for kind, kept in (("success", success), ("failed", failed))
+        if kept is not None
+    ]
+    click.echo(
+        f"Queue {name} keeps {', '.join(said)}." if said else f"Queue {name} keeps tasks as long as the settings say."
+    )
 
 
 @command.command("purge")

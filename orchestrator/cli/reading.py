@@ -14,8 +14,13 @@ from orchestrator.store import database
 @contextmanager
 def reading() -> Iterator[Connection]:
     """Open a connection to a database that is at the right revision; times come in UTC."""
+    settings = load_settings()
     engine = database.engine_for(
-        load_settings().require_database(), autocommit=True, pool_size=1, name="orchestrator command"
+        settings.require_database(),
+        autocommit=True,
+        pool_size=1,
+        name="orchestrator command",
+        namespace=settings.namespace,
     )
     try:
         with engine.connect() as connection:

@@ -217,7 +217,7 @@ def _params(words: Sequence[str]) -> dict[str, Any]:
 def _found(connection: Connection, run: UUID) -> RunDetail:
     found = insights.show_run(connection, run)
     if found is None:
-        raise NotFound(f"No run has the id {run}.")
+        raise NotFound.by_id("run", str(run))
     return found
 
 

@@ -11,10 +11,10 @@ from orchestrator.cli import trouble
 from orchestrator.cli.options import json_option
 from orchestrator.cli.output import print_fields, print_json
 from orchestrator.cli.reading import reading
-from orchestrator.cli.times import duration
+from orchestrator.cli.times import ago, duration, present
 from orchestrator.settings import load_settings
 from orchestrator.store import insights
-from orchestrator.store.insights import Events, Leader
+from orchestrator.store.insights import Events, Leader, Storage
 from orchestrator.transport.health import RedisHealth
 
 
@@ -55,6 +55,7 @@ def command(as_json: bool) -> None:
             "events": _events(overview.events),
             "set aside": f"{held.quarantined:,} messages" if held.quarantined else None,
             "database": f"revision {overview.revision}",
+            "storage": _storage(overview.storage),
             "redis": _redis(health),
         }
     )
@@ -77,6 +78,23 @@ def _redis(health: RedisHealth) -> str:
         return "away"
     of = f" of {health.max_memory / 1_000_000:,.1f}" if health.max_memory else ""
     return f"{health.version}, {health.used_memory / 1_000_000:,.1f}{of} MB used"
+
+
+def _storage(storage: Storage) -> str:
+    largest = [f"{name} {_size(size)}" for name, size in list(storage.tables.items())[:3]]
+    total = f"{_size(sum(storage.tables.values()))} ({', '.join(largest)})"
+    if storage.oldest is None:
+        return f"{total}, no ended tasks"
+    return f"{total}, about {storage.ended_tasks:,} ended tasks, the oldest of {ago(storage.oldest, present())}"
+
+
+def _size(size: float) -> str:
+    """Return bytes in the unit that suits them."""
+    for unit in ("B", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

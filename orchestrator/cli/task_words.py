@@ -36,7 +36,7 @@ def last_words(settings: Settings, task: bytes) -> TaskProgress | None:
     if not settings.redis_url:
         return None
     with suppress(OrchestratorError):
-        return read_progress(connect(settings.redis_url, patience=_PATIENCE), Keys(), task)
+        return read_progress(connect(settings.redis_url, patience=_PATIENCE), Keys(settings.namespace), task)
     return None
 
 
@@ -124,12 +124,12 @@ def print_log(app: Orchestrator, task: bytes, *, follow: bool, as_json: bool) ->
 
 
 def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]:
-    redis = connect(app.settings.require_redis())
+    redis, keys = connect(app.settings.require_redis()), Keys(app.settings.namespace)
     last = "0-0"
     try:
         while True:
             over = not follow or app.backend.task_status(task) in ENDED_TASK_STATES
-            said = read_log(redis, Keys(), task, last, 0.0 if over else _PATIENCE)
+            said = read_log(redis, keys, task, last, 0.0 if over else _PATIENCE)
             yield from (line for _, line in said)
             last = said[-1].entry if said else last
             if over:

@@ -220,7 +220,7 @@ def _preview(wanted: FailedFilter) -> int:
 def _found(connection: Connection, task: UUID) -> TaskDetail:
     found = insights.show_task(connection, task)
     if found is None:
-        raise NotFound(f"No task has the id {task}.")
+        raise NotFound.by_id("task", str(task))
     return found
 
 

@@ -34,9 +34,10 @@ def look_at_redis(settings: Settings, events: Events | None, queues: Iterable[st
     """Return how Redis is doing and what it holds; that it cannot be used is part of the answer."""
     try:
         with closing(connect(settings.require_redis(), patience=_PATIENCE)) as redis:
-            health = look(redis, Keys())
+            keys = Keys(settings.namespace)
+            health = look(redis, keys)
             generation = events.generation if events else None
-            return health, inspect(redis, Keys(), generation, queues) if health.reachable else RedisView()
+            return health, inspect(redis, keys, generation, queues) if health.reachable else RedisView()
     except (*UNAVAILABLE, ConfigurationError) as error:
         return RedisHealth(reachable=False, error=str(error)), RedisView()
 

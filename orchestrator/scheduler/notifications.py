@@ -35,7 +35,7 @@ def listen(settings: Settings, keys: Keys, lease_released: Callable[[], None]) -
         try:
             with engine.connect() as connection:
                 raw: Any = connection.connection.dbapi_connection  # the driver's own, which can be waited for
-                connection.exec_driver_sql("LISTEN orchestrator")
+                connection.exec_driver_sql(f'LISTEN "{settings.namespace}"')
                 while True:
                     select.select([raw], [], [])
                     raw.poll()

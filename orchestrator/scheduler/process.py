@@ -8,6 +8,7 @@ import threading
 from orchestrator.scheduler.janitor import Janitor
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.notifications import listen
+from orchestrator.scheduler.pruning import Pruner
 from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.telemetry import get_logger
@@ -21,14 +22,15 @@ log = get_logger("scheduler")
 
 def run_scheduler(settings: Settings) -> int:
     """Run a scheduler; return its exit code."""
-    keys = Keys()
-    url = settings.require_database()
-    engine = database.engine_for(url, pool_size=3, name="orchestrator scheduler")
+    keys = Keys(settings.namespace)
+    url, namespace = settings.require_database(), settings.namespace
+    engine = database.engine_for(url, pool_size=3, name="orchestrator scheduler", namespace=namespace)
     with engine.connect() as connection:
         database.check_schema(connection)
     redis = connect(settings.require_redis())
     check_server(redis)
-    janitor = Janitor(database.engine_for(url, autocommit=True, pool_size=1, name="orchestrator janitor"))
+    tidying = database.engine_for(url, autocommit=True, pool_size=2, name="orchestrator janitor", namespace=namespace)
+    janitor = Janitor(tidying)
     scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note)
     waker = connect(settings.require_redis(), patience=1.0)
 
@@ -42,6 +44,7 @@ def run_scheduler(settings: Settings) -> int:
         target=listen, args=(settings, keys, scheduler.try_to_lead), name="notifications", daemon=True
     ).start()
     janitor.start()
+    Pruner(tidying, settings, scheduler.leading).start()
     log.info("scheduler ready")
     scheduler.run()
     engine.dispose()

@@ -45,6 +45,7 @@ from orchestrator.sdk.schedule_backend import ScheduleBackend
 from orchestrator.settings import Settings
 from orchestrator.store import dags, database, enqueue, inbox, queues, redrive, results, unique, workflows
 from orchestrator.store.inbox import Wish
+from orchestrator.store.namespaces import borrowed
 from orchestrator.store.redrive import FailedFilter
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.client import Announcements, Nudges
@@ -68,14 +69,15 @@ class Backend:
     """Writes tasks and requests, nudges the leader, waits for results."""
 
     def __init__(self, settings: Settings) -> None:
-        self._keys = Keys()
+        self._keys = Keys(settings.namespace)
         self._redis = connect(settings.require_redis())
         self._nudges = Nudges(settings.require_redis(), self._keys)
         self._max_payload = settings.max_payload
         url, name = settings.require_database(), "orchestrator client"
-        self._engine = database.engine_for(url, autocommit=True, name=name)
+        self._namespace = settings.namespace
+        self._engine = database.engine_for(url, autocommit=True, name=name, namespace=settings.namespace)
         # A pool of its own: changing the mode of a connection that had died would leave it in the pool, dead for ever.
-        self._transactions = database.engine_for(url, name=name)
+        self._transactions = database.engine_for(url, name=name, namespace=settings.namespace)
         self._announcements = Announcements(connect(settings.require_redis()), self._keys)
         self.schedules = ScheduleBackend(self._open, self._nudges.send)
         self._postgres = Outage(log, "Postgres", "those who wait for results go on waiting")
@@ -108,8 +110,9 @@ class Backend:
                 "Option on_duplicate: 'replace' does not go with enqueue_in, because the scheduler would have to wait "
                 "for your transaction. Use 'return' or 'raise'."
             )
-        created = _insert_in(connection, task)
-        enqueue.notify_on_commit(connection)
+        with borrowed(connection, self._namespace):
+            created = _insert_in(connection, task)
+        enqueue.notify_on_commit(connection, self._namespace)
         return created
 
     def enqueue_many(self, tasks: Sequence[NewTask]) -> list[bytes]:
@@ -242,6 +245,11 @@ class Backend:
             queues.set_limits(connection, name, concurrency, rate)
         self._nudges.send()
 
+    def retain_queue(self, name: str, success: float | None, failed: float | None) -> None:
+        """Set how long a queue's tasks are kept after they have ended."""
+        with self._writing(f"the retention of queue {name!r} was stored") as connection:
+            queues.set_retention(connection, name, success, failed)
+
     def purge_queue(self, name: str) -> None:
         """Cancel what waits in a queue."""
         with self._writing(f"the request to purge queue {name!r} was stored") as connection:
@@ -268,7 +276,7 @@ class Backend:
         with self._reading() as connection:
             found = results.progress(connection, run)
         if found is None:
-            raise NotFound(f"No run has the id {to_text(run)}.")
+            raise NotFound.by_id("run", to_text(run))
         return found
 
     def workflow(self, name: str) -> workflows.Stored:
@@ -309,7 +317,7 @@ class Backend:
         with self._reading() as connection:
             found = results.outcome(connection, task)
         if found is None:
-            raise NotFound(f"No task has the id {to_text(task)}.")
+            raise NotFound.by_id("task", to_text(task))
         return found
 
     # -- waiting
@@ -373,7 +381,7 @@ class Backend:
             for task in some:
                 outcome = found.get(task)
                 if outcome is None:
-                    raise NotFound(f"No task has the id {to_text(task)}.")
+                    raise NotFound.by_id("task", to_text(task))
                 if outcome.status in ENDED_TASK_STATES:
                     ends[task] = Ended(task, outcome.status, outcome.result, outcome.error)
         return [ended for task, ended in ends.items() if task in left]
@@ -478,10 +486,8 @@ class Backend:
             with engine.connect() as connection:
                 yield connection
         except exc.ProgrammingError as error:
-            if "orchestrator." in str(error.orig):
-                raise SchemaError(
-                    "The database has no orchestrator tables yet. Run `orchestrator db upgrade`."
-                ) from error
+            if f"{self._namespace}." in str(error.orig):
+                raise SchemaError(database.no_tables(self._namespace)) from error
             raise
         except exc.SQLAlchemyError as error:
             if not database.is_outage(error):

@@ -19,6 +19,7 @@ from orchestrator.domain.retry import RetryPolicy
 from orchestrator.domain.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey
 from orchestrator.errors import InvalidTask, InvalidWorkflow, UnknownOption, did_you_mean
 from orchestrator.sdk.retry import Retry
+from orchestrator.settings import SHORTEST_RETENTION
 
 DEFAULT_QUEUE = "default"
 _NAME = re.compile(r"[\w.:/-]{1,128}")
@@ -278,6 +279,18 @@ def _seconds(name: str, value: object) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not abs(seconds) <= _CENTURY:
         raise InvalidTask(f"Option {name}: expected seconds or a timedelta, up to a hundred years, found {value!r}.")
     return float(seconds)
+
+
+def check_retention(name: str, value: object) -> float | None:
+    """Return for how many seconds ended tasks are kept, or refuse it."""
+    if value is None:
+        return None
+    seconds = _seconds(name, value)
+    if seconds != 0 and seconds < SHORTEST_RETENTION:
+        raise InvalidTask(
+            f"Option {name}: expected {SHORTEST_RETENTION:g} seconds or more, or 0 to keep for ever, found {value!r}."
+        )
+    return seconds
 
 
 def check_rate(name: str, value: object) -> Rate | None:

@@ -1,14 +1,15 @@
-"""A queue, to be paused, limited or emptied."""
+"""A queue, to be paused, limited or emptied, and told how long to keep what has ended."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from orchestrator.domain.limits import Rate
 from orchestrator.errors import InvalidTask, ResultTimeout
-from orchestrator.sdk.options import check_name, check_rate
+from orchestrator.sdk.options import check_name, check_rate, check_retention
 
 if TYPE_CHECKING:
     from orchestrator.sdk.app import Orchestrator
@@ -39,6 +40,15 @@ class Queue:
         if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
             raise InvalidTask(f"Option concurrency: expected a whole number above zero, found {concurrency!r}.")
         self._app.backend.limit_queue(self.name, concurrency, check_rate("rate", rate))
+
+    def retain(self, *, success: float | timedelta | None = None, failed: float | timedelta | None = None) -> None:
+        """Set how long its tasks are kept after they have succeeded, or ended otherwise.
+
+        0 keeps them for ever; None leaves it to the settings. Tasks of a run are kept as long as their run.
+        """
+        self._app.backend.retain_queue(
+            self.name, check_retention("success", success), check_retention("failed", failed)
+        )
 
     def purge(self) -> None:
         """Cancel everything that waits in it now."""

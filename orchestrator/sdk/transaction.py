@@ -12,6 +12,7 @@ from orchestrator.domain.task import NewTask
 from orchestrator.errors import AttemptOver, WrongState
 from orchestrator.settings import Settings
 from orchestrator.store import completions, database, enqueue, unique
+from orchestrator.store.namespaces import borrowed
 
 _POOL = 5
 """Connections that the tasks of one worker process share; one that needs another waits for it."""
@@ -24,6 +25,7 @@ class Transactions:
         self._engine = database.engine_for(
             settings.require_database(), pool_size=_POOL, max_overflow=0, name="orchestrator task"
         )
+        self._namespace = settings.namespace
         event.listen(self._engine, "commit", _refuse_commit)
 
     def close(self) -> None:
@@ -34,10 +36,11 @@ class Transactions:
     def begin(self, task: bytes, attempt: int) -> Iterator[TaskTransaction]:
         """Open a transaction for an attempt, which must still count; what is not committed is rolled back."""
         with self._engine.connect() as connection:
-            if not completions.begin(connection, task, attempt):
-                raise _attempt_over(task, attempt)
+            with borrowed(connection, self._namespace):
+                if not completions.begin(connection, task, attempt):
+                    raise _attempt_over(task, attempt)
             try:
-                yield TaskTransaction(connection, task, attempt)
+                yield TaskTransaction(connection, self._namespace, task, attempt)
             except BaseException:
                 connection.invalidate()  # whatever the block has done to it, Postgres rolls back what it held
                 raise
@@ -46,26 +49,29 @@ class Transactions:
 class TaskTransaction:
     """An open transaction, and the attempt that it completes."""
 
-    def __init__(self, connection: Connection, task: bytes, attempt: int) -> None:
+    def __init__(self, connection: Connection, namespace: str, task: bytes, attempt: int) -> None:
         self.connection = connection
+        self._namespace = namespace
         self._task = task
         self._attempt = attempt
 
     def enqueue(self, tasks: Sequence[NewTask]) -> None:
         """Create tasks, which exist only if the transaction commits. Whoever needs a key waits for it in the inbox."""
         with_keys = [task for task in tasks if task.unique is not None]
-        if with_keys:
-            unique.defer(self.connection, with_keys)
-        for task in tasks:
-            if task.unique is None:
-                enqueue.insert_task(self.connection, task)
+        with borrowed(self.connection, self._namespace):
+            if with_keys:
+                unique.defer(self.connection, with_keys)
+            for task in tasks:
+                if task.unique is None:
+                    enqueue.insert_task(self.connection, task)
         if tasks:
-            enqueue.notify_on_commit(self.connection)
+            enqueue.notify_on_commit(self.connection, self._namespace)
 
     def commit(self, result: bytes, duration: float) -> None:
         """Commit, and complete the task with it, if its attempt still counts."""
-        if not completions.commit(self.connection, self._task, self._attempt, result, duration):
-            raise _attempt_over(self._task, self._attempt)
+        with borrowed(self.connection, self._namespace):
+            if not completions.commit(self.connection, self._task, self._attempt, result, duration):
+                raise _attempt_over(self._task, self._attempt)
 
 
 def _attempt_over(task: bytes, attempt: int) -> AttemptOver:

@@ -12,6 +12,8 @@ from sqlalchemy import Connection, Engine, create_engine, event, exc, text
 from sqlalchemy.engine import ExceptionContext, make_url
 
 from orchestrator.errors import ConfigurationError, SchemaError
+from orchestrator.settings import DEFAULT_NAMESPACE
+from orchestrator.store.namespaces import namespace_of, use_namespace
 from orchestrator.store.tables import SCHEMA
 
 REVISION = "0004"
@@ -47,7 +49,13 @@ _UPGRADE_LOCK = 0x6F7263685F6462
 
 
 def engine_for(
-    url: str, *, autocommit: bool = False, pool_size: int = 5, max_overflow: int = 20, name: str = "orchestrator"
+    url: str,
+    *,
+    autocommit: bool = False,
+    pool_size: int = 5,
+    max_overflow: int = 20,
+    name: str = "orchestrator",
+    namespace: str = DEFAULT_NAMESPACE,
 ) -> Engine:
     """Return an engine for a Postgres URL; psycopg2 unless the URL names another driver."""
     try:
@@ -72,6 +80,7 @@ def engine_for(
         raise ConfigurationError(
             f"Setting database_url: expected postgresql://user:password@host/database, found {url!r:.300}: {reason}."
         ) from error
+    use_namespace(engine, namespace)
     event.listen(engine, "checkout", _refuse_if_closed)
     event.listen(engine, "handle_error", _as_outage, retval=True)
     return engine
@@ -123,7 +132,7 @@ def check_schema(connection: Connection) -> None:
     """Refuse to work on a database that is not at this release's revision."""
     found = current_revision(connection)
     if found is None:
-        raise SchemaError("The database has no orchestrator tables yet. Run `orchestrator db upgrade`.")
+        raise SchemaError(no_tables(namespace_of(connection)))
     if found < REVISION:
         raise SchemaError(
             f"The database is at revision {found}; this release needs {REVISION}. Run `orchestrator db upgrade`."
@@ -134,30 +143,41 @@ def check_schema(connection: Connection) -> None:
         )
 
 
+def no_tables(namespace: str) -> str:
+    """Say that a database has no tables for us, and what to do."""
+    if namespace == DEFAULT_NAMESPACE:
+        return "The database has no orchestrator tables yet. Run `orchestrator db upgrade`."
+    return (
+        f"The database has no orchestrator tables in the namespace {namespace!r} yet. Run "
+        f"`ORCHESTRATOR_NAMESPACE={namespace} orchestrator db upgrade`."
+    )
+
+
 def current_revision(connection: Connection) -> str | None:
     """Return the database's revision, or None where the tables do not exist."""
-    exists = connection.execute(text("SELECT to_regclass(:name)"), {"name": f"{SCHEMA}.alembic_version"}).scalar()
+    exists = connection.execute(text(f"SELECT to_regclass('{SCHEMA}.alembic_version')")).scalar()
     if exists is None:
         return None
     value: str | None = connection.execute(text(f"SELECT version_num FROM {SCHEMA}.alembic_version")).scalar()
     return value
 
 
-def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the database to the newest revision, alone: a second upgrade waits for the first."""
+def upgrade(url: str, revision: str = "head", *, namespace: str = DEFAULT_NAMESPACE) -> None:
+    """Bring a namespace to the newest revision, alone: a second upgrade waits for the first."""
     from alembic import command
     from alembic.config import Config
 
-    engine = engine_for(url, name="orchestrator db upgrade")
+    engine = engine_for(url, name="orchestrator db upgrade", namespace=namespace)
     try:
         with engine.connect() as connection:
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _UPGRADE_LOCK})
             connection.execute(text("SET lock_timeout = '10s'"))
-            connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+            connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{namespace}"'))
             connection.commit()
             config = Config()
             config.set_main_option("script_location", str(_MIGRATIONS))
             config.attributes["connection"] = connection
+            config.attributes["namespace"] = namespace
             command.upgrade(config, revision)
             connection.commit()
             connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _UPGRADE_LOCK})

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 
 from orchestrator.domain.task import NewTask
 from orchestrator.store import arrays
+from orchestrator.store.namespaces import in_namespace, namespace_of
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import arrivals
 
@@ -67,12 +68,12 @@ def insert_task(connection: Connection, task: NewTask) -> bool:
     return True
 
 
-_NOTIFY = text("SELECT pg_notify('orchestrator', '')")
+_NOTIFY = text("SELECT pg_notify(:channel, '')")
 
 
-def notify_on_commit(connection: Connection) -> None:
-    """Wake the scheduler when, and only when, this transaction commits."""
-    connection.execute(_NOTIFY)
+def notify_on_commit(connection: Connection, namespace: str) -> None:
+    """Wake the scheduler of a namespace when, and only when, this transaction commits."""
+    connection.execute(_NOTIFY, {"channel": namespace})
 
 
 _COPY = """
@@ -88,12 +89,13 @@ _FEW_LANES = 100
 def copy_tasks(connection: Connection, tasks: Iterable[NewTask]) -> int:
     """Create any number of tasks without unique keys in bounded memory (needs psycopg2); return how many."""
     now: datetime = connection.exec_driver_sql("SELECT now()").scalar_one()
+    copy = in_namespace(_COPY, namespace_of(connection))
     cursor = connection.connection.cursor()
     count = 0
     first_in_lane: dict[tuple[str, str, int], bytes] = {}
     rows = iter(tasks)
     while chunk := list(islice(rows, _COPY_CHUNK)):
-        cursor.copy_expert(_COPY, io.StringIO("".join(_copy_lines(chunk, now))))
+        cursor.copy_expert(copy, io.StringIO("".join(_copy_lines(chunk, now))))
         count += len(chunk)
         for task in chunk:
             if task.lane is not None and task.delay <= 0 and len(first_in_lane) <= _FEW_LANES:

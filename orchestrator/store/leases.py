@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from orchestrator.store.namespaces import namespace_of
 from orchestrator.store.statement import Statement
 
 _ACQUIRE = """
@@ -72,13 +73,14 @@ RELEASED = "lease"
 _RELEASE = """
 UPDATE orchestrator.leases SET expires_at = clock_timestamp() - interval '1 second'
  WHERE shard = %(shard)s AND term = %(term)s
-RETURNING pg_notify('orchestrator', %(released)s)
+RETURNING pg_notify(%(channel)s, %(released)s)
 """
 
 
 def release(connection: Connection, shard: int, term: int) -> None:
     """Give the lease up and, when the transaction commits, wake the standbys: they need not wait for it to expire."""
-    connection.exec_driver_sql(_RELEASE, {"shard": shard, "term": term, "released": RELEASED})
+    said = {"channel": namespace_of(connection), "released": RELEASED}
+    connection.exec_driver_sql(_RELEASE, {"shard": shard, "term": term, **said})
 
 
 class Cursor(NamedTuple):

@@ -1,4 +1,7 @@
-"""What people have set for a queue: paused or not, and its limits. Anyone may write it; the inbox tells the leader."""
+"""What people have set for a queue: paused or not, its limits, how long it keeps what has ended.
+
+Anyone may write it; the inbox tells the leader.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +69,20 @@ def set_limits(connection: Connection, name: str, concurrency: int | None, rate:
     limits = {"concurrency": concurrency, "rate": per_second, "burst": rate.size if rate else None}
     connection.execute(_LIMIT, {"name": name, **limits})
     inbox.add(connection, Wish.QUEUES, _NOBODY)
+
+
+_RETAIN = text(
+    """
+    INSERT INTO orchestrator.queues (name, retention_success, retention_failed) VALUES (:name, :success, :failed)
+        ON CONFLICT (name) DO UPDATE
+       SET retention_success = excluded.retention_success, retention_failed = excluded.retention_failed
+    """
+)
+
+
+def set_retention(connection: Connection, name: str, success: float | None, failed: float | None) -> None:
+    """Set for how many seconds a queue's tasks are kept: 0 for ever, None as the settings say."""
+    connection.execute(_RETAIN, {"name": name, "success": success, "failed": failed})
 
 
 def ask_purge(connection: Connection, name: str) -> None:

@@ -28,8 +28,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, RunState
+from orchestrator.settings import DEFAULT_NAMESPACE
 
-SCHEMA = "orchestrator"
+SCHEMA = DEFAULT_NAMESPACE
 metadata = MetaData(schema=SCHEMA)
 
 _now = text("now()")
@@ -134,7 +135,7 @@ ended_tasks = Table(
     CheckConstraint(_one_of(ENDED_TASK_STATES), name="ended_tasks_have_ended"),
 )
 Index("ended_tasks_not_success", ended_tasks.c.ended_at, postgresql_where=text("status <> 'success'"))
-Index("ended_tasks_by_time", ended_tasks.c.ended_at, postgresql_using="brin", postgresql_with={"autosummarize": "on"})
+Index("ended_tasks_by_time", ended_tasks.c.ended_at)
 Index(
     "ended_tasks_of_run",
     ended_tasks.c.run_id,
@@ -213,6 +214,7 @@ Index(
     runs.c.id,
     postgresql_where=text("schedule IS NOT NULL AND ended_at IS NULL"),
 )
+Index("runs_by_end", runs.c.ended_at, postgresql_where=text("ended_at IS NOT NULL"))
 Index("runs_cancelling", runs.c.id, postgresql_where=text("cancelling AND ended_at IS NULL"))
 
 workflows = Table(
@@ -306,6 +308,8 @@ queues = Table(
     Column("concurrency", Integer),
     Column("rate", Double),
     Column("burst", Integer),
+    Column("retention_success", Double, comment="seconds; 0 = for ever; null = as the settings say"),
+    Column("retention_failed", Double),
     comment="what people have set for a queue; a queue without a row has no limits",
 )
 

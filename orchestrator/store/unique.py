@@ -24,6 +24,9 @@ from orchestrator.store.transitions import arrivals, identifier
 _ROUNDS = 100
 """How often a key may slip away between two statements before something must be wrong."""
 
+_LOCK_OF = "hashtextextended('orchestrator.' || {key}, 0)"
+"""The lock of a key. It names the schema, so that the same key in another namespace is another lock."""
+
 _HOLDER = text(
     """
     SELECT CAST(task_id AS text), scope, coalesce(until <= now(), false)
@@ -42,7 +45,7 @@ _REPLACE = text(
     SELECT id FROM changed
     """
 )
-_WAIT_FOR_KEY = text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))")
+_WAIT_FOR_KEY = text(f"SELECT pg_advisory_xact_lock({_LOCK_OF.format(key='CAST(:key AS text)')})")
 
 
 def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey) -> bytes:
@@ -78,9 +81,9 @@ def wait_for_key(connection: Connection, unique: UniqueKey) -> None:
 # -- the leader
 
 _TAKE = Statement(
-    """
+    f"""
 WITH wanted AS MATERIALIZED (
-    SELECT key, task_id, scope, period, pg_try_advisory_xact_lock(hashtextextended(key, 0)) AS is_mine
+    SELECT key, task_id, scope, period, pg_try_advisory_xact_lock({_LOCK_OF.format(key="key")}) AS is_mine
       FROM unnest(%(keys)s::text[], %(ids)s::uuid[], %(scopes)s::text[], %(periods)s::double precision[])
            AS w(key, task_id, scope, period)
 ), taken AS (

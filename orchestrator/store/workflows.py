@@ -84,6 +84,7 @@ def stamp(connection: Connection) -> tuple[object, ...]:
     return tuple(connection.exec_driver_sql(_STAMP).one())
 
 
+_LOCK = "SELECT pg_advisory_xact_lock(hashtext('orchestrator.' || %(name)s))"
 _NEWEST_VERSION = "SELECT coalesce(max(version), 0) FROM orchestrator.workflows WHERE name = %(name)s"
 _ADD = """
 INSERT INTO orchestrator.workflows (name, version, hash, definition)
@@ -111,7 +112,7 @@ def apply(connection: Connection, definition: Definition) -> Application:
 
 
 def _store(connection: Connection, definition: Definition) -> Application:
-    connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext(%(name)s))", {"name": definition.name})
+    connection.exec_driver_sql(_LOCK, {"name": definition.name})
     digest = content_hash(definition)
     newest = latest(connection, definition.name)
     if definition.version is None and newest is not None and newest.hash == digest:

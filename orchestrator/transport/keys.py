@@ -1,6 +1,7 @@
 """Every Redis key and channel, written once.
 
-All keys of a shard carry the same hash tag, so that scripts may use them together in a cluster.
+They begin with the namespace; below it is the default one. All keys of a shard carry the same hash tag, so that
+scripts may use them together in a cluster.
 `G` is the generation: a name for one life of the Redis data. When data is lost, a new generation begins
 under new stream names, and nothing that belonged to the old one can be mistaken for the new.
 
@@ -29,6 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from orchestrator.settings import DEFAULT_NAMESPACE
+
 GROUP = "workers"
 DONE_CHANNELS = 16
 NUDGE_CAP = 100
@@ -42,11 +45,12 @@ JOURNAL_TTL = 3_600
 class Keys:
     """The names of one shard's keys."""
 
+    namespace: str = DEFAULT_NAMESPACE
     shard: int = 0
 
     @property
     def prefix(self) -> str:
-        return f"{{orchestrator:{self.shard}}}"
+        return f"{{{self.namespace}:{self.shard}}}"
 
     @property
     def generation(self) -> str:

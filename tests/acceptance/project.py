@@ -77,6 +77,16 @@ def timed(path: str, seconds: float = 0.0) -> None:
 
 
 @app.task
+def in_one_transaction(ctx: TaskContext, a: int, b: int) -> str:
+    """Complete together with what it enqueues, and say what its own statements come to."""
+    with ctx.transaction() as connection:
+        found: str = connection.exec_driver_sql("SELECT 'orchestrator.tasks'").scalar_one()
+        child = add.enqueue(a, b)
+        ctx.complete(f"{found} {child.id}")
+    return ""
+
+
+@app.task
 def held(started: str, go: str) -> int:
     """Say that it started, then wait for leave to end."""
     log(started, str(os.getpid()))

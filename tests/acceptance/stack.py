@@ -77,7 +77,7 @@ class Process:
 class Stack:
     """Schedulers and workers of one test, and a look into the database."""
 
-    def __init__(self, database_url: str, redis_url: str, folder: Path, **settings: float) -> None:
+    def __init__(self, database_url: str, redis_url: str, folder: Path, **settings: float | str) -> None:
         self.folder = folder
         self.settings: Settings = load_settings(
             folder=folder, environ={}, database_url=database_url, redis_url=redis_url, **settings

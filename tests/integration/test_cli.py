@@ -282,8 +282,9 @@ def test_bytes_and_strange_results_can_be_shown(
 def test_a_task_that_does_not_exist_is_an_error(run: Callable[..., Result]) -> None:
     for words in (("tasks", "show", NOBODY), ("tasks", "cancel", NOBODY), ("tasks", "retry", NOBODY)):
         result = run(*words)
-        assert (result.exit_code, result.stderr) == (1, f"Error: No task has the id {NOBODY}.\n")
-    assert run("runs", "show", NOBODY).stderr == f"Error: No run has the id {NOBODY}.\n"
+        assert result.exit_code == 1
+        assert result.stderr.startswith(f"Error: No task has the id {NOBODY}. If one had, it may have been pruned")
+    assert run("runs", "show", NOBODY).stderr.startswith(f"Error: No run has the id {NOBODY}. If one had,")
 
 
 def test_cancel_and_retry_are_written_down_for_the_leader(
@@ -480,6 +481,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
         "schedules",
         "failing_schedules",
         "redis",
+        "storage",
         "trouble",
     }
     assert {"no leader", "no worker", "unknown task"} <= {trouble["kind"] for trouble in after["trouble"]}

@@ -59,7 +59,7 @@ def test_the_commands_are_these() -> None:
         *(f"tasks {verb}" for verb in ("list", "show", "watch", "logs", "cancel", "retry")),
         *(f"workflows {verb}" for verb in ("validate", "apply", "list", "show", "diff", "delete", "schema")),
         *(f"runs {verb}" for verb in ("start", "list", "show", "watch", "cancel", "retry", "rerun")),
-        *(f"queues {verb}" for verb in ("pause", "resume", "limit", "purge", "drain")),
+        *(f"queues {verb}" for verb in ("pause", "resume", "limit", "retain", "purge", "drain")),
         *(f"schedules {verb}" for verb in ("list", "show", "next", "set", "apply", "pause", "resume", "trigger")),
         *(f"schedules {verb}" for verb in ("delete", "backfill", "backfills", "cancel-backfill")),
         "events post",

@@ -80,6 +80,12 @@ def test_text_from_the_environment_becomes_a_number(tmp_path: Path) -> None:
         ({"ORCHESTRATOR_LEASE": "0"}, "", {}, "Setting lease: expected a positive number up to 1,000,000, found 0.0"),
         ({"ORCHESTRATOR_LEASE": "nan"}, "", {}, "Setting lease: expected a positive number up to 1,000,000, found nan"),
         ({"ORCHESTRATOR_LEASE": "inf"}, "", {}, "Setting lease: expected a positive number up to 1,000,000, found inf"),
+        ({}, "retention_success = 59", {}, "Setting retention_success: expected 60 seconds or more.*found 59"),
+        ({}, "retention_failed = -1", {}, "Setting retention_failed: expected 60 seconds or more.*found -1"),
+        ({}, "retention_failed = inf", {}, "Setting retention_failed: .*up to a hundred years, or 0.*found inf"),
+        ({}, "", {"namespace": "Shop"}, "Setting namespace: expected up to 40 small letters.*found 'Shop'"),
+        ({}, "", {"namespace": "pg_shop"}, "Setting namespace: .*no schema of Postgres's own.*found 'pg_shop'"),
+        ({}, "", {"namespace": "n" * 41}, "Setting namespace: expected up to 40 small letters"),
         ({"ORCHESTRATOR_WORKER_TTL": "1.5"}, "", {}, "worker_ttl: expected at least twice the heartbeat.*found 1.5"),
         ({"ORCHESTRATOR_DATABASE_URL": "mysql://x"}, "", {}, "Setting database_url: .*postgresql://.*'mysql://x'"),
         ({"ORCHESTRATOR_REDIS_URL": "localhost:6379"}, "", {}, "Setting redis_url: .*redis://.*'localhost:6379'"),
@@ -91,6 +97,11 @@ def test_a_wrong_value_is_named_with_its_source(
     write_pyproject(tmp_path, pyproject)
     with pytest.raises(ConfigurationError, match=message):
         load_settings(tmp_path, environ=environ, **given)
+
+
+def test_nothing_is_pruned_where_retention_is_zero(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, environ={"ORCHESTRATOR_RETENTION_SUCCESS": "0"}, retention_failed=0)
+    assert (settings.retention_success, settings.retention_failed) == (0.0, 0.0)
 
 
 def test_a_broken_pyproject_is_named(tmp_path: Path) -> None:

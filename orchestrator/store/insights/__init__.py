@@ -14,7 +14,15 @@ from orchestrator.store.insights.pressure import (
 )
 from orchestrator.store.insights.runs import RunDetail, RunFilter, RunView, list_runs, show_run
 from orchestrator.store.insights.steps import StepView, list_steps
-from orchestrator.store.insights.system import Events, FailingSchedule, Leader, Overview, UnknownTasks, overview
+from orchestrator.store.insights.system import (
+    Events,
+    FailingSchedule,
+    Leader,
+    Overview,
+    Storage,
+    UnknownTasks,
+    overview,
+)
 from orchestrator.store.insights.tasks import (
     AttemptView,
     ErrorView,
@@ -39,6 +47,7 @@ __all__ = [
     "RunFilter",
     "RunView",
     "StepView",
+    "Storage",
     "TaskDetail",
     "TaskFilter",
     "TaskView",

@@ -43,6 +43,10 @@ class QueueCounts:
     """How many of its tasks may run at once."""
     rate: float | None = None
     """How many of its tasks may start in a second."""
+    retention_success: float | None = None
+    """Seconds for which its tasks are kept that succeeded; 0 is for ever, None as the settings say."""
+    retention_failed: float | None = None
+    """The same for those that ended otherwise."""
 
 
 _LATER = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL"
@@ -66,10 +70,12 @@ WITH waiting AS (
 SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coalesce(unknown, 0) AS unknown,
        coalesce(blocked, 0) AS blocked, coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running,
        oldest_ready, coalesce(workers, 0) AS workers, coalesce(slots, 0) AS slots,
-       coalesce(paused, false) AS paused, concurrency, rate
+       coalesce(paused, false) AS paused, concurrency, rate, retention_success, retention_failed
   FROM waiting FULL JOIN serving USING (queue)
-  FULL JOIN (SELECT name AS queue, paused, concurrency, rate FROM orchestrator.queues
-              WHERE paused OR concurrency IS NOT NULL OR rate IS NOT NULL) AS chosen USING (queue)
+  FULL JOIN (SELECT name AS queue, paused, concurrency, rate, retention_success, retention_failed
+               FROM orchestrator.queues
+              WHERE paused OR num_nonnulls(concurrency, rate, retention_success, retention_failed) > 0)
+            AS chosen USING (queue)
  ORDER BY queue
 """
 

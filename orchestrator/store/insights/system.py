@@ -61,6 +61,18 @@ class FailingSchedule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Storage:
+    """What is kept, and what that takes."""
+
+    tables: Mapping[str, int]
+    """Bytes on disk of each table with its indexes, the largest first."""
+    ended_tasks: int
+    """Roughly how many ended tasks are kept."""
+    oldest: datetime | None
+    """When the oldest of them ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Overview:
     """The state of the system in one value."""
 
@@ -92,6 +104,8 @@ class Overview:
     """Schedules: active, paused, and over, which will not fire again."""
     failing_schedules: tuple[FailingSchedule, ...]
     """The first of those that could not start their last run."""
+    storage: Storage
+    """What is kept, and what that takes."""
 
 
 _OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
@@ -118,6 +132,7 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
         events=cursor and Events(generation=cursor.generation, position=cursor.position),
         schedules=_schedules(connection),
         failing_schedules=_failing_schedules(connection),
+        storage=_storage(connection),
     )
 
 
@@ -192,3 +207,23 @@ SELECT workflow || '/' || name AS key, error FROM orchestrator.schedules
 def _failing_schedules(connection: Connection) -> tuple[FailingSchedule, ...]:
     """Return schedules that could not start their last run."""
     return tuple(FailingSchedule(**row._asdict()) for row in connection.exec_driver_sql(_FAILING_SCHEDULES))
+
+
+_TABLES = """
+SELECT relname, pg_total_relation_size(oid), greatest(reltuples, 0)::bigint
+  FROM pg_class
+ WHERE relkind = 'r'
+   AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'orchestrator.ended_tasks'::regclass)
+ ORDER BY 2 DESC, 1
+"""
+_OLDEST = "SELECT min(ended_at) FROM orchestrator.ended_tasks"
+
+
+def _storage(connection: Connection) -> Storage:
+    """Return the sizes of the tables, and how far back they go."""
+    rows = connection.exec_driver_sql(_TABLES).all()
+    return Storage(
+        tables={row[0]: row[1] for row in rows},
+        ended_tasks=next(row[2] for row in rows if row[0] == "ended_tasks"),
+        oldest=connection.exec_driver_sql(_OLDEST).scalar_one(),
+    )

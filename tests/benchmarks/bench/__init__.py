@@ -2,7 +2,8 @@
 
 __main__      options, progress, output
 rounds        one contestant's passes, in order
-idle, million two measurements of ours that take longer, on request
+idle, million, finished
+              measurements of ours that take longer, on request
 contestants   who takes part, and which processes each needs
 queues/       one module per contestant, all with the interface of queues/base; imported in its own environment
 client        the process that enqueues and measures, in the contestant's environment; remote talks to it

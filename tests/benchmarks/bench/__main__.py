@@ -19,12 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.benchmarks.bench.contestants import OURS, PEERS, Contestant
 from tests.benchmarks.bench.environments import with_environment
+from tests.benchmarks.bench.finished import beside_finished
 from tests.benchmarks.bench.idle import idle_cpu
 from tests.benchmarks.bench.keys import keyed_throughput
 from tests.benchmarks.bench.million import delayed_memory, pending_memory
 from tests.benchmarks.bench.options import parse
 from tests.benchmarks.bench.programs import Failed
-from tests.benchmarks.bench.report import medians, ratios, show
+from tests.benchmarks.bench.report import medians, ratios, show, show_finished
 from tests.benchmarks.bench.rounds import PASSES, Sizes, run_round
 from tests.benchmarks.bench.services import Services, started
 
@@ -74,6 +75,21 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         return report
 
 
+def measure_finished(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+    """Measure throughput beside finished tasks, and nothing else."""
+    bar = progress.add_task("", total=None)
+    sizes = Sizes(tasks=options.tasks, patience=options.patience)
+    with started() as services:
+        return {
+            "date": date.today().isoformat(),
+            "machine": machine(services),
+            "options": {**vars(options), "json": None},
+            "finished": beside_finished(
+                services, options.finished, sizes, options.rounds, lambda what: progress.update(bar, description=what)
+            ),
+        }
+
+
 def run_rounds(
     contestants: Sequence[Contestant], services: Services, sizes: Sizes, rounds: int, say: Callable[[str], None]
 ) -> dict[str, list[dict[str, Any]]]:
@@ -110,11 +126,11 @@ def main() -> int:
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            report = measure(options, progress)
+            report = (measure_finished if options.finished else measure)(options, progress)
     except Failed as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
-    show(console, report)
+    (show_finished if options.finished else show)(console, report)
     options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     console.print(f"Every round is in {options.json}")
     return 0

@@ -79,6 +79,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="also: CPU of an idle scheduler and worker over 60 s",
     )
     parser.add_argument(
+        "--finished",
+        type=int,
+        nargs="?",
+        const=5_000_000,
+        default=0,
+        metavar="TASKS",
+        help="instead: throughput beside five million finished tasks, relative to an empty database",
+    )
+    parser.add_argument(
         "--json",
         type=Path,
         default=Path(f"bench-{date.today()}.json"),

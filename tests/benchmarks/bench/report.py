@@ -18,6 +18,7 @@ MEASURES = {
     "idle_p99": "latency idle, p99, ms",
     "load_p50": "latency loaded, p50, ms",
     "load_p99": "latency loaded, p99, ms",
+    "cpu": "CPU, Postgres and scheduler, µs/task",
     "busy": "others' CPU before, %",
 }
 """Each measure's title, in the order of the table."""
@@ -66,6 +67,18 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
         _print_pairs(console, f"Throughput, backlog of {options['tasks']:,} tasks with limits", "/s", report["keys"])
     if report.get("idle"):
         _print_pairs(console, f"Idle for {options['idle']:g} s", "% of a core", report["idle"])
+
+
+def show_finished(console: Console, report: Mapping[str, Any]) -> None:
+    """Print the throughput beside finished tasks."""
+    options, found = report["options"], report["finished"]
+    title = f"Beside {options['finished']:,} finished tasks, {options['rounds']} rounds, {options['tasks']:,} tasks"
+    cases = found["results"]
+    rows = [[MEASURES[rate], *(_number(cases[case][rate]) for case in cases)] for rate in cases["empty"]]
+    for rate in cases["empty"]:
+        ratios = (found["ratios"][case][rate] if case in found["ratios"] else 1.0 for case in cases)
+        rows.append([f"{MEASURES[rate]}, ratio", *(f"{ratio:.2f}" for ratio in ratios)])
+    _print(console, title, ["", *cases], rows)
 
 
 def _print_pairs(console: Console, title: str, unit: str, pairs: Mapping[str, float]) -> None:

@@ -9,7 +9,7 @@ from statistics import quantiles
 from typing import Any
 
 from tests.benchmarks.bench.contestants import OURS, Contestant
-from tests.benchmarks.bench.programs import memory, running
+from tests.benchmarks.bench.programs import Program, Programs, memory, running
 from tests.benchmarks.bench.quiet import wait_for_quiet
 from tests.benchmarks.bench.remote import RemoteClient
 from tests.benchmarks.bench.services import Services
@@ -47,18 +47,9 @@ def run_round(contestant: Contestant, services: Services, sizes: Sizes, say: Say
         )
         client.ask("wait_until_ready")
 
-        say("backlog")
-        found["bulk_rate"] = sizes.tasks / client.ask("enqueue_bulk", sizes.tasks)
-        client.send("drain", sizes.tasks)
-        commands = contestant.commands()
-        names = ["worker"] if len(commands) == 1 else [f"worker {number}" for number in range(1, len(commands) + 1)]
-        workers = [programs.start(name, command) for name, command in zip(names, commands, strict=True)]
-        tasks, seconds = client.receive()
-        found["backlog_rate"] = tasks / seconds
-
-        say("running")
+        rates, workers = throughput(contestant, programs, client, sizes.tasks, say)
+        found |= rates
         ended = 2 * sizes.tasks
-        found["running_rate"] = sizes.tasks / client.ask("run_through", sizes.tasks, ended)
 
         say("idle latency")
         time.sleep(1.0)
@@ -79,6 +70,23 @@ def run_round(contestant: Contestant, services: Services, sizes: Sizes, say: Say
         say("enqueue")
         found["single_rate"] = sizes.singles / client.ask("enqueue_singly", sizes.singles)
         return found
+
+
+def throughput(
+    contestant: Contestant, programs: Programs, client: RemoteClient, tasks: int, say: Say
+) -> tuple[dict[str, float], list[Program]]:
+    """Measure a backlog and running workers, with so many tasks each; return the rates and the workers."""
+    say("backlog")
+    found = {"bulk_rate": tasks / client.ask("enqueue_bulk", tasks)}
+    client.send("drain", tasks)
+    commands = contestant.commands()
+    names = ["worker"] if len(commands) == 1 else [f"worker {number}" for number in range(1, len(commands) + 1)]
+    workers = [programs.start(name, command) for name, command in zip(names, commands, strict=True)]
+    counted, seconds = client.receive()
+    found["backlog_rate"] = counted / seconds
+    say("running")
+    found["running_rate"] = tasks / client.ask("run_through", tasks, 2 * tasks)
+    return found, workers
 
 
 def _percentiles(name: str, latencies: list[float]) -> dict[str, float]:

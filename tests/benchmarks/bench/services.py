@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
 import psycopg2
 from redis import Redis
+from sqlalchemy.engine import make_url
 
 from orchestrator.embedded import EmbeddedServices
 
@@ -26,9 +27,11 @@ class Services:
         self._folder = folder
         self._numbers = count(1)
 
-    def fresh(self) -> tuple[Path, dict[str, str]]:
-        """Return a new folder, and the environment that leads to an empty database and an empty Redis."""
+    def fresh(self, template: str | None = None) -> tuple[Path, dict[str, str]]:
+        """Return a new folder, and the environment that leads to an empty Redis and an empty or copied database."""
         name = f"pass_{next(self._numbers)}"
+        if template is not None:
+            self._command(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
         database = self.embedded.postgres.create_database(name)
         with Redis.from_url(self.embedded.redis_url) as redis:
             redis.flushall()
@@ -40,6 +43,17 @@ class Services:
             "BENCH_REDIS_URL": self.embedded.redis_url,
         }
         return self._folder / name, {**kept, **urls, "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": ""}
+
+    def drop(self, environ: Mapping[str, str]) -> None:
+        """Drop the database to which an environment leads."""
+        self._command(f"DROP DATABASE {make_url(environ['BENCH_DATABASE_URL']).database} WITH (FORCE)")
+
+    def _command(self, statement: str) -> None:
+        connection = psycopg2.connect(self.embedded.postgres.url)
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+        connection.close()
 
     def versions(self) -> dict[str, str]:
         """Return the servers' versions."""

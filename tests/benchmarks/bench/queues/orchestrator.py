@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from sqlalchemy import Engine, text
 
 from orchestrator import Orchestrator
@@ -31,11 +33,15 @@ class OrchestratorQueue:
     packages = ("orchestrator", "redis", "hiredis", "psycopg2-binary", "SQLAlchemy", "msgspec")
     _engine: Engine
     _last: Handle[int]
+    _began: datetime
+    """What ended before that is none of our business."""
 
     def prepare(self) -> None:
         url = app.settings.require_database()
         database.upgrade(url)
         self._engine = database.engine_for(url, autocommit=True, name="benchmark")
+        with self._engine.connect() as connection:
+            self._began = connection.execute(text("SELECT now()")).scalar_one()
 
     def ready(self) -> bool:
         return bool(self._number("SELECT count(*) FROM orchestrator.leases WHERE expires_at > now()"))
@@ -67,7 +73,7 @@ class OrchestratorQueue:
         self._last.result(300)
 
     def ended(self) -> int:
-        return self._number("SELECT count(*) FROM orchestrator.ended_tasks")
+        return self._number("SELECT count(*) FROM orchestrator.ended_tasks WHERE ended_at >= :began")
 
     def check(self, total: int) -> None:
         expect("open tasks", self._number("SELECT count(*) FROM orchestrator.tasks"), 0)
@@ -75,8 +81,9 @@ class OrchestratorQueue:
             grouped = connection.execute(
                 text(
                     "SELECT status, attempt, result, count(*), count(DISTINCT id) FROM orchestrator.ended_tasks"
-                    " GROUP BY status, attempt, result"
-                )
+                    " WHERE ended_at >= :began GROUP BY status, attempt, result"
+                ),
+                {"began": self._began},
             ).all()
         found = [(status, attempt, bytes(result or b""), rows, ids) for status, attempt, result, rows, ids in grouped]
         expect("ended tasks by status, attempt, result", found, [("success", 1, b"\x01", total, total)])
@@ -90,7 +97,8 @@ class OrchestratorQueue:
 
     def _number(self, query: str) -> int:
         with self._engine.connect() as connection:
-            return int(connection.execute(text(query)).scalar_one())
+            parameters = {"began": self._began} if ":began" in query else {}
+            return int(connection.execute(text(query), parameters).scalar_one())
 
 
 queue = OrchestratorQueue()

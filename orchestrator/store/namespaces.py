@@ -1,0 +1,62 @@
+"""Several applications in one database: each has a schema of its own, named after its namespace.
+
+All SQL of this package is written for the default schema, `orchestrator.…`. Where the namespace is another one, the
+name is exchanged at one place, on the way to the driver; with the default namespace nothing is in that way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+
+from orchestrator.settings import DEFAULT_NAMESPACE
+
+_OPTION = "orchestrator_namespace"
+_SCHEMA = re.compile(rf"\b{DEFAULT_NAMESPACE}\.")
+
+
+def in_namespace(sql: str, namespace: str) -> str:
+    """Return a statement that was written for the default schema as one for this namespace's."""
+    return sql if namespace == DEFAULT_NAMESPACE else _SCHEMA.sub(f'"{namespace}".', sql)
+
+
+def use_namespace(engine: Engine, namespace: str) -> None:
+    """Let every connection of an engine work in a namespace."""
+    if namespace != DEFAULT_NAMESPACE:
+        engine.update_execution_options(**{_OPTION: namespace})
+        event.listen(engine, "before_cursor_execute", _exchange(namespace), retval=True)
+
+
+@contextmanager
+def borrowed(connection: Connection, namespace: str) -> Iterator[None]:
+    """Let a connection that belongs to somebody else work in a namespace while the block lasts."""
+    if namespace == DEFAULT_NAMESPACE:
+        yield
+        return
+    exchange = _exchange(namespace)
+    event.listen(connection, "before_cursor_execute", exchange, retval=True)
+    try:
+        yield
+    finally:
+        event.remove(connection, "before_cursor_execute", exchange)
+
+
+def namespace_of(connection: Connection) -> str:
+    """Return the namespace in which a connection of our own works."""
+    namespace: str = connection.get_execution_options().get(_OPTION, DEFAULT_NAMESPACE)
+    return namespace
+
+
+def _exchange(namespace: str) -> Callable[..., tuple[str, Any]]:
+    """Return a listener of its own, so that whoever adds it twice can take one of them away."""
+
+    def exchange(
+        _connection: object, _cursor: object, statement: str, parameters: Any, _context: object, _many: bool
+    ) -> tuple[str, Any]:
+        return in_namespace(statement, namespace), parameters
+
+    return exchange

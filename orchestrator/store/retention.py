@@ -1,0 +1,168 @@
+"""Forgetting what ended long ago, a slice at a time.
+
+Tasks and runs are forgotten in the order in which they ended. Whoever does it remembers how far a walk has come, so
+that no slice looks again at what earlier slices have deleted or left. Every function is one or two short statements:
+no lock is held for long, and none is waited for.
+
+A run goes first and what belonged to it after that, so nobody ever sees a run that has lost some of its tasks. If that
+is interrupted, tasks and child runs without their run are left, and are forgotten like those that never had one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.store import arrays
+from orchestrator.store.transitions import identifier
+
+BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+Kind = Literal["success", "failed"]
+
+_STATES: dict[Kind, str] = {"success": "status = 'success'", "failed": "status <> 'success'"}
+
+
+def prepare(connection: Connection) -> None:
+    """Keep the planner to indexes, whatever it believes about the tables: every statement is about a few rows."""
+    connection.exec_driver_sql("SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off")
+
+
+class Walk(NamedTuple):
+    """What is kept for the same time."""
+
+    kind: Kind
+    """`failed` stands for everything that did not succeed."""
+    seconds: float
+    """How long it is kept."""
+    queues: tuple[str, ...]
+    """The queues that it is about, or that it is not about."""
+    others: bool
+    """It is about all queues but those."""
+
+
+_QUEUES = "SELECT name, retention_success, retention_failed FROM orchestrator.queues ORDER BY name"
+
+
+def walks(connection: Connection, success: float, failed: float) -> list[Walk]:
+    """Return how long tasks are kept, as the settings and the queues say; what is kept for ever is not in it."""
+    rows = connection.exec_driver_sql(_QUEUES).all()
+    kinds: tuple[tuple[Kind, float], ...] = (("success", success), ("failed", failed))
+    found: list[Walk] = []
+    for column, (kind, usual) in enumerate(kinds, 1):
+        own = {row[0]: row[column] for row in rows if row[column] is not None}
+        found.append(Walk(kind, usual, tuple(own), others=True))
+        for seconds in sorted(set(own.values())):
+            queues = tuple(queue for queue, value in own.items() if value == seconds)
+            found.append(Walk(kind, seconds, queues, others=False))
+    return [walk for walk in found if walk.seconds > 0]
+
+
+class Slice(NamedTuple):
+    """Some neighbours in time."""
+
+    upto: datetime
+    """When the last of them ended."""
+    full: bool
+    """There may be more behind it."""
+
+
+# A tick ends many tasks at the same moment, and those are never divided: a slice may hold a few more than its limit.
+_NEXT = """
+SELECT max(ended_at), count(*) FROM (
+       SELECT ended_at FROM orchestrator.{table}
+        WHERE ended_at > %(after)s AND ended_at < now() - %(seconds)s::double precision * interval '1 second'{states}
+        ORDER BY ended_at LIMIT %(limit)s) AS next
+"""
+_NEXT_TASKS: dict[Kind, str] = {  # what did not succeed has an index of its own, past which success would be walked
+    "success": _NEXT.format(table="ended_tasks", states=""),
+    "failed": _NEXT.format(table="ended_tasks", states=f" AND {_STATES['failed']}"),
+}
+_NEXT_RUNS = _NEXT.format(table="runs", states="")
+
+
+def next_tasks(connection: Connection, walk: Walk, after: datetime, limit: int) -> Slice | None:
+    """Return the slice of ended tasks that comes next on a walk, if it is old enough."""
+    return _next(connection, _NEXT_TASKS[walk.kind], walk.seconds, after, limit)
+
+
+def next_runs(connection: Connection, seconds: float, after: datetime, limit: int) -> Slice | None:
+    """Return the slice of runs that comes next, if it is old enough."""
+    return _next(connection, _NEXT_RUNS, seconds, after, limit)
+
+
+def _next(connection: Connection, statement: str, seconds: float, after: datetime, limit: int) -> Slice | None:
+    upto, count = connection.exec_driver_sql(statement, {"after": after, "seconds": seconds, "limit": limit}).one()
+    return None if upto is None else Slice(upto, count >= limit)
+
+
+# The rows are chosen and locked first, without waiting: the leader may be opening some of them again.
+_FORGET_TASKS = """
+WITH old AS MATERIALIZED (
+    SELECT e.ctid AS place, e.id FROM orchestrator.ended_tasks e WHERE {which} FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM orchestrator.ended_tasks WHERE ctid = ANY (ARRAY(SELECT place FROM old))
+), history AS (
+    DELETE FROM orchestrator.attempts WHERE ctid = ANY (ARRAY(
+           SELECT past.place FROM old CROSS JOIN LATERAL (
+                  SELECT ctid AS place FROM orchestrator.attempts WHERE task_id = old.id OFFSET 0) AS past))
+)
+SELECT count(*) FROM old
+"""
+_FORGET_SLICE: dict[Kind, str] = {
+    kind: _FORGET_TASKS.format(
+        which=f"""ended_at > %(after)s AND ended_at <= %(upto)s AND {states}
+           AND (queue = ANY (%(queues)s::text[])) <> %(others)s
+           AND (run_id IS NULL OR NOT EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = e.run_id))"""
+    )
+    for kind, states in _STATES.items()
+}
+
+
+def forget_tasks(connection: Connection, walk: Walk, after: datetime, upto: datetime) -> int:
+    """Forget what a walk is about of one slice, but no task that has a run; return how many."""
+    parameters = {"after": after, "upto": upto, "queues": list(walk.queues), "others": walk.others}
+    forgotten: int = connection.exec_driver_sql(_FORGET_SLICE[walk.kind], parameters).scalar_one()
+    return forgotten
+
+
+_FORGET_RUNS = """
+DELETE FROM orchestrator.runs WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM orchestrator.runs r WHERE {which} FOR UPDATE SKIP LOCKED))
+RETURNING id::text
+"""
+_FORGET_OLD_RUNS: dict[Kind, str] = {
+    kind: _FORGET_RUNS.format(
+        which=f"""ended_at > %(after)s AND ended_at <= %(upto)s AND {states}
+          AND (parent_run IS NULL OR NOT EXISTS (SELECT FROM orchestrator.runs p WHERE p.id = r.parent_run))"""
+    )
+    for kind, states in _STATES.items()
+}
+
+
+def forget_runs(connection: Connection, kind: Kind, after: datetime, upto: datetime) -> list[bytes]:
+    """Forget the runs of one slice that are nobody's children; return their ids."""
+    rows = connection.exec_driver_sql(_FORGET_OLD_RUNS[kind], {"after": after, "upto": upto})
+    return [identifier(row[0]) for row in rows]
+
+
+_FORGET_CHILDREN = _FORGET_RUNS.format(
+    which="parent_run = ANY (%(runs)s::uuid[]) AND ended_at IS NOT NULL LIMIT %(limit)s"
+)
+_FORGET_TASKS_OF = _FORGET_TASKS.format(which="run_id = ANY (%(runs)s::uuid[]) LIMIT %(limit)s")
+
+
+def forget_rest(connection: Connection, runs: Sequence[bytes], limit: int) -> Iterator[int]:
+    """Forget what belonged to runs that are gone, their child runs included; yields after every statement."""
+    while runs:
+        parameters = {"runs": arrays.uuids(runs), "limit": limit}
+        while (forgotten := connection.exec_driver_sql(_FORGET_TASKS_OF, parameters).scalar_one()) > 0:
+            yield forgotten
+        children: list[bytes] = []
+        while found := connection.exec_driver_sql(_FORGET_CHILDREN, parameters).all():
+            children += (identifier(row[0]) for row in found)
+            yield len(found)
+        runs = children

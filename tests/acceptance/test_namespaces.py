@@ -1,0 +1,159 @@
+"""Two applications with the same tasks and queues on the same servers, each in a namespace of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import project
+import psycopg2
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import create_engine, text
+
+from orchestrator import NotFound, Orchestrator, Settings
+from orchestrator.cli import main
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.errors import SchemaError
+from orchestrator.store import database, leases
+from tests.acceptance.stack import Stack, eventually, using
+
+OTHER = "user"
+"""A word that SQL has for itself, because a namespace may well be one."""
+
+
+@pytest.fixture(scope="module")
+def two(
+    database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory, services: EmbeddedServices
+) -> Iterator[tuple[Stack, Stack]]:
+    """One stack in the default namespace and one beside it."""
+    database.upgrade(database_url, namespace=OTHER)
+    first = Stack(database_url, redis_url, tmp_path_factory.mktemp("first"))
+    second = Stack(database_url, redis_url, tmp_path_factory.mktemp("second"), namespace=OTHER)
+    try:
+        for stack in (first, second):
+            stack.scheduler()
+            stack.worker("--database")
+        yield first, second
+    finally:
+        first.close()
+        second.close()
+
+
+def ended(stack: Stack, schema: str) -> int:
+    return int(str(stack.scalar(f'SELECT count(*) FROM "{schema}".ended_tasks')))
+
+
+def test_each_runs_its_own_and_sees_nothing_of_the_other(two: tuple[Stack, Stack], tmp_path: Path) -> None:
+    first, second = two
+    before = ended(first, "orchestrator"), ended(first, OTHER)
+    with using(project.app, first):
+        mine = [project.logged.enqueue(str(tmp_path / "first"), number) for number in range(3)]
+        assert [handle.result(30) for handle in mine] == [0, 1, 2]
+    with using(project.app, second):
+        with pytest.raises(NotFound):
+            project.app.handle(mine[0].id).status()
+        others = [project.logged.enqueue(str(tmp_path / "second"), number) for number in range(5)]
+        assert [handle.result(30) for handle in others] == [0, 1, 2, 3, 4]
+        bulk = project.app.enqueue_many(project.add, [(number, number) for number in range(7)])
+        assert [handle.result(30) for handle in bulk] == [2 * number for number in range(7)]
+    assert sorted((tmp_path / "first").read_text().split()) == ["0", "1", "2"]
+    assert sorted((tmp_path / "second").read_text().split()) == ["0", "1", "2", "3", "4"]
+    assert (ended(first, "orchestrator"), ended(first, OTHER)) == (before[0] + 3, before[1] + 12)
+
+
+def test_a_run_and_a_unique_key_in_each(two: tuple[Stack, Stack]) -> None:
+    for stack in two:
+        with using(project.app, stack):
+            run = project.app.start_many(project.add, [(1, 1), (2, 2)], name="same")
+            assert run.results(30) == [2, 4]
+            task = project.add.options(idempotency_key="order 1")
+            assert task.enqueue(1, 2).result(30) == 3
+            assert task.enqueue(1, 2).result(30) == 3  # the same one, each in its own namespace
+            assert stack.redis.exists(f"{{{stack.settings.namespace}:0}}:generation")
+
+
+@pytest.mark.parametrize("key", [None, "a key"])
+def test_a_task_in_a_transaction_of_the_users_own(two: tuple[Stack, Stack], key: str | None) -> None:
+    """The connection is the user's, and speaks of nobody's namespace before and after."""
+    _, second = two
+    url = second.settings.database_url.replace("postgresql:", "postgresql+psycopg2:")
+    engine = create_engine(url)
+    with using(project.app, second):
+        task = project.add.options(unique_key=key)
+        with engine.connect() as connection:
+            with connection.begin() as transaction:
+                gone = task.enqueue_in(connection, 1, 1)
+                assert connection.execute(text("SELECT 'orchestrator.'")).scalar_one() == "orchestrator."
+                transaction.rollback()
+            with connection.begin():
+                handle = task.enqueue_in(connection, 2, 3)
+        assert handle.result(30) == 5
+        with pytest.raises(NotFound):
+            gone.status()
+    engine.dispose()
+
+
+def test_a_task_that_completes_in_a_transaction(two: tuple[Stack, Stack]) -> None:
+    """Its own statements are sent as they are written: only ours are about the namespace."""
+    _, second = two
+    with using(project.app, second):
+        found, child = project.in_one_transaction.enqueue(2, 3).result(30).split()
+        assert found == "orchestrator.tasks"
+        assert project.app.handle(child).result(30) == 5
+
+
+def test_only_the_standbys_of_its_namespace_hear_that_a_leader_has_gone(two: tuple[Stack, Stack]) -> None:
+    url = two[1].settings.database_url
+    listener = psycopg2.connect(url)
+    listener.autocommit = True
+    listener.cursor().execute(f'LISTEN "{OTHER}"; LISTEN orchestrator')
+    engine = database.engine_for(url, namespace=OTHER)
+    with engine.begin() as connection:
+        term = leases.acquire(connection, 7, str(uuid4()), 60.0, "a shard that nobody else leads")
+        assert term is not None
+        leases.release(connection, 7, term)
+
+    def heard() -> list[str]:
+        listener.poll()
+        return [notification.channel for notification in listener.notifies if notification.payload == leases.RELEASED]
+
+    assert eventually(heard, "the lease was released") == [OTHER]
+    listener.close()
+    engine.dispose()
+
+
+def test_the_commands_look_into_their_namespace(two: tuple[Stack, Stack], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, second = two
+    with using(project.app, second):
+        handle = project.add.options(queue="nobody").enqueue(1, 1)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", second.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", second.settings.redis_url)
+    assert handle.id not in CliRunner().invoke(main, ["tasks", "list", "--json"]).output
+    monkeypatch.setenv("ORCHESTRATOR_NAMESPACE", OTHER)
+    assert handle.id in CliRunner().invoke(main, ["tasks", "list", "--json"]).output
+    status = CliRunner().invoke(main, ["status"])
+    assert status.exit_code == 0, status.output
+    assert "Queue 'nobody' has ready tasks" in status.output
+    assert CliRunner().invoke(main, ["tasks", "cancel", handle.id]).exit_code == 0
+    with using(project.app, second):
+        eventually(lambda: handle.status() == "cancelled", "cancelled")
+
+
+def test_a_namespace_without_tables_says_how_to_make_them(
+    two: tuple[Stack, Stack], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, redis_url = two[0].settings.database_url, two[0].settings.redis_url
+    app = Orchestrator(Settings(database_url=url, redis_url=redis_url, namespace="shop"))
+    task = app.task(name="project.add")(lambda a, b: a + b)
+    with pytest.raises(SchemaError, match="in the namespace 'shop' yet.*`ORCHESTRATOR_NAMESPACE=shop orchestrator db"):
+        task.enqueue(1, 1)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", url)
+    monkeypatch.setenv("ORCHESTRATOR_NAMESPACE", "shop")
+    assert "in the namespace 'shop' yet" in CliRunner().invoke(main, ["db", "check"]).output
+    for _ in range(2):
+        assert CliRunner().invoke(main, ["db", "upgrade"]).exit_code == 0
+    assert CliRunner().invoke(main, ["db", "check"]).exit_code == 0
+    assert task.enqueue(1, 1).status() == "pending"
+    app.close()

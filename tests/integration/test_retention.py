@@ -1,0 +1,334 @@
+"""What has ended is forgotten after a while, in small slices, and never a part of a run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import Engine, event, text
+
+from orchestrator import InvalidTask, NotFound
+from orchestrator.cli import main
+from orchestrator.scheduler.pruning import Pruner
+from orchestrator.store import retention
+from tests.integration.stage import System
+from tests.waiting import eventually
+
+DAY = 86_400.0
+_FINISHED = """
+INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload,
+                                      created_at, ended_at, run_id, step, position)
+SELECT gen_random_uuid(), n, 'job', :queue, 0, :status, 2, 0, 0, '', now(),
+       now() - (:days - n / 1e6) * interval '1 day', CAST(:run AS uuid), :step, n
+  FROM generate_series(1, :count) AS n
+"""
+_HISTORY = """
+INSERT INTO orchestrator.attempts (task_id, attempt, outcome, ended_at)
+SELECT id, 1, 'failed', ended_at FROM orchestrator.ended_tasks
+"""
+_RUN = """
+INSERT INTO orchestrator.runs (id, name, status, total, open, success, ended_at, parent_run)
+VALUES (CAST(:id AS uuid), 'r', :status, 0, 0, 0, now() - :days * interval '1 day', CAST(:parent AS uuid))
+"""
+
+
+def finished(system: System, count: int = 3, **given: Any) -> None:
+    """Let tasks have ended some days ago."""
+    row = {"queue": "default", "status": "success", "days": 8, "run": None, "step": None}
+    system.sql(_FINISHED, count=count, **row | given)
+
+
+def ended_run(system: System, *, days: float, status: str = "success", parent: UUID | None = None) -> UUID:
+    run = uuid4()
+    system.sql(_RUN, id=str(run), status=status, days=days, parent=parent and str(parent))
+    return run
+
+
+def autocommit(system: System) -> Engine:
+    return system.engine.execution_options(isolation_level="AUTOCOMMIT")
+
+
+def pruner(system: System, size: int = 1_000, **settings: float) -> Pruner:
+    return Pruner(autocommit(system), replace(system.settings, **settings), threading.Event(), size=size)
+
+
+def prune(system: System, by: Pruner | None = None, **settings: float) -> list[int]:
+    """Forget all that is old enough; return the sizes of the slices."""
+    by = by or pruner(system, **settings)
+    with by._engine.connect() as connection:
+        return list(by.slices(connection))
+
+
+def kept(system: System) -> dict[tuple[str, str], int]:
+    rows = system.sql("SELECT queue, status, count(*) AS count FROM orchestrator.ended_tasks GROUP BY 1, 2")
+    return {(row["queue"], row["status"]): row["count"] for row in rows}
+
+
+# -- how long
+
+
+def test_each_state_has_its_time(system: System) -> None:
+    for status in ("success", "failed", "cancelled", "skipped"):
+        for days in (6, 8, 89, 91):
+            finished(system, 1, status=status, days=days)
+    system.sql(_HISTORY)
+    prune(system)
+    assert kept(system) == {
+        ("default", "success"): 1,
+        ("default", "failed"): 3,
+        ("default", "cancelled"): 3,
+        ("default", "skipped"): 3,
+    }
+    assert system.count("attempts") == 10
+
+
+def test_zero_keeps_for_ever(system: System) -> None:
+    finished(system, 2, days=5_000)
+    finished(system, 2, days=5_000, status="failed")
+    ended_run(system, days=5_000)
+    assert prune(system, retention_success=0.0, retention_failed=0.0) == []
+    assert (system.count("ended_tasks"), system.count("runs")) == (4, 1)
+
+
+def test_a_queue_may_differ_from_the_settings(system: System) -> None:
+    system.app.queue("mail").retain(success=3600, failed=DAY)
+    system.app.queue("audit").retain(success=0)
+    for queue in ("default", "mail", "audit"):
+        for days in (0.1, 2, 100):
+            finished(system, 1, queue=queue, days=days)
+            finished(system, 1, queue=queue, days=days, status="failed")
+    prune(system)
+    assert kept(system) == {
+        ("default", "success"): 2,
+        ("default", "failed"): 2,
+        ("mail", "failed"): 1,
+        ("audit", "success"): 3,
+        ("audit", "failed"): 2,
+    }
+
+
+def test_a_shorter_time_holds_for_what_was_passed_before(system: System) -> None:
+    """Whoever prunes remembers how far it came, but not past a change of mind."""
+    by = pruner(system)
+    finished(system, 5, days=3)
+    finished(system, 5, days=8)
+    assert sum(prune(system, by)) == 5
+    assert sum(prune(system, by)) == 0
+    system.app.queue("default").retain(success=DAY)
+    assert sum(prune(system, by)) == 5
+
+
+@pytest.mark.parametrize("wrong", [59, -1, True, "1h"])
+def test_too_short_or_no_time_at_all(system: System, wrong: Any) -> None:
+    with pytest.raises(InvalidTask, match="Option success: expected "):
+        system.app.queue("mail").retain(success=wrong)
+
+
+# -- in which portions
+
+
+def test_in_slices_that_never_look_back(system: System) -> None:
+    finished(system, 250)
+    by = pruner(system, size=100)
+    assert prune(system, by) == [100, 100, 50]
+    finished(system, 30, days=7.5)
+    assert prune(system, by) == [30]
+
+
+def test_tasks_that_ended_at_the_same_moment_stay_together(system: System) -> None:
+    finished(system, 250)
+    system.sql("UPDATE orchestrator.ended_tasks SET ended_at = now() - interval '8 days'")
+    assert prune(system, pruner(system, size=100)) == [250]
+
+
+def test_what_is_kept_longer_is_walked_past_once(system: System) -> None:
+    system.app.queue("audit").retain(success=0)
+    finished(system, 250, queue="audit", days=9)
+    finished(system, 10)
+    by = pruner(system, size=100)
+    assert prune(system, by) == [0, 0, 10]
+    assert prune(system, by) == []
+
+
+def test_it_waits_for_no_lock(system: System) -> None:
+    """The leader may be opening a task again at that moment."""
+    finished(system, 3)
+    with system.engine.connect() as connection, connection.begin():
+        one = connection.execute(text("SELECT id FROM orchestrator.ended_tasks LIMIT 1 FOR UPDATE")).scalar_one()
+        assert prune(system) == [2]
+    assert [row["id"] for row in system.sql("SELECT id FROM orchestrator.ended_tasks")] == [one]
+
+
+# -- runs
+
+
+def test_a_run_and_its_tasks_go_together(system: System) -> None:
+    old, young, failed = (
+        ended_run(system, days=8),
+        ended_run(system, days=1),
+        ended_run(system, days=8, status="failed"),
+    )
+    for run in (old, young, failed):
+        finished(system, 250, days=20, run=str(run))
+        finished(system, 5, days=20, run=str(run), status="skipped")
+    system.app.queue("default").retain(success=3600, failed=3600)
+    system.sql(_HISTORY)
+    prune(system, pruner(system, size=100))
+    left = system.sql("SELECT run_id, count(*) AS count FROM orchestrator.ended_tasks GROUP BY 1")
+    assert {row["run_id"]: row["count"] for row in left} == {young: 255, failed: 255}
+    assert {row["id"] for row in system.sql("SELECT id FROM orchestrator.runs")} == {young, failed}
+    assert system.count("attempts") == 510
+
+
+def test_a_child_run_is_kept_as_long_as_its_parent(system: System) -> None:
+    for days, expected in ((1, 4), (8, 0)):
+        parent = ended_run(system, days=days)
+        child = ended_run(system, days=30, parent=parent, status="failed")
+        grandchildren = [ended_run(system, days=40, parent=child) for _ in range(2)]
+        for run in (parent, child, *grandchildren):
+            finished(system, 3, days=40, run=str(run))
+        prune(system, pruner(system, size=2))
+        assert (system.count("runs"), system.count("ended_tasks")) == (expected, 3 * expected)
+        system.sql("DELETE FROM orchestrator.runs")
+        system.sql("DELETE FROM orchestrator.ended_tasks")
+
+
+def test_what_an_interruption_leaves_is_found_by_the_next(system: System) -> None:
+    """The run is gone; a crash came before its tasks and children."""
+    run = ended_run(system, days=8)
+    ended_run(system, days=30, parent=run, status="cancelled")
+    finished(system, 250, days=20, run=str(run))
+    by = pruner(system, size=100)
+    with by._engine.connect() as connection:
+        slices = by.slices(connection)
+        next(slices)
+        next(slices)
+    assert (system.count("runs"), system.count("ended_tasks")) == (1, 150)
+    prune(system, retention_failed=10 * DAY)
+    assert (system.count("runs"), system.count("ended_tasks")) == (0, 0)
+
+
+def test_an_open_run_is_left_alone(system: System) -> None:
+    system.app.start_many(system.job, [1, 2])
+    run = system.sql("SELECT id FROM orchestrator.runs")[0]["id"]
+    finished(system, 3, days=500, run=str(run))
+    prune(system)
+    assert (system.count("runs"), system.count("ended_tasks")) == (1, 3)
+
+
+# -- keys
+
+
+def test_keys_whose_period_is_over_are_forgotten(system: System) -> None:
+    for key in range(5):
+        system.job.options(idempotency_key=str(key)).enqueue(key)
+    system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '2 minutes' WHERE key NOT LIKE '%4'")
+    assert prune(system, pruner(system, size=3)) == [3, 1]
+    assert system.count("unique_keys") == 1
+
+
+# -- the thread
+
+
+def test_only_while_leading_and_at_rest_for_most_of_the_time(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.scheduler.pruning._EVERY", 0.01)
+    finished(system, 30)
+    leading = threading.Event()
+    by = Pruner(autocommit(system), system.settings, leading, size=10)
+    by.start()
+    assert system.count("ended_tasks") == 30
+    leading.set()
+    eventually(lambda: system.count("ended_tasks") == 0)
+    leading.clear()
+
+
+def test_plans_read_only_what_a_slice_needs(system: System) -> None:
+    """Although there are 50,000 younger ones of its kind, and older ones of the other."""
+    finished(system, 50_000, days=3)
+    finished(system, 50_000, days=30, status="failed")
+    finished(system, 200, days=8)
+    system.sql("ANALYZE orchestrator.ended_tasks")
+    walk = retention.Walk("success", 7 * DAY, (), others=True)
+    sent: list[tuple[str, Any]] = []
+
+    def note(*arguments: Any) -> None:
+        sent.append((arguments[2], arguments[3]))
+
+    with system.engine.connect() as connection:
+        retention.prepare(connection)
+        connection.commit()
+        after = connection.execute(text("SELECT now() - interval '9 days'")).scalar_one()
+        event.listen(connection, "before_cursor_execute", note)
+        found = retention.next_tasks(connection, walk, after, 1_000)
+        assert found is not None
+        assert retention.forget_tasks(connection, walk, after, found.upto) == 200
+        event.remove(connection, "before_cursor_execute", note)
+        connection.rollback()
+        for statement, parameters in sent:
+            explained = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters)
+            plan = explained.scalar_one()[0]["Plan"]
+            scans = list(scans_of(plan))
+            assert all(scan["Node Type"] != "Seq Scan" for scan in scans), scans
+            assert all(scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0) <= 1_000 for scan in scans), scans
+            assert "ended_tasks_by_time" in str(plan)
+
+
+def scans_of(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return the nodes of a plan that read rows of a table."""
+    if "Scan" in node["Node Type"] and node.get("Relation Name"):
+        yield node
+    for child in node.get("Plans", ()):
+        yield from scans_of(child)
+
+
+# -- what people see
+
+
+@pytest.fixture
+def command(system: System, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+
+    def run(*arguments: str, code: int = 0) -> str:
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == code, result.output
+        return result.output
+
+    return run
+
+
+def test_a_queue_is_told_on_the_command_line(command: Callable[..., str]) -> None:
+    assert command("queues", "retain", "mail", "--success", "1h") == "Queue mail keeps success 1h.\n"
+    said = command("queues", "retain", "mail", "--success", "1h", "--failed", "forever")
+    assert said == "Queue mail keeps success 1h, failed for ever.\n"
+    assert "success 1h, failed kept for ever" in command("queues")
+    assert '"retention_success": 3600.0' in command("queues", "--json")
+    assert "as long as the settings say" in command("queues", "retain", "mail", "--none")
+    assert "mail" not in command("queues")
+    assert "nor the word forever" in command("queues", "retain", "mail", "--success", "soon", code=2)
+    assert "expected 60 seconds or more" in command("queues", "retain", "mail", "--success", "5s", code=1)
+    assert "or --none" in command("queues", "retain", "mail", code=2)
+
+
+def test_the_status_says_how_much_there_is_and_since_when(system: System, command: Callable[..., str]) -> None:
+    assert "no ended tasks" in command("status")
+    finished(system, 3, days=3.5)
+    system.sql("ANALYZE orchestrator.ended_tasks")
+    assert "about 3 ended tasks, the oldest of 3d ago" in command("status")
+    assert '"ended_tasks": 3' in command("status", "--json")
+
+
+def test_a_pruned_task_says_that_it_may_have_been_pruned(system: System) -> None:
+    finished(system, 1)
+    handle = system.app.handle(system.sql("SELECT id FROM orchestrator.ended_tasks")[0]["id"])
+    assert handle.status() == "success"
+    prune(system)
+    with pytest.raises(NotFound, match=r"No task has the id .* may have been pruned.*retention_success"):
+        handle.result(1)
+    with pytest.raises(NotFound, match="may have been pruned"):
+        system.app.run(uuid4()).wait(1)
