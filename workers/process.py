@@ -107,7 +107,8 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
         stop_grace=settings.stop_grace,
         on_stuck=process.leave_behind,
     )
-    signal.signal(signal.SIGTERM, lambda *_: process.drain())
+    # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
     pipe.send_bytes(encode(Hello(sorted([*app.tasks, *allowed.patterns]))))
     start_vital_thread("orders", process.obey)
     finished = process.run()

@@ -34,12 +34,16 @@ def run_scheduler(settings: Settings) -> int:
     scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note)
     waker = connect(settings.require_redis(), patience=1.0)
 
-    def stop(*_: object) -> None:
+    def stop() -> None:
         scheduler.stop()
         nudge(waker, keys)  # it may be waiting for an event
 
+    def on_signal(*_: object) -> None:
+        # A handler interrupts the main thread anywhere, also while it holds the very lock that stopping needs.
+        threading.Thread(target=stop, name="stop", daemon=True).start()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+        signal.signal(number, on_signal)
     threading.Thread(
         target=listen, args=(settings, keys, scheduler.try_to_lead), name="notifications", daemon=True
     ).start()
