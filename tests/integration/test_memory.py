@@ -1,0 +1,44 @@
+"""The leader forgets what has ended."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+from orchestrator import Retry
+from tests.integration.stage import System
+
+ALLOWED = 100_000
+"""Bytes: what caches and free lists may take; a leak of one small object per task would be more."""
+
+
+def test_thousands_of_tasks_leave_nothing_behind_in_the_leader(system: System) -> None:
+    job = system.job.options(retries=Retry(max=3, base=0.001))
+    mail = system.app.task(name="mail", concurrency=2, concurrency_key=lambda customer: customer)(
+        lambda customer: customer
+    )
+    worker = system.worker(knows=["job", "mail"], slots=200)
+    system.settle()
+
+    def work(rounds: int) -> None:
+        for number in range(rounds):
+            system.app.enqueue_many(job, [(place,) for place in range(100)])
+            system.app.enqueue_many(mail, [(f"{number}-{place}",) for place in range(20)])
+            system.look()
+            for _ in range(4):
+                tasks = worker.take()
+                worker.fail(*tasks[:5])
+                worker.succeed(*tasks[5:])
+                system.tick()
+
+    work(20)
+    tracemalloc.start()
+    try:
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        work(30)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < ALLOWED
