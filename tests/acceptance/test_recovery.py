@@ -180,7 +180,7 @@ class TestLongLease:
         first = stack.scheduler()
         eventually(lambda: first.logged("leading, term 1"), "the first leads")
         second = stack.scheduler()
-        listening = "SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN orchestrator'"
+        listening = """SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN "orchestrator"'"""
         eventually(lambda: stack.scalar(listening) == 2, "both listen")
         assert first.stop() == 0
         eventually(lambda: second.logged("leading, term 2"), "the standby takes over", 15)
