@@ -12,7 +12,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from orchestrator.domain.task import Failed, Lost, Report, Returned, TaskError
+from orchestrator.domain.reports import Report
+from orchestrator.domain.task import Failed, Lost, Returned, TaskError
 from orchestrator.errors import TaskTimeout
 from orchestrator.sdk.failure import describe
 from orchestrator.settings import Settings

@@ -20,7 +20,9 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from orchestrator.domain.task import AttemptReport, Dispatch, Failed, Lost, NewTask, Returned, Succeeded
+from orchestrator.domain.activation import Activated
+from orchestrator.domain.reports import AttemptReport
+from orchestrator.domain.task import Dispatch, Failed, Lost, NewTask, Returned, Succeeded
 from orchestrator.errors import SoftTimeout
 from orchestrator.transport.codec import LogLine, ProgressMark, decode, encode
 from orchestrator.workers.allowed import Allowed
@@ -104,7 +106,7 @@ class Isolation:
         while True:
             word, data = child.receive()
             if word == "report":
-                return decode(list[Succeeded | Failed | Returned], data)[0]
+                return decode(list[Succeeded | Failed | Returned | Activated], data)[0]
             if word == "enqueue":
                 self._outbox.hand_over(decode(list[NewTask], data))
                 child.send("handed", b"")

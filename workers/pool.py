@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from orchestrator.domain.task import AttemptReport, Failed, Returned, Started
+from orchestrator.domain.reports import AttemptReport
+from orchestrator.domain.task import Failed, Returned, Started
 from orchestrator.errors import SoftTimeout, TaskAborted, TaskTimeout
 from orchestrator.workers.coroutines import Coroutines
 from orchestrator.workers.held import HeldAttempts
@@ -100,7 +101,7 @@ class Pool:
         synchronous: list[Job] = []
         asynchronous: list[Job] = []
         for job in jobs:
-            task = self._runner.find(job)
+            task = None if job.dispatch.is_activation else self._runner.find(job)
             on_loop = task is not None and task.is_async and not self._isolated(job)
             (asynchronous if on_loop else synchronous).append(job)
         if synchronous:

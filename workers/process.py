@@ -19,7 +19,7 @@ from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.codec import LARGEST_BUNDLE, Attempt, Malformed, decode, encode
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
-from orchestrator.transport.keys import Keys
+from orchestrator.transport.keys import Keys, private_queue
 from orchestrator.transport.worker import Received, StreamsGone, WorkerStreams
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.builtin import install
@@ -109,7 +109,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     )
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
-    pipe.send_bytes(encode(Hello(sorted([*app.tasks, *allowed.patterns]))))
+    pipe.send_bytes(encode(Hello(sorted({*app.tasks, *app.code_workflows, *allowed.patterns}))))
     start_vital_thread("orders", process.obey)
     finished = process.run()
     isolation.close()
@@ -133,6 +133,7 @@ class WorkerProcess:
         self._give_up_at = float("inf")
         self._is_leaving = False
         url = settings.require_redis()
+        self._queues = (*spec.queues, private_queue(worker))
         keys = Keys(settings.namespace)
         self._streams = WorkerStreams(connect(url), keys)
         self.reporter = Reporter(WorkerStreams(connect(url), keys), worker, held, settled=settings.worker_ttl)
@@ -164,6 +165,7 @@ class WorkerProcess:
                     self._accept(received)
             self._check_age()
         self.pool.hand_back_waiting()
+        self._give_back(self._left_over(), "worker stops")
         finished = self._finish()
         if not finished:
             log.warning("tasks still run after %g s; they are handed back", self._settings.drain_timeout)
@@ -221,7 +223,7 @@ class WorkerProcess:
                 return []
             fits = self._held.room // LARGEST_BUNDLE
             count = max(1, min(_MOST_MESSAGES, fits, int(room / self._bundle)))
-            received = self._streams.take(generation, self._worker, self._spec.queues, count, _PATIENCE)
+            received = self._streams.take(generation, self._worker, self._queues, count, _PATIENCE)
             self._redis.worked()
             return received
         except StreamsGone:
@@ -242,6 +244,16 @@ class WorkerProcess:
             self._draining.wait(0.2)
         return not self._full
 
+    def _left_over(self) -> list[Received]:
+        """Receive what was sent to this worker alone: nobody else would."""
+        try:
+            if self._joined:
+                own = [private_queue(self._worker)]
+                return self._streams.take(self._joined, self._worker, own, _MOST_MESSAGES, 0.001)
+        except (StreamsGone, *UNAVAILABLE) as error:
+            log.debug("what was sent to this worker alone is found by the leader: %s", error)
+        return []
+
     def _join(self) -> str:
         """Make sure that the queues of the current generation can be read; return the generation."""
         if self._joined and self._joined == self.reporter.generation:
@@ -250,7 +262,7 @@ class WorkerProcess:
         if generation is None:
             self._draining.wait(0.2)  # no leader has begun yet
             return ""
-        self._streams.join(generation, self._spec.queues)
+        self._streams.join(generation, self._queues)
         self._joined = generation
         if not self.reporter.generation:
             self.reporter.generation = generation

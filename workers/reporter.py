@@ -14,7 +14,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from orchestrator.domain.task import Enqueued, Flush, NewTask, Noted, Report, Succeeded
+from orchestrator.domain.activation import Activated
+from orchestrator.domain.commands import command_size
+from orchestrator.domain.reports import Flush, Report
+from orchestrator.domain.task import Enqueued, NewTask, Noted, Succeeded
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.codec import Applied, encode, stream_position
 from orchestrator.transport.connection import FULL, UNAVAILABLE, describe
@@ -240,6 +243,8 @@ def _split(backlog: list[Item], largest: int = _BATCH_BYTES) -> tuple[list[Item]
             size += len(item.report.result)
         elif isinstance(item.report, Noted):
             size += len(item.report.details)
+        elif isinstance(item.report, Activated):
+            size += sum(map(command_size, item.report.commands))
         if place and (size > largest or place >= _BATCH):
             return backlog[:place], backlog[place:]
     return backlog, []

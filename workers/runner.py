@@ -9,10 +9,13 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.domain.activation import Activation
+from orchestrator.domain.reports import AttemptReport
 from orchestrator.domain.retry import is_worth_retrying
-from orchestrator.domain.task import AttemptReport, Failed, Returned, Succeeded
-from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, SoftTimeout
+from orchestrator.domain.task import Failed, Returned, Succeeded
+from orchestrator.errors import GiveUp, InvalidTask, NotFound, PayloadError, RetryLater, SoftTimeout
 from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.context import enter
 from orchestrator.sdk.failure import describe
 from orchestrator.sdk.names import type_names
@@ -20,6 +23,7 @@ from orchestrator.sdk.payload import encode_value
 from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.task import Task
 from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import decode
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.job import Job
@@ -40,6 +44,7 @@ class Runner:
         self._allowed = allowed
         self._limit = app.settings.max_payload
         self._outbox = outbox
+        self._engine = Engine(app.code_workflows.find, self._limit)
 
     def find(self, job: Job) -> Task[..., Any] | None:
         """Return the task that a job names: registered, or a function that the operator allowed."""
@@ -47,7 +52,9 @@ class Runner:
         return self._tasks.get(name) or self._allowed.find(name)
 
     def run(self, job: Job) -> AttemptReport:
-        """Run a task in the current thread; an asynchronous one on a loop of its own."""
+        """Run a task, or a turn of a workflow's code, in the current thread; an asynchronous task on its own loop."""
+        if job.dispatch.is_activation:
+            return self._activate(job)
         task = self.find(job)
         if task is None:
             return unknown(job)
@@ -63,8 +70,25 @@ class Runner:
             return self.failure(job, error)
         finally:
             job.uninterruptible()
-            uninterrupted(thread)
+            if job.interrupted_by is not None:
+                uninterrupted()
             enter(None)
+
+    def _activate(self, job: Job) -> AttemptReport:
+        """Show a workflow's code what is new to it. A workflow that is unknown here may be known elsewhere."""
+        dispatch = job.dispatch
+        thread = threading.get_ident()
+        try:
+            job.interruptible(lambda reason: interrupt_thread(thread, reason))
+            return self._engine.activate(decode(Activation, dispatch.payload), dispatch.id, dispatch.attempt)
+        except NotFound:
+            return unknown(job)
+        except BaseException as error:  # noqa: BLE001  # no fault of the code: that would be in the report
+            return self.failure(job, error)
+        finally:
+            job.uninterruptible()
+            if job.interrupted_by is not None:
+                uninterrupted()
 
     async def run_async(self, job: Job) -> AttemptReport:
         """Run an asynchronous task on the current event loop."""

@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from orchestrator.domain.task import Flush
+from orchestrator.domain.reports import Flush
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.codec import Order, encode, names_digest

@@ -86,3 +86,5 @@ class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     missing: bool = False
     """The workflow is not cached here as the leader thought; it has to send the whole history."""
     answers: list[Answer] = []
+    cached: int = 0
+    """The attempt under which the worker keeps the workflow now: this one if the code was shown any events."""

@@ -28,6 +28,21 @@ Kind = Literal["task", "timer", "promise", "child", "operation", "state"]
 OnCancel = Literal["cancel", "wait", "abandon"]
 
 
+def command_size(command: Command) -> int:
+    """Return about how many bytes a command takes in a message."""
+    match command:
+        case ScheduleTask(task=task):
+            return 300 + len(task.payload)
+        case StartChildRun(payload=payload) | ContinueRun(payload=payload):
+            return 300 + len(payload)
+        case RecordOperation(result=result) | CompleteRun(result=result) | AnswerUpdate(result=result):
+            return 300 + len(result or b"")
+        case SetState(value=value):
+            return 300 + len(value)
+        case _:
+            return 300
+
+
 def command_id(run: bytes, kind: Kind, ordinal: int) -> bytes:
     """Return the id of the `ordinal`-th command of a kind in a run."""
     return derived_id(run, kind, ordinal)

@@ -6,7 +6,6 @@ Ids are 16 raw bytes in messages. Field order is the wire format; new fields go 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -110,6 +109,11 @@ class Dispatch(msgspec.Struct, frozen=True, array_like=True):
     details: bytes | None = None
     """What an earlier attempt left for this one."""
 
+    @property
+    def is_activation(self) -> bool:
+        """Say whether this is a turn of a workflow's code: a run's own task has the run's id."""
+        return self.run_id == self.id
+
 
 class TaskError(msgspec.Struct, frozen=True, array_like=True):
     """What went wrong in an attempt."""
@@ -186,17 +190,6 @@ class Noted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
     details: bytes
 
 
-Report = Started | Succeeded | Failed | Returned | Lost | Enqueued | Noted
-AttemptReport = Started | Succeeded | Failed | Returned | Lost
-
-
-class Flush(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that one worker reports at once."""
-
-    worker: str
-    reports: list[Report]
-
-
 class TryAgain(msgspec.Struct, frozen=True):
     """The task goes back to pending."""
 
@@ -236,34 +229,3 @@ def after_loss(alone: bool, losses: int, limit: int) -> TryAgain | End:
     if losses + charged >= limit:
         return End(reason="worker lost", losses=charged)
     return TryAgain(delay=0.0, losses=charged)
-
-
-_RANK = {Started: 0, Returned: 1, Lost: 2, Failed: 3, Succeeded: 4}
-
-
-def fold(reports: Iterable[tuple[str, AttemptReport]]) -> dict[bytes, tuple[str, AttemptReport]]:
-    """Reduce reports to one per task: the newest attempt's, and of that the one that says most.
-
-    A worker that was cut off may repeat itself or be contradicted by its parent; what it finished stands.
-    """
-    folded: dict[bytes, tuple[str, AttemptReport]] = {}
-    for pair in reports:
-        report = pair[1]
-        other = folded.get(report.id)
-        if other is None or _weight(report) > _weight(other[1]):
-            folded[report.id] = pair
-    return folded
-
-
-def fold_notes(notes: Iterable[Noted]) -> dict[bytes, Noted]:
-    """Reduce notes to one per task: the newest attempt's last."""
-    folded: dict[bytes, Noted] = {}
-    for note in notes:
-        other = folded.get(note.id)
-        if other is None or note.attempt >= other.attempt:
-            folded[note.id] = note
-    return folded
-
-
-def _weight(report: AttemptReport) -> tuple[int, int]:
-    return report.attempt, _RANK[type(report)]

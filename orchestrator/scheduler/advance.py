@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
+from orchestrator.domain.history import Fact
 from orchestrator.domain.run import verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
+from orchestrator.scheduler.code import end_runs, task_fact, tell
 from orchestrator.scheduler.dags import Saved
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import dags, runs
@@ -18,13 +20,14 @@ from orchestrator.transport.codec import Ended
 
 Deltas = dict[bytes, dict[str, int]]
 Events = dict[bytes, list[tuple[str, str]]]
+Facts = dict[bytes, list[Fact]]
 
 
 def begin_runs(tick: Tick, limit: int) -> None:
     """Start the runs that were created since the last tick."""
     begun = runs.begin(tick.connection, tick.now, limit)
-    planned = [row.id for row in begun if row.workflow is not None]
-    conclude(tick, [row for row in begun if row.workflow is None])
+    planned = [row.id for row in begun if row.is_planned]
+    conclude(tick, [row for row in begun if not row.is_planned])
     if planned:
         _save(tick, defaultdict(lambda: defaultdict(int)), tick.dags.advance(tick, ended={}, begun=planned))
     advance_runs(tick)
@@ -32,12 +35,14 @@ def begin_runs(tick: Tick, limit: int) -> None:
 
 def advance_runs(tick: Tick) -> None:
     """Count the tasks that moved, once per run, and go on with the runs that they belong to."""
-    while tick.moved or tick.children or tick.reopened:
-        deltas, ended, reopened = _fold(tick)
+    while tick.moved or tick.children or tick.reopened or tick.told or tick.own_ends:
+        deltas, ended, reopened, facts = _fold(tick)
         planned = {**dict.fromkeys(ended), **dict.fromkeys(reopened)}
         saved = tick.dags.advance(tick, ended=ended, reopened=reopened) if planned else {}
         if deltas or saved:
-            _save(tick, deltas, saved)
+            _save(tick, deltas, saved, facts)
+        if tick.own_ends:
+            end_runs(tick)
 
 
 def expand_runs(tick: Tick, limit: int) -> None:
@@ -48,15 +53,17 @@ def expand_runs(tick: Tick, limit: int) -> None:
 
 def stop_runs(tick: Tick, rows: Iterable[RunRow]) -> None:
     """Start nothing more of runs that are being cancelled."""
-    planned = [row.id for row in rows if row.workflow is not None and row.state is RunState.RUNNING]
+    planned = [row.id for row in rows if row.is_planned and row.state is RunState.RUNNING]
     if planned:
         _save(tick, defaultdict(lambda: defaultdict(int)), tick.dags.advance(tick, ended={}, stopped=planned))
 
 
 def conclude(tick: Tick, rows: Iterable[RunRow]) -> None:
-    """End the runs among these that are complete, and tell their parents and lanes."""
+    """End the runs among these that are complete, and tell their parents and lanes. Code ends its runs itself."""
     complete: dict[RunState, dict[bytes, RunRow]] = defaultdict(dict)
     for row in rows:
+        if row.code:
+            continue
         state = verdict(row.counters, row.cancelling, row.reason == TIMED_OUT)
         if state is not None and row.state in run_sources_of(state):
             complete[state][row.id] = row
@@ -81,11 +88,14 @@ def conclude(tick: Tick, rows: Iterable[RunRow]) -> None:
         tick.triggers.runs_ended(tick, workflow_ends)
 
 
-def _fold(tick: Tick) -> tuple[Deltas, Events, Events]:
-    """Sum up, by run, what moved: counters, and for runs with a definition what ended or was opened again."""
+def _fold(tick: Tick) -> tuple[Deltas, Events, Events, Facts]:
+    """Sum up, by run, what moved: counters, for runs with a definition what ended or was opened again, and for those
+    that may be runs of code what that learns.
+    """
     deltas: Deltas = defaultdict(lambda: defaultdict(int))
     ended: Events = defaultdict(list)
     reopened: Events = defaultdict(list)
+    facts: Facts = defaultdict(list)
     for task in tick.moved:
         if task.run_id is None:
             continue
@@ -94,6 +104,8 @@ def _fold(tick: Tick) -> tuple[Deltas, Events, Events]:
             deltas[task.run_id]["opened"] -= 1
             if task.step is not None:
                 ended[task.run_id].append((task.step, task.state))
+            else:
+                facts[task.run_id].append(task_fact(task, *tick.outcomes.pop(task.id, (None, None))))
         elif task.before in ENDED_TASK_STATES:
             deltas[task.run_id][task.before] -= 1
             deltas[task.run_id]["opened"] += 1
@@ -108,14 +120,19 @@ def _fold(tick: Tick) -> tuple[Deltas, Events, Events]:
         for _ in steps:
             deltas[run]["failed"] -= 1
             deltas[run]["opened"] += 1
+    for run, state, fact in tick.told:
+        deltas[run][state] += 1
+        deltas[run]["opened"] -= 1
+        facts[run].append(fact)
     tick.moved.clear()
+    tick.told.clear()
     tick.children.clear()
     tick.reopened.clear()
-    return deltas, ended, reopened
+    return deltas, ended, reopened, facts
 
 
-def _save(tick: Tick, deltas: Deltas, saved: Mapping[bytes, Saved]) -> None:
-    """Write counters and plans, one row per run, and end the runs that have nothing left open."""
+def _save(tick: Tick, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts | None = None) -> None:
+    """Write counters and plans, one row per run, tell code what it waits for, and end what has nothing left open."""
     for run, plan in saved.items():
         delta = deltas[run]
         delta["total"] += plan.delta.total
@@ -124,4 +141,7 @@ def _save(tick: Tick, deltas: Deltas, saved: Mapping[bytes, Saved]) -> None:
             delta[name] += number
     if deltas:
         plans = {run: (plan.state, plan.expanding) for run, plan in saved.items()}
-        conclude(tick, runs.count(tick.connection, deltas, plans))
+        rows = runs.count(tick.connection, deltas, plans)
+        if facts:
+            tell(tick, {row.id: facts[row.id] for row in rows if row.code and row.id in facts})
+        conclude(tick, rows)

@@ -12,6 +12,7 @@ from orchestrator.domain.lanes import queue_bucket
 from orchestrator.domain.task import Dispatch
 from orchestrator.domain.window import room, smoothed_rate
 from orchestrator.scheduler.claims import Claims
+from orchestrator.scheduler.code import CodeRuns
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.tick import Tick
@@ -138,7 +139,7 @@ class Dispatcher:
         """Return the claimed tasks as messages by queue. A long line is bundled; a short one is spread."""
         by_queue: dict[str, list[Claimed]] = defaultdict(list)
         for task in claimed:
-            by_queue[task.queue].append(task)
+            by_queue[CodeRuns.stream(task)].append(task)
         return {queue: self._bundles(queue, tasks) for queue, tasks in by_queue.items()}
 
     def _bundles(self, queue: str, tasks: Sequence[Claimed]) -> list[bytes]:

@@ -21,6 +21,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine
 
 from orchestrator.scheduler.advance import advance_runs, begin_runs, expand_runs
+from orchestrator.scheduler.code import CodeRuns, close_runs, fire_timers
 from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.dispatch import Dispatcher
 from orchestrator.scheduler.fleet import Fleet
@@ -155,6 +156,7 @@ class Scheduler:
         self._reconciler = Reconciler(self._fleet)
         self._dags = Dags(settings.max_payload, settings.batch)
         self._triggers = Triggers()
+        self._code = CodeRuns(self._fleet)
         self._watch = Watch(self._fleet, self._streams, settings)
         self._agenda = _NOTHING
         self._careful = False
@@ -210,6 +212,7 @@ class Scheduler:
                     self._lanes.look(tick, self._fleet)
                 if self._speaks:
                     self._dispatcher.claim(tick, self._settings.unknown_task_timeout)
+                    self._code.equip(tick)
                     self._patience = min(self._patience, self._dispatcher.patience(now))
                 if cursor is not self._cursor:
                     self._leadership.save_cursor(connection, cursor)
@@ -230,7 +233,7 @@ class Scheduler:
         self._hear(self._publish, tick, withdraw, bool(inbound.entries))
 
     def _begin_tick(self, connection: Connection, now: datetime, set_aside: list[Refused]) -> Tick:
-        return Tick(connection, now, self._dags, self._triggers, self._lanes, set_aside=set_aside)
+        return Tick(connection, now, self._dags, self._triggers, self._lanes, self._code, set_aside=set_aside)
 
     def _apply(self, tick: Tick, reports: Sequence[Reported]) -> None:
         if not reports:
@@ -266,11 +269,16 @@ class Scheduler:
             begin_runs(tick, limit)
         if agenda.expanding_runs:
             expand_runs(tick, limit)
+        if agenda.closing_runs:
+            close_runs(tick, limit)
         advance_runs(tick)
         if agenda.held and thorough:
             release_known(tick, self._fleet, limit)
+        if thorough:
+            self._code.free_stuck(tick, limit)
         if _is_due(agenda.next_due, tick.now):
             fire_due(tick, limit)
+            fire_timers(tick, limit)
             expire(tick, limit)
             if self._fleet.is_in_view:  # otherwise nobody can say what is known
                 fail_unknown(tick, self._fleet, limit)

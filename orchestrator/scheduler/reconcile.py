@@ -7,6 +7,8 @@ make harmless for everything that moved in between.
 
     held by a live worker                   leave it alone, however long it runs
     message not received by anyone          leave it alone: a backlog is not a loss
+    message to one worker that does not
+      receive it, for two seconds           it is busy or gone: take the message back, free
     message received by a live worker that
       does not list it, for a whole TTL     the answer to its read was lost: take the message back, free
     message received by a dead worker       a loss: dispatched again, alone
@@ -32,10 +34,13 @@ from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.status import Reported
 from orchestrator.store.waiting import InFlight
 from orchestrator.transport.codec import Malformed, decode_dispatches
+from orchestrator.transport.keys import is_private, private_queue
 from orchestrator.transport.leader import LeaderStreams, Message
 
 _MINIMUM_AGE = 1.0
 """Seconds since the dispatch before anyone asks: a fast queue is never read through."""
+_PRIVATE_PATIENCE = 2.0
+"""Seconds that the worker with a workflow in memory has to receive a message, before any worker may have it."""
 
 
 @dataclass
@@ -68,7 +73,8 @@ class Reconciler:
             [task for task in in_flight if task.age > _MINIMUM_AGE and (task.id, task.attempt) not in held]
         )
         current = {(task.id, task.attempt) for task in in_flight}
-        for queue in sorted({*sweep, *(task.queue for task in suspicion.tasks)}):
+        private = {private_queue(task.worker) for task in suspicion.tasks if task.own and task.worker}
+        for queue in sorted({*sweep, *private, *(task.queue for task in suspicion.tasks)}):
             for message in streams.messages(generation, queue):
                 try:
                     members = [(task.id, task.attempt) for task in decode_dispatches(message.body)]
@@ -90,6 +96,9 @@ class Reconciler:
             attempt = (task.id, task.attempt)
             queue, message = suspicion.where.get(attempt, ("", None))
             if message is not None and message.consumer is None:
+                if is_private(queue) and task.age > _PRIVATE_PATIENCE:
+                    reports.append(("reconcile", "nobody", Returned(task.id, task.attempt, "not received")))
+                    withdraw[queue].append(message.entry)
                 continue
             owner = message.consumer if message is not None else task.worker
             if owner is not None and fleet.is_dead(owner):

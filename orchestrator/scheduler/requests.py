@@ -7,20 +7,18 @@ from itertools import groupby
 
 import msgspec
 
-from orchestrator.domain.states import IN_FLIGHT_STATES, RunState, TaskState
-from orchestrator.domain.task import NewTask, TaskError
+from orchestrator.domain.states import RunState
+from orchestrator.domain.task import NewTask
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
-from orchestrator.scheduler.status import adopt, error_json
+from orchestrator.scheduler.code import ask_to_cancel
+from orchestrator.scheduler.code_requests import CODE_WISHES
+from orchestrator.scheduler.tasks import adopt, cancel_tasks
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Posted
-from orchestrator.store import completions, inbox, queues, redrive, runs, transitions, unique
+from orchestrator.store import code_runs, completions, inbox, queues, redrive, runs, transitions, unique
 from orchestrator.store.inbox import Wish
 from orchestrator.store.redrive import FailedFilter
 from orchestrator.store.runs import RunRow
-from orchestrator.store.transitions import Ending
-
-_CANCELLED = TaskError("Cancelled", "Cancelled by request.")
-_CANCELLED_JSON = error_json(_CANCELLED)
 
 
 def apply_inbox(tick: Tick, limit: int) -> None:
@@ -36,6 +34,11 @@ def apply_inbox(tick: Tick, limit: int) -> None:
             cancel_tasks(tick, ids)
         elif kind == Wish.CANCEL_RUN:
             runs.mark_cancelling(tick.connection, ids)
+            ask_to_cancel(tick, ids, "somebody asked for it")
+        elif kind == Wish.TERMINATE:
+            runs.mark_cancelling(tick.connection, ids, code=True)
+        elif kind in CODE_WISHES:
+            CODE_WISHES[kind](tick, same)
         elif kind == Wish.RETRY_TASK:
             retry_tasks(tick, ids)
         elif kind == Wish.EVENT:
@@ -43,6 +46,7 @@ def apply_inbox(tick: Tick, limit: int) -> None:
         elif kind == Wish.COMPLETE_TASK:
             complete_tasks(tick, same)
         elif kind == Wish.RETRY_RUN:
+            code_runs.free(tick.connection, len(ids), runs=ids)
             unfinished.update(item.id for item in same if not retry_run(tick, item, 10 * limit))
         elif kind == Wish.ARRIVAL:
             tick.lanes.arrive(tick, ids)
@@ -65,15 +69,6 @@ def complete_tasks(tick: Tick, items: list[inbox.Item]) -> None:
     if completed:
         results = {row.id: row.result for row in completed}
         tick.note(transitions.succeed(tick.connection, completed, tick.now), results=results, by_worker=True)
-
-
-def cancel_tasks(tick: Tick, ids: list[bytes]) -> None:
-    """End tasks wherever they stand; running attempts are revoked after the commit."""
-    endings = [Ending(task, None, "cancelled", _CANCELLED_JSON) for task in dict.fromkeys(ids)]
-    moved = transitions.end(tick.connection, TaskState.CANCELLED, endings, tick.now)
-    revoked = [task for task in moved if task.before in IN_FLIGHT_STATES]
-    tick.note(moved, errors={task.id: _CANCELLED for task in moved}, lingering={task.id for task in revoked})
-    tick.revoked.extend(revoked)
 
 
 def purge(tick: Tick, item: inbox.Item, limit: int) -> bool:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-import msgspec
-
+from orchestrator.domain.activation import Activated, Violation
+from orchestrator.domain.reports import AttemptReport, Report, fold, fold_notes
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.task import (
-    AttemptReport,
     End,
     Enqueued,
     Failed,
     Lost,
     NewTask,
     Noted,
-    Report,
     Returned,
     Started,
     Succeeded,
@@ -24,12 +22,12 @@ from orchestrator.domain.task import (
     TryAgain,
     after_failure,
     after_loss,
-    fold,
-    fold_notes,
     parse_options,
 )
+from orchestrator.scheduler.code import apply_activations, stick
+from orchestrator.scheduler.tasks import adopt_children, error_json
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import details, enqueue, transitions, unique, waiting
+from orchestrator.store import details, transitions, waiting
 from orchestrator.store.database import is_outage
 from orchestrator.store.transitions import Again, Beginning, Ending, Success
 from orchestrator.transport.codec import encode
@@ -53,11 +51,14 @@ def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, i
             attempts.append((worker, report))
     started: list[Beginning] = []
     succeeded: list[tuple[str, Succeeded]] = []
+    activated: list[tuple[str, Activated]] = []
     unhappy: list[tuple[str, Failed | Lost]] = []
     again: list[Again] = []
     for worker, report in fold(attempts).values():
         if isinstance(report, Succeeded):
             succeeded.append((worker, report))
+        elif isinstance(report, Activated):
+            activated.append((worker, report))
         elif isinstance(report, Started):
             started.append(Beginning(report.id, report.attempt, report.age, worker))
         elif isinstance(report, Returned):
@@ -65,13 +66,15 @@ def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, i
         else:
             unhappy.append((worker, report))
     if children:
-        _adopt(tick, children)
+        adopt_children(tick, children)
     if notes:  # before their attempts end, and with them the right to leave anything
         details.save(tick.connection, fold_notes(notes).values())
     if succeeded:
         _succeed(tick, succeeded, inline_result)
     if started:
         transitions.start(tick.connection, started, tick.now)
+    if activated:
+        apply_activations(tick, activated, inline_result)
     endings = _decide(tick, unhappy, again, loss_limit) if unhappy else []
     lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
     if again:
@@ -90,24 +93,7 @@ def _succeed(tick: Tick, succeeded: Sequence[tuple[str, Succeeded]], inline_resu
     tick.note(moved, results=results, by_worker=True, inline_result=inline_result)
     with_children = {report.id: report.children for _, report in succeeded if report.children}
     if with_children:
-        _adopt(tick, [child for task in moved for child in with_children.get(task.id, ())])
-
-
-def _adopt(tick: Tick, children: Sequence[NewTask]) -> None:
-    """Create what running tasks enqueue. Whoever needs a key may have to wait for it, and does so in the inbox."""
-    with_keys = [child for child in children if child.unique is not None]
-    if with_keys:
-        unique.defer(tick.connection, with_keys)
-        tick.has_wishes = True
-    adopt(tick, [child for child in children if child.unique is None])
-
-
-def adopt(tick: Tick, children: Sequence[NewTask]) -> None:
-    """Create tasks, once."""
-    if children:
-        tick.delayed = tick.delayed or any(child.delay > 0 or child.expires is not None for child in children)
-        tick.has_wishes = tick.has_wishes or any(child.lane is not None for child in children)
-        enqueue.adopt_tasks(tick.connection, children, tick.now)
+        adopt_children(tick, [child for task in moved for child in with_children.get(task.id, ())])
 
 
 def _decide(
@@ -115,6 +101,7 @@ def _decide(
 ) -> list[tuple[Ending, TaskError]]:
     """Sort failed and lost attempts into those tried again and those that end their task."""
     endings: list[tuple[Ending, TaskError]] = []
+    stuck: list[tuple[bytes, int, Violation]] = []
     policies = waiting.policies(tick.connection, [report.id for _, report in unhappy])
     for worker, report in unhappy:
         policy = policies.get(report.id)
@@ -145,6 +132,8 @@ def _decide(
                     duration=duration,
                 )
             )
+        elif policy.own:  # whatever becomes of the code of a workflow, its run is never failed by it
+            stuck.append((report.id, report.attempt, Violation(0, error.kind, error.message, error.traceback)))
         else:
             assert isinstance(decision, End)
             ending = Ending(
@@ -158,6 +147,8 @@ def _decide(
                 duration,
             )
             endings.append((ending, error))
+    if stuck:
+        stick(tick, stuck)
     return endings
 
 
@@ -167,11 +158,6 @@ def lost_error(losses: int, limit: int) -> TaskError:
         "WorkerLost",
         f"The process that ran this attempt died: killed, out of memory, or crashed ({losses} of {limit} such losses).",
     )
-
-
-def error_json(error: TaskError) -> str:
-    """Return an error as it is stored."""
-    return msgspec.json.encode({"kind": error.kind, "message": error.message, "traceback": error.traceback}).decode()
 
 
 def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Sequence[Reported]], None]) -> None:
@@ -189,7 +175,7 @@ def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Se
             if isinstance(report, Failed) and report.duration < 0:
                 return  # not even its failure can be stored; the report itself has been set aside
             tick.set_aside.append(Refused(entry, encode(report), f"{worker}: {error}"))
-            if isinstance(report, (Succeeded, Failed)):
+            if isinstance(report, (Succeeded, Failed, Activated)):
                 apply_carefully(tick, [(entry, worker, _refused(report, error))], apply)
             return
         middle = len(reports) // 2
@@ -197,7 +183,7 @@ def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Se
         apply_carefully(tick, reports[middle:], apply)
 
 
-def _refused(report: Succeeded | Failed, error: Exception) -> Failed:
+def _refused(report: Succeeded | Failed | Activated, error: Exception) -> Failed:
     """Return what stands for a report that cannot be stored: without it, the task would be run again for ever."""
     why = TaskError("ReportRefused", f"The attempt ended, but its report could not be stored: {type(error).__name__}.")
     return Failed(report.id, report.attempt, -1.0, why, retryable=False)

@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.callbacks import Callbacks, after_end, after_success
+from orchestrator.domain.commands import ContinueRun
+from orchestrator.domain.history import Fact
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.store.transitions import Claimed, Moved
@@ -22,11 +24,21 @@ from orchestrator.transport.codec import Ended
 from orchestrator.transport.quarantine import Refused
 
 if TYPE_CHECKING:
+    from orchestrator.scheduler.code import CodeRuns
     from orchestrator.scheduler.dags import Dags
     from orchestrator.scheduler.lanes import LaneService
     from orchestrator.scheduler.triggers import Triggers
 
 Mark = tuple[list[int], Counter[str], Counter[str]]
+
+
+class OwnEnd(NamedTuple):
+    """The end of the own task of a run of a workflow as code, which ends the run."""
+
+    id: bytes
+    state: str
+    result: bytes | None
+    error: TaskError | None
 
 
 @dataclass
@@ -38,10 +50,19 @@ class Tick:
     dags: Dags
     triggers: Triggers
     lanes: LaneService
+    code: CodeRuns
     moved: list[Moved] = field(default_factory=list)
     """Tasks whose state changed and whose runs have not been counted yet."""
     children: list[tuple[bytes, str, str]] = field(default_factory=list)
     """Child runs that ended: parent, its step, and the state."""
+    own_ends: list[OwnEnd] = field(default_factory=list)
+    """Own tasks that ended, and whose runs have not been ended yet."""
+    told: list[tuple[bytes, str, Fact]] = field(default_factory=list)
+    """Child runs of workflows as code that ended: parent, state, and what the parent learns."""
+    outcomes: dict[bytes, tuple[bytes | None, TaskError | None]] = field(default_factory=dict)
+    """Results and errors of tasks that ended in a run, for its code to be told if it has any."""
+    continuing: dict[bytes, ContinueRun] = field(default_factory=dict)
+    """Runs that ended to go on in another."""
     reopened: dict[bytes, list[str]] = field(default_factory=dict)
     """Runs that a person retries, with the steps whose child runs are open again."""
     ended: list[Ended] = field(default_factory=list)
@@ -99,7 +120,7 @@ class Tick:
                         self.lingering.append((task.id, task.attempt, task.lane))
                     else:
                         self.left_lanes.append(task.lane)
-            if task.run_id is not None:
+            if task.run_id is not None and not task.is_own:
                 self.moved.append(task)
             if task.state == "pending":
                 self.has_wishes = self.has_wishes or task.lane is not None
@@ -108,6 +129,10 @@ class Tick:
                     self.keys.append((task.unique_key, task.id))
                 result = results.get(task.id) if results else None
                 error = errors.get(task.id) if errors else None
+                if task.is_own:
+                    self.own_ends.append(OwnEnd(task.id, task.state, result, error))
+                elif task.run_id is not None and task.step is None:
+                    self.outcomes[task.id] = result, error
                 if task.callbacks is not None:
                     self.follow_ups.extend(_follow_ups(task, result, error))
                 if result is not None and len(result) > inline_result:
@@ -125,7 +150,7 @@ class Tick:
             del news[length:]
 
     def _lists(self) -> tuple[list[Any], ...]:
-        return self.moved, self.ended, self.left_lanes, self.lingering, self.keys, self.follow_ups
+        return self.moved, self.ended, self.left_lanes, self.lingering, self.keys, self.follow_ups, self.own_ends
 
 
 def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> Iterable[NewTask]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.fleet import Fleet
-from orchestrator.scheduler.status import error_json
+from orchestrator.scheduler.tasks import error_json
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import transitions, waiting
 from orchestrator.store.transitions import Ending

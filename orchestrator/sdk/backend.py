@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -22,7 +23,7 @@ from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.domain.dag import DagState, Graph, kept_state
 from orchestrator.domain.definition import Definition, check_size, resolve_params
-from orchestrator.domain.ids import to_text
+from orchestrator.domain.ids import time_ordered_id, to_text
 from orchestrator.domain.limits import Rate
 from orchestrator.domain.plain import unstorable
 from orchestrator.domain.run import RunCounters
@@ -39,6 +40,7 @@ from orchestrator.errors import (
     WrongState,
     did_you_mean,
 )
+from orchestrator.sdk.code.client import CodeClient
 from orchestrator.sdk.payload import decode_value
 from orchestrator.sdk.progress import TaskProgress, read_progress
 from orchestrator.sdk.schedule_backend import ScheduleBackend
@@ -79,6 +81,8 @@ class Backend:
         # A pool of its own: changing the mode of a connection that had died would leave it in the pool, dead for ever.
         self._transactions = database.engine_for(url, name=name, namespace=settings.namespace)
         self._announcements = Announcements(connect(settings.require_redis()), self._keys)
+        self.code = CodeClient(self, settings.max_payload)
+        """Runs of workflows as code."""
         self.schedules = ScheduleBackend(self._open, self._nudges.send)
         self._postgres = Outage(log, "Postgres", "those who wait for results go on waiting")
 
@@ -220,7 +224,9 @@ class Backend:
         self._ask(Wish.CANCEL_RUN, run, self.run_progress(run)[0], ENDED_RUN_STATES, wanted=False)
 
     def retry_run(self, run: bytes) -> None:
-        """Ask the leader to open a run's failed tasks again."""
+        """Ask the leader to open a run's failed tasks again, or to let a stuck run try again."""
+        if self.code.retry(run):
+            return
         self._ask(Wish.RETRY_RUN, run, self.run_progress(run)[0], ("failed",), wanted=True)
 
     def _ask(self, wish: Wish, target: bytes, state: str, states: Iterable[str], *, wanted: bool) -> None:
@@ -452,6 +458,29 @@ class Backend:
             return found
         finally:
             self._announcements.forget(identifier, wake)
+
+    # -- for runs of code
+
+    @staticmethod
+    def new_id() -> bytes:
+        """Return a new id."""
+        return time_ordered_id(time.time_ns() // 1_000_000, os.urandom(10))
+
+    def nudge(self) -> None:
+        """Tell the leader that something is new."""
+        self._nudges.send()
+
+    def wait(self, identifier: bytes, look: Look, timeout: float | None) -> Ended | None:
+        """Wait until `look` finds an end, or one is announced."""
+        return self._wait(identifier, look, timeout)
+
+    async def wait_async(self, identifier: bytes, look: Look, timeout: float | None) -> Ended | None:
+        """Do the same as `wait` on the event loop."""
+        return await self._wait_async(identifier, look, timeout)
+
+    def connected(self, *, transaction: bool = False) -> AbstractContextManager[Connection]:
+        """Open a connection whose errors a caller can act on."""
+        return self._open(transaction=transaction)
 
     def _try(self, look: Callable[[], T]) -> T | None:
         """Look; while Postgres is away, nothing has ended that anyone could know of, and the wait goes on."""

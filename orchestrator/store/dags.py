@@ -34,7 +34,7 @@ _LOAD = Statement(
 SELECT r.id::text, r.workflow, r.version, r.params::text, r.state, coalesce(r.fire_time, r.created_at)
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
- WHERE r.workflow IS NOT NULL
+ WHERE r.workflow IS NOT NULL AND NOT r.code
 """
 )
 

@@ -15,7 +15,7 @@ from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
 
 _COUNTERS = """r.id::text, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
-          r.workflow, r.reason, r.lane, r.parent_run::text, r.parent_step"""
+          r.workflow, r.reason, r.lane, r.parent_run::text, r.parent_step, r.code"""
 
 TIMED_OUT = "timed out"
 """The reason of a run that took longer than it may."""
@@ -33,6 +33,13 @@ class RunRow(NamedTuple):
     lane: str | None = None
     parent_run: bytes | None = None
     parent_step: str | None = None
+    code: bool = False
+    """Its code ends it."""
+
+    @property
+    def is_planned(self) -> bool:
+        """Say whether a definition says what follows what."""
+        return self.workflow is not None and not self.code
 
 
 def _rows(result: Iterable[Any]) -> list[RunRow]:
@@ -47,6 +54,7 @@ def _rows(result: Iterable[Any]) -> list[RunRow]:
             row[11],
             identifier(row[12]) or None,
             row[13],
+            row[14],
         )
         for row in result
     ]
@@ -153,7 +161,7 @@ def end(connection: Connection, state: RunState, ids: Sequence[bytes], now: date
 _REOPEN = Statement(
     f"""
 UPDATE orchestrator.runs SET status = 'running', ended_at = NULL, reason = NULL, deadline = NULL
- WHERE id = ANY(%(ids)s::uuid[]) AND status IN {_sources(RunState.RUNNING)} AND status <> 'pending'
+ WHERE id = ANY(%(ids)s::uuid[]) AND status IN {_sources(RunState.RUNNING)} AND status <> 'pending' AND NOT code
 """
 )
 
@@ -167,20 +175,22 @@ _ASK_CANCEL = Statement(
     """
 UPDATE orchestrator.runs SET cancelling = true
  WHERE id = ANY(%(ids)s::uuid[]) AND status IN ('pending', 'running') AND NOT cancelling
+   AND (%(code)s::boolean OR NOT code)
 """
 )
 
 
-def mark_cancelling(connection: Connection, ids: Sequence[bytes]) -> None:
-    """Note that runs are to be cancelled; their tasks follow in slices."""
-    _ASK_CANCEL(connection, {"ids": arrays.uuids(ids)})
+def mark_cancelling(connection: Connection, ids: Sequence[bytes], *, code: bool = False) -> None:
+    """Note that runs are to be cancelled; their tasks follow in slices. `code` is not spared: it is never asked."""
+    _ASK_CANCEL(connection, {"ids": arrays.uuids(ids), "code": code})
 
 
 _TIME_OUT = Statement(
     f"""
 UPDATE orchestrator.runs SET cancelling = true, reason = '{TIMED_OUT}'
  WHERE id IN (SELECT id FROM orchestrator.runs
-               WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL ORDER BY deadline LIMIT %(limit)s)
+               WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL AND NOT code
+               ORDER BY deadline LIMIT %(limit)s)
    AND NOT cancelling
 """
 )
@@ -195,7 +205,7 @@ _CANCEL_CHILDREN = Statement(
     """
 UPDATE orchestrator.runs c SET cancelling = true
   FROM unnest(%(ids)s::uuid[]) AS parent(id)
- WHERE c.parent_run = parent.id AND c.ended_at IS NULL AND NOT c.cancelling
+ WHERE c.parent_run = parent.id AND c.ended_at IS NULL AND NOT c.cancelling AND NOT c.detached
 """
 )
 

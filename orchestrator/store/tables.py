@@ -196,6 +196,44 @@ runs = Table(
     Column("parked", Boolean, nullable=False, server_default=text("false"), comment="its lane is full"),
     Column("schedule", Text, comment="what started it: workflow/name, or workflow/name#backfill"),
     Column("fire_time", DateTime(timezone=True), comment="the time that it is for"),
+    Column(
+        "code",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="of a workflow as code: its own task has its id, and ends it",
+    ),
+    Column(
+        "last_event",
+        Integer,
+        nullable=False,
+        server_default=text("0"),
+        comment="the number of the newest event of its history",
+    ),
+    Column(
+        "shown",
+        Integer,
+        nullable=False,
+        server_default=text("0"),
+        comment="the newest event that its code has been shown",
+    ),
+    Column(
+        "cached",
+        Integer,
+        nullable=False,
+        server_default=text("0"),
+        comment="the attempt that left its code in the memory of a worker",
+    ),
+    Column("stuck", JSONB, comment="why its code cannot go on with this history"),
+    Column("child_id", Uuid, comment="the id under which its parent waits for it"),
+    Column("detached", Boolean, nullable=False, server_default=text("false"), comment="goes on when its parent ends"),
+    Column(
+        "closing",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="has ended, and its open tasks are being cancelled",
+    ),
     CheckConstraint(_one_of(RunState), name="runs_have_a_known_status"),
     CheckConstraint("total = open + success + failed + cancelled + skipped", name="runs_counters_add_up"),
     CheckConstraint("open >= 0", name="runs_open_not_negative"),
@@ -215,7 +253,59 @@ Index(
     postgresql_where=text("schedule IS NOT NULL AND ended_at IS NULL"),
 )
 Index("runs_by_end", runs.c.ended_at, postgresql_where=text("ended_at IS NOT NULL"))
+Index("runs_stuck", runs.c.id, postgresql_where=text("stuck IS NOT NULL AND ended_at IS NULL"))
+Index("runs_closing", runs.c.id, postgresql_where=text("closing"))
 Index("runs_cancelling", runs.c.id, postgresql_where=text("cancelling AND ended_at IS NULL"))
+
+histories = Table(
+    "histories",
+    metadata,
+    Column("run_id", Uuid, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("at", DateTime(timezone=True), nullable=False),
+    Column("kind", Text, nullable=False, comment="for people; data says it all"),
+    Column("data", LargeBinary, nullable=False),
+    comment="append-only: what happened in runs of workflows as code",
+)
+
+timers = Table(
+    "timers",
+    metadata,
+    Column("run_id", Uuid, primary_key=True),
+    Column("id", Uuid, primary_key=True),
+    Column("due", DateTime(timezone=True), nullable=False),
+    comment="what runs of workflows as code will be told by the clock",
+)
+Index("timers_due", timers.c.due)
+
+promises = Table(
+    "promises",
+    metadata,
+    Column("run_id", Uuid, primary_key=True),
+    Column("id", Uuid, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    comment="what runs of workflows as code wait for from outside",
+)
+
+answers = Table(
+    "answers",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("at", DateTime(timezone=True), nullable=False),
+    Column("result", LargeBinary),
+    Column("error", JSONB),
+    comment="what came of queries, updates and promises, for who asked; kept for an hour",
+)
+Index("answers_by_time", answers.c.at, postgresql_using="brin", postgresql_with={"autosummarize": "on"})
+
+run_keys = Table(
+    "run_keys",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("run_id", Uuid, nullable=False),
+    comment="the newest run that was started under a chosen id",
+)
 
 workflows = Table(
     "workflows",

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.states import TaskState, sources_of
+from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState, sources_of
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.tables import READY_PLAIN
@@ -31,7 +31,7 @@ def among(states: Iterable[TaskState]) -> str:
     return "({})".format(", ".join(f"'{state}'" for state in states))
 
 
-def _current(states: Iterable[TaskState]) -> str:
+def current_attempt(states: Iterable[TaskState] = IN_FLIGHT_STATES) -> str:
     """Return a join that finds the row of each reported attempt `r` which still counts, as `found.place`."""
     return f"""CROSS JOIN LATERAL (
            SELECT ctid AS place FROM orchestrator.tasks
@@ -66,15 +66,21 @@ class Moved(NamedTuple):
     callbacks: Any = None
     """Tasks to create when it ends, as JSON."""
 
+    @property
+    def is_own(self) -> bool:
+        """Say whether this is the own task of a run of a workflow as code, which carries the turns of its code."""
+        return self.run_id == self.id
 
-def _moved(rows: Iterable[Any]) -> list[Moved]:
+
+def moved_rows(rows: Iterable[Any]) -> list[Moved]:
+    """Return what a statement moved."""
     return [Moved(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, *row[4:]) for row in rows]
 
 
 # -- pending → dispatched
 
 CLAIMED = """t.id::text, t.attempt, t.name, t.payload, t.queue, t.options::text, t.run_id::text, t.position, t.alone,
-          t.failures, t.lane, t.unique_key, t.priority, t.details, t.seq"""
+          t.failures, t.lane, t.unique_key, t.priority, t.details, t.seq, t.worker"""
 """What every statement that claims returns of a task `t`."""
 
 _CLAIM = Statement(
@@ -114,6 +120,13 @@ class Claimed(NamedTuple):
     details: bytes | None = None
     """What an earlier attempt left for this one."""
     seq: int = 0
+    worker: str | None = None
+    """Of a run's own task: who has its code in memory."""
+
+    @property
+    def is_activation(self) -> bool:
+        """Say whether this is a turn of a workflow's code: a run's own task has the run's id."""
+        return self.run_id == self.id
 
 
 def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
@@ -138,6 +151,7 @@ def claimed(rows: Iterable[Any]) -> list[Claimed]:
                 *row[7:13],
                 None if row[13] is None else bytes(row[13]),
                 row[14],
+                row[15],
             )
         )
         for row in ordered
@@ -212,7 +226,7 @@ UPDATE orchestrator.tasks t
    SET status = 'running', started_at = %(now)s::timestamptz - r.age * interval '1 second', worker = r.worker
   FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(ages)s::double precision[], %(workers)s::text[])
        AS r(id, attempt, age, worker)
- {_current(sources_of(TaskState.RUNNING))}
+ {current_attempt(sources_of(TaskState.RUNNING))}
  WHERE t.ctid = found.place
 """
 )
@@ -255,7 +269,7 @@ WITH back AS (
                   %(losses)s::int[], %(alone)s::boolean[], %(outcomes)s::text[], %(errors)s::jsonb[],
                   %(workers)s::text[], %(durations)s::double precision[], %(holds)s::text[])
            AS r(id, attempt, delay, failures, losses, alone, outcome, error, worker, duration, hold)
-     {_current(sources_of(TaskState.PENDING)[:2])}
+     {current_attempt(sources_of(TaskState.PENDING)[:2])}
      WHERE t.ctid = found.place AND t.completion IS NULL
     RETURNING t.id, t.queue, t.run_id, t.attempt, t.step, t.lane, t.wake_at, r.outcome, r.error, r.worker, r.duration
 ), kept AS (
@@ -304,7 +318,7 @@ def again(connection: Connection, rows: Sequence[Again], now: datetime) -> list[
         "durations": arrays.numbers(row.duration for row in rows),
         "holds": [row.hold for row in rows],
     }
-    return _moved(_AGAIN(connection, parameters))
+    return moved_rows(_AGAIN(connection, parameters))
 
 
 # -- open → ended: the row moves to ended_tasks
@@ -320,7 +334,7 @@ WITH gone AS (
      USING unnest(%(ids)s::uuid[], %(attempts)s::int[], %(results)s::bytea[], %(durations)s::double precision[],
                   %(workers)s::text[])
            AS r(id, attempt, result, duration, worker)
-     {_current(sources_of(TaskState.SUCCESS))}
+     {current_attempt(sources_of(TaskState.SUCCESS))}
      WHERE t.ctid = found.place
     RETURNING t.*, r.result, r.duration, r.worker AS finisher
 ), kept AS (
@@ -356,7 +370,7 @@ def succeed(connection: Connection, rows: Sequence[Success], now: datetime) -> l
         "durations": arrays.numbers(row.duration for row in rows),
         "workers": arrays.words(row.worker for row in rows),
     }
-    return _moved(_SUCCEEDED(connection, parameters))
+    return moved_rows(_SUCCEEDED(connection, parameters))
 
 
 def _end_statement(state: TaskState) -> Statement:
@@ -414,7 +428,7 @@ def end(connection: Connection, state: TaskState, rows: Sequence[Ending], now: d
         "workers": [row.worker for row in rows],
         "durations": arrays.numbers(row.duration for row in rows),
     }
-    return _moved(_END[state](connection, parameters))
+    return moved_rows(_END[state](connection, parameters))
 
 
 # -- ended → pending: the row moves back
@@ -422,11 +436,14 @@ def end(connection: Connection, state: TaskState, rows: Sequence[Ending], now: d
 REVIVABLE = """
        (e.run_id IS NULL OR EXISTS (
             SELECT FROM orchestrator.runs r
-             WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling))
+             WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling AND NOT r.code))
        AND (e.unique_key IS NULL OR NOT EXISTS (
             SELECT FROM orchestrator.unique_keys k WHERE k.key = e.unique_key AND k.task_id <> e.id))
 """
-"""Whether an ended task `e` can be opened again: its run can, and nobody else has its key."""
+"""Whether an ended task `e` can be opened again: its run can, and nobody else has its key.
+
+The code of a workflow has been told how its tasks ended, and none of them can end another way.
+"""
 
 _REVIVED = Statement(
     f"""
@@ -456,4 +473,4 @@ SELECT id::text, 'pending', queue, run_id::text, attempt, status, step, lane FRO
 
 def revive(connection: Connection, ids: Sequence[bytes]) -> list[Moved]:
     """Open failed or skipped tasks again, with a fresh count of failures and the fence where it was."""
-    return _moved(_REVIVED(connection, {"ids": arrays.uuids(ids)}))
+    return moved_rows(_REVIVED(connection, {"ids": arrays.uuids(ids)}))

@@ -103,11 +103,12 @@ class Agenda(NamedTuple):
     held: bool
     expanding_runs: bool = False
     backfills: bool = False
+    closing_runs: bool = False
 
     @property
     def is_busy(self) -> bool:
         """Say whether the next tick has something to do at once."""
-        return self.inbox or self.pending_runs or self.cancelling_runs or self.expanding_runs
+        return self.inbox or self.pending_runs or self.cancelling_runs or self.expanding_runs or self.closing_runs
 
 
 _AGENDA = Statement(
@@ -117,12 +118,14 @@ SELECT EXISTS (SELECT FROM orchestrator.inbox),
        EXISTS (SELECT FROM orchestrator.runs WHERE cancelling AND ended_at IS NULL),
        least((SELECT min(wake_at) FROM orchestrator.tasks WHERE wake_at IS NOT NULL),
              (SELECT min(expires_at) FROM orchestrator.tasks WHERE expires_at IS NOT NULL AND status = 'pending'),
+             (SELECT min(due) FROM orchestrator.timers),
              (SELECT min(deadline) FROM orchestrator.runs
                WHERE deadline IS NOT NULL AND ended_at IS NULL AND NOT cancelling),
              (SELECT min(due_at) FROM orchestrator.schedules WHERE due_at IS NOT NULL AND NOT paused)),
        EXISTS (SELECT FROM orchestrator.tasks WHERE hold IS NOT NULL),
        EXISTS (SELECT FROM orchestrator.runs WHERE expanding),
-       EXISTS (SELECT FROM orchestrator.backfills WHERE next_fire IS NOT NULL)
+       EXISTS (SELECT FROM orchestrator.backfills WHERE next_fire IS NOT NULL),
+       EXISTS (SELECT FROM orchestrator.runs WHERE closing)
 """
 )
 
@@ -144,12 +147,14 @@ class InFlight(NamedTuple):
     age: float
     """Seconds since it was dispatched."""
     lane: str | None = None
+    own: bool = False
+    """It carries the turns of a workflow's code, and `worker` may be the one that had the last of them."""
 
 
 _IN_FLIGHT = Statement(
     """
 SELECT id::text, attempt, queue, status, alone, worker, extract(epoch FROM now() - dispatched_at)::double precision,
-       lane
+       lane, coalesce(run_id = id, false)
   FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')
 """
 )
@@ -210,10 +215,10 @@ def is_busy(connection: Connection, queues: Sequence[str]) -> bool:
 
 _POLICIES = Statement(
     """
-SELECT wanted.id::text, t.failures, t.losses, t.alone, t.options::text
+SELECT wanted.id::text, t.failures, t.losses, t.alone, t.options::text, coalesce(t.run_id = wanted.id, false)
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (
-       SELECT failures, losses, alone, options FROM orchestrator.tasks WHERE id = wanted.id LIMIT 1) AS t
+       SELECT failures, losses, alone, options, run_id FROM orchestrator.tasks WHERE id = wanted.id LIMIT 1) AS t
 """
 )
 
@@ -225,6 +230,8 @@ class Policy(NamedTuple):
     losses: int
     alone: bool
     options: str | None
+    own: bool = False
+    """It carries the turns of a workflow's code."""
 
 
 def policies(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Policy]:

@@ -13,8 +13,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from orchestrator.domain.reports import Flush
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
-from orchestrator.domain.task import AttemptNumber, Dispatch, Flush, Id, TaskError
+from orchestrator.domain.task import AttemptNumber, Dispatch, Id, TaskError
 
 M = TypeVar("M")
 

@@ -14,6 +14,7 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:events:G           stream   reports of workers, one entry per flush, read by the leader
     {orchestrator:0}:nudges             stream   "something is new in Postgres", capped
     {orchestrator:0}:queue:G:<queue>    stream   dispatch messages, read by the consumer group `workers`
+    {orchestrator:0}:queue:G:@<id>      stream   activations for the worker that has their workflows in memory
     {orchestrator:0}:quarantine         stream   messages that could not be understood or applied, capped
     {orchestrator:0}:workers            set      ids of workers that have a heartbeat, or had one
     {orchestrator:0}:worker:<id>        string   heartbeat, expires
@@ -35,10 +36,22 @@ from orchestrator.settings import DEFAULT_NAMESPACE
 GROUP = "workers"
 DONE_CHANNELS = 16
 NUDGE_CAP = 100
+PRIVATE_TTL = 60
+"""Seconds for which the own stream of a worker that is gone still stands, for the leader to see what is in it."""
 LOG_CAP = 200
 """Lines that are kept of each task."""
 JOURNAL_TTL = 3_600
 """Seconds that a task's progress and log are kept after the last word."""
+
+
+def private_queue(worker: str) -> str:
+    """Return the name under which one worker's own stream stands among the queues; no queue of people has an @."""
+    return f"@{worker}"
+
+
+def is_private(queue: str) -> bool:
+    """Say whether this is one worker's own stream."""
+    return queue.startswith("@")
 
 
 @dataclass(frozen=True)

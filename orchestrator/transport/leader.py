@@ -22,7 +22,7 @@ from orchestrator.transport.codec import (
     stream_position,
 )
 from orchestrator.transport.connection import UNAVAILABLE
-from orchestrator.transport.keys import GROUP, Keys
+from orchestrator.transport.keys import GROUP, PRIVATE_TTL, Keys, private_queue
 from orchestrator.transport.quarantine import Refused, set_aside
 
 M = TypeVar("M")
@@ -70,7 +70,10 @@ return 1
 # what it should be, `pcall` returns an error, which has no items.
 _FORGET_SILENT = """
 for _, worker in ipairs(redis.pcall('SMEMBERS', KEYS[1])) do
-  if redis.call('EXISTS', ARGV[1] .. worker) == 0 then redis.call('SREM', KEYS[1], worker) end
+  if redis.call('EXISTS', ARGV[1] .. worker) == 0 then
+    redis.call('SREM', KEYS[1], worker)
+    redis.call('EXPIRE', ARGV[2] .. worker, ARGV[3])
+  end
 end
 """
 _FORGET_CONSUMERS = """
@@ -338,7 +341,9 @@ class LeaderStreams:
     def forget_gone(self, generation: str, queues: Iterable[str]) -> None:
         """Drop the ids of workers that have no heartbeat, and their consumers once nothing is left of what they had."""
         keys = self._keys
-        self._forget_silent(keys=[keys.workers], args=[keys.worker("")])
+        self._forget_silent(
+            keys=[keys.workers], args=[keys.worker(""), keys.queue(generation, private_queue("")), PRIVATE_TTL]
+        )
         for queue in queues:
             self._forget_consumers(keys=[keys.queue(generation, queue)], args=[_CONSUMER_IDLE * 1000])
 

@@ -23,7 +23,7 @@ from orchestrator.transport.codec import (
     encode,
 )
 from orchestrator.transport.connection import UNAVAILABLE
-from orchestrator.transport.keys import GROUP, NUDGE_CAP, Keys
+from orchestrator.transport.keys import GROUP, NUDGE_CAP, PRIVATE_TTL, Keys, private_queue
 from orchestrator.transport.quarantine import Refused, set_aside
 
 _NAMES_TTL = 3600
@@ -156,9 +156,11 @@ class WorkerStreams:
     def leave(self, workers: Sequence[str]) -> None:
         """Take back the heartbeats of workers that have ended in good order."""
         keys = self._keys
+        generation = self.generation() or ""
         pipeline = self._redis.pipeline(transaction=True)
         for worker in workers:
             pipeline.delete(keys.worker(worker), keys.orders(worker))
+            pipeline.expire(keys.queue(generation, private_queue(worker)), PRIVATE_TTL)
             pipeline.srem(keys.workers, worker)
         pipeline.execute()
         self.greet()

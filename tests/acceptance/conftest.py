@@ -15,7 +15,10 @@ sys.path.insert(0, str(HERE))  # as the workers see it: `project` is a top-level
 
 import project
 
-_TABLES = "tasks, ended_tasks, attempts, runs, workflows, schedules, backfills, inbox, leases, cursors, workers"
+_TABLES = (
+    "tasks, ended_tasks, attempts, runs, workflows, schedules, backfills, inbox, leases, cursors, workers, "
+    "histories, timers, promises, answers, run_keys"
+)
 
 
 @pytest.fixture

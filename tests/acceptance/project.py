@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import Orchestrator, TaskContext
+from orchestrator import Orchestrator, TaskContext, WorkflowContext
 
 app = Orchestrator()
 
@@ -168,3 +168,45 @@ def parent_on_success(path: str, tries: str) -> str:
 @app.task
 def waits_for_another() -> int:
     return add.enqueue(1, 2).result(5)
+
+
+# -- workflows as code
+
+
+@app.workflow
+async def both(ctx: WorkflowContext, first: int, second: int) -> list[int]:
+    return list(await asyncio.gather(add.schedule(first, 1), add.schedule(second, 1)))
+
+
+@app.workflow
+async def steps(ctx: WorkflowContext, count: int) -> int:
+    total = 0
+    for _ in range(count):
+        total = await add.schedule(total, 1)
+    return total
+
+
+@app.workflow
+async def parallel(ctx: WorkflowContext, path: str, go: str, width: int) -> list[int]:
+    """A parallel section that goes on when the test says so, and one after it."""
+    numbers = await asyncio.gather(*(logged_when.schedule(path, go, number) for number in range(width)))
+    return list(await asyncio.gather(*(logged.schedule(path, width + number) for number in numbers)))
+
+
+@app.task
+def logged_when(path: str, go: str, number: int) -> int:
+    wait_for(go)
+    log(path, str(number))
+    return number
+
+
+@app.workflow
+async def approval(ctx: WorkflowContext, patience: float) -> str:
+    @ctx.query
+    def describe() -> str:
+        return f"waits for {patience:g} s"
+
+    try:
+        return str(await asyncio.wait_for(ctx.promise("approval"), patience))
+    except TimeoutError:
+        return "too late"

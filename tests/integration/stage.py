@@ -16,7 +16,8 @@ from redis import Redis
 from sqlalchemy import Engine, text
 
 from orchestrator import Handle, Orchestrator, RunHandle, Settings
-from orchestrator.domain.task import Dispatch, Enqueued, Failed, Flush, Report, Started, Succeeded, TaskError
+from orchestrator.domain.reports import Flush, Report
+from orchestrator.domain.task import Dispatch, Enqueued, Failed, Started, Succeeded, TaskError
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.store import database
 from orchestrator.transport.codec import Heartbeat, Order, decode, encode, names_digest, pack_attempt
@@ -32,7 +33,7 @@ ONE = b"\x01"
 TTL = 5.0
 TABLES = (
     *("tasks", "ended_tasks", "attempts", "runs", "workflows", "inbox", "leases", "cursors", "workers"),
-    *("queues", "buckets", "unique_keys"),
+    *("queues", "buckets", "unique_keys", "histories", "timers", "promises", "answers", "run_keys"),
 )
 
 

@@ -14,18 +14,8 @@ from sqlalchemy import Engine
 from orchestrator import Retry, Settings, TaskCancelled, TaskFailed
 from orchestrator.domain.definition import Concurrency, Definition, Step
 from orchestrator.domain.ids import derived_id, time_ordered_id
-from orchestrator.domain.task import (
-    Dispatch,
-    Enqueued,
-    Failed,
-    Flush,
-    Lost,
-    NewTask,
-    Report,
-    Returned,
-    Started,
-    Succeeded,
-)
+from orchestrator.domain.reports import Flush, Report
+from orchestrator.domain.task import Dispatch, Enqueued, Failed, Lost, NewTask, Returned, Started, Succeeded
 from orchestrator.scheduler.leadership import TermOver
 from orchestrator.store import enqueue
 from orchestrator.transport import leader

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sqlalchemy import Connection, text
 
 from orchestrator.domain.ids import time_ordered_id
+from orchestrator.domain.reports import AttemptReport
 from orchestrator.domain.run import RunCounters, verdict
 from orchestrator.domain.states import (
     ENDED_RUN_STATES,
@@ -26,18 +27,11 @@ from orchestrator.domain.states import (
     RunState,
     TaskState,
 )
-from orchestrator.domain.task import (
-    AttemptReport,
-    Failed,
-    Lost,
-    NewTask,
-    Returned,
-    Started,
-    Succeeded,
-    TaskError,
-)
+from orchestrator.domain.task import Failed, Lost, NewTask, Returned, Started, Succeeded, TaskError
 from orchestrator.scheduler.advance import advance_runs, begin_runs
+from orchestrator.scheduler.code import CodeRuns
 from orchestrator.scheduler.dags import Dags
+from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.requests import apply_inbox, cancel_runs, cancel_tasks, retry_tasks
 from orchestrator.scheduler.status import apply_reports
@@ -71,7 +65,7 @@ def connection(shared_connection: Connection) -> Iterator[Connection]:
 
 
 def new_tick(connection: Connection) -> Tick:
-    return Tick(connection, NOW, Dags(1_000_000, 1_000), Triggers(), LaneService())
+    return Tick(connection, NOW, Dags(1_000_000, 1_000), Triggers(), LaneService(), CodeRuns(Fleet(5.0)))
 
 
 def new_id() -> bytes:

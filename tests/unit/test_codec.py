@@ -11,19 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.domain.task import (
-    Dispatch,
-    Enqueued,
-    Failed,
-    Flush,
-    Lost,
-    NewTask,
-    Report,
-    Returned,
-    Started,
-    Succeeded,
-    TaskError,
-)
+from orchestrator.domain.reports import Flush, Report
+from orchestrator.domain.task import Dispatch, Enqueued, Failed, Lost, NewTask, Returned, Started, Succeeded, TaskError
 from orchestrator.transport.codec import (
     Applied,
     Ended,

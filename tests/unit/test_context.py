@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from orchestrator import InvalidTask, Orchestrator, PayloadError, TaskAborted, TaskContext, TaskTimeout
-from orchestrator.domain.task import Dispatch, Failed, Flush, Noted, Report, Returned, Succeeded, TaskError
-from orchestrator.domain.task import fold_notes as fold
+from orchestrator.domain.reports import Flush, Report
+from orchestrator.domain.reports import fold_notes as fold
+from orchestrator.domain.task import Dispatch, Failed, Noted, Returned, Succeeded, TaskError
 from orchestrator.sdk.payload import decode_value
 from orchestrator.transport.codec import LogLine, ProgressMark, decode, encode
 from orchestrator.transport.worker import Receipt

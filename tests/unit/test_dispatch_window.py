@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.task import Dispatch
+from orchestrator.scheduler.code import CodeRuns
 from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.dispatch import Dispatcher
 from orchestrator.scheduler.fleet import Fleet
@@ -48,7 +49,8 @@ def fleet_of(**slots: int) -> Fleet:
 
 
 def tick(postgres: Postgres | None = None) -> Tick:
-    return Tick(postgres or Postgres(), NOW, Dags(1_000, 1_000), Triggers(), LaneService())  # type: ignore[arg-type]
+    code = CodeRuns(Fleet(5.0))
+    return Tick(postgres or Postgres(), NOW, Dags(1_000, 1_000), Triggers(), LaneService(), code)  # type: ignore[arg-type]
 
 
 def claimed(number: int, queue: str = "a", *, alone: bool = False) -> Claimed:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.ids import derived_id, time_ordered_id, to_text
+from orchestrator.domain.reports import AttemptReport, fold
 from orchestrator.domain.retry import RetryPolicy, backoff_delay, has_tries_left
 from orchestrator.domain.run import RunCounters, verdict
 from orchestrator.domain.states import RunState
 from orchestrator.domain.task import (
-    AttemptReport,
     End,
     Failed,
     Lost,
@@ -25,7 +25,6 @@ from orchestrator.domain.task import (
     TryAgain,
     after_failure,
     after_loss,
-    fold,
 )
 from orchestrator.domain.window import HORIZON, room, smoothed_rate
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from orchestrator import GiveUp, Orchestrator, Retry, RetryLater
-from orchestrator.domain.task import DEFAULT_OPTIONS, AttemptReport, Dispatch, Failed, Succeeded
+from orchestrator.domain.reports import AttemptReport
+from orchestrator.domain.task import DEFAULT_OPTIONS, Dispatch, Failed, Succeeded
 from orchestrator.workers.allowed import Allowed
+from orchestrator.workers.interrupt import uninterrupted
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.runner import Runner
 
@@ -93,3 +97,21 @@ def test_a_result_that_is_not_kept_need_not_even_be_data() -> None:
     assert isinstance(kept, Succeeded)
     assert isinstance(dropped, Succeeded)
     assert (kept.result, dropped.result) == (b"\x92\x01\x02", b"\xc0")
+
+
+def test_calls_can_be_watched_after_an_interruption_was_taken_back() -> None:
+    """In Python 3.11, a thread that watches its calls hangs for ever while an exception seems to be on its way."""
+
+    def take_back_and_watch() -> None:
+        uninterrupted()
+        sys.setprofile(lambda *_: None)
+        try:
+            str.upper("a")
+            (lambda: None)()
+        finally:
+            sys.setprofile(None)
+
+    thread = threading.Thread(target=take_back_and_watch, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()

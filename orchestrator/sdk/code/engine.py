@@ -50,16 +50,18 @@ class Engine:
         if flow is None:
             return Activated(identifier, attempt, time.monotonic() - begun, missing=True)
         kept = False
+        cached = attempt if activation.events else activation.cached
         try:
             batch, answers = self._run(flow, activation)
             kept = not flow.ended
-            return Activated(identifier, attempt, time.monotonic() - begun, activation.through, batch, answers=answers)
+            duration, through = time.monotonic() - begun, activation.through
+            return Activated(identifier, attempt, duration, through, batch, answers=answers, cached=cached)
         except (DeterminismViolation, NotDeterministic) as error:
             stuck = flow.ledger.violation or Violation(flow.number, type(error).__name__, str(error))
             return Activated(identifier, attempt, time.monotonic() - begun, stuck=stuck)
         finally:
             if kept:
-                self._keep(activation.run_id, flow, attempt if activation.events else activation.cached)
+                self._keep(activation.run_id, flow, cached)
             else:
                 flow.close()
 

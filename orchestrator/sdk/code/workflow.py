@@ -14,7 +14,9 @@ from orchestrator.errors import InvalidWorkflow, NotDeterministic, NotFound, Orc
 from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.code.guards import watch_package_of
+from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.loop import LONGEST_WAIT, keep_order
+from orchestrator.sdk.code.starting import OnConflict, Starting
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.payload import encode_call
 from orchestrator.sdk.signature import Signature
@@ -102,6 +104,30 @@ class CodeWorkflow(Generic[P, R]):
         """Return this workflow with other options, for the calls that follow."""
         changed = with_code_options(self.code_options, options)
         return CodeWorkflow(self.app, self.name, self.version, self.function, changed, self.signature)
+
+    def start(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
+        """Start a run; it is durable when this returns."""
+        return self.starting().start(*args, **kwargs)
+
+    async def astart(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
+        """Do the same as `start` without blocking the event loop."""
+        return await self.app.in_thread(self.start, *args, **kwargs)
+
+    def starting(
+        self,
+        *,
+        id: str | None = None,
+        on_conflict: OnConflict = "reject",
+        tags: Sequence[str] = (),
+        signal: tuple[str, Any] | None = None,
+    ) -> Starting[P, R]:
+        """Return how runs are to be started: `order.starting(id="o-1", on_conflict="return").start(…)`.
+
+        `id` is an id of your own: one run of this workflow is open under it at a time. If another run has it, the start
+        is refused (`reject`), gives that run (`return`), or starts a new one if that has ended (`anew`). With a
+        `signal` (name and value), the run that is open under the id gets it, or a new run begins with it.
+        """
+        return Starting(self, id=id, on_conflict=on_conflict, tags=tags, signal=signal)
 
     def schedule(self, *args: P.args, **kwargs: P.kwargs) -> DurableFuture[R]:
         """Inside a workflow: start a child run; the future is there at once."""

@@ -16,18 +16,8 @@ import msgspec
 from sqlalchemy import exc
 
 from orchestrator.domain.ids import derived_id
-from orchestrator.domain.task import (
-    Dispatch,
-    Enqueued,
-    Failed,
-    Flush,
-    Lost,
-    NewTask,
-    Returned,
-    Started,
-    Succeeded,
-    TaskError,
-)
+from orchestrator.domain.reports import Flush
+from orchestrator.domain.task import Dispatch, Enqueued, Failed, Lost, NewTask, Returned, Started, Succeeded, TaskError
 from orchestrator.store import completions
 from orchestrator.transport.codec import Heartbeat, encode, names_digest, unpack_attempts
 from orchestrator.transport.connection import UNAVAILABLE

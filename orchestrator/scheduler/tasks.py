@@ -1,0 +1,46 @@
+"""Create and cancel tasks on behalf of others: running tasks, runs, and people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
+from orchestrator.domain.task import NewTask, TaskError
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store import enqueue, transitions, unique
+from orchestrator.store.transitions import Ending
+
+_CANCELLED = TaskError("Cancelled", "Cancelled by request.")
+
+
+def adopt_children(tick: Tick, children: Sequence[NewTask]) -> None:
+    """Create what running tasks enqueue. Whoever needs a key may have to wait for it, and does so in the inbox."""
+    with_keys = [child for child in children if child.unique is not None]
+    if with_keys:
+        unique.defer(tick.connection, with_keys)
+        tick.has_wishes = True
+    adopt(tick, [child for child in children if child.unique is None])
+
+
+def adopt(tick: Tick, children: Sequence[NewTask]) -> None:
+    """Create tasks, once."""
+    if children:
+        tick.delayed = tick.delayed or any(child.delay > 0 or child.expires is not None for child in children)
+        tick.has_wishes = tick.has_wishes or any(child.lane is not None for child in children)
+        enqueue.adopt_tasks(tick.connection, children, tick.now)
+
+
+def cancel_tasks(tick: Tick, ids: list[bytes]) -> None:
+    """End tasks wherever they stand; running attempts are revoked after the commit."""
+    endings = [Ending(task, None, "cancelled", error_json(_CANCELLED)) for task in dict.fromkeys(ids)]
+    moved = transitions.end(tick.connection, TaskState.CANCELLED, endings, tick.now)
+    revoked = [task for task in moved if task.before in IN_FLIGHT_STATES]
+    tick.note(moved, errors={task.id: _CANCELLED for task in moved}, lingering={task.id for task in revoked})
+    tick.revoked.extend(revoked)
+
+
+def error_json(error: TaskError) -> str:
+    """Return an error as it is stored."""
+    return msgspec.json.encode({"kind": error.kind, "message": error.message, "traceback": error.traceback}).decode()

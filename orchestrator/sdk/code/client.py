@@ -1,0 +1,263 @@
+"""Runs of workflows as code, from the client's side: started, told, asked and waited for. Loads the store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain import history
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState
+from orchestrator.domain.task import TaskError
+from orchestrator.errors import (
+    Duplicate,
+    NotFound,
+    OrchestratorError,
+    ResultTimeout,
+    WrongState,
+)
+from orchestrator.sdk.code.handle import successor
+from orchestrator.sdk.code.recording import Recording
+from orchestrator.sdk.code.starting import OnConflict
+from orchestrator.sdk.options import check_name
+from orchestrator.sdk.payload import decode_value, encode_call, encode_value
+from orchestrator.store import code_runs, expectations, histories, inbox
+from orchestrator.store.code_runs import NewCodeRun, Outcome
+from orchestrator.store.inbox import Wish
+from orchestrator.transport.codec import Ended
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.backend import Backend
+
+Look = Callable[[], "Ended | None"]
+_ASK_AGAIN = 5.0
+"""Seconds after which a query is asked again: it may have been lost with a worker or a leader."""
+
+
+class CodeClient:
+    """What a client can do with runs of code, on the connections of its backend."""
+
+    def __init__(self, backend: Backend, max_payload: int) -> None:
+        self._backend = backend
+        self._limit = max_payload
+
+    # -- starting
+
+    def start(
+        self,
+        run_id: bytes,
+        started: history.RunStarted,
+        *,
+        timeout: float | None,
+        tags: str,
+        key: str | None,
+        on_conflict: OnConflict,
+        signal: history.SignalReceived | None,
+    ) -> bytes:
+        """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says.
+
+        With a signal, a run that is open under that id is signalled instead, and one that has ended is followed by a
+        new one: one transaction, whatever happens.
+        """
+        facts: list[history.RunStarted | history.SignalReceived] = [started]
+        if signal is not None:
+            facts.append(signal)
+        run = NewCodeRun(run_id, facts, timeout, tags=tags)
+        with self._backend.connected(transaction=True) as connection, connection.begin():
+            if key is not None:
+                anew = signal is not None or on_conflict == "anew"
+                held = code_runs.take_key(connection, f"{run.started.workflow}/{key}", run.id, anew=anew)
+                if held is not None:
+                    return self._conflict(connection, key, run, *held, on_conflict, signal)
+            code_runs.start(connection, [run])
+        self._backend.nudge()
+        return run.id
+
+    def _conflict(
+        self,
+        connection: Connection,
+        key: str,
+        run: NewCodeRun,
+        other: bytes,
+        state: str,
+        on_conflict: OnConflict,
+        signal: history.SignalReceived | None,
+    ) -> bytes:
+        if signal is not None:
+            self._wish(connection, Wish.SIGNAL, other, name=signal.name, value=signal.value)
+        elif on_conflict != "return":
+            raise Duplicate(
+                f"Workflow {run.started.workflow!r} has run {to_text(other)} under the id {key!r}, which is {state}. "
+                f"Start with on_conflict='return' to have that one, or 'anew' to start another once it has ended.",
+                to_text(other),
+            )
+        self._backend.nudge()
+        return other
+
+    # -- telling
+
+    def signal(self, run: bytes, name: str, value: Any) -> None:
+        """Send a signal to the run, or to the one in which it goes on."""
+        data = encode_value(value, f"Signal {name!r}", self._limit)
+        self._tell(run, Wish.SIGNAL, "signal", name=check_name("signal", name), value=data)
+
+    def resolve(self, run: bytes, promise: str, value: Any) -> None:
+        """Resolve the oldest open promise of a name."""
+        data = encode_value(value, f"Promise {promise!r}", self._limit)
+        self._request(run, Wish.RESOLVE, "resolve a promise of", None, name=promise, value=data)
+
+    def reject(self, run: bytes, promise: str, reason: str) -> None:
+        """Reject the oldest open promise of a name."""
+        self._request(run, Wish.REJECT, "reject a promise of", None, name=promise, reason=reason)
+
+    def query(self, run: bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float) -> Any:
+        """Ask the code something."""
+        payload = encode_call(name, args, kwargs, self._limit)
+        return self._request(run, Wish.QUERY, "query", timeout, name=name, value=payload)
+
+    def update(self, run: bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float) -> Any:
+        """Ask the code to do something."""
+        payload = encode_call(name, args, kwargs, self._limit)
+        return self._request(run, Wish.UPDATE, "update", timeout, name=name, value=payload)
+
+    def terminate(self, run: bytes) -> None:
+        """End a run without asking its code."""
+        self._tell(run, Wish.TERMINATE, "terminate")
+
+    def retry(self, run: bytes) -> bool:
+        """Let a stuck run try again; False if this is no run of code at all."""
+        with self._backend.connected() as connection:
+            outcome = code_runs.outcome(connection, run)
+            if outcome is None:
+                return False
+            if outcome.stuck is None:
+                raise WrongState(
+                    f"Cannot retry run {to_text(run)}: it is in state {outcome.status!r}, and only a stuck run of a "
+                    f"workflow as code can try again. Start a new one."
+                )
+            inbox.add(connection, Wish.RETRY_RUN, run)
+        self._backend.nudge()
+        return True
+
+    def _tell(self, run: bytes, wish: Wish, verb: str, **body: Any) -> bytes:
+        """Put a wish for an open run into the inbox; return the run, which may be a successor."""
+        run = self._open(run, verb)
+        with self._backend.connected() as connection:
+            self._wish(connection, wish, run, **body)
+        self._backend.nudge()
+        return run
+
+    @staticmethod
+    def _wish(connection: Connection, wish: Wish, run: bytes, **body: Any) -> None:
+        inbox.add(connection, wish, run, msgspec.json.encode(body).decode())
+
+    def _request(self, run: bytes, wish: Wish, verb: str, timeout: float | None, **body: Any) -> Any:
+        """Ask for something that is answered, and return the answer."""
+        request = self._backend.new_id()
+        run = self._tell(run, wish, verb, request=request, **body)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _ASK_AGAIN if deadline is None else min(_ASK_AGAIN, deadline - time.monotonic())
+            answer = self._backend.wait(request, lambda: self._look_for_answer(request), max(0.0, left))
+            if answer is not None:
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                raise ResultTimeout(f"No answer to {verb} run {to_text(run)} within {timeout:g} s.")
+            self._open(run, verb)
+            if wish is Wish.QUERY:
+                self._tell(run, wish, verb, request=request, **body)
+        if answer.error is not None:
+            kind = WrongState if answer.error.kind == "WrongState" else OrchestratorError
+            raise kind(_told(verb, body["name"], answer.error))
+        return decode_value(answer.result or b"\xc0")
+
+    def _look_for_answer(self, request: bytes) -> Ended | None:
+        with self._backend.connected() as connection:
+            found = expectations.find_answer(connection, request)
+        if found is None:
+            return None
+        state = RunState.FAILED if found.error is not None else RunState.SUCCESS
+        return Ended(request, state, found.result or b"\xc0", found.error)
+
+    # -- reading
+
+    def status(self, run: bytes) -> str:
+        """Return the state of the run, or of the one in which it goes on."""
+        _, outcome = self._last(run)
+        return "stuck" if outcome.stuck is not None else outcome.status
+
+    def history(self, run: bytes) -> Recording:
+        """Return everything that happened in a run."""
+        self._outcome(run)
+        with self._backend.connected() as connection:
+            return Recording(run, histories.read(connection, run))
+
+    def wait(self, run: bytes, timeout: float | None) -> Ended | None:
+        """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ended = self._backend.wait(run, self._looking(run), left)
+            if ended is None or not self._goes_on(ended):
+                return ended
+            run = successor(run)
+
+    async def wait_async(self, run: bytes, timeout: float | None) -> Ended | None:
+        """Do the same as `wait` on the event loop."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - loop.time())
+            ended = await self._backend.wait_async(run, self._looking(run), left)
+            if ended is None or not self._goes_on(ended):
+                return ended
+            run = successor(run)
+
+    @staticmethod
+    def _goes_on(ended: Ended) -> bool:
+        return ended.state == RunState.SUCCESS and ended.error is not None
+
+    def _looking(self, run: bytes) -> Look:
+        def look() -> Ended | None:
+            outcome = self._outcome(run)
+            if outcome.status not in ENDED_RUN_STATES:
+                return None
+            if outcome.reason == _CONTINUED:
+                return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))
+            return Ended(run, outcome.status, outcome.result, outcome.error)
+
+        return look
+
+    def _outcome(self, run: bytes) -> Outcome:
+        with self._backend.connected() as connection:
+            found = code_runs.outcome(connection, run)
+        if found is None:
+            raise NotFound(f"No run of a workflow as code has the id {to_text(run)}.")
+        return found
+
+    def _last(self, run: bytes) -> tuple[bytes, Outcome]:
+        outcome = self._outcome(run)
+        while outcome.reason == _CONTINUED:
+            run = successor(run)
+            outcome = self._outcome(run)
+        return run, outcome
+
+    def _open(self, run: bytes, verb: str) -> bytes:
+        run, outcome = self._last(run)
+        if outcome.status in ENDED_RUN_STATES:
+            raise WrongState(f"Cannot {verb} run {to_text(run)}: it is in state {outcome.status!r}.")
+        return run
+
+
+_CONTINUED = "continued"
+
+
+def _told(verb: str, name: str, error: TaskError) -> str:
+    if error.kind == "WrongState":
+        return error.message
+    return f"The {verb.split()[0]} {name!r} failed: {error.kind}: {error.message}"

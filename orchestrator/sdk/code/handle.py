@@ -1,0 +1,128 @@
+"""What the caller holds of a run of a workflow as code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.states import RunState
+from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
+from orchestrator.sdk.context import current_outlet
+from orchestrator.sdk.payload import decode_value
+from orchestrator.transport.codec import Ended
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.app import Orchestrator
+    from orchestrator.sdk.code.recording import Recording
+    from orchestrator.sdk.code.workflow import CodeWorkflow
+
+R = TypeVar("R")
+
+
+class WorkflowHandle(Generic[R]):
+    """One run. Where it continued as a new run, the handle follows."""
+
+    def __init__(self, app: Orchestrator, identifier: bytes, workflow: CodeWorkflow[..., R] | None = None) -> None:
+        self._app = app
+        self._id = identifier
+        self._workflow = workflow
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return to_text(self._id)
+
+    def __repr__(self) -> str:
+        return f"<WorkflowHandle {self._workflow.name + ' ' if self._workflow else ''}{self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WorkflowHandle) and other._id == self._id
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    # -- its end
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the result and return it; raise RunFailed if it failed or was cancelled, else ResultTimeout."""
+        refuse_inside_task()
+        return self._value(self._app.backend.code.wait(self._id, timeout), timeout)
+
+    async def aresult(self, timeout: float | None = None) -> R:
+        """Do the same as `result` without blocking the event loop."""
+        refuse_inside_task()
+        return self._value(await self._app.backend.code.wait_async(self._id, timeout), timeout)
+
+    def status(self) -> str:
+        """Return the run's state: running, success, failed or cancelled; `stuck` where its code cannot go on."""
+        return self._app.backend.code.status(self._id)
+
+    # -- what it can be told
+
+    def signal(self, name: str, value: Any = None) -> None:
+        """Send a signal; it waits until the code takes it."""
+        self._app.backend.code.signal(self._id, name, value)
+
+    def resolve(self, promise: str, value: Any = None) -> None:
+        """Resolve the oldest open promise of a name; WrongState if there is none."""
+        self._app.backend.code.resolve(self._id, promise, value)
+
+    def reject(self, promise: str, reason: str) -> None:
+        """Reject the oldest open promise of a name; WrongState if there is none."""
+        self._app.backend.code.reject(self._id, promise, reason)
+
+    def query(self, name: str, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
+        """Ask the code something, and return its answer."""
+        refuse_inside_task()
+        return self._app.backend.code.query(self._id, name, args, kwargs, timeout)
+
+    def update(self, name: str, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
+        """Ask the code to do something, and return its answer."""
+        refuse_inside_task()
+        return self._app.backend.code.update(self._id, name, args, kwargs, timeout)
+
+    def cancel(self) -> None:
+        """Ask the run to cancel itself: its code is told, and may tidy up."""
+        self._app.backend.cancel_run(self._id)
+
+    def terminate(self) -> None:
+        """End the run at once, without asking its code."""
+        self._app.backend.code.terminate(self._id)
+
+    def retry(self) -> None:
+        """Let a stuck run try again."""
+        self._app.backend.retry_run(self._id)
+
+    def history(self) -> Recording:
+        """Return everything that has happened so far."""
+        return self._app.backend.code.history(self._id)
+
+    def _value(self, ended: Ended | None, timeout: float | None) -> R:
+        if ended is None:
+            raise ResultTimeout(
+                f"{self!r} had no result after {timeout} s. It goes on; "
+                f"ask again, or see `orchestrator runs show {self.id}`."
+            )
+        name = f"Workflow {self._workflow.name!r}" if self._workflow else "The workflow"
+        if ended.state == RunState.SUCCESS:
+            value = decode_value(ended.result or b"\xc0")
+            result: R = self._workflow.signature.restore_result(value) if self._workflow else value
+            return result
+        error = ended.error
+        if ended.state == RunState.CANCELLED or error is None:
+            raise RunFailed(f"{name}, run {self.id}, was {ended.state}.")
+        raise RunFailed(f"{name}, run {self.id}, failed: {error.kind}: {error.message}\n\n{error.traceback}".rstrip())
+
+
+def successor(run: bytes) -> bytes:
+    """Return the id of the run in which a run goes on."""
+    return derived_id(run, "continued")
+
+
+def refuse_inside_task() -> None:
+    """Refuse to wait inside a task."""
+    if current_outlet() is not None:
+        raise OrchestratorError(
+            "A task cannot wait for a workflow: it would hold a slot while it waits. "
+            "Let a workflow schedule both, or let the task enqueue what follows."
+        )

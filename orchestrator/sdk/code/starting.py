@@ -1,0 +1,80 @@
+"""How a run of a workflow as code is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, get_args
+
+import msgspec
+
+from orchestrator.domain import history
+from orchestrator.errors import InvalidWorkflow, OrchestratorError
+from orchestrator.sdk.code.current import current_flow
+from orchestrator.sdk.code.handle import WorkflowHandle
+from orchestrator.sdk.context import current_outlet
+from orchestrator.sdk.options import check_label, check_name, check_tags
+from orchestrator.sdk.payload import encode_value
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.code.workflow import CodeWorkflow
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OnConflict = Literal["reject", "return", "anew"]
+"""What a start under a chosen id does if a run has it: refuse, return that run, or start anew if that has ended."""
+
+
+class Starting(Generic[P, R]):
+    """A workflow, with what is decided for the runs that follow."""
+
+    def __init__(
+        self,
+        workflow: CodeWorkflow[P, R],
+        *,
+        id: str | None,
+        on_conflict: OnConflict,
+        tags: Sequence[str],
+        signal: tuple[str, Any] | None,
+    ) -> None:
+        if on_conflict not in get_args(OnConflict):
+            raise InvalidWorkflow(
+                f"Option on_conflict: expected one of {', '.join(get_args(OnConflict))}, found {on_conflict!r}."
+            )
+        if signal is not None and id is None:
+            raise InvalidWorkflow("Option signal: it goes to the run under an id; give id= as well.")
+        self._workflow = workflow
+        self._id = None if id is None else check_label("run id", id)
+        self._on_conflict = on_conflict
+        self._tags = check_tags(list(tags))
+        self._signal = signal
+
+    def start(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
+        """Start a run; it is durable when this returns."""
+        workflow = self._workflow
+        if current_outlet() is not None or current_flow() is not None:
+            raise OrchestratorError(
+                f"A run of workflow {workflow.name!r} cannot be started inside a task or a workflow. "
+                f"Inside a workflow, use {workflow.name}.schedule(…)."
+            )
+        payload = workflow.encode_call(args, kwargs)
+        options = workflow.code_options
+        queue = options.queue or workflow.app.route(workflow.name)
+        started = history.RunStarted(workflow.name, workflow.version, payload, queue)
+        run_id = workflow.app.backend.code.start(
+            workflow.app.new_id(),
+            started,
+            timeout=options.seconds or None,
+            tags=msgspec.json.encode(self._tags).decode(),
+            key=self._id,
+            on_conflict=self._on_conflict,
+            signal=self._encoded_signal(),
+        )
+        return WorkflowHandle(workflow.app, run_id, workflow)
+
+    def _encoded_signal(self) -> history.SignalReceived | None:
+        if self._signal is None:
+            return None
+        name, value = self._signal
+        limit = self._workflow.app.settings.max_payload
+        return history.SignalReceived(check_name("signal", name), encode_value(value, f"Signal {name!r}", limit))

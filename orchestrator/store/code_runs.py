@@ -1,0 +1,404 @@
+"""Runs of workflows as code: how they begin, get stuck, and end.
+
+Each has a task of its own, with the id of the run, that carries the turns of its code: `blockers = 1` while the code
+waits, 0 when it has something to be shown. How that task ends is how the run ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.domain import history
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
+from orchestrator.domain.task import TaskError
+from orchestrator.store import arrays
+from orchestrator.store.histories import EVENTS, event_parameters
+from orchestrator.store.runs import TIMED_OUT
+from orchestrator.store.statement import Statement
+from orchestrator.store.transitions import Moved, current_attempt, identifier, moved_rows
+
+_START = Statement(
+    f"""
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest(%(ids)s::uuid[], %(workflows)s::text[], %(versions)s::int[], %(queues)s::text[],
+                         %(counts)s::int[], %(timeouts)s::double precision[], %(parents)s::uuid[],
+                         %(positions)s::int[], %(child_ids)s::uuid[], %(detached)s::boolean[], %(tags)s::jsonb[])
+             AS g(id, workflow, version, queue, count, timeout, parent, position, child_id, detached, tags)
+), moment AS (
+    SELECT coalesce(%(now)s::timestamptz, now()) AS now
+), created AS (
+    INSERT INTO orchestrator.runs (id, name, status, total, open, created_at, started_at, workflow, version, deadline,
+                                   parent_run, parent_position, child_id, detached, tags, code, last_event)
+    SELECT g.id, g.workflow, 'running', 0, 0, moment.now, moment.now, g.workflow, g.version,
+           moment.now + g.timeout * interval '1 second', g.parent, g.position, g.child_id, g.detached,
+           ARRAY(SELECT jsonb_array_elements_text(g.tags)), true, g.count
+      FROM given g, moment
+        ON CONFLICT (id) DO NOTHING
+    RETURNING id
+), kept AS (
+    INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
+    SELECT e.run_id, e.place, moment.now, e.kind, e.data
+      FROM moment, {EVENTS} JOIN created ON created.id = e.run_id
+), own AS (
+    INSERT INTO orchestrator.tasks (id, name, queue, run_id, payload)
+    SELECT g.id, g.workflow, g.queue, g.id, ''::bytea FROM given g JOIN created ON created.id = g.id
+)
+SELECT id::text FROM created
+"""
+)
+
+
+class NewCodeRun(NamedTuple):
+    """A run that is to be started."""
+
+    id: bytes
+    facts: Sequence[history.RunStarted | history.SignalReceived]
+    """How its history begins: with `RunStarted`."""
+    timeout: float | None = None
+    position: int | None = None
+    """Of a child: which one it is of its parent's."""
+    child_id: bytes | None = None
+    """The id under which the parent waits for it, if that is not its own."""
+    detached: bool = False
+    tags: str = "[]"
+    """JSON."""
+
+    @property
+    def started(self) -> history.RunStarted:
+        first = self.facts[0]
+        assert isinstance(first, history.RunStarted)
+        return first
+
+
+def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | None = None) -> set[bytes]:
+    """Create runs with the beginning of their histories; return those that did not exist."""
+    parameters = {
+        "now": now,
+        "ids": arrays.uuids(run.id for run in runs),
+        "workflows": [run.started.workflow for run in runs],
+        "versions": arrays.numbers(run.started.version for run in runs),
+        "queues": [run.started.queue for run in runs],
+        "counts": arrays.numbers(len(run.facts) for run in runs),
+        "timeouts": arrays.numbers(run.timeout for run in runs),
+        "parents": arrays.uuids(run.started.parent for run in runs),
+        "positions": arrays.numbers(run.position for run in runs),
+        "child_ids": arrays.uuids(run.child_id for run in runs),
+        "detached": arrays.numbers(run.detached for run in runs),
+        "tags": [run.tags for run in runs],
+        **event_parameters((run.id, run.facts) for run in runs),
+    }
+    # A client may sit behind a pooler, where nothing that was prepared can be found again.
+    rows = _START(connection, parameters) if now is not None else connection.exec_driver_sql(_START.sql, parameters)
+    return {identifier(row[0]) for row in rows}
+
+
+_TAKE_KEY = """
+INSERT INTO orchestrator.run_keys AS held (key, run_id) VALUES (%(key)s, %(run)s::uuid)
+    ON CONFLICT (key) DO UPDATE SET run_id = excluded.run_id
+ WHERE %(anew)s AND EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = held.run_id AND r.ended_at IS NOT NULL)
+RETURNING run_id::text
+"""
+_HOLDER = """
+SELECT k.run_id::text, r.status FROM orchestrator.run_keys k LEFT JOIN orchestrator.runs r ON r.id = k.run_id
+ WHERE k.key = %(key)s
+"""
+
+
+def take_key(connection: Connection, key: str, run: bytes, *, anew: bool) -> tuple[bytes, str] | None:
+    """Let a run have a chosen id, in the transaction that starts it; else return the run that has it, and its state.
+
+    `anew` takes it over from a run that has ended.
+    """
+    parameters = {"key": key, "run": run.hex(), "anew": anew}
+    if connection.exec_driver_sql(_TAKE_KEY, parameters).one_or_none() is not None:
+        return None
+    row = connection.exec_driver_sql(_HOLDER, {"key": key}).one()
+    return identifier(row[0]), row[1]
+
+
+def holder_of_key(connection: Connection, key: str) -> bytes | None:
+    """Return the run that has a chosen id."""
+    row = connection.exec_driver_sql(_HOLDER, {"key": key}).one_or_none()
+    return identifier(row[0]) if row else None
+
+
+_PASS_KEYS = Statement(
+    """
+UPDATE orchestrator.run_keys k SET run_id = p.new FROM unnest(%(old)s::uuid[], %(new)s::uuid[]) AS p(old, new)
+ WHERE k.run_id = p.old
+"""
+)
+
+
+# -- stuck
+
+_STICK = Statement(
+    f"""
+WITH back AS (
+    UPDATE orchestrator.tasks t
+       SET status = 'pending', blockers = 1, worker = NULL, hold = NULL, wake_at = NULL, dispatched_at = NULL,
+           started_at = NULL, losses = 0, alone = false
+      FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(reasons)s::jsonb[]) AS r(id, attempt, reason)
+     {current_attempt()}
+     WHERE t.ctid = found.place
+    RETURNING t.id, t.queue, t.attempt, r.reason
+), marked AS (
+    UPDATE orchestrator.runs r SET stuck = back.reason, cached = 0 FROM back WHERE r.id = back.id
+)
+SELECT id::text, 'pending', queue, id::text, attempt, 'dispatched' FROM back
+"""
+)
+
+
+def stick(connection: Connection, reasons: Iterable[tuple[bytes, int, str]]) -> list[Moved]:
+    """Note that runs cannot go on, with the attempt that found out and the reason as JSON; their code sleeps."""
+    rows = list(reasons)
+    parameters = {
+        "ids": arrays.uuids(run for run, _, _ in rows),
+        "attempts": arrays.numbers(attempt for _, attempt, _ in rows),
+        "reasons": [reason for _, _, reason in rows],
+    }
+    return moved_rows(_STICK(connection, parameters))
+
+
+_STICK_HELD = Statement(
+    """
+WITH marked AS (
+    UPDATE orchestrator.runs r SET stuck = s.reason, cached = 0
+      FROM unnest(%(ids)s::uuid[], %(reasons)s::jsonb[]) AS s(id, reason)
+     WHERE r.id = s.id AND r.code AND r.shown > 0 AND r.ended_at IS NULL
+    RETURNING r.id
+), back AS (
+    UPDATE orchestrator.tasks t SET blockers = 1, worker = NULL, hold = NULL, wake_at = NULL
+      FROM marked WHERE t.id = marked.id AND t.status = 'pending'
+)
+SELECT id::text FROM marked
+"""
+)
+
+
+def stick_unknown(connection: Connection, reasons: Iterable[tuple[bytes, str]]) -> set[bytes]:
+    """Note that no worker knows the code of runs that have begun; return those."""
+    rows = list(reasons)
+    parameters = {"ids": arrays.uuids(run for run, _ in rows), "reasons": [reason for _, reason in rows]}
+    return {identifier(row[0]) for row in _STICK_HELD(connection, parameters)}
+
+
+_FREE = Statement(
+    """
+WITH freed AS (
+    UPDATE orchestrator.runs r SET stuck = NULL, cached = 0
+     WHERE r.id IN (SELECT id FROM orchestrator.runs
+                     WHERE stuck IS NOT NULL AND ended_at IS NULL
+                       AND (id = ANY(%(ids)s::uuid[]) OR workflow = ANY(%(workflows)s::text[]))
+                     ORDER BY id LIMIT %(limit)s)
+    RETURNING r.id
+), woken AS (
+    UPDATE orchestrator.tasks t SET blockers = 0
+      FROM freed WHERE t.id = freed.id AND t.status = 'pending'
+)
+SELECT id::text FROM freed
+"""
+)
+
+
+def free(
+    connection: Connection, limit: int, *, runs: Sequence[bytes] = (), workflows: Sequence[str] = ()
+) -> list[bytes]:
+    """Let stuck runs try again: these, and those of these workflows."""
+    parameters = {"ids": arrays.uuids(runs), "workflows": list(workflows), "limit": limit}
+    return [identifier(row[0]) for row in _FREE(connection, parameters)]
+
+
+_WAKE = Statement(
+    """
+WITH open AS (
+    SELECT wanted.id, r.stuck IS NULL AS free FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+     CROSS JOIN LATERAL (
+           SELECT stuck FROM orchestrator.runs WHERE id = wanted.id AND code AND ended_at IS NULL LIMIT 1) AS r
+), woken AS (
+    UPDATE orchestrator.tasks t SET blockers = 0
+      FROM open WHERE open.free AND t.id = open.id AND t.status = 'pending' AND t.blockers > 0
+)
+SELECT id::text FROM open WHERE free
+"""
+)
+
+
+def wake(connection: Connection, runs: Sequence[bytes]) -> set[bytes]:
+    """Have runs activated although nothing is new; return those that are open and not stuck."""
+    return {identifier(row[0]) for row in _WAKE(connection, {"ids": arrays.uuids(runs)})}
+
+
+# -- the end
+
+
+def _sources() -> str:
+    return " OR ".join(
+        "(e.state = '{}' AND r.status IN ({}))".format(
+            state, ", ".join(f"'{source}'" for source in run_sources_of(state))
+        )
+        for state in ENDED_RUN_STATES
+    )
+
+
+_END = Statement(
+    f"""
+WITH ended AS (
+    UPDATE orchestrator.runs r
+       SET status = CASE WHEN e.state = 'cancelled' AND r.reason = '{TIMED_OUT}' THEN 'failed' ELSE e.state END,
+           ended_at = %(now)s::timestamptz, reason = coalesce(e.reason, r.reason), closing = r.open > 0, stuck = NULL
+      FROM unnest(%(ids)s::uuid[], %(states)s::text[], %(reasons)s::text[]) AS e(id, state, reason)
+     WHERE r.id = e.id AND r.code AND ({_sources()})
+    RETURNING r.id, r.status, r.open, r.parent_run, coalesce(r.child_id, r.id) AS child_id, r.workflow
+), timers AS (
+    DELETE FROM orchestrator.timers WHERE run_id = ANY(%(ids)s::uuid[])
+), promises AS (
+    DELETE FROM orchestrator.promises WHERE run_id = ANY(%(ids)s::uuid[])
+)
+SELECT id::text, status, open, parent_run::text, child_id::text FROM ended
+"""
+)
+
+
+class EndedRun(NamedTuple):
+    """A run that has just ended."""
+
+    id: bytes
+    state: str
+    open: int
+    """Its tasks and children that have not ended."""
+    parent: bytes | None
+    child_id: bytes
+
+
+def end(connection: Connection, ends: Iterable[tuple[bytes, RunState, str | None]], now: datetime) -> list[EndedRun]:
+    """End runs, each in its state and for its reason, if any; what they waited for is forgotten."""
+    rows = list(ends)
+    parameters = {
+        "now": now,
+        "ids": arrays.uuids(run for run, _, _ in rows),
+        "states": [str(state) for _, state, _ in rows],
+        "reasons": [reason for _, _, reason in rows],
+    }
+    return [
+        EndedRun(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, identifier(row[4]))
+        for row in _END(connection, parameters)
+    ]
+
+
+_CHILDREN = Statement(
+    """
+SELECT c.id::text FROM unnest(%(ids)s::uuid[]) AS parent(id)
+ CROSS JOIN LATERAL (
+       SELECT id FROM orchestrator.runs
+        WHERE parent_run = parent.id AND code AND ended_at IS NULL AND NOT detached OFFSET 0) AS c
+"""
+)
+
+
+def children(connection: Connection, parents: Sequence[bytes]) -> list[bytes]:
+    """Return the open child runs that do not outlive these runs."""
+    return [identifier(row[0]) for row in _CHILDREN(connection, {"ids": arrays.uuids(parents)})]
+
+
+_CLOSING = Statement("SELECT id::text FROM orchestrator.runs WHERE closing ORDER BY id LIMIT %(limit)s")
+_CLOSED = Statement("UPDATE orchestrator.runs SET closing = false WHERE id = ANY(%(ids)s::uuid[])")
+
+
+def closing(connection: Connection, limit: int) -> list[bytes]:
+    """Return runs that have ended and may have open tasks."""
+    return [identifier(row[0]) for row in _CLOSING(connection, {"limit": limit})]
+
+
+def closed(connection: Connection, runs: Sequence[bytes]) -> None:
+    """Note that nothing is open any more in runs that have ended."""
+    _CLOSED(connection, {"ids": arrays.uuids(runs)})
+
+
+_CONTINUED = Statement(
+    """
+SELECT r.id::text, r.parent_run::text, r.parent_position, coalesce(r.child_id, r.id)::text, r.detached, r.tags::text[],
+       extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision, r.workflow, r.version, t.queue
+  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
+ CROSS JOIN LATERAL (SELECT queue FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t
+"""
+)
+
+
+class Predecessor(NamedTuple):
+    """A run that goes on in another."""
+
+    id: bytes
+    parent: bytes | None
+    position: int | None
+    child_id: bytes
+    detached: bool
+    tags: list[str]
+    timeout: float | None
+    """Seconds that are left of its time."""
+    workflow: str
+    version: int
+    queue: str
+
+
+def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -> list[Predecessor]:
+    """Return what the successors of runs take over."""
+    rows = _CONTINUED(connection, {"ids": arrays.uuids(runs), "now": now})
+    return [
+        Predecessor(identifier(row[0]), identifier(row[1]) or None, row[2], identifier(row[3]), *row[4:])
+        for row in rows
+    ]
+
+
+def pass_keys(connection: Connection, successors: Iterable[tuple[bytes, bytes]]) -> None:
+    """Let the successors of runs have the ids that those were started under."""
+    pairs = list(successors)
+    _PASS_KEYS(connection, {"old": arrays.uuids(old for old, _ in pairs), "new": arrays.uuids(new for _, new in pairs)})
+
+
+_TIMED_OUT = Statement(
+    f"""
+UPDATE orchestrator.runs SET deadline = NULL, reason = '{TIMED_OUT}'
+ WHERE id IN (SELECT id FROM orchestrator.runs
+               WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL AND code AND NOT cancelling
+               ORDER BY deadline LIMIT %(limit)s)
+RETURNING id::text
+"""
+)
+
+
+def time_out(connection: Connection, now: datetime, limit: int) -> list[bytes]:
+    """Return runs whose time is up, once."""
+    return [identifier(row[0]) for row in _TIMED_OUT(connection, {"now": now, "limit": limit})]
+
+
+_OUTCOME = """
+SELECT r.status, r.reason, t.result, t.error, r.stuck, r.code
+  FROM orchestrator.runs r LEFT JOIN orchestrator.ended_tasks t ON t.id = r.id
+ WHERE r.id = %(id)s::uuid
+"""
+
+
+class Outcome(NamedTuple):
+    """Where a run stands, and how it ended."""
+
+    status: str
+    reason: str | None
+    result: bytes | None
+    error: TaskError | None
+    stuck: dict[str, Any] | None
+
+
+def outcome(connection: Connection, run: bytes) -> Outcome | None:
+    """Return where a run of a workflow as code stands, or None if there is no such run."""
+    row = connection.exec_driver_sql(_OUTCOME, {"id": run.hex()}).one_or_none()
+    if row is None or not row[5]:
+        return None
+    error = row[3] and TaskError(row[3]["kind"], row[3]["message"], row[3].get("traceback", ""))
+    return Outcome(row[0], row[1], None if row[2] is None else bytes(row[2]), error, row[4])

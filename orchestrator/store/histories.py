@@ -1,0 +1,217 @@
+"""Histories of runs of workflows as code: appended to by number, never rewritten.
+
+The tick appends all its events of all runs with one statement, and what it costs does not depend on how long a
+history is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain import history
+from orchestrator.domain.history import Event
+from orchestrator.store import arrays
+from orchestrator.store.statement import Statement
+from orchestrator.store.transitions import Moved, current_attempt, identifier, moved_rows
+
+What = history.Fact | history.Record | history.Mark
+_encode = msgspec.msgpack.Encoder().encode
+_decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(What)
+_FACTS = [str(fact.__struct_config__.tag) for fact in get_args(history.Fact)]
+
+EVENTS = """unnest(%(event_runs)s::uuid[], %(places)s::int[], %(kinds)s::text[], %(data)s::bytea[])
+           AS e(run_id, place, kind, data)"""
+"""The events of a batch; `place` counts from 1 within a run."""
+
+
+def event_parameters(events: Iterable[tuple[bytes, Sequence[What]]]) -> dict[str, Any]:
+    """Return the parameters of `EVENTS`."""
+    flat = [(run, place, what) for run, some in events for place, what in enumerate(some, 1)]
+    return {
+        "event_runs": arrays.uuids(run for run, _, _ in flat),
+        "places": arrays.numbers(place for _, place, _ in flat),
+        "kinds": [str(what.__struct_config__.tag) for _, _, what in flat],
+        "data": arrays.blobs(_encode(what) for _, _, what in flat),
+    }
+
+
+_APPEND = Statement(
+    f"""
+WITH ahead AS (
+    UPDATE orchestrator.runs r SET last_event = r.last_event + d.count
+      FROM unnest(%(ids)s::uuid[], %(counts)s::int[]) AS d(id, count)
+     CROSS JOIN LATERAL (
+           SELECT ctid AS place FROM orchestrator.runs
+            WHERE id = d.id AND code AND ended_at IS NULL LIMIT 1) AS found
+     WHERE r.ctid = found.place
+    RETURNING r.id, r.last_event - d.count AS before, r.stuck IS NULL AS free
+), kept AS (
+    INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
+    SELECT e.run_id, ahead.before + e.place, %(now)s::timestamptz, e.kind, e.data
+      FROM {EVENTS} JOIN ahead ON ahead.id = e.run_id
+), woken AS (
+    UPDATE orchestrator.tasks t SET blockers = 0
+      FROM ahead
+     CROSS JOIN LATERAL (
+           SELECT ctid AS place FROM orchestrator.tasks
+            WHERE id = ahead.id AND status = 'pending' AND blockers > 0 LIMIT 1) AS found
+     WHERE %(wake)s::boolean AND ahead.free AND t.ctid = found.place
+)
+SELECT id::text FROM ahead
+"""
+)
+
+
+def append(
+    connection: Connection, events: Mapping[bytes, Sequence[What]], now: datetime, *, wake: bool = True
+) -> set[bytes]:
+    """Append events to the histories of open runs, whose code is to `wake` for them; return the runs that were open."""
+    parameters = {
+        "now": now,
+        "wake": wake,
+        "ids": arrays.uuids(events),
+        "counts": arrays.numbers(len(some) for some in events.values()),
+        **event_parameters(events.items()),
+    }
+    return {identifier(row[0]) for row in _APPEND(connection, parameters)}
+
+
+_SUSPEND = Statement(
+    f"""
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(throughs)s::int[], %(seen)s::boolean[],
+                         %(cached)s::int[], %(workers)s::text[], %(counts)s::int[], %(opened)s::int[])
+             AS g(id, attempt, through, seen, cached, worker, count, opened)
+), back AS (
+    UPDATE orchestrator.tasks t
+       SET status = 'pending', blockers = CASE WHEN run.last_event > r.through THEN 0 ELSE 1 END, worker = r.worker,
+           dispatched_at = NULL, started_at = NULL, losses = 0, alone = false
+      FROM given r
+     {current_attempt()}
+     CROSS JOIN LATERAL (SELECT last_event FROM orchestrator.runs WHERE id = r.id LIMIT 1) AS run
+     WHERE t.ctid = found.place
+    RETURNING t.id, t.queue, t.attempt
+), ahead AS (
+    UPDATE orchestrator.runs r
+       SET last_event = r.last_event + g.count, cached = g.cached, total = r.total + g.opened, open = r.open + g.opened,
+           shown = CASE WHEN g.seen THEN g.through ELSE r.shown END
+      FROM back JOIN given g ON g.id = back.id
+     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = g.id LIMIT 1) AS found
+     WHERE r.ctid = found.place
+    RETURNING r.id, r.last_event - g.count AS before
+), kept AS (
+    INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
+    SELECT e.run_id, ahead.before + e.place, %(now)s::timestamptz, e.kind, e.data
+      FROM {EVENTS} JOIN ahead ON ahead.id = e.run_id
+)
+SELECT id::text, 'pending', queue, id::text, attempt, 'dispatched' FROM back
+"""
+)
+
+
+class Turn(NamedTuple):
+    """An activation after which the code waits for more."""
+
+    id: bytes
+    attempt: int
+    through: int
+    seen: bool
+    """The code was shown events; else it only answered queries."""
+    cached: int
+    worker: str
+    events: Sequence[What]
+    """To be appended: a mark and records."""
+    opened: int
+    """Tasks and child runs that it starts."""
+
+
+def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> list[Moved]:
+    """Put the runs' own tasks back to sleep, or to ready where facts came meanwhile, and append what the code did."""
+    parameters = {
+        "now": now,
+        "ids": arrays.uuids(turn.id for turn in turns),
+        "attempts": arrays.numbers(turn.attempt for turn in turns),
+        "throughs": arrays.numbers(turn.through for turn in turns),
+        "seen": arrays.numbers(turn.seen for turn in turns),
+        "cached": arrays.numbers(turn.cached for turn in turns),
+        "workers": arrays.words(turn.worker for turn in turns),
+        "counts": arrays.numbers(len(turn.events) for turn in turns),
+        "opened": arrays.numbers(turn.opened for turn in turns),
+        **event_parameters((turn.id, turn.events) for turn in turns),
+    }
+    return moved_rows(_SUSPEND(connection, parameters))
+
+
+class Unseen(NamedTuple):
+    """A run that is to be activated, and the events that its code is to be shown."""
+
+    id: bytes
+    workflow: str
+    version: int
+    after: int
+    through: int
+    cached: int
+    events: list[Event]
+
+
+_UNSEEN = Statement(
+    """
+SELECT r.id::text, r.workflow, r.version, r.shown, r.last_event, r.cached, h.number,
+       extract(epoch FROM h.at)::double precision, h.data
+  FROM unnest(%(ids)s::uuid[], %(whole)s::boolean[]) AS wanted(id, whole)
+ CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
+  LEFT JOIN LATERAL (
+       SELECT number, at, data FROM orchestrator.histories
+        WHERE run_id = r.id AND number > CASE WHEN wanted.whole OR r.cached = 0 THEN 0 ELSE r.shown END
+          AND (wanted.whole OR r.cached = 0 OR kind = ANY(%(facts)s::text[]))
+        ORDER BY number OFFSET 0) AS h ON true
+"""
+)
+
+
+def unseen(connection: Connection, wanted: Mapping[bytes, bool]) -> list[Unseen]:
+    """Return runs with the facts that are new to their code; with the whole history for those that are marked so."""
+    parameters = {"ids": arrays.uuids(wanted), "whole": arrays.numbers(wanted.values()), "facts": _FACTS}
+    found: dict[bytes, Unseen] = {}
+    for row in _UNSEEN(connection, parameters):
+        run = identifier(row[0])
+        if run not in found:
+            whole = wanted[run] or not row[5]
+            after, cached = (0, 0) if whole else (row[3], row[5])
+            found[run] = Unseen(run, row[1], row[2], after, row[4], cached, [])
+        if row[6] is not None:
+            found[run].events.append(Event(row[6], row[7], _decode.decode(row[8])))
+    return list(found.values())
+
+
+_READ = """
+SELECT number, extract(epoch FROM at)::double precision, data FROM orchestrator.histories
+ WHERE run_id = %(run)s::uuid ORDER BY number
+"""
+
+
+def read(connection: Connection, run: bytes) -> list[Event]:
+    """Return the whole history of a run."""
+    rows = connection.exec_driver_sql(_READ, {"run": run.hex()})
+    return [Event(row[0], row[1], _decode.decode(row[2])) for row in rows]
+
+
+_SIGNALS = Statement(
+    """
+SELECT run_id::text, data FROM orchestrator.histories
+ WHERE run_id = ANY(%(ids)s::uuid[]) AND kind = 'signal_received' ORDER BY run_id, number
+"""
+)
+
+
+def signals(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[history.SignalReceived]]:
+    """Return the signals that runs were ever sent, in order."""
+    found: dict[bytes, list[history.SignalReceived]] = {}
+    for row in _SIGNALS(connection, {"ids": arrays.uuids(runs)}):
+        found.setdefault(identifier(row[0]), []).append(_decode.decode(row[1]))
+    return found

@@ -1,0 +1,49 @@
+"""Workflows as code whose processes are killed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import project
+import pytest
+
+from tests.acceptance.stack import Stack, eventually
+
+
+@pytest.fixture
+def settings() -> dict[str, float]:
+    return {"worker_ttl": 3.0, "lease": 3.0}
+
+
+def test_the_scheduler_and_a_worker_die_in_a_parallel_section(stack: Stack, tmp_path: Path) -> None:
+    path, go = tmp_path / "log", tmp_path / "go"
+    scheduler = stack.scheduler()
+    victim = stack.worker()
+    handle = project.parallel.start(str(path), str(go), 6)
+    in_flight = "SELECT count(*) FROM orchestrator.tasks WHERE status = 'running' AND run_id <> id"
+    eventually(lambda: stack.scalar(in_flight) == 6, "six tasks run")
+    scheduler.kill()
+    victim.kill()
+    go.touch()
+    stack.worker(processes=2)
+    stack.scheduler()
+    assert handle.result(60) == [6, 7, 8, 9, 10, 11]
+    lines = Counter(path.read_text().split())
+    assert set(lines) == {str(number) for number in range(12)}
+    assert all(lines[str(number)] == 1 for number in range(6, 12))
+    kinds = [event.what.__struct_config__.tag for event in handle.history().events]
+    assert Counter(kinds)["task_completed"] == 12
+    assert kinds[-1] == "run_completed"
+
+
+def test_a_worker_dies_between_two_turns(stack: Stack) -> None:
+    """What it had in memory is replayed elsewhere."""
+    stack.scheduler()
+    victim = stack.worker()
+    handle = project.approval.start(600.0)
+    eventually(lambda: stack.scalar("SELECT count(*) FROM orchestrator.promises"), "the promise is open")
+    victim.kill()
+    stack.worker()
+    handle.resolve("approval", "yes")
+    assert handle.result(60) == "yes"
