@@ -15,7 +15,7 @@ from orchestrator.domain import commands, history
 from orchestrator.domain.activation import Activated, Activation, Query, Violation
 from orchestrator.domain.commands import Command
 from orchestrator.domain.history import Fact
-from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.scheduler.fleet import Fleet
@@ -32,8 +32,6 @@ from orchestrator.transport.keys import private_queue
 
 log = get_logger("scheduler")
 
-CONTINUED = "continued"
-"""The reason of a run that goes on in another."""
 LARGEST_HISTORY = LARGEST_MESSAGE // 2
 """Bytes of a history that can still be sent to a worker."""
 _NOTHING = b"\xc0"
@@ -367,7 +365,9 @@ def end_runs(tick: Tick) -> None:
     """End the runs whose own tasks have ended: cancel what is open in them, and tell their parents."""
     ends = {end.id: end for end in tick.own_ends}
     tick.own_ends.clear()
-    states = ((run, RunState(end.state), CONTINUED if run in tick.continuing else None) for run, end in ends.items())
+    states = (
+        (run, RunState(end.state), code_runs.CONTINUED if run in tick.continuing else None) for run, end in ends.items()
+    )
     ended = code_runs.end(tick.connection, states, tick.now)
     tick.has_wishes = tick.has_wishes or any(run.open for run in ended)  # the agenda says that they are closing
     continued = [run.id for run in ended if run.id in tick.continuing]
@@ -407,7 +407,7 @@ def _continue(tick: Tick, ids: Sequence[bytes]) -> None:
                 untaken.append(signal)
         new.append(
             NewCodeRun(
-                successor(old.id),
+                successor_id(old.id),
                 [started, *untaken],
                 old.timeout,
                 old.position,
@@ -418,11 +418,6 @@ def _continue(tick: Tick, ids: Sequence[bytes]) -> None:
         )
     code_runs.start(tick.connection, new, tick.now)
     code_runs.pass_keys(tick.connection, [(run.started.continued_from or b"", run.id) for run in new])
-
-
-def successor(run: bytes) -> bytes:
-    """Return the id of the run in which a run goes on."""
-    return derived_id(run, CONTINUED)
 
 
 def close_runs(tick: Tick, limit: int) -> None:

@@ -91,6 +91,10 @@ def _data(text: str) -> bytes:
     return base64.b64decode(text)
 
 
+ABOUT_CODE = frozenset(
+    {Wish.SIGNAL, Wish.RESOLVE, Wish.REJECT, Wish.UPDATE, Wish.QUERY, Wish.TERMINATE, Wish.CANCEL_RUN}
+)
+"""What goes to the run in which its target goes on."""
 CODE_WISHES: dict[str, Callable[[Tick, Sequence[Item]], None]] = {
     Wish.SIGNAL: signal,
     Wish.RESOLVE: settle_promises,

@@ -11,7 +11,7 @@ from orchestrator.domain.states import RunState
 from orchestrator.domain.task import NewTask
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
 from orchestrator.scheduler.code import ask_to_cancel
-from orchestrator.scheduler.code_requests import CODE_WISHES
+from orchestrator.scheduler.code_requests import ABOUT_CODE, CODE_WISHES
 from orchestrator.scheduler.tasks import adopt, cancel_tasks
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Posted
@@ -29,6 +29,9 @@ def apply_inbox(tick: Tick, limit: int) -> None:
     unfinished: set[int] = set()
     for kind, neighbours in groupby(items, key=lambda item: item.kind):
         same = list(neighbours)
+        if kind in ABOUT_CODE:
+            last = code_runs.latest(tick.connection, [item.target for item in same])
+            same = [item._replace(target=last[item.target]) for item in same]
         ids = [item.target for item in same]
         if kind == Wish.CANCEL_TASK:
             cancel_tasks(tick, ids)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from orchestrator.domain.activation import Violation
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.task import TaskError
+from orchestrator.scheduler.code import violation_json
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.tasks import error_json
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import transitions, waiting
+from orchestrator.store import code_runs, transitions, waiting
 from orchestrator.store.transitions import Ending
 
 
@@ -38,8 +40,15 @@ def fail_unknown(tick: Tick, fleet: Fleet, limit: int) -> None:
                 f"No live worker of queue {queue!r} knows the task {name!r}. They know: {known}.",
             )
     if errors:
+        # Code that has begun is not failed because nobody has it at the moment: its run waits for somebody who has.
+        for run in code_runs.stick_unknown(tick.connection, [(task, _stuck(error)) for task, error in errors.items()]):
+            del errors[run]
         endings = [Ending(task, None, "unknown task", error_json(error)) for task, error in errors.items()]
         tick.note(transitions.end(tick.connection, TaskState.FAILED, endings, tick.now), errors=errors)
+
+
+def _stuck(error: TaskError) -> str:
+    return violation_json(Violation(0, error.kind, error.message))
 
 
 def release_known(tick: Tick, fleet: Fleet, limit: int) -> None:

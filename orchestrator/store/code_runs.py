@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain import history
+from orchestrator.domain.ids import successor_id
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
 from orchestrator.domain.task import TaskError
 from orchestrator.store import arrays
@@ -20,6 +21,9 @@ from orchestrator.store.histories import EVENTS, event_parameters
 from orchestrator.store.runs import TIMED_OUT
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import Moved, current_attempt, identifier, moved_rows
+
+CONTINUED = "continued"
+"""The reason of a run that goes on in another."""
 
 _START = Statement(
     f"""
@@ -360,6 +364,27 @@ def pass_keys(connection: Connection, successors: Iterable[tuple[bytes, bytes]])
     """Let the successors of runs have the ids that those were started under."""
     pairs = list(successors)
     _PASS_KEYS(connection, {"old": arrays.uuids(old for old, _ in pairs), "new": arrays.uuids(new for _, new in pairs)})
+
+
+_CONTINUING = Statement(
+    f"""
+SELECT wanted.id::text FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (
+       SELECT FROM orchestrator.runs WHERE id = wanted.id AND code AND reason = '{CONTINUED}' LIMIT 1) AS r
+"""
+)
+
+
+def latest(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, bytes]:
+    """Return, for each of these runs, the one in which it goes on now: itself, where it never continued."""
+    last = {run: run for run in runs}
+    moving = list(last)
+    while moving:
+        continued = {identifier(row[0]) for row in _CONTINUING(connection, {"ids": arrays.uuids(last.values())})}
+        moving = [run for run in moving if last[run] in continued]
+        for run in moving:
+            last[run] = successor_id(last[run])
+    return last
 
 
 _TIMED_OUT = Statement(

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import Orchestrator, TaskContext, WorkflowContext
+from orchestrator import Orchestrator, PromiseRejected, TaskContext, WorkflowContext
 
 app = Orchestrator()
 
@@ -210,3 +210,59 @@ async def approval(ctx: WorkflowContext, patience: float) -> str:
         return str(await asyncio.wait_for(ctx.promise("approval"), patience))
     except TimeoutError:
         return "too late"
+    except PromiseRejected as error:
+        return f"rejected: {error}"
+
+
+@app.workflow
+async def basket(ctx: WorkflowContext) -> list[str]:
+    """Collect what is signalled until somebody pays."""
+    items: list[str] = []
+
+    @ctx.update
+    def rename(number: int, name: str) -> str:
+        old, items[number] = items[number], name
+        return old
+
+    @ctx.query("items")
+    def all_items() -> list[str]:
+        return items
+
+    async for item in ctx.signals("add", type=str):
+        if item == "pay":
+            return items
+        items.append(item)
+    return items
+
+
+@app.workflow
+async def rounds(ctx: WorkflowContext, left: int, total: int = 0) -> int:
+    total += await ctx.signals("number", type=int).get()
+    if left > 1:
+        ctx.continue_as_new(left - 1, total)
+    return total
+
+
+@app.workflow
+async def family(ctx: WorkflowContext, children: int) -> list[int]:
+    return list(await asyncio.gather(*(steps.schedule(number) for number in range(1, children + 1))))
+
+
+@app.workflow
+async def tidy(ctx: WorkflowContext, path: str) -> None:
+    """Wait for ever; asked to stop, tidy up."""
+    child = approval.schedule(3600.0)
+    try:
+        await asyncio.gather(child, logged_when.options(queue="nobody").schedule(path, path, 1))
+    finally:
+        await logged.schedule(path, 7)
+
+
+@app.workflow
+async def unstorable(ctx: WorkflowContext) -> object:
+    return object()
+
+
+@app.workflow
+async def failing(ctx: WorkflowContext) -> None:
+    await broken.schedule("nothing there")

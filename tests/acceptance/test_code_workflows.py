@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import Any
 
 import project
+import pytest
 
-from tests.acceptance.stack import Stack
+from orchestrator import Duplicate, OrchestratorError, RunFailed, WrongState
+from orchestrator.sdk.code.handle import WorkflowHandle
+from tests.acceptance.stack import Stack, eventually
 
 
 def test_from_start_to_result(running: Stack) -> None:
@@ -31,3 +36,129 @@ def test_a_thousand_workflows_of_ten_steps(running: Stack) -> None:
     counts = {str(run): count for run, count in tasks}
     assert all(counts[handle.id] == 10 for handle in handles)
     assert running.scalar("SELECT count(*) FROM orchestrator.tasks") == 0
+
+
+# -- what a run can be told
+
+
+def test_a_promise_is_kept_once(running: Stack) -> None:
+    handle = project.approval.start(600.0)
+    eventually(lambda: _promises(running, handle), "the promise is open")
+    assert handle.query("describe") == "waits for 600 s"
+    handle.resolve("approval", "yes")
+    assert handle.result(20) == "yes"
+    with pytest.raises(WrongState, match="is in state 'success'"):
+        handle.resolve("approval", "no")
+
+
+def test_who_resolves_a_promise_too_late_is_told(running: Stack) -> None:
+    handle = project.basket.start()
+    with pytest.raises(WrongState, match="No promise 'approval' is open"):
+        handle.resolve("approval", "yes")
+    handle.terminate()
+
+
+def test_a_rejected_promise_raises_in_the_code(running: Stack) -> None:
+    handle = project.approval.start(600.0)
+    eventually(lambda: _promises(running, handle), "the promise is open")
+    handle.reject("approval", "too expensive")
+    assert "too expensive" in handle.result(20)
+
+
+def test_a_timer_fires(running: Stack) -> None:
+    assert project.approval.start(0.2).result(20) == "too late"
+
+
+def test_signals_queries_and_updates(running: Stack) -> None:
+    handle = project.basket.start()
+    handle.signal("add", "a pear")
+    handle.signal("add", "a fig")
+    assert eventually(lambda: len(handle.query("items")) == 2 and handle.query("items"), "both are there") == [
+        "a pear",
+        "a fig",
+    ]
+    assert handle.update("rename", 1, "a date") == "a fig"
+    with pytest.raises(OrchestratorError, match="IndexError"):
+        handle.update("rename", 7, "nothing")
+    with pytest.raises(OrchestratorError, match="answers no query 'item'"):
+        handle.query("item")
+    handle.signal("add", "pay")
+    assert handle.result(20) == ["a pear", "a date"]
+    with pytest.raises(WrongState, match="Cannot signal run"):
+        handle.signal("add", "a plum")
+
+
+def test_a_run_goes_on_in_new_ones_with_the_signals_it_has_not_taken(running: Stack) -> None:
+    handle = project.rounds.start(3)
+    for number in (1, 2, 3):
+        handle.signal("number", number)
+    assert handle.result(20) == 6
+    assert handle.status() == "success"
+
+
+def test_children_give_their_results_to_their_parent(running: Stack) -> None:
+    assert project.family.start(5).result(30) == [1, 2, 3, 4, 5]
+
+
+def test_a_cancelled_run_tidies_up_and_takes_what_is_open_with_it(running: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    handle = project.tidy.start(str(path))
+    children = "SELECT id FROM orchestrator.runs WHERE parent_run = CAST(:id AS uuid)"
+    child = eventually(lambda: running.sql(children, id=handle.id), "the child is there")[0][0]
+    handle.cancel()
+    with pytest.raises(RunFailed, match="was cancelled"):
+        handle.result(20)
+    assert path.read_text() == "7\n"
+    eventually(lambda: _state(running, child) == "cancelled", "the child is cancelled, too")
+    eventually(lambda: not _open_tasks(running, handle), "nothing is open")
+    (counters,) = running.sql("SELECT total, open FROM orchestrator.runs WHERE id = CAST(:id AS uuid)", id=handle.id)
+    assert counters == (3, 0)
+
+
+def test_a_terminated_run_is_not_asked(running: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    handle = project.tidy.start(str(path))
+    eventually(lambda: _open_tasks(running, handle) == 2, "it waits")
+    handle.terminate()
+    with pytest.raises(RunFailed, match="was cancelled"):
+        handle.result(20)
+    assert not path.exists()
+    eventually(lambda: not _open_tasks(running, handle), "nothing is open")
+
+
+def test_code_that_raises_fails_its_run(running: Stack) -> None:
+    with pytest.raises(RunFailed, match="LookupError: nothing there"):
+        project.failing.options().start().result(60)
+    with pytest.raises(RunFailed, match="cannot be serialised"):
+        project.unstorable.start().result(20)
+
+
+# -- ids of one's own
+
+
+def test_one_run_is_open_under_an_id(running: Stack) -> None:
+    first = project.basket.starting(id="b-1").start()
+    with pytest.raises(Duplicate, match=first.id):
+        project.basket.starting(id="b-1").start()
+    assert project.basket.starting(id="b-1", on_conflict="return").start() == first
+    with pytest.raises(Duplicate):
+        project.basket.starting(id="b-1", on_conflict="anew").start()
+    project.basket.starting(id="b-1", signal=("add", "a nut")).start()
+    first.signal("add", "pay")
+    assert first.result(20) == ["a nut"]
+    again = project.basket.starting(id="b-1", signal=("add", "a pea")).start()
+    assert again != first
+    again.signal("add", "pay")
+    assert again.result(20) == ["a pea"]
+
+
+def _promises(stack: Stack, handle: WorkflowHandle[Any]) -> object:
+    return stack.scalar("SELECT count(*) FROM orchestrator.promises WHERE run_id = CAST(:id AS uuid)", id=handle.id)
+
+
+def _open_tasks(stack: Stack, handle: WorkflowHandle[Any]) -> object:
+    return stack.scalar("SELECT count(*) FROM orchestrator.tasks WHERE run_id = CAST(:id AS uuid)", id=handle.id)
+
+
+def _state(stack: Stack, run: object) -> object:
+    return stack.scalar("SELECT status FROM orchestrator.runs WHERE id = CAST(:id AS uuid)", id=str(run))

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain import history
-from orchestrator.domain.ids import to_text
+from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.task import TaskError
 from orchestrator.errors import (
@@ -21,7 +21,6 @@ from orchestrator.errors import (
     ResultTimeout,
     WrongState,
 )
-from orchestrator.sdk.code.handle import successor
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.starting import OnConflict
 from orchestrator.sdk.options import check_name
@@ -205,7 +204,7 @@ class CodeClient:
             ended = self._backend.wait(run, self._looking(run), left)
             if ended is None or not self._goes_on(ended):
                 return ended
-            run = successor(run)
+            run = successor_id(run)
 
     async def wait_async(self, run: bytes, timeout: float | None) -> Ended | None:
         """Do the same as `wait` on the event loop."""
@@ -216,7 +215,7 @@ class CodeClient:
             ended = await self._backend.wait_async(run, self._looking(run), left)
             if ended is None or not self._goes_on(ended):
                 return ended
-            run = successor(run)
+            run = successor_id(run)
 
     @staticmethod
     def _goes_on(ended: Ended) -> bool:
@@ -227,7 +226,7 @@ class CodeClient:
             outcome = self._outcome(run)
             if outcome.status not in ENDED_RUN_STATES:
                 return None
-            if outcome.reason == _CONTINUED:
+            if outcome.reason == code_runs.CONTINUED:
                 return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))
             return Ended(run, outcome.status, outcome.result, outcome.error)
 
@@ -242,8 +241,8 @@ class CodeClient:
 
     def _last(self, run: bytes) -> tuple[bytes, Outcome]:
         outcome = self._outcome(run)
-        while outcome.reason == _CONTINUED:
-            run = successor(run)
+        while outcome.reason == code_runs.CONTINUED:
+            run = successor_id(run)
             outcome = self._outcome(run)
         return run, outcome
 
@@ -252,9 +251,6 @@ class CodeClient:
         if outcome.status in ENDED_RUN_STATES:
             raise WrongState(f"Cannot {verb} run {to_text(run)}: it is in state {outcome.status!r}.")
         return run
-
-
-_CONTINUED = "continued"
 
 
 def _told(verb: str, name: str, error: TaskError) -> str:

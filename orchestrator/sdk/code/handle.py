@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import RunState
 from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
 from orchestrator.sdk.context import current_outlet
@@ -112,11 +112,6 @@ class WorkflowHandle(Generic[R]):
         if ended.state == RunState.CANCELLED or error is None:
             raise RunFailed(f"{name}, run {self.id}, was {ended.state}.")
         raise RunFailed(f"{name}, run {self.id}, failed: {error.kind}: {error.message}\n\n{error.traceback}".rstrip())
-
-
-def successor(run: bytes) -> bytes:
-    """Return the id of the run in which a run goes on."""
-    return derived_id(run, "continued")
 
 
 def refuse_inside_task() -> None:
