@@ -39,6 +39,7 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.builder import Workflow
 from orchestrator.sdk.code.context import RunInfo, WorkflowContext
 from orchestrator.sdk.code.guards import unguarded
+from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.context import TaskContext, current_task
@@ -99,6 +100,7 @@ __all__ = [
     "Workflow",
     "WorkflowContext",
     "WorkflowFailed",
+    "WorkflowHandle",
     "WrongState",
     "as_completed",
     "current_task",

@@ -14,8 +14,9 @@ import click
 from rich.text import Text
 from sqlalchemy import Connection
 
+from orchestrator.cli import code_runs
 from orchestrator.cli.data import data_text, parse_value
-from orchestrator.cli.options import json_option, moment, page_options, status_option
+from orchestrator.cli.options import app_option, json_option, moment, page_options, status_option
 from orchestrator.cli.output import console, print_fields, print_json, print_table, state
 from orchestrator.cli.progress import watch_run, watch_workflow
 from orchestrator.cli.reading import reading
@@ -25,8 +26,10 @@ from orchestrator.cli.times import ago, between, present, when
 from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound
 from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store import insights, workflows
 from orchestrator.store.insights import RunDetail, RunFilter, RunView, StepView
+from orchestrator.workers.loading import load_app
 
 _MOST_CHILDREN = 100
 _PARAM = re.compile(r"([^=]+)=(.*)", re.DOTALL)
@@ -48,12 +51,19 @@ def command() -> None:
 @click.argument("params", metavar="[KEY=VALUE]…", nargs=-1)
 @click.option("--key", help="An idempotency key: a second start with it returns the first run.")
 @click.option("--tag", "tags", multiple=True, help="Add a tag; may be repeated.")
+@app_option
 @click.option("--wait", is_flag=True, help="Wait for the end; exit with 1 unless it succeeds.")
 @click.option("--watch", is_flag=True, help="Draw the run until its end; exit with 1 unless it succeeds.")
 def start(
-    workflow: str, params: tuple[str, ...], key: str | None, tags: tuple[str, ...], wait: bool, watch: bool
+    workflow: str,
+    params: tuple[str, ...],
+    key: str | None,
+    tags: tuple[str, ...],
+    app: str | None,
+    wait: bool,
+    watch: bool,
 ) -> None:
-    """Start a run of the newest version of a workflow, and print its id.
+    """Start a run of the newest version of a workflow, and print its id. For a workflow as code, give --app.
 
     Each value is JSON if it reads as JSON, else a string; write 'name="5"' for a string of one digit.
 
@@ -65,12 +75,18 @@ def start(
     if wait and watch:
         raise click.UsageError("--wait and --watch are given, and only one of them can be followed.")
     given = _params(params)
-    with sending() as app:
-        handle = app.workflows[workflow].options(key=key, tags=tags).start(**given)
+    code = _find_code(app, workflow)
+    with sending() as application:
+        if code is None:
+            handle = application.workflows[workflow].options(key=key, tags=tags).start(**given)
+        else:
+            started = code.starting(id=key, on_conflict="return", tags=tags).start(**given)
+            code.app.close()
+            handle = application.run(started.id)
         if not (watch and sys.stdout.isatty()):  # where it stands above the drawing
             click.echo(handle.id, err=wait or watch)
         if watch:
-            sys.exit(_watch(app, UUID(handle.id), as_json=False))
+            sys.exit(_watch(application, UUID(handle.id), as_json=False))
         if wait:
             ended = handle.wait()
             click.echo(ended)
@@ -82,6 +98,7 @@ def start(
 @status_option(RunState)
 @click.option("--tag", "tags", multiple=True, help="Only with this tag; given again, with all of them.")
 @click.option("--name", help="Only of this name.")
+@click.option("--stuck", is_flag=True, help="Only those whose code no longer fits their history.")
 @click.option("--parent", type=click.UUID, metavar="ID", help="Only those that this run started.")
 @click.option("--since", type=moment, metavar="TIME", help="Only created since then: 2h (ago), or 2024-01-31T09:30.")
 @click.option("--until", type=moment, metavar="TIME", help="Only created before then.")
@@ -135,6 +152,9 @@ def show(run: UUID, as_json: bool) -> None:
         _print_runs(children, now)
         if len(children) == _MOST_CHILDREN:
             click.echo(f"All of them: orchestrator runs list --parent {run}", err=True)
+    if found.stuck:
+        click.echo(f"\n{found.stuck['difference']}" if found.stuck["difference"] else "", err=True)
+        click.echo(f"It goes on when workers with code that fits come, or: orchestrator runs retry {run}", err=True)
     if found.failed:
         click.echo(f"\nIts failures: orchestrator tasks list --run {run} --status failed", err=True)
 
@@ -199,7 +219,16 @@ def rerun(run: UUID, from_step: str | None) -> None:
         click.echo(app.run(run).rerun(from_step=from_step).id)
 
 
+for _about_code in code_runs.COMMANDS:
+    command.add_command(_about_code)
+
+
 # -- reading
+
+
+def _find_code(where: str | None, name: str) -> CodeWorkflow[..., Any] | None:
+    """Return the workflow of an application's code, if an application is given."""
+    return None if where is None else load_app(where).code_workflows.find(name)
 
 
 def _params(words: Sequence[str]) -> dict[str, Any]:
@@ -259,6 +288,8 @@ def _watch(app: Orchestrator, run: UUID, *, as_json: bool) -> int:
 
 
 def _state(run: RunView) -> Text:
+    if run.stuck is not None:
+        return state(run.status, "stuck")
     remark = "cancelling" if run.cancelling and run.ended_at is None else run.reason or ""
     return state(run.status, remark)
 
@@ -312,6 +343,7 @@ def _print(run: RunDetail, now: datetime) -> None:
             "workflow": f"{run.workflow}, version {run.version}" if run.workflow is not None else None,
             "params": ", ".join(f"{name}={data_text(value)}" for name, value in run.params.items()),
             "status": _state(run),
+            "stuck": f"{run.stuck['kind']}: {run.stuck['message']}" if run.stuck else None,
             "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",
             "tags": ", ".join(run.tags),
             "key": run.key,

@@ -62,6 +62,12 @@ def of_the_system(overview: Overview) -> Iterator[Trouble]:
             f"{f', the first fails {ago(unknown.fails_at, now)}' if unknown.fails_at else ''}. "
             f"Start a worker whose application has it.",
         )
+    if overview.stuck_runs:
+        yield Trouble(
+            kind="stuck runs",
+            message=f"{overview.stuck_runs:,} runs are stuck: their code cannot go on with their history. Look at them: "
+            f"orchestrator runs list --stuck",
+        )
     for failing in overview.failing_schedules:
         yield Trouble(kind="failing schedule", message=f"Schedule {failing.key} starts nothing: {failing.error}")
 

@@ -16,6 +16,7 @@ from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, UnknownTask, did_you_mean
 from orchestrator.sdk.code.context import WorkflowContext
+from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.workflow import (
     CodeOptions,
     CodeWorkflow,
@@ -202,6 +203,10 @@ class Orchestrator:
     def run(self, run_id: str | UUID) -> RunHandle[Any]:
         """Return a handle to a run that was started elsewhere."""
         return RunHandle(self, parse_id("run", run_id))
+
+    def workflow_run(self, run_id: str | UUID) -> WorkflowHandle[Any]:
+        """Return a handle to a run of a workflow as code that was started elsewhere."""
+        return WorkflowHandle(self, parse_id("run", run_id))
 
     def route(self, name: str, otherwise: str = DEFAULT_QUEUE) -> str:
         """Return the queue to which a task of this name goes, unless it says otherwise itself."""

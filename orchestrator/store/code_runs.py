@@ -427,3 +427,17 @@ def outcome(connection: Connection, run: bytes) -> Outcome | None:
         return None
     error = row[3] and TaskError(row[3]["kind"], row[3]["message"], row[3].get("traceback", ""))
     return Outcome(row[0], row[1], None if row[2] is None else bytes(row[2]), error, row[4])
+
+
+_OPEN = """
+SELECT id::text, workflow, version FROM orchestrator.runs
+ WHERE code AND ended_at IS NULL AND workflow = ANY(%(workflows)s::text[])
+   AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
+ ORDER BY id
+"""
+
+
+def open_runs(connection: Connection, workflows: Sequence[str], since: datetime | None) -> list[tuple[bytes, str, int]]:
+    """Return id, workflow and version of the open runs of these workflows, oldest first."""
+    rows = connection.exec_driver_sql(_OPEN, {"workflows": list(workflows), "since": since})
+    return [(identifier(row[0]), row[1], row[2]) for row in rows]

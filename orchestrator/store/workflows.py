@@ -55,7 +55,7 @@ def read(connection: Connection, name: str, version: int) -> Stored | None:
 _OF_RUN = f"""
 SELECT {", ".join(f"w.{column.strip()}" for column in _COLUMNS.split(","))}
   FROM orchestrator.runs r JOIN orchestrator.workflows w ON w.name = r.workflow AND w.version = r.version
- WHERE r.id = %(run)s::uuid
+ WHERE r.id = %(run)s::uuid AND NOT r.code
 """
 
 

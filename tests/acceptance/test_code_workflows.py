@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ import pytest
 
 from orchestrator import Duplicate, OrchestratorError, RunFailed, WrongState
 from orchestrator.sdk.code.handle import WorkflowHandle
-from tests.acceptance.stack import Stack, eventually
+from orchestrator.sdk.code.recording import Recording
+from orchestrator.sdk.code.replaying import replay
+from tests.acceptance.stack import HERE, Stack, eventually
 
 
 def test_from_start_to_result(running: Stack) -> None:
@@ -150,6 +154,38 @@ def test_one_run_is_open_under_an_id(running: Stack) -> None:
     assert again != first
     again.signal("add", "pay")
     assert again.result(20) == ["a pea"]
+
+
+# -- from the command line
+
+
+def test_from_the_command_line(running: Stack) -> None:
+    run = _command(running, "runs", "start", "project.basket", "--app", "project:app").strip()
+    _command(running, "runs", "signal", run, "add", "a pear")
+    assert eventually(lambda: "pear" in _command(running, "runs", "query", run, "items"), "it is there")
+    assert "a pear" in _command(running, "runs", "update", run, "rename", "0", "a date")
+    assert "fits" in _command(running, "workflows", "replay-check", "--app", "project:app", "--since", "1h")
+    history = _command(running, "runs", "history", run)
+    assert "signal received" in history
+    recording = Recording.from_json(_command(running, "runs", "history", run, "--json"))
+    replay(project.basket, recording)
+    assert "project.basket, version 1" in _command(running, "runs", "show", run)
+    _command(running, "runs", "terminate", run)
+    eventually(lambda: _state(running, run) == "cancelled", "it has ended")
+
+
+def _command(stack: Stack, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *words],
+        env=stack.environment,
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _promises(stack: Stack, handle: WorkflowHandle[Any]) -> object:

@@ -22,7 +22,7 @@ from orchestrator.scheduler.loop import Scheduler
 from orchestrator.store import database
 from orchestrator.transport.codec import Heartbeat, Order, decode, encode, names_digest, pack_attempt
 from orchestrator.transport.connection import connect
-from orchestrator.transport.keys import Keys
+from orchestrator.transport.keys import Keys, private_queue
 from orchestrator.transport.leader import LeaderStreams
 from orchestrator.transport.worker import OrderInbox, Receipt, WorkerStreams
 
@@ -95,9 +95,10 @@ class Worker:
         """Receive what there is, and hold it."""
         generation = self._streams.generation()
         assert generation is not None
-        self._streams.join(generation, self._queues)
+        queues = [*self._queues, private_queue(self.name)]
+        self._streams.join(generation, queues)
         taken: list[Dispatch] = []
-        for queue, entry, tasks in self._streams.take(generation, self.name, self._queues, 1_000, 0.001):
+        for queue, entry, tasks in self._streams.take(generation, self.name, queues, 1_000, 0.001):
             self._messages.append((queue, entry, {(task.id, task.attempt) for task in tasks}))
             taken += tasks
         self.held += [(task.id, task.attempt) for task in taken]

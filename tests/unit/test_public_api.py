@@ -61,6 +61,7 @@ PUBLIC = [
     "Workflow",
     "WorkflowContext",
     "WorkflowFailed",
+    "WorkflowHandle",
     "WrongState",
     "as_completed",
     "current_task",

@@ -57,6 +57,8 @@ class RunView:
     """The run that started it."""
     parent_step: str | None
     """The step of that run."""
+    stuck: Mapping[str, Any] | None
+    """Why its code cannot go on with its history: kind, message, event, difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,8 @@ class RunFilter:
     """With all of these tags."""
     parent: UUID | None = None
     """Started by this run."""
+    stuck: bool = False
+    """Only those whose code no longer fits their history."""
     since: datetime | None = None
     """Created at this time or later."""
     until: datetime | None = None
@@ -92,7 +96,7 @@ class RunFilter:
 
 
 _COLUMNS = """id, name, status, cancelling, total, open, success, failed, cancelled, skipped,
-       created_at, started_at, ended_at, workflow, version, tags, key, reason, parent_run, parent_step"""
+       created_at, started_at, ended_at, workflow, version, tags, key, reason, parent_run, parent_step, stuck"""
 
 # Parameters arrive as literals, so the planner drops the conditions that are not asked for.
 _LIST = f"""
@@ -103,6 +107,7 @@ SELECT {_COLUMNS} FROM orchestrator.runs
    AND (%(workflow)s::text IS NULL OR workflow = %(workflow)s::text)
    AND (%(tags)s::text[] IS NULL OR (tags <> '{{}}' AND tags @> %(tags)s::text[]))
    AND (%(parent)s::uuid IS NULL OR parent_run = %(parent)s::uuid)
+   AND (NOT %(stuck)s OR (stuck IS NOT NULL AND ended_at IS NULL))
    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s::timestamptz)
  ORDER BY id DESC LIMIT %(limit)s
@@ -119,6 +124,7 @@ def list_runs(
         "workflow": wanted.workflow,
         "tags": list(wanted.tags) or None,
         "parent": wanted.parent and wanted.parent.hex,
+        "stuck": wanted.stuck,
         "since": wanted.since,
         "until": wanted.until,
         "before": before and before.hex,

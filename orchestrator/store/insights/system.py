@@ -106,6 +106,8 @@ class Overview:
     """The first of those that could not start their last run."""
     storage: Storage
     """What is kept, and what that takes."""
+    stuck_runs: int
+    """Runs of workflows as code whose code no longer fits their history."""
 
 
 _OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
@@ -133,6 +135,7 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
         schedules=_schedules(connection),
         failing_schedules=_failing_schedules(connection),
         storage=_storage(connection),
+        stuck_runs=connection.exec_driver_sql(_STUCK).scalar_one(),
     )
 
 
@@ -197,6 +200,8 @@ def _schedules(connection: Connection) -> dict[str, int]:
     """Return how many schedules there are of each kind."""
     return dict(connection.exec_driver_sql(_SCHEDULES).one()._asdict())
 
+
+_STUCK = "SELECT count(*) FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL"
 
 _FAILING_SCHEDULES = """
 SELECT workflow || '/' || name AS key, error FROM orchestrator.schedules

@@ -1,0 +1,165 @@
+"""`orchestrator runs` for workflows as code: tell them, ask them, look at their histories."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import click
+
+from orchestrator.cli.data import data_text, parse_value
+from orchestrator.cli.options import json_option
+from orchestrator.cli.output import print_table
+from orchestrator.cli.sending import sending
+from orchestrator.domain.history import Event
+from orchestrator.domain.ids import to_text
+from orchestrator.sdk.payload import decode_value
+
+run_argument = click.argument("run", type=click.UUID, metavar="ID")
+_LONGEST = 120
+
+
+@click.command()
+@run_argument
+@click.argument("name")
+@click.argument("value", required=False)
+def signal(run: UUID, name: str, value: str | None) -> None:
+    """Send a signal to a workflow; it waits until the code takes it. The value is JSON if it reads as JSON.
+
+    \b
+    Example:
+      orchestrator runs signal 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 add '{"item": "pear"}'
+    """
+    with sending() as app:
+        app.workflow_run(run).signal(name, _value(value))
+        click.echo(f"Sent {name!r} to run {run}.")
+
+
+@click.command()
+@run_argument
+@click.argument("promise")
+@click.argument("value", required=False)
+def resolve(run: UUID, promise: str, value: str | None) -> None:
+    """Resolve the oldest open promise of a name.
+
+    \b
+    Example:
+      orchestrator runs resolve 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval '{"by": "Ada"}'
+    """
+    with sending() as app:
+        app.workflow_run(run).resolve(promise, _value(value))
+        click.echo(f"Resolved {promise!r} of run {run}.")
+
+
+@click.command()
+@run_argument
+@click.argument("promise")
+@click.argument("reason")
+def reject(run: UUID, promise: str, reason: str) -> None:
+    """Reject the oldest open promise of a name.
+
+    \b
+    Example:
+      orchestrator runs reject 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval "over budget"
+    """
+    with sending() as app:
+        app.workflow_run(run).reject(promise, reason)
+        click.echo(f"Rejected {promise!r} of run {run}.")
+
+
+@click.command()
+@run_argument
+@click.argument("name")
+@click.argument("arguments", nargs=-1)
+def query(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
+    """Ask a workflow's code something, and print the answer as JSON.
+
+    \b
+    Example:
+      orchestrator runs query 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 items
+    """
+    with sending() as app:
+        click.echo(data_text(app.workflow_run(run).query(name, *map(parse_value, arguments))))
+
+
+@click.command()
+@run_argument
+@click.argument("name")
+@click.argument("arguments", nargs=-1)
+def update(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
+    """Ask a workflow's code to do something, and print the answer as JSON.
+
+    \b
+    Example:
+      orchestrator runs update 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 set_limit 500
+    """
+    with sending() as app:
+        click.echo(data_text(app.workflow_run(run).update(name, *map(parse_value, arguments))))
+
+
+@click.command()
+@click.argument("runs", type=click.UUID, metavar="ID…", nargs=-1, required=True)
+def terminate(runs: tuple[UUID, ...]) -> None:
+    """End runs of workflows as code at once, without asking the code. To let it tidy up: runs cancel.
+
+    \b
+    Example:
+      orchestrator runs terminate 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    with sending() as app:
+        for run in runs:
+            app.workflow_run(run).terminate()
+            click.echo(f"Asked to terminate run {run}.")
+
+
+@click.command()
+@run_argument
+@json_option
+def history(run: UUID, as_json: bool) -> None:
+    """Show everything that happened in a run of a workflow as code. With --json, as a test can replay it.
+
+    \b
+    Example:
+      orchestrator runs history 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --json > history.json
+    """
+    with sending() as app:
+        recording = app.workflow_run(run).history()
+    if as_json:
+        click.echo(recording.to_json())
+        return
+    begun = recording.events[0].at if recording.events else 0.0
+    rows = [(event.number, f"{event.at - begun:.3f}", _kind(event), _about(event)) for event in recording.events]
+    print_table(("number>", "seconds>", "event", "about…"), rows, empty="Nothing has happened yet.")
+
+
+COMMANDS = (signal, resolve, reject, query, update, terminate, history)
+
+
+def _value(word: str | None) -> Any:
+    return None if word is None else parse_value(word)
+
+
+def _kind(event: Event) -> str:
+    return str(event.what.__struct_config__.tag).replace("_", " ")
+
+
+def _about(event: Event) -> str:
+    """Return what an event is about, in a line; values are cut."""
+    words: list[str] = []
+    for field in event.what.__struct_fields__:
+        found = getattr(event.what, field)
+        if found in (None, "", {}):
+            continue
+        if isinstance(found, bytes):
+            found = to_text(found) if field in ("id", "parent", "continued_from") else _shown(found)
+        elif hasattr(found, "kind"):
+            found = f"{found.kind}: {found.message}"
+        words.append(f"{field}={found}"[:_LONGEST])
+    return " ".join(words)
+
+
+def _shown(data: bytes) -> str:
+    try:
+        return data_text(decode_value(data))
+    except ValueError:
+        return f"{len(data):,} bytes"

@@ -1,0 +1,218 @@
+"""Runs of workflows as code, tick by tick."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator import RunFailed, WorkflowContext, WorkflowHandle
+from orchestrator.domain.activation import Activated, Activation, Violation
+from orchestrator.domain.task import Dispatch, Lost
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.transport.codec import decode
+from tests.integration.stage import System, Worker, raw
+
+
+@pytest.fixture
+def double(system: System) -> CodeWorkflow[..., Any]:
+    job = system.job
+
+    @system.app.workflow(name="double")
+    async def double(ctx: WorkflowContext, number: int) -> int:
+        first, second = await asyncio.gather(job.schedule(number), job.schedule(number))
+        return int(first) + int(second)
+
+    return double
+
+
+@pytest.fixture
+def engine_(system: System) -> Iterator[Engine]:
+    engine = Engine(system.app.code_workflows.find, 1_000_000)
+    yield engine
+    engine.close()
+
+
+def worker_of(system: System, name: str = "w1") -> Worker:
+    return system.worker(name, knows=("job", "double", "sleeper"))
+
+
+def activation(dispatch: Dispatch) -> Activation:
+    assert dispatch.is_activation
+    return decode(Activation, dispatch.payload)
+
+
+def act(engine: Engine, dispatch: Dispatch) -> Activated:
+    return engine.activate(activation(dispatch), dispatch.id, dispatch.attempt)
+
+
+def kinds(system: System, handle: WorkflowHandle[Any]) -> list[str]:
+    rows = system.sql(
+        "SELECT kind FROM orchestrator.histories WHERE run_id = CAST(:id AS uuid) ORDER BY number", id=handle.id
+    )
+    return [row["kind"] for row in rows]
+
+
+def run_row(system: System, handle: WorkflowHandle[Any]) -> dict[str, Any]:
+    return dict(system.sql("SELECT * FROM orchestrator.runs WHERE id = CAST(:id AS uuid)", id=handle.id)[0])
+
+
+def test_from_start_to_result(system: System, double: CodeWorkflow[..., Any], engine_: Engine) -> None:
+    worker = worker_of(system)
+    handle = double.start(7)
+    system.look()
+    (first,) = worker.take()
+    assert activation(first).after == 0
+    worker.report(act(engine_, first))
+    system.tick()
+    assert run_row(system, handle)["open"] == 2
+    assert system.row(raw(handle))["blockers"] == 1
+    tasks = worker.take()
+    assert [task.name for task in tasks] == ["job", "job"]
+    worker.succeed(tasks[0])
+    system.tick()
+    (second,) = worker.take()
+    assert activation(second).cached == 1
+    worker.succeed(tasks[1])  # while the second activation is out
+    system.tick()
+    worker.report(act(engine_, second))
+    system.tick()
+    (third,) = worker.take()
+    worker.report(act(engine_, third))
+    system.tick()
+    assert handle.result(0) == 2
+    row = run_row(system, handle)
+    assert (row["status"], row["total"], row["open"], row["success"]) == ("success", 2, 0, 2)
+    assert kinds(system, handle) == [
+        "run_started",
+        *("activation_applied", "task_scheduled", "task_scheduled", "task_completed", "task_completed"),
+        "activation_applied",
+        *("activation_applied", "run_completed"),
+    ]
+    assert system.count("tasks") == 0
+
+
+def test_a_batch_is_applied_once(system: System, double: CodeWorkflow[..., Any], engine_: Engine) -> None:
+    worker = worker_of(system)
+    handle = double.start(7)
+    system.look()
+    (first,) = worker.take()
+    report = act(engine_, first)
+    worker.report(report)
+    worker.report(report)
+    system.tick()
+    worker.report(report)
+    system.tick()
+    assert kinds(system, handle).count("task_scheduled") == 2
+    assert run_row(system, handle)["total"] == 2
+
+
+def test_the_worker_that_has_the_code_gets_what_is_new_and_any_other_everything(
+    system: System, double: CodeWorkflow[..., Any], engine_: Engine
+) -> None:
+    worker, other = worker_of(system), worker_of(system, "w2")
+    double.start(7)
+    system.settle()
+    system.tick()
+    owner, idle = (worker, other) if (taken := worker.take()) else (other, worker)
+    (first,) = taken or other.take()
+    owner.report(act(engine_, first))
+    system.tick()
+    tasks = [*worker.take(), *other.take()]
+    (worker if (tasks[0].id, 1) in worker.held else other).succeed(tasks[0])
+    system.tick()
+    assert not [task for task in idle.take() if task.is_activation]
+    (second,) = [task for task in owner.take() if task.is_activation]
+    assert activation(second).after == 1
+    owner.die()
+    system.make_old()
+    system.look_until(lambda: system.row(first.id)["attempt"] > second.attempt)
+    (third,) = [task for task in idle.take() if task.is_activation]
+    assert activation(third).after == 0
+    assert len(activation(third).events) == 5
+
+
+def test_code_that_does_not_fit_is_stuck_until_other_code_comes(
+    system: System, double: CodeWorkflow[..., Any], engine_: Engine
+) -> None:
+    worker = worker_of(system)
+    handle = double.start(7)
+    system.look()
+    (first,) = worker.take()
+    why = Violation(3, "TaskTypeMismatch", "history has 'a' and the code says 'b'", "- a\n+ b")
+    worker.report(Activated(first.id, first.attempt, 0.1, stuck=why))
+    system.tick()
+    assert handle.status() == "stuck"
+    assert run_row(system, handle)["status"] == "running"
+    system.look(3)
+    assert not worker.take()
+    handle.retry()
+    system.tick(2)
+    (second,) = worker.take()
+    worker.report(Activated(second.id, second.attempt, 0.1, stuck=why))
+    system.tick()
+    assert handle.status() == "stuck"
+    worker_of(system, "w2")
+    system.look(2)
+    assert handle.status() == "running"
+    third = [*worker.take(), *system.workers[1].take()]
+    assert [task.attempt for task in third] == [3]
+
+
+def test_code_that_kills_its_workers_is_stuck_and_not_failed(system: System, double: CodeWorkflow[..., Any]) -> None:
+    worker = worker_of(system)
+    handle = double.start(7)
+    for _ in range(system.settings.loss_limit + 2):
+        system.look()
+        for dispatch in worker.take():
+            worker.report(Lost(dispatch.id, dispatch.attempt, alone=dispatch.alone))
+        system.tick()
+    assert handle.status() == "stuck"
+    assert run_row(system, handle)["stuck"]["kind"] == "WorkerLost"
+
+
+def test_a_timer_wakes_the_code_when_it_is_due(system: System, engine_: Engine) -> None:
+    @system.app.workflow(name="sleeper", timeout=7200)
+    async def sleeper(ctx: WorkflowContext) -> str:
+        await ctx.sleep(hours=1)
+        return "awake"
+
+    worker = worker_of(system)
+    handle = sleeper.start()
+    system.look()
+    (first,) = worker.take()
+    worker.report(act(engine_, first))
+    system.look(2)
+    assert not worker.take()
+    system.lead(offset=3601)
+    system.look(2)
+    (second,) = worker.take()
+    worker.report(act(engine_, second))
+    system.tick()
+    assert handle.result(0) == "awake"
+    assert system.count("timers") == 0
+
+
+def test_a_run_whose_time_is_up_is_asked_to_end_and_has_failed(system: System, engine_: Engine) -> None:
+    @system.app.workflow(name="sleeper", timeout=60)
+    async def sleeper(ctx: WorkflowContext) -> None:
+        await ctx.promise("never")
+
+    worker = worker_of(system)
+    handle = sleeper.start()
+    system.look()
+    (first,) = worker.take()
+    worker.report(act(engine_, first))
+    system.tick()
+    system.lead(offset=61)
+    system.look(2)
+    (second,) = worker.take()
+    worker.report(act(engine_, second))
+    system.tick()
+    assert handle.status() == "failed"
+    with pytest.raises(RunFailed):
+        handle.result(0)
+    assert system.count("promises") == 0
