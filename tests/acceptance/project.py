@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import Orchestrator, PromiseRejected, TaskContext, WorkflowContext
+from orchestrator import Orchestrator, PromiseRejected, TaskContext, WorkflowContext, unguarded
 
 app = Orchestrator()
 
@@ -266,3 +266,14 @@ async def unstorable(ctx: WorkflowContext) -> object:
 @app.workflow
 async def failing(ctx: WorkflowContext) -> None:
     await broken.schedule("nothing there")
+
+
+@app.workflow
+async def deadly(ctx: WorkflowContext, path: str) -> int:
+    """Take down the process that runs it, twice."""
+    with unguarded():
+        log(path, "try")
+        tries = len(Path(path).read_text().splitlines())
+        if tries < 3:
+            os.kill(os.getpid(), 9)
+    return tries

@@ -47,3 +47,9 @@ def test_a_worker_dies_between_two_turns(stack: Stack) -> None:
     stack.worker()
     handle.resolve("approval", "yes")
     assert handle.result(60) == "yes"
+
+
+def test_code_that_kills_its_process_is_tried_again_alone(stack: Stack, tmp_path: Path) -> None:
+    stack.scheduler()
+    stack.worker()
+    assert project.deadly.start(str(tmp_path / "log")).result(60) == 3
