@@ -13,7 +13,7 @@ from orchestrator.domain.activation import Activation
 from orchestrator.domain.reports import AttemptReport
 from orchestrator.domain.retry import is_worth_retrying
 from orchestrator.domain.task import Failed, Returned, Succeeded
-from orchestrator.errors import GiveUp, InvalidTask, NotFound, PayloadError, RetryLater, SoftTimeout
+from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, SoftTimeout
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.context import enter
@@ -44,6 +44,7 @@ class Runner:
         self._allowed = allowed
         self._limit = app.settings.max_payload
         self._outbox = outbox
+        self._workflows = app.code_workflows
         self._engine = Engine(app.code_workflows.find, self._limit)
 
     def find(self, job: Job) -> Task[..., Any] | None:
@@ -77,12 +78,12 @@ class Runner:
     def _activate(self, job: Job) -> AttemptReport:
         """Show a workflow's code what is new to it. A workflow that is unknown here may be known elsewhere."""
         dispatch = job.dispatch
+        if dispatch.name not in self._workflows.announced:
+            return unknown(job)
         thread = threading.get_ident()
         try:
             job.interruptible(lambda reason: interrupt_thread(thread, reason))
             return self._engine.activate(decode(Activation, dispatch.payload), dispatch.id, dispatch.attempt)
-        except NotFound:
-            return unknown(job)
         except BaseException as error:  # noqa: BLE001  # no fault of the code: that would be in the report
             return self.failure(job, error)
         finally:

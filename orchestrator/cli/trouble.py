@@ -65,8 +65,8 @@ def of_the_system(overview: Overview) -> Iterator[Trouble]:
     if overview.stuck_runs:
         yield Trouble(
             kind="stuck runs",
-            message=f"{overview.stuck_runs:,} runs are stuck: their code cannot go on with their history. Look at them: "
-            f"orchestrator runs list --stuck",
+            message=f"{overview.stuck_runs:,} runs are stuck: their code cannot go on with their history. "
+            f"Look at them: orchestrator runs list --stuck",
         )
     for failing in overview.failing_schedules:
         yield Trouble(kind="failing schedule", message=f"Schedule {failing.key} starts nothing: {failing.error}")

@@ -414,6 +414,7 @@ def _continue(tick: Tick, ids: Sequence[bytes]) -> None:
                 old.child_id,
                 old.detached,
                 msgspec.json.encode(old.tags).decode(),
+                old.pinned,
             )
         )
     code_runs.start(tick.connection, new, tick.now)

@@ -30,8 +30,9 @@ _START = Statement(
 WITH given AS MATERIALIZED (
     SELECT * FROM unnest(%(ids)s::uuid[], %(workflows)s::text[], %(versions)s::int[], %(queues)s::text[],
                          %(counts)s::int[], %(timeouts)s::double precision[], %(parents)s::uuid[],
-                         %(positions)s::int[], %(child_ids)s::uuid[], %(detached)s::boolean[], %(tags)s::jsonb[])
-             AS g(id, workflow, version, queue, count, timeout, parent, position, child_id, detached, tags)
+                         %(positions)s::int[], %(child_ids)s::uuid[], %(detached)s::boolean[], %(tags)s::jsonb[],
+                         %(names)s::text[])
+             AS g(id, workflow, version, queue, count, timeout, parent, position, child_id, detached, tags, name)
 ), moment AS (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ), created AS (
@@ -49,7 +50,7 @@ WITH given AS MATERIALIZED (
       FROM moment, {EVENTS} JOIN created ON created.id = e.run_id
 ), own AS (
     INSERT INTO orchestrator.tasks (id, name, queue, run_id, payload)
-    SELECT g.id, g.workflow, g.queue, g.id, ''::bytea FROM given g JOIN created ON created.id = g.id
+    SELECT g.id, g.name, g.queue, g.id, ''::bytea FROM given g JOIN created ON created.id = g.id
 )
 SELECT id::text FROM created
 """
@@ -70,6 +71,13 @@ class NewCodeRun(NamedTuple):
     detached: bool = False
     tags: str = "[]"
     """JSON."""
+    pinned: bool = False
+    """It is held to its version: its own task bears that in its name, which only workers with that version know."""
+
+    @property
+    def task_name(self) -> str:
+        """What its own task is called."""
+        return f"{self.started.workflow}@{self.started.version}" if self.pinned else self.started.workflow
 
     @property
     def started(self) -> history.RunStarted:
@@ -93,6 +101,7 @@ def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | No
         "child_ids": arrays.uuids(run.child_id for run in runs),
         "detached": arrays.numbers(run.detached for run in runs),
         "tags": [run.tags for run in runs],
+        "names": [run.task_name for run in runs],
         **event_parameters((run.id, run.facts) for run in runs),
     }
     # A client may sit behind a pooler, where nothing that was prepared can be found again.
@@ -327,10 +336,11 @@ def closed(connection: Connection, runs: Sequence[bytes]) -> None:
 _CONTINUED = Statement(
     """
 SELECT r.id::text, r.parent_run::text, r.parent_position, coalesce(r.child_id, r.id)::text, r.detached, r.tags::text[],
-       extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision, r.workflow, r.version, t.queue
+       extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision, r.workflow, r.version, t.queue,
+       t.name <> r.workflow
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
- CROSS JOIN LATERAL (SELECT queue FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t
+ CROSS JOIN LATERAL (SELECT queue, name FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t
 """
 )
 
@@ -349,6 +359,7 @@ class Predecessor(NamedTuple):
     workflow: str
     version: int
     queue: str
+    pinned: bool
 
 
 def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -> list[Predecessor]:

@@ -162,6 +162,21 @@ def test_code_that_does_not_fit_is_stuck_until_other_code_comes(
     assert [task.attempt for task in third] == [3]
 
 
+def test_a_pinned_run_waits_for_a_worker_with_its_version(
+    system: System, double: CodeWorkflow[..., Any], engine_: Engine
+) -> None:
+    worker = worker_of(system)
+    handle = double.starting(pinned=True).start(7)
+    system.look(2)
+    assert not worker.take()
+    worker.learn("double@1")
+    system.look(2)
+    (first,) = worker.take()
+    worker.report(act(engine_, first))
+    system.tick()
+    assert run_row(system, handle)["open"] == 2
+
+
 def test_code_that_kills_its_workers_is_stuck_and_not_failed(system: System, double: CodeWorkflow[..., Any]) -> None:
     worker = worker_of(system)
     handle = double.start(7)

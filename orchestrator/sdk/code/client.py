@@ -57,6 +57,7 @@ class CodeClient:
         key: str | None,
         on_conflict: OnConflict,
         signal: history.SignalReceived | None,
+        pinned: bool,
     ) -> bytes:
         """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says.
 
@@ -66,7 +67,7 @@ class CodeClient:
         facts: list[history.RunStarted | history.SignalReceived] = [started]
         if signal is not None:
             facts.append(signal)
-        run = NewCodeRun(run_id, facts, timeout, tags=tags)
+        run = NewCodeRun(run_id, facts, timeout, tags=tags, pinned=pinned)
         with self._backend.connected(transaction=True) as connection, connection.begin():
             if key is not None:
                 anew = signal is not None or on_conflict == "anew"

@@ -36,6 +36,7 @@ class Starting(Generic[P, R]):
         on_conflict: OnConflict,
         tags: Sequence[str],
         signal: tuple[str, Any] | None,
+        pinned: bool,
     ) -> None:
         if on_conflict not in get_args(OnConflict):
             raise InvalidWorkflow(
@@ -48,6 +49,7 @@ class Starting(Generic[P, R]):
         self._on_conflict = on_conflict
         self._tags = check_tags(list(tags))
         self._signal = signal
+        self._pinned = pinned
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
         """Start a run; it is durable when this returns."""
@@ -69,6 +71,7 @@ class Starting(Generic[P, R]):
             key=self._id,
             on_conflict=self._on_conflict,
             signal=self._encoded_signal(),
+            pinned=self._pinned,
         )
         return WorkflowHandle(workflow.app, run_id, workflow)
 

@@ -120,14 +120,17 @@ class CodeWorkflow(Generic[P, R]):
         on_conflict: OnConflict = "reject",
         tags: Sequence[str] = (),
         signal: tuple[str, Any] | None = None,
+        pinned: bool = False,
     ) -> Starting[P, R]:
         """Return how runs are to be started: `order.starting(id="o-1", on_conflict="return").start(…)`.
 
         `id` is an id of your own: one run of this workflow is open under it at a time. If another run has it, the start
         is refused (`reject`), gives that run (`return`), or starts a new one if that has ended (`anew`). With a
         `signal` (name and value), the run that is open under the id gets it, or a new run begins with it.
+
+        A run that is `pinned` is held to this version of the workflow: it waits for workers that have it.
         """
-        return Starting(self, id=id, on_conflict=on_conflict, tags=tags, signal=signal)
+        return Starting(self, id=id, on_conflict=on_conflict, tags=tags, signal=signal, pinned=pinned)
 
     def schedule(self, *args: P.args, **kwargs: P.kwargs) -> DurableFuture[R]:
         """Inside a workflow: start a child run; the future is there at once."""
@@ -177,6 +180,11 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
 
     def __len__(self) -> int:
         return len(self._versions)
+
+    @property
+    def announced(self) -> set[str]:
+        """What a worker says that it knows: each workflow, and each version of it for runs that are held to theirs."""
+        return {*self} | {f"{name}@{version}" for name, versions in self._versions.items() for version in versions}
 
     def find(self, name: str, version: int | None = None) -> CodeWorkflow[..., Any]:
         """Return a workflow by name: of this version if it is registered, else the newest.
