@@ -53,6 +53,7 @@ CREATE TABLE orchestrator.run_keys (
     key text PRIMARY KEY,
     run_id uuid NOT NULL
 );
+CREATE INDEX run_keys_of_run ON orchestrator.run_keys (run_id);
 
 COMMENT ON COLUMN orchestrator.runs.code IS 'of a workflow as code: its own task has its id, and ends it';
 COMMENT ON COLUMN orchestrator.runs.last_event IS 'the number of the newest event of its history';

@@ -153,6 +153,16 @@ _FORGET_CHILDREN = _FORGET_RUNS.format(
     which="parent_run = ANY (%(runs)s::uuid[]) AND ended_at IS NOT NULL LIMIT %(limit)s"
 )
 _FORGET_TASKS_OF = _FORGET_TASKS.format(which="run_id = ANY (%(runs)s::uuid[]) LIMIT %(limit)s")
+_FORGET_EVENTS_OF = """
+WITH gone AS (
+    DELETE FROM orchestrator.histories WHERE ctid = ANY (ARRAY(
+           SELECT ctid FROM orchestrator.histories WHERE run_id = ANY (%(runs)s::uuid[]) LIMIT %(limit)s))
+    RETURNING 1
+), keys AS (
+    DELETE FROM orchestrator.run_keys WHERE run_id = ANY (%(runs)s::uuid[])
+)
+SELECT count(*) FROM gone
+"""
 
 
 def forget_rest(connection: Connection, runs: Sequence[bytes], limit: int) -> Iterator[int]:
@@ -160,6 +170,8 @@ def forget_rest(connection: Connection, runs: Sequence[bytes], limit: int) -> It
     while runs:
         parameters = {"runs": arrays.uuids(runs), "limit": limit}
         while (forgotten := connection.exec_driver_sql(_FORGET_TASKS_OF, parameters).scalar_one()) > 0:
+            yield forgotten
+        while (forgotten := connection.exec_driver_sql(_FORGET_EVENTS_OF, parameters).scalar_one()) > 0:
             yield forgotten
         children: list[bytes] = []
         while found := connection.exec_driver_sql(_FORGET_CHILDREN, parameters).all():

@@ -306,6 +306,7 @@ run_keys = Table(
     Column("run_id", Uuid, nullable=False),
     comment="the newest run that was started under a chosen id",
 )
+Index("run_keys_of_run", run_keys.c.run_id)
 
 workflows = Table(
     "workflows",

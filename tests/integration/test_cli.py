@@ -466,6 +466,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
         tale.new("a")
     after = read("status")
     assert set(after) == {
+        "stuck_runs",
         "leader",
         "revision",
         "open",

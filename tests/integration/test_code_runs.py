@@ -10,11 +10,13 @@ import pytest
 
 from orchestrator import RunFailed, WorkflowContext, WorkflowHandle
 from orchestrator.domain.activation import Activated, Activation, Violation
+from orchestrator.domain.commands import CompleteRun
 from orchestrator.domain.task import Dispatch, Lost
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.store import retention
 from orchestrator.transport.codec import decode
-from tests.integration.stage import System, Worker, raw
+from tests.integration.stage import ONE, System, Worker, raw
 
 
 @pytest.fixture
@@ -231,3 +233,17 @@ def test_a_run_whose_time_is_up_is_asked_to_end_and_has_failed(system: System, e
     with pytest.raises(RunFailed):
         handle.result(0)
     assert system.count("promises") == 0
+
+
+def test_a_run_is_forgotten_with_its_history(system: System, double: CodeWorkflow[..., Any]) -> None:
+    worker = worker_of(system)
+    handle = double.starting(id="d-1").start(7)
+    system.look()
+    (first,) = worker.take()
+    worker.report(Activated(first.id, first.attempt, 0.1, through=1, commands=[CompleteRun(ONE)]))
+    system.tick()
+    assert handle.result(0) == 1
+    with system.engine.connect() as connection:
+        assert sum(retention.forget_rest(connection, [raw(handle)], 2)) == 4  # its own task, and three events
+        connection.commit()
+    assert system.count("histories") == system.count("run_keys") == system.count("ended_tasks") == 0
