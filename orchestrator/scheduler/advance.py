@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from orchestrator.domain.history import Fact
 from orchestrator.domain.run import verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
-from orchestrator.scheduler.code import end_runs, task_fact, tell
+from orchestrator.scheduler.code import tell
+from orchestrator.scheduler.code_ends import end_runs, task_fact
 from orchestrator.scheduler.dags import Saved
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import dags, runs

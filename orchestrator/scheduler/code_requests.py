@@ -13,7 +13,8 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.code import reply, tell
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import expectations
+from orchestrator.store import code_runs, expectations
+from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.expectations import Answered
 from orchestrator.store.inbox import Item, Wish
 from orchestrator.telemetry import get_logger
@@ -22,13 +23,36 @@ log = get_logger("scheduler")
 
 
 def signal(tick: Tick, items: Sequence[Item]) -> None:
-    """Hand signals to runs."""
+    """Hand signals to runs. Those that were to start a run if there is none, and came too late, start one."""
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for item in items:
-        facts[item.target].append(history.SignalReceived(item.body["name"], _data(item.body["value"])))
+        facts[item.target].append(_signal(item))
     heard = tell(tick, facts)
-    for run in facts.keys() - heard:
-        log.warning("run %s has ended before %d signals reached it", to_text(run), len(facts[run]))
+    for item in items:
+        if item.target in heard:
+            continue
+        if item.body.get("start") is None:
+            log.warning("run %s has ended before signal %s reached it", to_text(item.target), item.body["name"])
+        else:
+            _start_with(tick, item)
+
+
+def _start_with(tick: Tick, item: Item) -> None:
+    """Give a signal to the run that has the chosen id by now, or begin one with it."""
+    start = item.body["start"]
+    holder = code_runs.holder_of_key(tick.connection, start["key"])
+    if holder is not None and tell(tick, {holder: [_signal(item)]}):
+        return
+    started = history.RunStarted(start["workflow"], start["version"], _data(start["payload"]), start["queue"])
+    run = NewCodeRun(_data(start["id"]), [started, _signal(item)], start["timeout"], tags=start["tags"])
+    code_runs.start(tick.connection, [run._replace(pinned=start["pinned"])], tick.now)
+    if holder is not None:
+        code_runs.pass_keys(tick.connection, [(holder, run.id)])
+    tick.delayed = tick.delayed or run.timeout is not None
+
+
+def _signal(item: Item) -> history.SignalReceived:
+    return history.SignalReceived(item.body["name"], _data(item.body["value"]))
 
 
 def settle_promises(tick: Tick, items: Sequence[Item]) -> None:

@@ -21,7 +21,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine
 
 from orchestrator.scheduler.advance import advance_runs, begin_runs, expand_runs
-from orchestrator.scheduler.code import CodeRuns, close_runs, fire_timers
+from orchestrator.scheduler.code import CodeRuns, fire_timers
+from orchestrator.scheduler.code_ends import close_runs
 from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.dispatch import Dispatcher
 from orchestrator.scheduler.fleet import Fleet

@@ -15,7 +15,7 @@ from orchestrator.scheduler.code_requests import ABOUT_CODE, CODE_WISHES
 from orchestrator.scheduler.tasks import adopt, cancel_tasks
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Posted
-from orchestrator.store import code_runs, completions, inbox, queues, redrive, runs, transitions, unique
+from orchestrator.store import code_runs, completions, inbox, queues, redrive, runs, stuck, transitions, unique
 from orchestrator.store.inbox import Wish
 from orchestrator.store.redrive import FailedFilter
 from orchestrator.store.runs import RunRow
@@ -49,7 +49,7 @@ def apply_inbox(tick: Tick, limit: int) -> None:
         elif kind == Wish.COMPLETE_TASK:
             complete_tasks(tick, same)
         elif kind == Wish.RETRY_RUN:
-            code_runs.free(tick.connection, len(ids), runs=ids)
+            stuck.free(tick.connection, len(ids), runs=ids)
             unfinished.update(item.id for item in same if not retry_run(tick, item, 10 * limit))
         elif kind == Wish.ARRIVAL:
             tick.lanes.arrive(tick, ids)

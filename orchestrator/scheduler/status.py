@@ -24,7 +24,8 @@ from orchestrator.domain.task import (
     after_loss,
     parse_options,
 )
-from orchestrator.scheduler.code import apply_activations, stick
+from orchestrator.scheduler.code import stick
+from orchestrator.scheduler.code_batches import apply_activations
 from orchestrator.scheduler.tasks import adopt_children, error_json
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import details, transitions, waiting

@@ -9,7 +9,7 @@ from orchestrator.scheduler.code import violation_json
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.tasks import error_json
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import code_runs, transitions, waiting
+from orchestrator.store import stuck, transitions, waiting
 from orchestrator.store.transitions import Ending
 
 
@@ -41,7 +41,7 @@ def fail_unknown(tick: Tick, fleet: Fleet, limit: int) -> None:
             )
     if errors:
         # Code that has begun is not failed because nobody has it at the moment: its run waits for somebody who has.
-        for run in code_runs.stick_unknown(tick.connection, [(task, _stuck(error)) for task, error in errors.items()]):
+        for run in stuck.stick_unknown(tick.connection, [(task, _stuck(error)) for task, error in errors.items()]):
             del errors[run]
         endings = [Ending(task, None, "unknown task", error_json(error)) for task, error in errors.items()]
         tick.note(transitions.end(tick.connection, TaskState.FAILED, endings, tick.now), errors=errors)

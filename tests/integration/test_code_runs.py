@@ -179,6 +179,23 @@ def test_a_pinned_run_waits_for_a_worker_with_its_version(
     assert run_row(system, handle)["open"] == 2
 
 
+def test_a_signal_that_is_to_start_a_run_does_so_if_the_open_one_ends_before_it_arrives(
+    system: System, double: CodeWorkflow[..., Any]
+) -> None:
+    worker = worker_of(system)
+    first = double.starting(id="d-1").start(7)
+    system.look()
+    (turn,) = worker.take()
+    for number in (1, 2):
+        assert double.starting(id="d-1", signal=("more", number)).start(8) == first
+    worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[CompleteRun(ONE)]))
+    system.tick()
+    assert first.status() == "success"
+    second = double.starting(id="d-1", on_conflict="return").start(9)
+    assert second != first
+    assert kinds(system, second) == ["run_started", "signal_received", "signal_received"]
+
+
 def test_code_that_kills_its_workers_is_stuck_and_not_failed(system: System, double: CodeWorkflow[..., Any]) -> None:
     worker = worker_of(system)
     handle = double.start(7)

@@ -62,42 +62,30 @@ class CodeClient:
         """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says.
 
         With a signal, a run that is open under that id is signalled instead, and one that has ended is followed by a
-        new one: one transaction, whatever happens.
+        new one. Should it end before the signal reaches it, the leader starts the new one.
         """
         facts: list[history.RunStarted | history.SignalReceived] = [started]
         if signal is not None:
             facts.append(signal)
         run = NewCodeRun(run_id, facts, timeout, tags=tags, pinned=pinned)
         with self._backend.connected(transaction=True) as connection, connection.begin():
-            if key is not None:
-                anew = signal is not None or on_conflict == "anew"
-                held = code_runs.take_key(connection, f"{run.started.workflow}/{key}", run.id, anew=anew)
-                if held is not None:
-                    return self._conflict(connection, key, run, *held, on_conflict, signal)
-            code_runs.start(connection, [run])
+            full_key = f"{started.workflow}/{key}"
+            anew = signal is not None or on_conflict == "anew"
+            held = None if key is None else code_runs.take_key(connection, full_key, run.id, anew=anew)
+            if held is None:
+                code_runs.start(connection, [run])
+            elif signal is not None:
+                start = {"key": full_key, "id": run_id, "timeout": timeout, "tags": tags, "pinned": pinned}
+                start |= {name: getattr(started, name) for name in ("workflow", "version", "payload", "queue")}
+                self._wish(connection, Wish.SIGNAL, held[0], name=signal.name, value=signal.value, start=start)
+            elif on_conflict != "return":
+                raise Duplicate(
+                    f"Workflow {started.workflow!r} has run {to_text(held[0])} ({held[1]}) under the id {key!r}. "
+                    f"Start with on_conflict='return' to have that one, or 'anew' to start another once it has ended.",
+                    to_text(held[0]),
+                )
         self._backend.nudge()
-        return run.id
-
-    def _conflict(
-        self,
-        connection: Connection,
-        key: str,
-        run: NewCodeRun,
-        other: bytes,
-        state: str,
-        on_conflict: OnConflict,
-        signal: history.SignalReceived | None,
-    ) -> bytes:
-        if signal is not None:
-            self._wish(connection, Wish.SIGNAL, other, name=signal.name, value=signal.value)
-        elif on_conflict != "return":
-            raise Duplicate(
-                f"Workflow {run.started.workflow!r} has run {to_text(other)} under the id {key!r}, which is {state}. "
-                f"Start with on_conflict='return' to have that one, or 'anew' to start another once it has ended.",
-                to_text(other),
-            )
-        self._backend.nudge()
-        return other
+        return run.id if held is None else held[0]
 
     # -- telling
 
