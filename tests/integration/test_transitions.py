@@ -271,9 +271,10 @@ def test_a_claim_carries_the_task_and_the_next_fence(connection: Connection) -> 
     run = new_id()
     task = put(connection, run=run, position=4)
     expected = Claimed(task, 1, "job", b"payload", task.hex(), '{"timeout": 1.5}', run, 4, False, priority=7)
-    assert claim(connection, task) == [expected]
+    (first,) = claim(connection, task)
+    assert first == expected._replace(seq=first.seq)
     transitions.again(connection, [Again(task, 1, alone=True)], NOW)
-    assert claim(connection, task) == [expected._replace(attempt=2, alone=True)]
+    assert claim(connection, task) == [first._replace(attempt=2, alone=True)]
 
 
 def test_what_waits_for_its_time_or_for_others_is_not_claimed(connection: Connection) -> None:
