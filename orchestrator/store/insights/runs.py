@@ -57,7 +57,7 @@ class RunView:
     """The run that started it."""
     parent_step: str | None
     """The step of that run."""
-    stuck: Mapping[str, Any] | None
+    stuck: Mapping[str, Any] | None = None
     """Why its code cannot go on with its history: kind, message, event, difference."""
 
 
