@@ -29,7 +29,9 @@ from orchestrator import (
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.task import Dispatch, Failed, Lost, NewTask, Noted, Succeeded, TaskError
+from orchestrator.scheduler.code import CodeRuns
 from orchestrator.scheduler.dags import Dags
+from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.requests import apply_inbox, cancel_tasks
 from orchestrator.scheduler.status import Reported, apply_reports
@@ -128,7 +130,7 @@ def complete(connection: Connection, task: bytes, attempt: int = 1, result: byte
 
 
 def new_tick(connection: Connection) -> Tick:
-    return Tick(connection, NOW, Dags(1_000_000, 1_000), Triggers(), LaneService())
+    return Tick(connection, NOW, Dags(1_000_000, 1_000), Triggers(), LaneService(), CodeRuns(Fleet(5.0)))
 
 
 def apply(connection: Connection, *reports: Any) -> Tick:

@@ -47,7 +47,7 @@ def test_no_generation_begins_where_nothing_can_be_written(system: System) -> No
 
 
 def test_an_outage_is_two_lines_in_the_log(system: System, caplog: pytest.LogCaptureFixture) -> None:
-    system.look()
+    system.look_until(lambda: system.redis.get(KEYS.generation))
     with caplog.at_level(logging.INFO, "orchestrator"):
         system.redis.config_set("maxmemory", 1)
         try:
