@@ -55,10 +55,11 @@ class LaneService:
         self._lanes.recount([*in_flight, *(self._lingering or {}).values()])
 
     def look(self, tick: Tick, fleet: Fleet) -> None:
-        """After a look at the fleet: let go of the attempts whose code has stopped.
+        """After a look at the fleet: let go of the attempts whose code has stopped, and of rates that allow all again.
 
         A new leader takes everything that workers hold and that is not in flight for lingering at first.
         """
+        self.buckets.forget_full(tick.now.timestamp())
         if self._lingering == {} or not fleet.is_in_view:
             return
         held = fleet.held()
@@ -160,12 +161,6 @@ class LaneService:
         if self.buckets.changed:
             store.save_buckets(tick.connection, {name: self.buckets.due[name] for name in self.buckets.changed})
             self.buckets.changed.clear()
-
-    def tidy(self, tick: Tick) -> None:
-        """Forget rates that have not been used for a while."""
-        if self.buckets.due:
-            self.buckets.forget_full(tick.now.timestamp())
-            store.prune_buckets(tick.connection)
 
     def patience(self, now: float) -> float | None:
         """Return how many seconds may pass before there is something to do that nobody will tell of."""

@@ -15,7 +15,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.settings import Settings
-from orchestrator.store import retention, unique
+from orchestrator.store import lanes, retention, unique
 from orchestrator.store.retention import BEGINNING, Kind, Walk
 from orchestrator.telemetry import get_logger
 
@@ -68,8 +68,9 @@ class Pruner:
     def slices(self, connection: Connection) -> Iterator[int]:
         """Forget all that is old enough; yields after every slice how many rows it had."""
         retention.prepare(connection)
-        while (forgotten := unique.prune(connection, self._size)) > 0:
-            yield forgotten
+        for prune in (unique.prune, lanes.prune_buckets):
+            while (forgotten := prune(connection, self._size)) > 0:
+                yield forgotten
         settings = self._settings
         kinds: tuple[tuple[Kind, float], ...] = (
             ("success", settings.retention_success),

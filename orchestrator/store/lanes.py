@@ -174,9 +174,13 @@ def save_buckets(connection: Connection, due: Mapping[str, float]) -> None:
     _SAVE(connection, {"names": list(due), "dues": arrays.numbers(due.values())})
 
 
-_PRUNE = "DELETE FROM orchestrator.buckets WHERE due < now() - interval '1 minute'"
+_PRUNE = """
+DELETE FROM orchestrator.buckets WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM orchestrator.buckets WHERE due < now() - interval '1 minute'
+        LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+"""
 
 
-def prune_buckets(connection: Connection) -> None:
-    """Forget buckets that have been full for a while: they are as good as absent."""
-    connection.exec_driver_sql(_PRUNE)
+def prune_buckets(connection: Connection, limit: int) -> int:
+    """Forget buckets that have been full for a while, and so are as good as absent; return how many."""
+    return connection.exec_driver_sql(_PRUNE, {"limit": limit}).rowcount

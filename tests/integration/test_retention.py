@@ -232,6 +232,15 @@ def test_keys_whose_period_is_over_are_forgotten(system: System) -> None:
     assert system.count("unique_keys") == 1
 
 
+def test_rates_that_have_long_been_full_are_forgotten(system: System) -> None:
+    system.sql(
+        "INSERT INTO orchestrator.buckets (name, due)"
+        " SELECT 'lane mail|' || n, now() - (n - 4) * interval '2 minutes' FROM generate_series(1, 8) AS n"
+    )
+    assert prune(system, pruner(system, size=3)) == [3, 1]
+    assert system.count("buckets") == 4
+
+
 # -- the thread
 
 

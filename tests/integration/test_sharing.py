@@ -250,6 +250,14 @@ def test_the_leader_wakes_when_a_rate_allows_more(system: System) -> None:
     assert len(tasks) == 3
 
 
+def test_rates_that_nobody_waits_for_are_forgotten(system: System) -> None:
+    mail = by_customer(system, rate="1000/s")
+    worker = system.worker(knows=["mail"], slots=50)
+    system.app.enqueue_many(mail, [(str(number),) for number in range(50)])
+    assert len(take(system, worker)) == 50
+    system.look_until(lambda: not system.scheduler._lanes.buckets.due)
+
+
 # -- expiry
 
 
