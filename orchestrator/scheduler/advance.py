@@ -141,6 +141,7 @@ def _save(tick: Tick, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts
         for name, number in plan.delta.counts.items():
             delta[name] += number
     if deltas:
+        tick.has_advanced = True
         plans = {run: (plan.state, plan.expanding) for run, plan in saved.items()}
         rows = runs.count(tick.connection, deltas, plans)
         if facts:

@@ -8,16 +8,31 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Engine
 
 from orchestrator.store import leases
 from orchestrator.store.leases import Cursor
+from orchestrator.store.statement import send
+from orchestrator.store.waiting import Agenda
 
 
 class TermOver(Exception):
     """Another scheduler leads now."""
+
+
+@dataclass
+class Writing:
+    """A transaction of the leader's."""
+
+    connection: Connection
+    now: datetime
+    agenda: Agenda | None
+    """What waited when it began, if somebody wanted to know."""
+    cursor: Cursor | None = None
+    """How far it applies events; recorded as it commits."""
 
 
 class Leadership:
@@ -58,29 +73,44 @@ class Leadership:
         with self.reading() as connection:
             return leases.read_cursor(connection, self._shard)
 
-    def save_cursor(self, connection: Connection, cursor: Cursor) -> None:
-        """Record how far events have been applied, in the transaction that applied them."""
-        leases.save_cursor(connection, self._shard, cursor)
-
     @contextmanager
-    def writing(self, monotonic: float) -> Iterator[tuple[Connection, datetime]]:
-        """Open the one kind of transaction in which anything is changed; it holds the lease until it ends."""
-        connection = self._connect()
-        with connection.begin():
-            renew = monotonic >= self._renew_at
-            now = leases.hold(connection, self._shard, self.term, self._lease if renew else None)
-            if now is None:
+    def writing(self, monotonic: float, *, look: bool = False) -> Iterator[Writing]:
+        """Open the one kind of transaction in which anything is changed; it holds the lease until it ends.
+
+        `look` also at what waits for the leader, which costs no round trip of its own.
+        """
+        renew = monotonic >= self._renew_at
+        with self._transaction() as connection:
+            lease = self._lease if renew else None
+            begun = leases.begin(connection, self._shard, self.term, renew=lease, look=look)
+            if begun is None:
                 raise TermOver
-            yield connection, now + self._clock_offset
+            now, agenda = begun
+            writing = Writing(connection, now + self._clock_offset, agenda)
+            yield writing
+            leases.commit(connection, self._shard, writing.cursor)
         if renew:
             self._renew_at = monotonic + self._lease / 3
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open a transaction that only reads."""
+        with self._transaction() as connection:
+            send(connection, "BEGIN")
+            yield connection
+            send(connection, "COMMIT")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """Let the block begin and end a transaction by itself; roll it back if it does not come to its end."""
         connection = self._connect()
         with connection.begin():
-            yield connection
+            try:
+                yield connection
+            except BaseException:
+                if not connection.invalidated:
+                    send(connection, "ROLLBACK")
+                raise
 
     def release(self) -> None:
         """Give the lease up, so that a standby takes over at once."""
@@ -96,7 +126,8 @@ class Leadership:
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            connection = self._engine.connect()
+            # BEGIN and COMMIT are sent by hand, with the statements beside them: the driver would send them alone.
+            connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             # A leader that is stopped in mid-transaction must lose its locks before its lease runs out. And its
             # statements probe indexes for batches whose size the planner cannot know: docs/hot-tables.md.
             limit = int(self._lease * 800)

@@ -8,7 +8,7 @@ tick:  look at the fleet              once a second, and when it says that it ha
            fire what is due
            claim what is ready
            record the events cursor
-       push the claimed tasks, publish `applied`, tell the waiters
+       publish: what is applied, for workers; what has ended, for waiters; the claimed tasks
 """
 
 from __future__ import annotations
@@ -199,25 +199,25 @@ class Scheduler:
         reports, set_aside = _decode(inbound)
         cursor = self._cursor._replace(position=inbound.entries[-1][0]) if inbound.entries else self._cursor
         withdraw: dict[str, list[str]] = {}
+        thorough = inbound.nudged or suspicion is not None
         try:
-            with self._leadership.writing(self._monotonic()) as (connection, now):
-                tick = self._begin_tick(connection, now, set_aside)
+            with self._leadership.writing(self._monotonic(), look=thorough) as writing:
+                tick = self._begin_tick(writing.connection, writing.now, set_aside)
                 self._apply(tick, reports)
                 if suspicion is not None and inbound.complete:
                     lost, withdraw = self._reconciler.judge(suspicion)
                     self._apply(tick, lost)
                 advance_runs(tick)
-                self._attend(tick, thorough=inbound.nudged or suspicion is not None)
+                self._attend(tick, writing.agenda)
                 settle_ends(tick)
                 if suspicion is not None:
                     self._lanes.look(tick, self._fleet)
                 if self._speaks:
                     self._dispatcher.claim(tick, self._settings.unknown_task_timeout)
                     self._code.equip(tick)
-                    self._patience = min(self._patience, self._dispatcher.patience(now))
-                if cursor is not self._cursor:
-                    self._leadership.save_cursor(connection, cursor)
+                    self._patience = min(self._patience, self._dispatcher.patience(tick.now))
                 self._watch.record(tick)
+                writing.cursor = cursor if cursor is not self._cursor else None
         except Exception as error:
             self._dags.forget()
             self._lanes.forget()
@@ -249,11 +249,16 @@ class Scheduler:
         else:
             apply(reports)
 
-    def _attend(self, tick: Tick, thorough: bool) -> None:
-        """Do what waits in Postgres: requests, schedules, runs, cancellations, due tasks. Then note what waits next."""
+    def _attend(self, tick: Tick, found: Agenda | None) -> None:
+        """Do what waits in Postgres: requests, schedules, runs, cancellations, due tasks. Then note what waits next.
+
+        `found` is what waited when the transaction began, if the tick is one that looks at everything.
+        """
         limit = self._settings.batch
-        news = thorough or tick.has_wishes or tick.runs_to_begin
-        agenda = waiting.agenda(tick.connection) if news else self._agenda
+        thorough = found is not None
+        agenda = found or self._agenda
+        if tick.has_wishes or tick.runs_to_begin or (thorough and tick.has_advanced):
+            agenda = waiting.agenda(tick.connection)
         if agenda.inbox:
             apply_inbox(tick, limit)
             agenda = waiting.agenda(tick.connection)
@@ -365,7 +370,7 @@ class Scheduler:
         if same and state.usable and state.reached(self._confirmed):
             if cursor.position != "0-0" and state.applied != Applied(cursor.generation, cursor.position):
                 # Nobody was told: a crash or an outage came between the commit and the confirmation.
-                self._streams.confirm(cursor.generation, cursor.position, [])
+                self._streams.publish(cursor.generation, self._leadership.term, {}, cursor.position)
                 self._confirmed = cursor.position
             self._remove_old_streams()
             return
@@ -380,8 +385,8 @@ class Scheduler:
             log.info("generation %s begins", generation)
         self._cursor = Cursor(generation, "0-0", state.server)
         self._confirmed = "0-0"
-        with self._leadership.writing(self._monotonic()) as (connection, _):
-            self._leadership.save_cursor(connection, self._cursor)
+        with self._leadership.writing(self._monotonic()) as writing:
+            writing.cursor = self._cursor
         self._fleet.grace()
         self._tidy = False
         self._streams.begin_generation(self._leadership.term, generation, state.server)
@@ -400,17 +405,16 @@ class Scheduler:
             if not inbound.entries:
                 return
             reports, set_aside = _decode(inbound)
-            with self._leadership.writing(self._monotonic()) as (connection, now):
-                tick = self._begin_tick(connection, now, set_aside)
+            with self._leadership.writing(self._monotonic()) as writing:
+                tick = self._begin_tick(writing.connection, writing.now, set_aside)
                 self._apply(tick, reports)
                 advance_runs(tick)
                 settle_ends(tick)
-                self._cursor = self._cursor._replace(position=inbound.entries[-1][0])
-                self._leadership.save_cursor(connection, self._cursor)
+                self._cursor = writing.cursor = self._cursor._replace(position=inbound.entries[-1][0])
             self._dispatcher.committed(tick, self._monotonic())
             # What came after the last confirmation may have been lost with the old server, and other reports may
             # stand in its place: nobody is told that those are applied. They are sent again, and ignored.
-            self._streams.confirm(cursor.generation, self._confirmed, tick.ended)
+            self._streams.publish(cursor.generation, self._leadership.term, {}, self._confirmed, tick.ended)
             self._set_aside(tick)
 
     def _read(self, to_the_end: bool) -> Inbound:
@@ -444,15 +448,16 @@ class Scheduler:
 
     def _publish(self, tick: Tick, withdraw: dict[str, list[str]], moved_on: bool) -> None:
         """After the commit: hand out, withdraw, and tell everyone."""
-        generation = self._cursor.generation
-        if tick.claimed:
-            self._streams.push(generation, self._leadership.term, self._dispatcher.messages(tick.claimed))
+        generation, term, position = self._cursor.generation, self._leadership.term, self._cursor.position
+        news = moved_on or bool(tick.ended)
+        if tick.claimed or news:
+            handed_out = self._dispatcher.messages(tick.claimed)
+            self._streams.publish(generation, term, handed_out, position if news else None, tick.ended)
+        if news:
+            self._confirmed = position
         for messages in (withdraw, self._watch.unreceived(generation, tick.revoked)):
             for queue, entries in messages.items():
                 self._streams.withdraw(generation, queue, entries)
-        if moved_on or tick.ended:
-            self._streams.confirm(generation, self._cursor.position, tick.ended)
-            self._confirmed = self._cursor.position
         self._set_aside(tick)
         self._watch.give_orders()
 

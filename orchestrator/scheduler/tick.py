@@ -89,6 +89,8 @@ class Tick:
     """Somebody has paused, resumed or limited a queue."""
     runs_to_begin: bool = False
     """Runs have come up since the agenda was read: children, those that an event started, those that are unparked."""
+    has_advanced: bool = False
+    """Runs were counted or planned, and may wait for the leader in some other way now."""
     claimed: list[Claimed] = field(default_factory=list)
     """Tasks to push after the commit."""
     revoked: list[Moved] = field(default_factory=list)

@@ -1,10 +1,10 @@
 """Leadership: a term number issued by Postgres, and the cursor that only its holder moves.
 
-    standby ── acquire: term + 1 ──▶ leader ── hold: every tick locks the row and checks the term ──▶ …
+    standby ── acquire: term + 1 ──▶ leader ── begin: every tick locks the row and checks the term ──▶ …
                  ▲                     │
                  └── lease expired ────┘  or released
 
-`hold` takes the row FOR SHARE until the tick's transaction ends, and `acquire` updates it, so a takeover waits
+`begin` takes the row FOR SHARE until the tick's transaction ends, and `acquire` updates it, so a takeover waits
 for a tick that is under way, and a tick that comes too late finds another term and does nothing.
 """
 
@@ -16,7 +16,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.store.namespaces import namespace_of
-from orchestrator.store.statement import Statement
+from orchestrator.store.statement import Statement, send
+from orchestrator.store.waiting import AGENDA, Agenda
 
 _ACQUIRE = """
 INSERT INTO orchestrator.leases AS held (shard, owner, term, expires_at, address)
@@ -49,22 +50,35 @@ def remaining(connection: Connection, shard: int) -> float:
     return row[0] if row else 0.0
 
 
-_HOLD = Statement("SELECT now() FROM orchestrator.leases WHERE shard = %(shard)s AND term = %(term)s FOR SHARE")
-
-_RENEW = Statement(
-    """
-UPDATE orchestrator.leases SET expires_at = clock_timestamp() + %(lease)s::double precision * interval '1 second'
- WHERE shard = %(shard)s AND term = %(term)s RETURNING now()
-"""
+_MINE = "WHERE shard = %(shard)s AND term = %(term)s"
+_HOLD = "SELECT {} FROM orchestrator.leases " + _MINE + " FOR SHARE"
+_RENEW = (
+    "UPDATE orchestrator.leases SET expires_at = clock_timestamp() + %(lease)s::double precision * interval '1 second' "
+    + _MINE
+    + " RETURNING {}"
 )
+_BEGIN = {
+    (renew, look): Statement((_RENEW if renew else _HOLD).format(f"now(), {AGENDA}" if look else "now()"))
+    for renew in (False, True)
+    for look in (False, True)
+}
 
 
-def hold(connection: Connection, shard: int, term: int, renew: float | None) -> datetime | None:
-    """Lock the lease until the transaction ends, and renew it if asked; return the time, or None if deposed."""
-    parameters = {"shard": shard, "term": term}
-    result = _HOLD(connection, parameters) if renew is None else _RENEW(connection, parameters | {"lease": renew})
-    row = result.one_or_none()
-    return row[0] if row else None
+def begin(
+    connection: Connection, shard: int, term: int, *, renew: float | None, look: bool
+) -> tuple[datetime, Agenda | None] | None:
+    """Begin a transaction that holds the lease until it ends, and renew it if asked: one round trip.
+
+    Return the time and, if asked to look, what waits; or None if deposed.
+    """
+    parameters: dict[str, float] = {"shard": shard, "term": term}
+    if renew is not None:
+        parameters["lease"] = renew
+    rows = _BEGIN[renew is not None, look].begin(connection, parameters)
+    if not rows:
+        return None
+    now, *agenda = rows[0]
+    return now, Agenda(*agenda) if look else None
 
 
 RELEASED = "lease"
@@ -110,6 +124,9 @@ VALUES (%(shard)s, %(generation)s, %(position)s, %(server)s)
 )
 
 
-def save_cursor(connection: Connection, shard: int, cursor: Cursor) -> None:
-    """Record how far events are applied, in the transaction that applied them."""
-    _SAVE_CURSOR(connection, {"shard": shard, **cursor._asdict()})
+def commit(connection: Connection, shard: int, cursor: Cursor | None) -> None:
+    """Commit a transaction that `begin` began, and with it how far events are applied: one round trip."""
+    if cursor is None:
+        send(connection, "COMMIT")
+    else:
+        _SAVE_CURSOR.commit(connection, {"shard": shard, **cursor._asdict()})

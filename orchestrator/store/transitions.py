@@ -214,7 +214,7 @@ _NEWEST = Statement("SELECT last_value FROM orchestrator.tasks_seq_seq")
 
 def newest(connection: Connection) -> int:
     """Return the number of the newest task that anyone has begun to insert."""
-    number: int = _NEWEST(connection).scalar_one()
+    number: int = _NEWEST(connection)[0][0]
     return number
 
 

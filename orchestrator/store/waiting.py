@@ -31,7 +31,7 @@ SELECT count(*) FROM ready
 
 def promote_due(connection: Connection, now: datetime, limit: int) -> int:
     """Make tasks ready whose time has come; return how many."""
-    promoted: int = _PROMOTE(connection, {"now": now, "limit": limit}).scalar_one()
+    promoted: int = _PROMOTE(connection, {"now": now, "limit": limit})[0][0]
     return promoted
 
 
@@ -89,7 +89,7 @@ def release_known(connection: Connection, known: Sequence[tuple[str, str]], limi
         "names": [name for _, name in known],
         "limit": limit,
     }
-    released: int = _RELEASE(connection, parameters).scalar_one()
+    released: int = _RELEASE(connection, parameters)[0][0]
     return released
 
 
@@ -111,9 +111,8 @@ class Agenda(NamedTuple):
         return self.inbox or self.pending_runs or self.cancelling_runs or self.expanding_runs or self.closing_runs
 
 
-_AGENDA = Statement(
-    """
-SELECT EXISTS (SELECT FROM orchestrator.inbox),
+AGENDA = """
+       EXISTS (SELECT FROM orchestrator.inbox),
        EXISTS (SELECT FROM orchestrator.runs WHERE status = 'pending' AND NOT parked),
        EXISTS (SELECT FROM orchestrator.runs WHERE cancelling AND ended_at IS NULL),
        least((SELECT min(wake_at) FROM orchestrator.tasks WHERE wake_at IS NOT NULL),
@@ -127,12 +126,13 @@ SELECT EXISTS (SELECT FROM orchestrator.inbox),
        EXISTS (SELECT FROM orchestrator.backfills WHERE next_fire IS NOT NULL),
        EXISTS (SELECT FROM orchestrator.runs WHERE closing)
 """
-)
+"""The columns of an agenda."""
+_AGENDA = Statement(f"SELECT {AGENDA}")
 
 
 def agenda(connection: Connection) -> Agenda:
     """Look, with one index probe each, whether anything waits."""
-    return Agenda(*_AGENDA(connection).one())
+    return Agenda(*_AGENDA(connection)[0])
 
 
 class InFlight(NamedTuple):
@@ -199,7 +199,7 @@ SELECT EXISTS (
 
 def has_ready(connection: Connection, queues: Sequence[str]) -> bool:
     """Say whether one of these queues, unless it is paused, holds anything that is ready: two index probes each."""
-    return bool(_HAS_READY(connection, {"queues": list(queues)}).scalar_one())
+    return bool(_HAS_READY(connection, {"queues": list(queues)})[0][0])
 
 
 _BUSY = """

@@ -52,17 +52,33 @@ redis.call('XTRIM', KEYS[4], 'MAXLEN', '0')
 return 1
 """
 
-_PUSH = """
-if redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-local next = 2
-for stream = 2, #KEYS do
+# What was applied is told before anything is handed out, each thing for itself: where Redis is full and takes neither,
+# forgetting applied events still makes room.
+_PUBLISH = """
+if #KEYS > 3 and redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+local refusal
+local function try(...)
+  local answer = redis.pcall(...)
+  if type(answer) == 'table' and answer.err then refusal = refusal or answer end
+end
+local next = 5
+if ARGV[2] ~= '' then
+  try('SET', KEYS[2], ARGV[2])
+  try('PUBLISH', KEYS[2], ARGV[2])
+  for _ = 1, tonumber(ARGV[4]) do
+    try('PUBLISH', ARGV[next], ARGV[next + 1])
+    next = next + 2
+  end
+  try('XTRIM', KEYS[3], 'MINID', ARGV[3])
+end
+for stream = 4, #KEYS do
   for _ = 1, tonumber(ARGV[next]) do
     next = next + 1
     redis.call('XADD', KEYS[stream], '*', 'd', ARGV[next])
   end
   next = next + 1
 end
-return 1
+return refusal or 1
 """
 
 # Both look and act in one step: a worker that is back may beat, and a consumer receive a message, at any moment. A
@@ -88,6 +104,7 @@ for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', KEYS[1])) do
 end
 """
 
+_NOTHING_SAID: list[int | str | bytes] = ["", "", 0]
 _PUSH_BYTES = 1_000_000
 _ORDERS_TTL = 60
 _COMPLAINT_TTL = 5
@@ -152,7 +169,7 @@ class LeaderStreams:
         self._keys = keys
         self._claim_term = redis.register_script(_CLAIM_TERM)
         self._begin = redis.register_script(_BEGIN)
-        self._push = redis.register_script(_PUSH)
+        self._publish = redis.register_script(_PUBLISH)
         self._forget_silent = redis.register_script(_FORGET_SILENT)
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
         self._last_nudge = "0-0"
@@ -237,48 +254,51 @@ class LeaderStreams:
                 entries = [(entry.decode(), (fields or {}).get(b"d", b"")) for entry, fields in items]
         return Inbound(entries, nudged, fleet_changed, complete=len(entries) < count)
 
-    def confirm(self, generation: str, cursor: str, ended: Sequence[Ended]) -> None:
-        """After the commit: say how far events are applied, tell waiting clients, and forget applied events.
-
-        Each for itself: where Redis is full and does not even take the first, the last still frees memory.
-        """
-        keys = self._keys
-        applied = encode(Applied(generation, cursor))
-        by_channel: dict[str, list[Ended]] = {}
-        for item in ended:
-            by_channel.setdefault(keys.done(item.id), []).append(item)
-        pipeline = self._redis.pipeline(transaction=False)
-        pipeline.set(keys.applied, applied)
-        pipeline.publish(keys.applied, applied)
-        for channel, items in by_channel.items():
-            pipeline.publish(channel, encode(items))
-        pipeline.xtrim(keys.events(generation), minid=_after(cursor), approximate=False)
-        pipeline.execute()
-
     def set_aside(self, refused: Sequence[Refused]) -> None:
         """Keep messages that could not be applied, for people to look at."""
         pipeline = self._redis.pipeline(transaction=False)
         set_aside(pipeline, self._keys, refused)
         pipeline.execute()
 
-    # -- dispatch
+    # -- after a commit
 
-    def push(self, generation: str, term: int, messages: Mapping[str, Sequence[bytes]]) -> None:
-        """Push dispatch messages, by queue; refused if another leader has taken over.
+    def publish(
+        self,
+        generation: str,
+        term: int,
+        messages: Mapping[str, Sequence[bytes]],
+        cursor: str | None = None,
+        ended: Sequence[Ended] = (),
+    ) -> None:
+        """Say how far events are applied, tell waiting clients, forget applied events, and hand tasks out: one call.
 
-        Many large ones go in several calls: a Redis that is nearly full then takes at least some of them.
+        `messages` go by queue; refused if another leader has taken over. Many large ones go in several calls: a Redis
+        that is nearly full then takes at least some of them.
         """
+        said = self._said(generation, cursor, ended) if cursor is not None else _NOTHING_SAID
         for part in _in_parts(messages):
-            keys = [self._keys.term]
-            arguments: list[int | bytes] = [term]
+            keys = [self._keys.term, self._keys.applied, self._keys.events(generation)]
+            arguments: list[int | str | bytes] = [term, *said]
             for queue, bodies in part.items():
                 keys.append(self._keys.queue(generation, queue))
                 arguments.append(len(bodies))
                 arguments.extend(bodies)
             with _noticing_damage():
-                accepted = self._push(keys=keys, args=arguments)
+                accepted = self._publish(keys=keys, args=arguments)
             if not accepted:
                 raise Deposed
+            said = _NOTHING_SAID
+
+    def _said(self, generation: str, cursor: str, ended: Sequence[Ended]) -> list[int | str | bytes]:
+        by_channel: dict[str, list[Ended]] = {}
+        for item in ended:
+            by_channel.setdefault(self._keys.done(item.id), []).append(item)
+        said: list[int | str | bytes] = [encode(Applied(generation, cursor)), _after(cursor), len(by_channel)]
+        for channel, items in by_channel.items():
+            said += [channel, encode(items)]
+        return said
+
+    # -- dispatch
 
     def messages(self, generation: str, queue: str) -> list[Message]:
         """Return every message that stands in a queue's stream; the window keeps this small."""
@@ -362,19 +382,18 @@ class LeaderStreams:
         pipeline.execute()
 
 
-def _in_parts(messages: Mapping[str, Sequence[bytes]]) -> Iterator[dict[str, list[bytes]]]:
-    """Cut messages by queue into parts of limited size."""
-    part: dict[str, list[bytes]] = {}
+def _in_parts(messages: Mapping[str, Sequence[bytes]]) -> list[dict[str, list[bytes]]]:
+    """Cut messages by queue into parts of limited size: at least one."""
+    parts: list[dict[str, list[bytes]]] = [{}]
     size = 0
     for queue, bodies in messages.items():
         for body in bodies:
-            if part and size + len(body) > _PUSH_BYTES:
-                yield part
-                part, size = {}, 0
-            part.setdefault(queue, []).append(body)
+            if parts[-1] and size + len(body) > _PUSH_BYTES:
+                parts.append({})
+                size = 0
+            parts[-1].setdefault(queue, []).append(body)
             size += len(body)
-    if part:
-        yield part
+    return parts
 
 
 def _decode_or_none(kind: type[M], value: bytes | None) -> M | None:

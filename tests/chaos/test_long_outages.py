@@ -231,7 +231,7 @@ def test_a_worker_stops_taking_when_nobody_applies_its_reports(
             encode([Dispatch(os.urandom(16), 1, task.name, task.payload, "default") for _ in range(LARGEST_BUNDLE - 1)])
             for _ in range(1_100)
         ]  # 20,900 tasks for a table of 20,000, whose end no message meets exactly
-        leader.push(generation, term, {"default": messages})
+        leader.publish(generation, term, {"default": messages})
         eventually(lambda: worker.logged("no more fit"), "it is full", 60)
         left = stack.redis.xlen(Keys().queue(generation, "default"))
         assert left > 0

@@ -32,7 +32,6 @@ from orchestrator.sdk.payload import encode_call
 from orchestrator.store import database, enqueue, fleet, inbox, insights, leases, runs, transitions
 from orchestrator.store.fleet import WorkerRow
 from orchestrator.store.insights import RunFilter, RunView, TaskFilter
-from orchestrator.store.leases import Cursor
 from orchestrator.store.transitions import Again, Beginning, Claimed, Ending, Success
 from orchestrator.transport import journal
 from orchestrator.transport.codec import Ended, LogLine, ProgressMark, encode
@@ -503,7 +502,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
 
     with engine.begin() as connection:
         term = leases.acquire(connection, 0, NOBODY, 30.0, "here:7")
-        leases.save_cursor(connection, 0, Cursor("1-1", "5-0", "server"))
+        connection.exec_driver_sql("INSERT INTO orchestrator.cursors VALUES (0, '1-1', '5-0', 'server')")
     led = read("status")
     assert (led["leader"]["address"], led["leader"]["term"]) == ("here:7", term)
     assert 20 < led["leader"]["lease_remaining"] <= 30

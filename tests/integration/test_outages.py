@@ -116,7 +116,7 @@ def test_a_full_redis_is_an_outage_to_scripts_too(redis: Redis) -> None:
     with pytest.raises(UNAVAILABLE):
         streams.begin_generation(1, "1-1", "server")
     with pytest.raises(UNAVAILABLE):
-        streams.push("1-1", 1, {"default": [b"message"]})
+        streams.publish("1-1", 1, {"default": [b"message"]})
 
 
 def test_memory_that_runs_out_in_the_middle_of_a_transaction_is_an_outage(redis: Redis, redis_url: str) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, text
 
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
@@ -23,6 +24,7 @@ from orchestrator.embedded import EmbeddedServices
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.store import completions, database, details, enqueue, runs, transitions, waiting
 from orchestrator.store.inbox import Item, Wish
+from orchestrator.store.statement import Rows, send
 from orchestrator.store.transitions import Again, Beginning, Ending, Mark, Success
 
 PENDING = 50_000
@@ -59,17 +61,14 @@ class Leader:
         """Return the plan by which the statement of a store function really ran, and undo what it did."""
         sent: list[tuple[str, Any]] = []
 
-        def note(*arguments: Any) -> None:
-            sent.append((arguments[2], arguments[3]))
+        def noting(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Rows:
+            sent.append((sql, parameters))
+            return send(connection, sql, parameters)
 
-        with self.connection.begin_nested() as savepoint:
-            event.listen(self.connection, "before_cursor_execute", note)
-            try:
-                call(self.connection)
-            finally:
-                event.remove(self.connection, "before_cursor_execute", note)
+        with self.connection.begin_nested() as savepoint, patch("orchestrator.store.statement.send", noting):
+            call(self.connection)
             savepoint.rollback()
-        statement, parameters = next(pair for pair in sent if not pair[0].startswith("PREPARE"))
+        statement, parameters = sent[0]
         with self.connection.begin_nested() as savepoint:
             explained = self.connection.exec_driver_sql(
                 f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}", parameters

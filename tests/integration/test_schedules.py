@@ -551,9 +551,9 @@ def fire_once(system: System, now: datetime, *, dies: bool) -> None:
     """Fire what is due at some time, in transactions like those of a tick; the leader may die before a commit."""
     scheduler = system.scheduler
     for number in range(20):
-        with scheduler._leadership.writing(0.0) as (connection, _):
-            fire_schedules(scheduler._begin_tick(connection, now, []), 1_000)
-            more = connection.execute(text("SELECT min(due_at) FROM orchestrator.schedules")).scalar_one()
+        with scheduler._leadership.writing(0.0) as writing:
+            fire_schedules(scheduler._begin_tick(writing.connection, now, []), 1_000)
+            more = writing.connection.execute(text("SELECT min(due_at) FROM orchestrator.schedules")).scalar_one()
             if dies and number == 0:
                 raise Died
         if more > now:

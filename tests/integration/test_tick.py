@@ -723,7 +723,7 @@ def test_a_deposed_leader_cannot_push(system: System) -> None:
     system.lead()
     stream = KEYS.queue(generation, "default")
     for attempt in (
-        lambda: first._streams.push(generation, term, {"default": [b"stale"]}),
+        lambda: first._streams.publish(generation, term, {"default": [b"stale"]}),
         lambda: first._streams.begin_generation(term, "stale", "server"),
         lambda: first._streams.claim_term(term),
     ):
@@ -731,7 +731,7 @@ def test_a_deposed_leader_cannot_push(system: System) -> None:
             attempt()
     assert system.redis.exists(stream) == 0
     assert system.generation == generation
-    system.scheduler._streams.push(generation, term + 1, {"default": [b"fresh"]})
+    system.scheduler._streams.publish(generation, term + 1, {"default": [b"fresh"]})
     assert system.redis.xlen(stream) == 1
 
 
@@ -786,7 +786,7 @@ def test_a_leader_that_died_between_commit_and_push_loses_nothing(
     worker = system.worker()
     system.look()
     handle = system.job.enqueue()
-    monkeypatch.setattr(system.scheduler._streams, "push", die)
+    monkeypatch.setattr(system.scheduler._streams, "publish", die)
     with pytest.raises(Killed):
         system.look()
     row = system.row(handle)

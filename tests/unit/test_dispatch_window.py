@@ -25,18 +25,36 @@ NOW = datetime(2026, 11, 15, tzinfo=UTC)
 
 
 class Postgres:
-    """Notes what is claimed; there is never anything ready."""
+    """A connection, its driver's connection and its cursor. Notes what is claimed; there is never anything ready."""
+
+    description = None
 
     def __init__(self) -> None:
         self.info: dict[str, Any] = {}
         self.rooms: list[dict[str, int]] = []
 
-    def exec_driver_sql(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Sequence[Any]:
+    def exec_driver_sql(self, statement: str) -> Sequence[Any]:
+        assert statement.startswith(("PREPARE", "SELECT"))
+        return []
+
+    def in_transaction(self) -> bool:
+        return True
+
+    @property
+    def connection(self) -> Postgres:
+        return self
+
+    def cursor(self) -> Postgres:
+        return self
+
+    def execute(self, statement: str, parameters: Mapping[str, Any] | None) -> None:
+        assert statement.startswith("EXECUTE")
         if parameters is not None and "rooms" in parameters:
-            assert statement.startswith("EXECUTE")
             rooms = parameters["rooms"].strip("{}").split(",")
             self.rooms.append(dict(zip(parameters["queues"], map(int, rooms), strict=True)))
-        return []
+
+    def close(self) -> None:
+        pass
 
 
 def fleet_of(**slots: int) -> Fleet:

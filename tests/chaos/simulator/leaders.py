@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, exc
+from sqlalchemy import exc
 
-from orchestrator.scheduler.leadership import Leadership, TermOver
+from orchestrator.scheduler.leadership import Leadership, TermOver, Writing
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.store import database
 from orchestrator.transport import connection as transport
@@ -25,10 +24,8 @@ BOUNDARIES = (
     "in transaction",
     "before commit",
     "after commit",
-    "before push",
-    "after push",
-    "before confirm",
-    "after confirm",
+    "before publish",
+    "after publish",
     "before begin_generation",
     "after begin_generation",
     "after remove_older",
@@ -65,11 +62,11 @@ class SimulatedLeadership(Leadership):
         self._strike: Callable[[str], None] = actor.strike
 
     @contextmanager
-    def writing(self, monotonic: float) -> Iterator[tuple[Connection, datetime]]:
+    def writing(self, monotonic: float, *, look: bool = False) -> Iterator[Writing]:
         world = self._actor.world
-        with super().writing(monotonic) as (connection, now):
+        with super().writing(monotonic, look=look) as writing:
             self._strike("in transaction")
-            yield connection, now
+            yield writing
             self._strike("before commit")
             if world.armed("commit refused"):
                 raise exc.OperationalError("COMMIT", None, Exception("the connection broke before the commit"))

@@ -266,35 +266,37 @@ class MemoryLeaderStreams:
 
         return self._call("read", effect)
 
-    def confirm(self, generation: str, cursor: str, ended: Sequence[Ended]) -> None:
-        del ended
-
-        def effect() -> None:
-            data = self._server.data
-            data.applied = Applied(generation, cursor)
-            if generation in data.events:
-                stream, end = data.events[generation], stream_position(cursor)
-                stream.drop([entry for entry in stream.entries if stream_position(entry) <= end])
-
-        self._call("confirm", effect)
-
     def set_aside(self, refused: Sequence[Refused]) -> None:
         entries = [(refusal.source, refusal.error) for refusal in refused]
         self._call("set_aside", lambda: self._server.data.quarantine.extend(entries))
 
     # -- dispatch
 
-    def push(self, generation: str, term: int, messages: Mapping[str, Sequence[bytes]]) -> None:
+    def publish(
+        self,
+        generation: str,
+        term: int,
+        messages: Mapping[str, Sequence[bytes]],
+        cursor: str | None = None,
+        ended: Sequence[Ended] = (),
+    ) -> None:
+        del ended
+
         def effect() -> None:
             data = self._server.data
-            if data.term != term:
+            if messages and data.term != term:
                 raise Deposed
+            if cursor is not None:
+                data.applied = Applied(generation, cursor)
+                if generation in data.events:
+                    stream, end = data.events[generation], stream_position(cursor)
+                    stream.drop([entry for entry in stream.entries if stream_position(entry) <= end])
             for queue, bodies in messages.items():
                 stream = data.queues.setdefault((generation, queue), Stream())
                 for body in bodies:
                     stream.add(self._server.milliseconds, body)
 
-        self._call("push", effect)
+        self._call("publish", effect)
 
     def messages(self, generation: str, queue: str) -> list[Message]:
         def effect() -> list[Message]:

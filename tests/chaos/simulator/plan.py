@@ -51,8 +51,7 @@ class Plan:
 
 
 _CALLS = (
-    ("leader", "push"),
-    ("leader", "confirm"),
+    ("leader", "publish"),
     ("leader", "read"),
     ("leader", "withdraw"),
     ("leader", "order"),
@@ -71,7 +70,7 @@ _CALLS = (
     ("worker", "leave"),
     ("client", "nudge"),
 )
-_NARROW = ("after commit", "before push", "before confirm", "after begin_generation")
+_NARROW = ("after commit", "before publish", "after begin_generation")
 """Boundaries at which more is at stake than at others."""
 _GENERATION = ("after state", "before begin_generation", "after begin_generation", "before remove_older")
 _THEMES = {
@@ -81,7 +80,7 @@ _THEMES = {
     "server": ("server", "server", "generation", "call"),
 }
 """Faults of a kind come together: two that meet find more than two that do not."""
-_ONLY_WRITES_COME_LATE = ("flush", "push", "confirm", "withdraw", "take", "order")
+_ONLY_WRITES_COME_LATE = ("flush", "publish", "withdraw", "take", "order")
 
 
 def plan_for(seed: int) -> Plan:
