@@ -255,17 +255,14 @@ class RunContinued(msgspec.Struct, frozen=True, array_like=True, tag="run_contin
     signals: dict[str, int] = {}
 
 
+Outcome = TaskCompleted | TaskFailed | TaskCancelled | ChildCompleted | ChildFailed | ChildCancelled
+"""What came of a task or a child run; `id` is the one that the code knows it by."""
 Fact = (
     RunStarted
-    | TaskCompleted
-    | TaskFailed
-    | TaskCancelled
+    | Outcome
     | TimerFired
     | PromiseResolved
     | PromiseRejected
-    | ChildCompleted
-    | ChildFailed
-    | ChildCancelled
     | SignalReceived
     | UpdateRequested
     | RunCancelRequested

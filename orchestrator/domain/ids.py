@@ -32,6 +32,11 @@ def derived_id(parent: bytes, *parts: str | int) -> bytes:
     return bytes((*parent[:6], 0x80 | digest[0] & 0x0F, digest[1], 0x80 | digest[2] & 0x3F, *digest[3:]))
 
 
+def is_derived(identifier: bytes) -> bool:
+    """Say whether an id looks like one that was derived from another."""
+    return identifier[6] >> 4 == 8
+
+
 def successor_id(run: bytes) -> bytes:
     """Return the id of the run in which a run goes on that continues as a new one."""
     return derived_id(run, "continued")

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from orchestrator.domain.history import Fact
+from orchestrator.domain.history import Outcome
+from orchestrator.domain.ids import is_derived
 from orchestrator.domain.run import verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
 from orchestrator.scheduler.code import tell
@@ -21,7 +22,7 @@ from orchestrator.transport.codec import Ended
 
 Deltas = dict[bytes, dict[str, int]]
 Events = dict[bytes, list[tuple[str, str]]]
-Facts = dict[bytes, list[Fact]]
+Facts = dict[bytes, list[Outcome]]
 
 
 def begin_runs(tick: Tick, limit: int) -> None:
@@ -140,10 +141,18 @@ def _save(tick: Tick, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts
         delta["opened"] += plan.delta.opened
         for name, number in plan.delta.counts.items():
             delta[name] += number
-    if deltas:
-        tick.has_advanced = True
+    if not deltas:
+        return
+    tick.has_advanced = True
+    facts = facts or {}
+    # What code waits for has a derived id, and so has a step of a plan. One statement tells and counts; runs that turn
+    # out to be none of code, or to have ended, are counted like all others.
+    of_code = {run: some for run, some in facts.items() if run not in saved and is_derived(some[0].id)}
+    told = tell(tick, of_code, deltas)
+    rest = {run: delta for run, delta in deltas.items() if run not in told}
+    if rest:
         plans = {run: (plan.state, plan.expanding) for run, plan in saved.items()}
-        rows = runs.count(tick.connection, deltas, plans)
-        if facts:
-            tell(tick, {row.id: facts[row.id] for row in rows if row.code and row.id in facts})
+        rows = runs.count(tick.connection, rest, plans)
+        untold = facts.keys() - of_code.keys()
+        tell(tick, {row.id: facts[row.id] for row in rows if row.code and row.id in untold})
         conclude(tick, rows)

@@ -20,6 +20,7 @@ from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import code_runs, expectations, histories, runs, stuck
 from orchestrator.store.expectations import Answered
+from orchestrator.store.runs import Delta
 from orchestrator.store.transitions import Claimed
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import LARGEST_MESSAGE, Ended, encode
@@ -115,9 +116,9 @@ def _too_long(size: int) -> Violation:
 # -- facts
 
 
-def tell(tick: Tick, facts: Mapping[bytes, Sequence[Fact]]) -> set[bytes]:
-    """Tell runs what happened; return those that were open to hear it."""
-    return histories.append(tick.connection, facts, tick.now) if facts else set()
+def tell(tick: Tick, facts: Mapping[bytes, Sequence[Fact]], deltas: Mapping[bytes, Delta] | None = None) -> set[bytes]:
+    """Tell runs what happened, and change the counters of those that are open to hear it; return these."""
+    return histories.append(tick.connection, facts, tick.now, deltas=deltas) if facts else set()
 
 
 def ask_to_cancel(tick: Tick, ids: Iterable[bytes], reason: str) -> None:

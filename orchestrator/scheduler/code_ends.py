@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from orchestrator.domain import history
-from orchestrator.domain.history import Fact
+from orchestrator.domain.history import Outcome
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.task import TaskError
@@ -21,7 +21,7 @@ from orchestrator.store.transitions import Moved
 _NOTHING = b"\xc0"
 
 
-def task_fact(task: Moved, result: bytes | None, error: TaskError | None) -> Fact:
+def task_fact(task: Moved, result: bytes | None, error: TaskError | None) -> Outcome:
     """Return what the code of a run learns of the end of one of its tasks."""
     if task.state == TaskState.SUCCESS:
         return history.TaskCompleted(task.id, result or _NOTHING)
@@ -51,7 +51,7 @@ def end_runs(tick: Tick) -> None:
         _continue(tick, continued)
 
 
-def _told_to_parent(run: EndedRun, end: OwnEnd) -> Fact:
+def _told_to_parent(run: EndedRun, end: OwnEnd) -> Outcome:
     if run.state == RunState.SUCCESS:
         return history.ChildCompleted(run.child_id, end.result or _NOTHING)
     if run.state == RunState.CANCELLED:

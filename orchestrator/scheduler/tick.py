@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.commands import ContinueRun
-from orchestrator.domain.history import Fact
+from orchestrator.domain.history import Outcome
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.store.transitions import Claimed, Moved
@@ -57,7 +57,7 @@ class Tick:
     """Child runs that ended: parent, its step, and the state."""
     own_ends: list[OwnEnd] = field(default_factory=list)
     """Own tasks that ended, and whose runs have not been ended yet."""
-    told: list[tuple[bytes, str, Fact]] = field(default_factory=list)
+    told: list[tuple[bytes, str, Outcome]] = field(default_factory=list)
     """Child runs of workflows as code that ended: parent, state, and what the parent learns."""
     outcomes: dict[bytes, tuple[bytes | None, TaskError | None]] = field(default_factory=dict)
     """Results and errors of tasks that ended in a run, for its code to be told if it has any."""

@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from orchestrator.domain import history
 from orchestrator.domain.history import Event
 from orchestrator.store import arrays
+from orchestrator.store.runs import Delta
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import Moved, current_attempt, identifier, moved_rows
 
@@ -43,8 +44,12 @@ def event_parameters(events: Iterable[tuple[bytes, Sequence[What]]]) -> dict[str
 _APPEND = Statement(
     f"""
 WITH ahead AS (
-    UPDATE orchestrator.runs r SET last_event = r.last_event + d.count
-      FROM unnest(%(ids)s::uuid[], %(counts)s::int[]) AS d(id, count)
+    UPDATE orchestrator.runs r
+       SET last_event = r.last_event + d.count, open = r.open + d.opened, success = r.success + d.success,
+           failed = r.failed + d.failed, cancelled = r.cancelled + d.cancelled
+      FROM unnest(%(ids)s::uuid[], %(counts)s::int[], %(opened)s::int[], %(success)s::int[], %(failed)s::int[],
+                  %(cancelled)s::int[])
+           AS d(id, count, opened, success, failed, cancelled)
      CROSS JOIN LATERAL (
            SELECT ctid AS place FROM orchestrator.runs
             WHERE id = d.id AND code AND ended_at IS NULL LIMIT 1) AS found
@@ -68,10 +73,24 @@ SELECT id::text FROM ahead
 
 
 def append(
-    connection: Connection, events: Mapping[bytes, Sequence[What]], now: datetime, *, wake: bool = True
+    connection: Connection,
+    events: Mapping[bytes, Sequence[What]],
+    now: datetime,
+    *,
+    wake: bool = True,
+    deltas: Mapping[bytes, Delta] | None = None,
 ) -> set[bytes]:
-    """Append events to the histories of open runs, whose code is to `wake` for them; return the runs that were open."""
+    """Append events to the histories of open runs, whose code is to `wake` for them; return the runs that were open.
+
+    `deltas` say how much the counters of those runs change.
+    """
+    changes = [deltas.get(run, {}) if deltas else {} for run in events]
+    counters = {
+        column: arrays.numbers(change.get(column, 0) for change in changes)
+        for column in ("opened", "success", "failed", "cancelled")
+    }
     parameters = {
+        **counters,
         "now": now,
         "wake": wake,
         "ids": arrays.uuids(events),
