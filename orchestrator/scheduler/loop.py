@@ -26,6 +26,7 @@ from orchestrator.scheduler.code_ends import close_runs
 from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.dispatch import Dispatcher
 from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.generations import Generations
 from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.leadership import Leadership, TermOver
 from orchestrator.scheduler.reconcile import Reconciler, Suspicion
@@ -42,7 +43,7 @@ from orchestrator.store.leases import Cursor
 from orchestrator.store.waiting import Agenda
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
-from orchestrator.transport.codec import Applied, Malformed, decode_flush
+from orchestrator.transport.codec import Ended, Malformed, decode_flush
 from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams, StreamsDamaged
 from orchestrator.transport.quarantine import Refused
 
@@ -165,11 +166,8 @@ class Scheduler:
         self._mute_until = 0.0
         self._sweep_at = 0.0
         self._count_at = 0.0
-        self._tidy = False
-        self._serial = 0
-        self._confirmed = "0-0"
         self._patience = 0.0
-        self._cursor = self._leadership.cursor() or Cursor("", "0-0", "")
+        self._generations = Generations(self._streams, self._leadership, settings.batch, self._apply_leftover)
         with self._leadership.reading() as connection:
             self._dispatcher.recount(waiting.in_flight(connection))
         self.leading.set()
@@ -227,7 +225,7 @@ class Scheduler:
             self._careful = True
             return
         self._careful = False
-        self._cursor = cursor
+        self._generations.cursor = cursor
         self._dispatcher.committed(tick, self._monotonic())
         self._on_ended(len(tick.ended))
         self._watch.revoke(tick.revoked, self._monotonic())
@@ -306,6 +304,10 @@ class Scheduler:
     # -- around the transaction
 
     @property
+    def _cursor(self) -> Cursor:
+        return self._generations.cursor
+
+    @property
     def _hears(self) -> bool:
         return self._monotonic() >= self._deaf_until and bool(self._cursor.generation)
 
@@ -322,7 +324,7 @@ class Scheduler:
             speak(*arguments)
         except StreamsDamaged as error:
             log.error("a stream of generation %s cannot be used: %s", self._cursor.generation, first_line(error))
-            self._cursor = self._cursor._replace(server="")  # then the next look begins another, under other names
+            self._generations.give_up()
             self._watch.due_at = 0.0
         except transport.UNAVAILABLE as error:
             self._redis.failed(transport.describe(error))
@@ -337,7 +339,8 @@ class Scheduler:
         suspicion = Suspicion()
 
         def look() -> None:
-            self._keep_generation()
+            if self._generations.keep(self._monotonic()):
+                self._fleet.grace()
             self._watch.look(self._monotonic())
             began = self._monotonic()
             sweep = self._sweep() if began >= self._count_at else []
@@ -362,60 +365,19 @@ class Scheduler:
         self._streams.forget_gone(self._cursor.generation, queues)
         return queues
 
-    def _keep_generation(self) -> None:
-        """Begin a new generation if Redis has lost anything since the last look."""
-        cursor = self._cursor
-        state = self._streams.state(cursor.generation, cursor.position)
-        same = state.generation == cursor.generation and state.server == cursor.server
-        if same and state.usable and state.reached(self._confirmed):
-            if cursor.position != "0-0" and state.applied != Applied(cursor.generation, cursor.position):
-                # Nobody was told: a crash or an outage came between the commit and the confirmation.
-                self._streams.publish(cursor.generation, self._leadership.term, {}, cursor.position)
-                self._confirmed = cursor.position
-            self._remove_old_streams()
-            return
-        if cursor.generation and state.generation == cursor.generation and state.readable:
-            self._drain(cursor)
-        self._streams.write_canary()  # no use to begin anything where nothing can be written
-        self._serial += 1
-        generation = f"{self._leadership.term}-{self._serial}"
-        if cursor.generation:
-            log.warning("Redis has restarted, or lost or damaged data; generation %s begins", generation)
-        else:
-            log.info("generation %s begins", generation)
-        self._cursor = Cursor(generation, "0-0", state.server)
-        self._confirmed = "0-0"
-        with self._leadership.writing(self._monotonic()) as writing:
-            writing.cursor = self._cursor
-        self._fleet.grace()
-        self._tidy = False
-        self._streams.begin_generation(self._leadership.term, generation, state.server)
-        self._remove_old_streams()
-
-    def _remove_old_streams(self) -> None:
-        """Remove what earlier generations left, once: whoever began this one may not have come to it."""
-        if not self._tidy:
-            self._streams.remove_older(self._cursor.generation)
-            self._tidy = True
-
-    def _drain(self, cursor: Cursor) -> None:
-        """Apply what still stands in the old generation's stream; its workers may be gone and cannot send it again."""
+    def _apply_leftover(self, inbound: Inbound, cursor: Cursor) -> Sequence[Ended]:
+        """Apply what still stands in the stream of a generation that ends, up to a cursor; return what ended."""
         self._careful = True  # nothing that stands there may keep the next generation from beginning
-        while inbound := self._streams.read(cursor.generation, self._cursor.position, self._settings.batch, 0.0):
-            if not inbound.entries:
-                return
-            reports, set_aside = _decode(inbound)
-            with self._leadership.writing(self._monotonic()) as writing:
-                tick = self._begin_tick(writing.connection, writing.now, set_aside)
-                self._apply(tick, reports)
-                advance_runs(tick)
-                settle_ends(tick)
-                self._cursor = writing.cursor = self._cursor._replace(position=inbound.entries[-1][0])
-            self._dispatcher.committed(tick, self._monotonic())
-            # What came after the last confirmation may have been lost with the old server, and other reports may
-            # stand in its place: nobody is told that those are applied. They are sent again, and ignored.
-            self._streams.publish(cursor.generation, self._leadership.term, {}, self._confirmed, tick.ended)
-            self._set_aside(tick)
+        reports, set_aside = _decode(inbound)
+        with self._leadership.writing(self._monotonic()) as writing:
+            tick = self._begin_tick(writing.connection, writing.now, set_aside)
+            self._apply(tick, reports)
+            advance_runs(tick)
+            settle_ends(tick)
+            writing.cursor = cursor
+        self._dispatcher.committed(tick, self._monotonic())
+        self._set_aside(tick)
+        return tick.ended
 
     def _read(self, to_the_end: bool) -> Inbound:
         """Read events: one batch, waiting for the first; or all there are, without waiting."""
@@ -454,7 +416,7 @@ class Scheduler:
             handed_out = self._dispatcher.messages(tick.claimed)
             self._streams.publish(generation, term, handed_out, position if news else None, tick.ended)
         if news:
-            self._confirmed = position
+            self._generations.confirmed = position
         for messages in (withdraw, self._watch.unreceived(generation, tick.revoked)):
             for queue, entries in messages.items():
                 self._streams.withdraw(generation, queue, entries)

@@ -1,0 +1,97 @@
+"""Generations: how long the streams of one Redis, in one of its lives, can be believed.
+
+Redis may restart and come back without what it had, or with what it had a while ago. The leader finds out by looking:
+it is another life of the server, or it no longer remembers how far events were applied. Then a new generation begins,
+under names of its own, and everybody sends again what the leader has not confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from orchestrator.scheduler.leadership import Leadership
+from orchestrator.store.leases import Cursor
+from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import Applied, Ended
+from orchestrator.transport.leader import Inbound, LeaderStreams
+
+log = get_logger("scheduler")
+
+
+class Generations:
+    """One term's account of the generation: how far its events are applied, and how far workers were told so.
+
+    `apply` commits what a read brought, with the cursor behind it, and returns what ended.
+    """
+
+    def __init__(
+        self,
+        streams: LeaderStreams,
+        leadership: Leadership,
+        batch: int,
+        apply: Callable[[Inbound, Cursor], Sequence[Ended]],
+    ) -> None:
+        self._streams = streams
+        self._leadership = leadership
+        self._batch = batch
+        self._apply = apply
+        self._serial = 0
+        self._tidy = False
+        self.cursor = leadership.cursor() or Cursor("", "0-0", "")
+        self.confirmed = "0-0"
+
+    def keep(self, monotonic: float) -> bool:
+        """Begin a new generation if Redis has lost anything since the last look; say whether one has begun."""
+        cursor = self.cursor
+        state = self._streams.state(cursor.generation, cursor.position)
+        same = state.generation == cursor.generation and state.server == cursor.server
+        if same and state.usable and state.reached(self.confirmed):
+            if cursor.position != "0-0" and state.applied != Applied(cursor.generation, cursor.position):
+                # Nobody was told: a crash or an outage came between the commit and the confirmation.
+                self._streams.publish(cursor.generation, self._leadership.term, {}, cursor.position)
+                self.confirmed = cursor.position
+            self._remove_old_streams()
+            return False
+        if cursor.generation and state.generation == cursor.generation and state.readable:
+            self._drain(cursor.generation)
+        self._begin(state.server, monotonic)
+        return True
+
+    def give_up(self) -> None:
+        """Have the next look begin another generation, under other names."""
+        self.cursor = self.cursor._replace(server="")
+
+    def _begin(self, server: str, monotonic: float) -> None:
+        self._streams.write_canary()  # no use to begin anything where nothing can be written
+        self._serial += 1
+        generation = f"{self._leadership.term}-{self._serial}"
+        if self.cursor.generation:
+            log.warning("Redis has restarted, or lost or damaged data; generation %s begins", generation)
+        else:
+            log.info("generation %s begins", generation)
+        self.cursor = Cursor(generation, "0-0", server)
+        self.confirmed = "0-0"
+        with self._leadership.writing(monotonic) as writing:
+            writing.cursor = self.cursor
+        self._tidy = False
+        self._streams.begin_generation(self._leadership.term, generation, server)
+        self._remove_old_streams()
+
+    def _remove_old_streams(self) -> None:
+        """Remove what earlier generations left, once: whoever began this one may not have come to it."""
+        if not self._tidy:
+            self._streams.remove_older(self.cursor.generation)
+            self._tidy = True
+
+    def _drain(self, generation: str) -> None:
+        """Apply what still stands in the old generation's stream; its workers may be gone and cannot send it again."""
+        while True:
+            inbound = self._streams.read(generation, self.cursor.position, self._batch, 0.0)
+            if not inbound.entries:
+                return
+            cursor = self.cursor._replace(position=inbound.entries[-1][0])
+            ended = self._apply(inbound, cursor)
+            self.cursor = cursor
+            # What came after the last confirmation may have been lost with the old server, and other reports may
+            # stand in its place: nobody is told that those are applied. They are sent again, and ignored.
+            self._streams.publish(generation, self._leadership.term, {}, self.confirmed, ended)
