@@ -209,7 +209,7 @@ def claim_behind(
     return claimed(_CLAIM_BEHIND(connection, parameters))
 
 
-_NEWEST = Statement("SELECT last_value FROM orchestrator.tasks_seq_seq")
+_NEWEST = Statement("SELECT last_value - (NOT is_called)::int FROM orchestrator.tasks_seq_seq")
 
 
 def newest(connection: Connection) -> int:

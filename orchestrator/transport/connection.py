@@ -49,7 +49,8 @@ class _Recognising:
         except ResponseError as error:
             if isinstance(error, REFUSED) or not (found := _REFUSAL.search(str(error))):
                 raise
-            raise WritesRefused(found[0].removeprefix("-")) from error
+            said = found[0].removeprefix("-")
+            raise (OutOfMemoryError if said.startswith("OOM") else WritesRefused)(said) from error
 
 
 class _OverTcp(_Recognising, Connection):

@@ -23,6 +23,7 @@ from orchestrator.transport.codec import (
 )
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import GROUP, PRIVATE_TTL, Keys, private_queue
+from orchestrator.transport.line import Argument, Entry, Line, Script, field
 from orchestrator.transport.quarantine import Refused, set_aside
 
 M = TypeVar("M")
@@ -54,7 +55,7 @@ return 1
 
 # What was applied is told before anything is handed out, each thing for itself: where Redis is full and takes neither,
 # forgetting applied events still makes room.
-_PUBLISH = """
+_PUBLISH = Script("""
 if #KEYS > 3 and redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 local refusal
 local function try(...)
@@ -79,7 +80,7 @@ for stream = 4, #KEYS do
   next = next + 1
 end
 return refusal or 1
-"""
+""")
 
 # Both look and act in one step: a worker that is back may beat, and a consumer receive a message, at any moment. A
 # consumer that was removed with a message to answer for would leave it where nobody finds it. Where the key is not
@@ -104,7 +105,7 @@ for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', KEYS[1])) do
 end
 """
 
-_NOTHING_SAID: list[int | str | bytes] = ["", "", 0]
+_NOTHING_SAID: list[Argument] = ["", "", 0]
 _PUSH_BYTES = 1_000_000
 _ORDERS_TTL = 60
 _COMPLAINT_TTL = 5
@@ -169,7 +170,7 @@ class LeaderStreams:
         self._keys = keys
         self._claim_term = redis.register_script(_CLAIM_TERM)
         self._begin = redis.register_script(_BEGIN)
-        self._publish = redis.register_script(_PUBLISH)
+        self._line = Line(redis)
         self._forget_silent = redis.register_script(_FORGET_SILENT)
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
         self._last_nudge = "0-0"
@@ -239,19 +240,19 @@ class LeaderStreams:
 
     def read(self, generation: str, cursor: str, count: int, block: float) -> Inbound:
         """Read events after the cursor; wait up to `block` seconds for the first."""
-        streams = {self._keys.events(generation): cursor, self._keys.nudges: self._last_nudge}
-        milliseconds = max(1, int(block * 1000)) if block > 0 else None
-        reply = self._redis.xread(streams, count=count, block=milliseconds)  # type: ignore[arg-type]
+        wait = ("BLOCK", max(1, int(block * 1000))) if block > 0 else ()
+        streams = (self._keys.events(generation), self._keys.nudges, cursor, self._last_nudge)
+        reply = self._line.call("XREAD", "COUNT", count, *wait, "STREAMS", *streams)
         entries: list[tuple[str, bytes]] = []
         nudged = fleet_changed = False
         nudges = self._keys.nudges.encode()
-        for stream, items in cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or []):
+        for stream, items in cast("list[tuple[bytes, list[Entry]]]", reply or []):
             if stream == nudges:
                 self._last_nudge = items[-1][0].decode()
                 nudged = True
-                fleet_changed = any(b"fleet" in fields for _, fields in items)
+                fleet_changed = any(b"fleet" in (fields or ()) for _, fields in items)
             else:
-                entries = [(entry.decode(), (fields or {}).get(b"d", b"")) for entry, fields in items]
+                entries = [(entry[0].decode(), field(entry, b"d")) for entry in items]
         return Inbound(entries, nudged, fleet_changed, complete=len(entries) < count)
 
     def set_aside(self, refused: Sequence[Refused]) -> None:
@@ -278,22 +279,22 @@ class LeaderStreams:
         said = self._said(generation, cursor, ended) if cursor is not None else _NOTHING_SAID
         for part in _in_parts(messages):
             keys = [self._keys.term, self._keys.applied, self._keys.events(generation)]
-            arguments: list[int | str | bytes] = [term, *said]
+            arguments: list[Argument] = [term, *said]
             for queue, bodies in part.items():
                 keys.append(self._keys.queue(generation, queue))
                 arguments.append(len(bodies))
                 arguments.extend(bodies)
             with _noticing_damage():
-                accepted = self._publish(keys=keys, args=arguments)
+                accepted = self._line.run(_PUBLISH, keys, arguments)
             if not accepted:
                 raise Deposed
             said = _NOTHING_SAID
 
-    def _said(self, generation: str, cursor: str, ended: Sequence[Ended]) -> list[int | str | bytes]:
+    def _said(self, generation: str, cursor: str, ended: Sequence[Ended]) -> list[Argument]:
         by_channel: dict[str, list[Ended]] = {}
         for item in ended:
             by_channel.setdefault(self._keys.done(item.id), []).append(item)
-        said: list[int | str | bytes] = [encode(Applied(generation, cursor)), _after(cursor), len(by_channel)]
+        said: list[Argument] = [encode(Applied(generation, cursor)), _after(cursor), len(by_channel)]
         for channel, items in by_channel.items():
             said += [channel, encode(items)]
         return said

@@ -24,8 +24,37 @@ from orchestrator.transport.codec import (
 )
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import GROUP, NUDGE_CAP, PRIVATE_TTL, Keys, private_queue
+from orchestrator.transport.line import Argument, Entry, Line, Script, field
 from orchestrator.transport.quarantine import Refused, set_aside
 
+# The events stream is never created here: where it is missing, Redis has lost it, and the reports stay with the worker,
+# and the messages where they are, until a leader has begun anew.
+_FLUSH = Script(
+    """
+local entry = false
+local has_reports = ARGV[2] == 'reports'
+if has_reports then
+  entry = redis.pcall('XADD', KEYS[1], 'NOMKSTREAM', '*', 'd', ARGV[3])
+  if type(entry) == 'table' and entry.err then return entry end
+end
+if entry or not has_reports then
+  local next = 4
+  for stream = 4, #KEYS do
+    for _ = 1, tonumber(ARGV[next]) do
+      next = next + 1
+      redis.pcall('XACK', KEYS[stream], ARGV[1], ARGV[next])
+      redis.pcall('XDEL', KEYS[stream], ARGV[next])
+    end
+    next = next + 1
+  end
+end
+local function read(key)
+  local value = redis.pcall('GET', key)
+  return type(value) == 'string' and value
+end
+return {entry, read(KEYS[2]), read(KEYS[3])}
+"""
+)
 _NAMES_TTL = 3600
 _ANSWER_PATIENCE = 5.0
 """Seconds beyond the time that Redis was asked to wait after which its answer is not awaited any more."""
@@ -58,6 +87,7 @@ class WorkerStreams:
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
+        self._line = Line(redis)
 
     def generation(self) -> str | None:
         """Return the current generation, or None while no leader has begun one on this server.
@@ -85,46 +115,42 @@ class WorkerStreams:
 
     def take(self, generation: str, worker: str, queues: Sequence[str], count: int, block: float) -> list[Received]:
         """Receive up to `count` messages; wait up to `block` seconds for the first."""
-        streams = {self._keys.queue(generation, queue): ">" for queue in queues}
+        streams = [self._keys.queue(generation, queue) for queue in queues]
+        options = ("COUNT", count, "BLOCK", max(1, int(block * 1000)))
         try:
-            reply = self._redis.xreadgroup(GROUP, worker, streams, count=count, block=max(1, int(block * 1000)))  # type: ignore[arg-type]
+            reply = self._line.call(
+                "XREADGROUP", "GROUP", GROUP, worker, *options, "STREAMS", *streams, *[">"] * len(streams)
+            )
         except ResponseError as error:
             if "NOGROUP" in str(error) or "UNBLOCKED" in str(error):
                 raise StreamsGone from error
             raise
         received: list[Received] = []
-        for stream, items in cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or []):
+        for stream, items in cast("list[tuple[bytes, list[Entry]]]", reply or []):
             queue = stream.decode().removeprefix(self._keys.queue(generation, ""))
-            for entry, fields in items:
-                body = (fields or {}).get(b"d", b"")
+            for item in items:
+                entry, body = item[0].decode(), field(item, b"d")
                 try:
-                    received.append(Received(queue, entry.decode(), decode_dispatches(body)))
+                    received.append(Received(queue, entry, decode_dispatches(body)))
                 except Malformed as error:
-                    self._set_aside(generation, queue, entry.decode(), body, str(error))
+                    self._set_aside(generation, queue, entry, body, str(error))
         return received
 
     def flush(self, generation: str, body: bytes | None, done: Mapping[str, Sequence[str]]) -> Receipt:
         """Hand in reports and drop the messages that they answer, all or nothing.
 
-        `done` maps queues to the ids of their messages. The events stream is never created here: where it
-        is missing, Redis has lost it, and the reports stay with the worker until a leader has begun anew.
+        `done` maps queues to the ids of their messages.
         """
-        keys = self._keys
-        pipeline = self._redis.pipeline(transaction=True)
-        if body is not None:
-            pipeline.xadd(keys.events(generation), {"d": body}, nomkstream=True)
-        self._drop(pipeline, generation, done)
-        pipeline.get(keys.generation)
-        pipeline.get(keys.applied)
-        replies = pipeline.execute(raise_on_error=False)
-        entry = replies[0] if body is not None else None
-        if isinstance(entry, Exception):
-            raise entry
-        # Reports that were taken must not be sent again because of what the rest came to.
+        keys: list[Argument] = [self._keys.events(generation), self._keys.generation, self._keys.applied]
+        arguments: list[Argument] = [GROUP, "reports" if body is not None else "none", body or b""]
+        for queue, entries in done.items():
+            keys.append(self._keys.queue(generation, queue))
+            arguments += [len(entries), *entries]
+        entry, now, applied = self._line.run(_FLUSH, keys, arguments)
         return Receipt(
             entry=entry.decode() if entry else None,
-            generation=_text(replies[-2]) if isinstance(replies[-2], bytes) else None,
-            applied=_applied(replies[-1]) if isinstance(replies[-1], bytes) else None,
+            generation=_text(now) if now else None,
+            applied=_applied(applied) if applied else None,
         )
 
     def drop(self, generation: str, done: Mapping[str, Sequence[str]]) -> None:
