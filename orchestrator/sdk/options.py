@@ -194,11 +194,14 @@ class CallOptions:
         """Return what a call's arguments decide: its lane, its key, and the options that travel with it."""
         weight = _weight(_compute(self.weight, arguments))
         key = _compute(self.concurrency_key, arguments)
+        unique = self._unique(task, arguments, idempotency_period)
         options = self.travelling(weight)
+        if unique is not None and unique.scope != "period":
+            options = msgspec.structs.replace(options, unique_for=unique.scope)
         lane = lane_name(task, None if key is None else _key("concurrency_key", key), options)
         return Placed(
             lane=lane,
-            unique=self._unique(task, arguments, idempotency_period),
+            unique=unique,
             options=None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode(),
         )
 
