@@ -71,6 +71,7 @@ class StepOptions(Defaults, total=False):
     foreach: Reference | str | list[Any]
     parallel: Reference | str | int
     concurrency: int
+    concurrency_key: Reference | str
     on_failure: Literal["run", "skip"]
     when: Reference | str | bool
 
