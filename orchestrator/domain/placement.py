@@ -13,9 +13,8 @@ from orchestrator.domain.task import DEFAULT_OPTIONS, NewTask, TaskOptions
 
 WEBHOOK_TASK = "orchestrator.webhook"
 """A task that every worker knows: it posts JSON to a URL."""
-HOOK_RETRIES = 5
-HOOK_TIMEOUT = 60.0
-_HOOK_OPTIONS = TaskOptions(retry=RetryPolicy(max=HOOK_RETRIES), timeout=HOOK_TIMEOUT)
+HOOK_OPTIONS = TaskOptions(retry=RetryPolicy(max=5), timeout=60.0)
+"""Those of a hook whose task does not say otherwise: nobody waits for it, and nobody looks whether it failed."""
 
 
 class Origin(NamedTuple):
@@ -71,6 +70,6 @@ def of_step(step: Step, queue: str) -> Placement:
 def of_hook(hook: Hook, queue: str) -> Placement:
     """Return how the task of a hook runs; `queue` is the workflow's."""
     registered = hook.registered or Registered()
-    options = msgspec.convert(hook.registered.options, TaskOptions) if hook.registered is not None else _HOOK_OPTIONS
+    options = msgspec.convert(hook.registered.options, TaskOptions) if hook.registered is not None else HOOK_OPTIONS
     name = WEBHOOK_TASK if hook.webhook is not None else str(hook.task)
     return Placement(name, registered.queue or queue, registered.priority, options, registered)

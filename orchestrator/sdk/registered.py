@@ -15,7 +15,7 @@ import msgspec
 
 from orchestrator.domain.definition import Definition, Hook, Registered, Step
 from orchestrator.domain.expression import parse_template
-from orchestrator.domain.placement import HOOK_RETRIES, HOOK_TIMEOUT
+from orchestrator.domain.placement import HOOK_OPTIONS
 from orchestrator.domain.steps import fan_out_sources
 from orchestrator.domain.task import DEFAULT_OPTIONS
 from orchestrator.errors import InvalidTask, InvalidWorkflow
@@ -23,6 +23,7 @@ from orchestrator.sdk.options import CallOptions, with_options
 from orchestrator.sdk.task import Task
 
 P = TypeVar("P", Step, Hook)
+_SAYS_NOTHING_TO_A_HOOK = Registered(options=msgspec.to_builtins(HOOK_OPTIONS))
 
 
 def take_over(definition: Definition, tasks: Mapping[str, Task[..., Any]], source: str) -> Definition:
@@ -35,7 +36,7 @@ def take_over(definition: Definition, tasks: Mapping[str, Task[..., Any]], sourc
     for step in definition.steps:
         task = tasks.get(step.task or "")
         try:
-            steps.append(step if task is None else _with_registered(step, _of_step(task, step)))
+            steps.append(step if task is None else _with_registered(step, _of_step(task, step), unless=Registered()))
         except InvalidTask as error:
             problems.append(f"{source}: tasks.{step.name}: {error}")
     hooks: dict[str, tuple[Hook, ...]] = {}
@@ -71,15 +72,14 @@ def check_fit(task: Task[..., Any]) -> None:
 
 def _of_step(task: Task[..., Any], step: Step) -> Registered:
     check_fit(task)
-    given = {name: getattr(step, name) for name in ("retries", "timeout", "queue", "priority")}
-    with_options(
-        task.call_options, {name: value for name, value in given.items() if value is not None}
-    )  # they must fit
+    own = {name: getattr(step, name) for name in ("retries", "timeout", "queue", "priority")}
+    given = {name: value for name, value in own.items() if value is not None}
+    with_options(task.call_options, given)  # which refuses what does not go together
     known, unknown = _arguments(task, step)
     options = task.call_options
     if step.concurrency_key is not None:
         options = dataclasses.replace(options, concurrency_key=None)
-    advice = 'Give the step a concurrency_key of its own, such as "${params.customer}".'
+    advice = 'Give the step a concurrency_key of its own, such as "${params.customer}"; a schedule, constant params.'
     return _registered(task, options, known, unknown, advice)
 
 
@@ -88,19 +88,20 @@ def _with_task(hook: Hook, tasks: Mapping[str, Task[..., Any]]) -> Hook:
     if task is None:
         return hook
     check_fit(task)
-    patience: dict[str, Any] = {"retries": HOOK_RETRIES}
+    patience: dict[str, Any] = {"retries": HOOK_OPTIONS.retry.max}
     if task.call_options.soft_timeout is None:
-        patience["timeout"] = HOOK_TIMEOUT
+        patience["timeout"] = HOOK_OPTIONS.timeout
     options = with_options(
         task.call_options, {name: value for name, value in patience.items() if name not in task.chosen}
     )
     advice = "Give it a fixed one, or let the hook run a task that enqueues this one."
-    return _with_registered(hook, _registered(task, options, {}, "the end of a run", advice))
+    registered = _registered(task, options, {}, "the end of a run", advice)
+    return _with_registered(hook, registered, unless=_SAYS_NOTHING_TO_A_HOOK)
 
 
-def _with_registered(part: P, registered: Registered) -> P:
+def _with_registered(part: P, registered: Registered, *, unless: Registered) -> P:
     """Return a step or a hook with what its task says; a task that says nothing is like one that is not known."""
-    return msgspec.structs.replace(part, registered=registered if registered != Registered() else None)
+    return msgspec.structs.replace(part, registered=registered if registered != unless else None)
 
 
 def _registered(

@@ -170,7 +170,7 @@ def test_what_the_step_says_goes_first(system: System, mail: Task[..., Any]) -> 
     assert (row["options"]["retry"], row["options"]["timeout"], row["options"]["soft_timeout"]) == ({}, 50, 20)
 
 
-def test_a_step_that_is_delayed_or_expires_is_seen_to_in_time(system: System) -> None:
+def test_a_step_waits_for_its_delay_and_expires(system: System) -> None:
     task = system.app.task(name="late", delay=10, expires=20, concurrency=1)(lambda: None)
     system.app.queue("default").pause()
     flow = Workflow("flow")
@@ -178,7 +178,7 @@ def test_a_step_that_is_delayed_or_expires_is_seen_to_in_time(system: System) ->
     system.app.workflows.apply(flow)
     run = system.app.workflows["flow"].start()
     system.look(2)
-    assert system.scheduler._agenda.next_due is not None, "the tick that created it knows when it is due"
+    assert system.sql("SELECT wake_at FROM orchestrator.tasks") != [{"wake_at": None}]
     system.lead(offset=15.0)
     system.look(2)
     assert system.sql("SELECT wake_at FROM orchestrator.tasks") == [{"wake_at": None}]
