@@ -54,6 +54,8 @@ class Task(Generic[P, R]):
         self.chosen = chosen
         """The options that somebody gave; the others may be decided by where it runs."""
         self.signature = signature
+        self.is_variant = False
+        """It was made by `options`; workers and workflows know the one that is registered."""
         self.is_async = inspect.iscoroutinefunction(function)
         self._placed: Placed | None = None
         self._scheduled: dict[str, Task[P, R]] = {}
@@ -77,7 +79,11 @@ class Task(Generic[P, R]):
                 f"Option retries: a backoff function belongs on the decorator of task {self.name!r}, because the "
                 f"worker has no other; found {changed.retries.backoff!r}."
             )
-        return Task(self._app, self.name, self.function, changed, self.signature, self.chosen | options.keys())
+        variant: Task[P, R] = Task(
+            self._app, self.name, self.function, changed, self.signature, self.chosen | options.keys()
+        )
+        variant.is_variant = True
+        return variant
 
     def schedule(self, *args: P.args, **kwargs: P.kwargs) -> DurableFuture[R]:
         """Inside a workflow: have a worker run it. The future is there at once; nothing is sent until the code waits.

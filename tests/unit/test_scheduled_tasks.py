@@ -99,3 +99,21 @@ def test_what_is_refused_when_it_is_applied(times: dict[str, Any], message: str)
     declare(app, **times)
     with pytest.raises(InvalidWorkflow, match=message.replace("(", r"\(")):
         app.schedules.declared["clean"].definition()
+
+
+def test_keys_of_constant_parameters() -> None:
+    app = Orchestrator()
+
+    @app.task(name="clean", concurrency_key=lambda area, **_: area, weight=lambda area, **_: len(area))
+    def clean(area: str, due: str = "") -> None: ...
+
+    app.schedule(every="1h", name="attic", params={"area": "attic"})(clean)
+    app.schedule(every="1h", name="due", params={"area": "attic", "due": "${run.fire_time}"})(clean)
+    app.schedule(every="1h", name="varied", params={"area": "attic"})(clean.options(concurrency_key="all"))
+    attic, varied = (app.schedules.declared[name].definition().steps[0].registered for name in ("attic", "varied"))
+    assert attic is not None
+    assert (attic.key, attic.options["weight"]) == ("attic", 5)
+    assert varied is not None
+    assert varied.key == "all"
+    with pytest.raises(InvalidWorkflow, match="schedule of task 'clean': tasks.task: .*: due. Give .* constant params"):
+        app.schedules.declared["due"].definition()
