@@ -29,11 +29,12 @@ class Prerequisite(NamedTuple):
 
 
 class Prerequisites:
-    """All that a process stands on. From here on, SIGTERM and SIGINT set `stopping` until somebody else takes them."""
+    """All that a process stands on. SIGTERM and SIGINT are heard here until another takes them, and asks what came."""
 
     def __init__(self, log: logging.Logger, needed: Sequence[Prerequisite]) -> None:
         self._missing = [(each, Outage(log, each.name, "waiting for it", settled=0.0)) for each in needed]
-        self.stopping = threading.Event()
+        self._stopping = threading.Event()
+        self.told_to_stop = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -43,17 +44,18 @@ class Prerequisites:
         Each that is away is looked for again and again, so the log names all that are missing.
         """
         pause = _FIRST_PAUSE
-        while not self.stopping.is_set():
+        while not self.told_to_stop:
             self._missing = [(each, outage) for each, outage in self._missing if not _is_there(each, outage)]
             if not self._missing:
                 return True
-            self.stopping.wait(pause)
+            self._stopping.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return False
 
     def _on_signal(self, *_: object) -> None:
+        self.told_to_stop = True
         # A handler interrupts the main thread anywhere, also while it holds the lock of the event that it waits for.
-        threading.Thread(target=self.stopping.set, name="stop", daemon=True).start()
+        threading.Thread(target=self._stopping.set, name="stop", daemon=True).start()
 
 
 def _is_there(needed: Prerequisite, outage: Outage) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
@@ -50,7 +49,7 @@ def run_worker(spec: WorkerSpec, settings: Settings) -> int:
     prerequisites = Prerequisites(log, [awaited(connect(settings.require_redis()))])
     if not prerequisites.wait():
         return 0
-    return Supervisor(spec, settings).run(prerequisites.stopping)
+    return Supervisor(spec, settings).run(prerequisites)
 
 
 class Supervisor:
@@ -87,13 +86,13 @@ class Supervisor:
         self._was_loaded = False
         self._awaits_change = False
 
-    def run(self, stopping: threading.Event) -> int:
-        """Supervise until every child has ended; `stopping` is set if a signal came before the bell was there."""
+    def run(self, prerequisites: Prerequisites) -> int:
+        """Supervise until every child has ended."""
         self._bell = Bell(
             {signal.SIGTERM: self._on_signal, signal.SIGINT: self._on_signal, signal.SIGCHLD: lambda: None}
         )
-        if stopping.is_set():
-            self._on_signal()
+        if prerequisites.told_to_stop:
+            self._on_signal()  # before there was a bell
         give_up_at = float("inf")
         while not self._is_closing or self._children or (self._lost and time.monotonic() < give_up_at):
             if self._is_closing and not self._children:

@@ -35,7 +35,7 @@ def run_scheduler(settings: Settings) -> int:
         janitor = Janitor(tidying)
         scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note)
         _stop_on_signal(scheduler, settings, keys)
-        if prerequisites.stopping.is_set():
+        if prerequisites.told_to_stop:
             scheduler.stop()
         threading.Thread(
             target=listen, args=(settings, keys, scheduler.try_to_lead), name="notifications", daemon=True
