@@ -151,7 +151,7 @@ class Child:
 
 def _timed_out(limit: Limit, now: float) -> Failed:
     error: TaskError = describe(TaskTimeout(f"ran longer than its timeout of {limit.timeout:g} s"))
-    return Failed(limit.id, limit.attempt, now - limit.deadline + limit.timeout, error)
+    return Failed(limit.id, limit.attempt, now - limit.deadline + limit.timeout, error, limit.retryable)
 
 
 def start_child(spec: WorkerSpec, settings: Settings, after_fork: Callable[[], None]) -> Child:

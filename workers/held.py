@@ -2,8 +2,8 @@
 
 The child writes a slot when it receives a task and clears it when the report is known to be applied and the code has
 ended. The parent reads them for each heartbeat, however busy the child is, and still has them when the child is dead.
-Beside each attempt stands until when it may run, so that the parent can end it where the child cannot: code that keeps
-the interpreter to itself stops the child's own clock too.
+Beside each attempt stands until when it may run and whether its policy allows another after that, so that the parent
+can end it where the child cannot: code that keeps the interpreter to itself stops the child's own clock too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _PULSE = struct.Struct("<dd")
 """When the child's clock last ticked, and how full the process has been of late (0 to 1)."""
 _PULSE_PLACE = 8
 _ATTEMPT = struct.Struct(">I")
-_LIMIT = struct.Struct("<dd")
-"""Until when an attempt may run, and its timeout."""
+_LIMIT = struct.Struct("<dd?")
+"""Until when an attempt may run, its timeout, and whether it is tried again after that."""
 _NO_LIMIT = 0.0
 _ENDED = -1.0
 """In place of the time: the attempt has ended as far as the leader is concerned, and only its code goes on."""
@@ -36,6 +36,8 @@ class Limit(NamedTuple):
     attempt: int
     deadline: float
     timeout: float
+    retryable: bool
+    """Its policy lets it be tried again after a timeout, as far as tries are left."""
 
 
 class HeldAttempts:
@@ -70,9 +72,9 @@ class HeldAttempts:
         self._write_limit(slot, _NO_LIMIT)
         self._free.append(slot)
 
-    def limit(self, slot: int, deadline: float, timeout: float) -> None:
-        """Say until when the attempt in a slot may run."""
-        self._write_limit(slot, deadline, timeout)
+    def limit(self, slot: int, deadline: float, timeout: float, *, retryable: bool) -> None:
+        """Say until when the attempt in a slot may run, and whether it may be tried again after that."""
+        self._write_limit(slot, deadline, timeout, retryable=retryable)
 
     def unlimit(self, slot: int) -> None:
         """Its end has been seen to."""
@@ -100,8 +102,8 @@ class HeldAttempts:
     def _write_header(self) -> None:
         _NUMBERS.pack_into(self._memory, 0, self._used, self._running)
 
-    def _write_limit(self, slot: int, deadline: float, timeout: float = 0.0) -> None:
-        _LIMIT.pack_into(self._memory, self._limits + slot * _LIMIT.size, deadline, timeout)
+    def _write_limit(self, slot: int, deadline: float, timeout: float = 0.0, *, retryable: bool = True) -> None:
+        _LIMIT.pack_into(self._memory, self._limits + slot * _LIMIT.size, deadline, timeout, retryable)
 
     # -- the parent
 
@@ -113,14 +115,14 @@ class HeldAttempts:
 
     def unended(self) -> list[tuple[bytes, int]]:
         """Return the attempts of which the leader does not know that they have ended."""
-        attempts = unpack_attempts(b"".join(slot for slot, (deadline, _) in self._table() if deadline != _ENDED))
+        attempts = unpack_attempts(b"".join(slot for slot, (deadline, *_) in self._table() if deadline != _ENDED))
         return [(task, attempt) for task, attempt in attempts if attempt]
 
     def overdue(self, now: float) -> list[Limit]:
         """Return the attempts that have run for longer than they may."""
         return [
-            Limit(slot[:16], int.from_bytes(slot[16:], "big"), deadline, timeout)
-            for slot, (deadline, timeout) in self._table()
+            Limit(slot[:16], int.from_bytes(slot[16:], "big"), deadline, timeout, retryable)
+            for slot, (deadline, timeout, retryable) in self._table()
             if 0.0 < deadline < now
         ]
 
@@ -133,7 +135,7 @@ class HeldAttempts:
         used, running = _NUMBERS.unpack_from(self._memory, 0)
         return used, running
 
-    def _table(self) -> Iterator[tuple[bytes, tuple[float, float]]]:
+    def _table(self) -> Iterator[tuple[bytes, tuple[float, float, bool]]]:
         """Yield slots with their limits; as many as there are now, for the child adds to them all the time."""
         used = self._numbers()[0]
         limits = _LIMIT.iter_unpack(self._memory[self._limits : self._limits + used * _LIMIT.size])

@@ -73,7 +73,11 @@ class Pool:
         self._measured_at = time.monotonic()
 
     def start(self) -> None:
-        """Begin to watch the time, in a thread of its own."""
+        """Begin to watch the time, in a thread of its own.
+
+        The first beat is here: the very first task may keep the interpreter from that thread for ever.
+        """
+        self._held.beat(time.monotonic(), self._load)
         start_vital_thread("timekeeper", self._keep_time)
 
     # -- taking in
@@ -131,7 +135,8 @@ class Pool:
         if not job.begin(time.monotonic()):
             return False
         if job.deadline is not None and job.options.timeout is not None:
-            self._held.limit(job.slot, job.deadline, job.options.timeout)
+            retryable = self._runner.retries_timeouts(job)
+            self._held.limit(job.slot, job.deadline, job.options.timeout, retryable=retryable)
         return True
 
     @staticmethod

@@ -13,7 +13,7 @@ from orchestrator.domain.activation import Activation
 from orchestrator.domain.reports import AttemptReport
 from orchestrator.domain.retry import is_worth_retrying
 from orchestrator.domain.task import Failed, Returned, Succeeded
-from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, SoftTimeout
+from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, SoftTimeout, TaskTimeout
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.context import enter
@@ -32,6 +32,7 @@ from orchestrator.workers.outlet import NOTHING, JobOutlet, Outbox, interruption
 log = get_logger("worker")
 
 _UNKNOWN_DELAY = 0.5
+_KINDS_OF_TIMEOUT = type_names(TaskTimeout())
 _decode_call = msgspec.msgpack.Decoder().decode
 
 
@@ -158,6 +159,11 @@ class Runner:
             error.seconds if isinstance(error, RetryLater) else self._backoff(job),
             charged=not later,
         )
+
+    @staticmethod
+    def retries_timeouts(job: Job) -> bool:
+        """Say whether a job may be tried again after its timeout, for its parent, who knows no policy."""
+        return is_worth_retrying(job.options.retry, _KINDS_OF_TIMEOUT)
 
     def _backoff(self, job: Job) -> float | None:
         """Return the wait that the task's own function gives; if it fails too, the scheduler decides."""

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.domain.reports import Flush
+from orchestrator.prerequisites import Prerequisites
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.codec import Order, encode, names_digest
-from orchestrator.transport.connection import UNAVAILABLE, check_server, connect, describe
+from orchestrator.transport.connection import UNAVAILABLE, awaited, connect, describe
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.bell import Bell
@@ -45,8 +46,10 @@ _LOOK_AT_FILES = 0.5
 
 def run_worker(spec: WorkerSpec, settings: Settings) -> int:
     """Run a worker until it is told to stop; return the exit code."""
-    check_server(connect(settings.require_redis()))
-    return Supervisor(spec, settings).run()
+    prerequisites = Prerequisites(log, [awaited(connect(settings.require_redis()))])
+    if not prerequisites.wait():
+        return 0
+    return Supervisor(spec, settings).run(prerequisites)
 
 
 class Supervisor:
@@ -83,11 +86,13 @@ class Supervisor:
         self._was_loaded = False
         self._awaits_change = False
 
-    def run(self) -> int:
+    def run(self, prerequisites: Prerequisites) -> int:
         """Supervise until every child has ended."""
         self._bell = Bell(
             {signal.SIGTERM: self._on_signal, signal.SIGINT: self._on_signal, signal.SIGCHLD: lambda: None}
         )
+        if prerequisites.told_to_stop:
+            self._on_signal()  # before there was a bell
         give_up_at = float("inf")
         while not self._is_closing or self._children or (self._lost and time.monotonic() < give_up_at):
             if self._is_closing and not self._children:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+from contextlib import closing
 from datetime import datetime
 from importlib import resources
 from typing import Any
@@ -15,7 +16,6 @@ from sqlalchemy import Connection
 from orchestrator.cli.options import app_option, json_option, moment, require_app
 from orchestrator.cli.output import print_json, print_table
 from orchestrator.cli.reading import reading
-from orchestrator.cli.sending import sending
 from orchestrator.cli.times import ago, present
 from orchestrator.domain.definition import Definition
 from orchestrator.domain.ids import to_text
@@ -29,8 +29,10 @@ from orchestrator.errors import (
     did_you_mean,
 )
 from orchestrator.sdk import definitions
+from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
+from orchestrator.sdk.registered import take_over
 from orchestrator.settings import load_settings
 from orchestrator.store import code_runs, histories, workflows
 from orchestrator.store.workflows import Stored
@@ -82,15 +84,17 @@ def replay_check(app: str | None, since: datetime | None) -> None:
 
 @command.command()
 @files_argument
+@click.option("--app", metavar="MODULE:APP", help="Check also whether the steps fit the tasks of this application.")
 @json_option
-def validate(files: tuple[str, ...], as_json: bool) -> None:
+def validate(files: tuple[str, ...], app: str | None, as_json: bool) -> None:
     """Check files, and say everything that is wrong with them; exit with 1 if anything is. Needs no services.
 
     \b
     Example:
       orchestrator workflows validate workflows/*.yaml
     """
-    found = {file: _checked(file) for file in files}
+    application = load_app(app) if app else None
+    found = {file: _checked(file, application) for file in files}
     if as_json:
         print_json({"files": [_verdict(file, result) for file, result in found.items()]})
     else:
@@ -104,29 +108,34 @@ def validate(files: tuple[str, ...], as_json: bool) -> None:
 
 @command.command()
 @files_argument
+@app_option
 @json_option
-def apply(files: tuple[str, ...], as_json: bool) -> None:
+def apply(files: tuple[str, ...], app: str | None, as_json: bool) -> None:
     """Store definitions, so that they can be started. If a file is not valid, none is stored.
 
     A body that has changed becomes a new version; runs that are under way stay on theirs. The same body again
-    changes nothing.
+    changes nothing. With an application, steps take over what its tasks say of themselves: limits, retries,
+    timeouts, queues; so a change of these is a change of the body.
 
     \b
     Example:
-      orchestrator workflows apply workflows/*.yaml
+      orchestrator workflows apply workflows/*.yaml --app shop.tasks:app
     """
-    checked = [_checked(file) for file in files]
-    refusals = [result for result in checked if isinstance(result, InvalidWorkflow)]
-    if refusals:
-        raise InvalidWorkflow("\n".join(map(str, refusals)))
     applied = []
-    with sending() as app:
+    with closing(_application(app)) as application:
+        checked = [_checked(file, application) for file in files]
+        refusals = [result for result in checked if isinstance(result, InvalidWorkflow)]
+        if refusals:
+            raise InvalidWorkflow("\n".join(map(str, refusals)))
         for definition in checked:
             assert isinstance(definition, Definition)
-            version, is_new = app.backend.apply_workflow(definition)
+            version, is_new = application.backend.apply_workflow(definition)
             applied.append({"name": definition.name, "version": version, "new": is_new})
             if not as_json:
                 click.echo(f"{definition.name}: version {version} ({'new' if is_new else 'unchanged'})")
+        is_new = any(item["new"] for item in applied)
+        if is_new and not application.tasks and any(_names_a_task(definition) for definition in checked):
+            click.echo(_WITHOUT_APPLICATION, err=True)
     if as_json:
         print_json({"applied": applied})
 
@@ -186,18 +195,21 @@ def show(name: str, version: int | None, as_json: bool) -> None:
 
 @command.command()
 @click.argument("file", type=click.Path(dir_okay=False))
+@app_option
 @json_option
-def diff(file: str, as_json: bool) -> None:
+def diff(file: str, app: str | None, as_json: bool) -> None:
     """Show what applying a file would change; exit with 0 if nothing, 1 if something, 2 if that cannot be told.
 
-    Both sides are printed in the same form, so comments, order and spelling make no difference.
+    Both sides are printed in the same form, so comments, order and spelling make no difference. What steps take over
+    from the application's tasks stands under `registered`.
 
     \b
     Example:
       orchestrator workflows diff nightly.yaml || orchestrator workflows apply nightly.yaml
     """
     try:
-        definition = definitions.load(file)
+        with closing(_application(app)) as application:
+            definition = _loaded(file, application)
         with reading() as connection:
             stored = workflows.latest(connection, definition.name)
     except OrchestratorError as error:
@@ -243,9 +255,32 @@ def schema() -> None:
     click.echo(path.read_text(encoding="utf-8").rstrip())
 
 
-def _checked(file: str) -> Definition | InvalidWorkflow:
+_WITHOUT_APPLICATION = (
+    "Note: no application is given, so steps have only the options that the file gives them. What @app.task says "
+    "counts with --app module:app, or the setting app."
+)
+
+
+def _names_a_task(definition: Definition | InvalidWorkflow) -> bool:
+    """Say whether a step runs what may be a registered task, and not a function by its place."""
+    steps = definition.steps if isinstance(definition, Definition) else ()
+    return any(step.task is not None and ":" not in step.task for step in steps)
+
+
+def _application(app: str | None) -> Orchestrator:
+    """Return the application, or where none is given one without tasks."""
+    settings = load_settings(app=app) if app else load_settings()
+    return load_app(settings.app) if settings.app else Orchestrator(settings)
+
+
+def _loaded(file: str, application: Orchestrator | None) -> Definition:
+    definition = definitions.load(file)
+    return definition if application is None else take_over(definition, application.tasks, file)
+
+
+def _checked(file: str, application: Orchestrator | None = None) -> Definition | InvalidWorkflow:
     try:
-        return definitions.load(file)
+        return _loaded(file, application)
     except InvalidWorkflow as error:
         return error
 
@@ -304,8 +339,11 @@ def _diff(stored: Stored | None, definition: Definition, file: str) -> list[str]
         kept = stored.definition
         if definition.version is None:  # then the version is not of the file's making
             kept = msgspec.structs.replace(kept, version=None)
-        before, label = definitions.to_yaml(_ordered(kept)), f"{stored.name} version {stored.version}"
-    after = definitions.to_yaml(_ordered(definition))
+        before, label = (
+            definitions.to_yaml(_ordered(kept), registered=True),
+            f"{stored.name} version {stored.version}",
+        )
+    after = definitions.to_yaml(_ordered(definition), registered=True)
     return list(
         difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), label, str(file))
     )

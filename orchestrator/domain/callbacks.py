@@ -21,6 +21,9 @@ class Callback(msgspec.Struct, frozen=True, omit_defaults=True):
     delay: float = 0.0
     options: str | None = None
     lane: str | None = None
+    expires: float | None = None
+    callbacks: str | None = None
+    """What follows it in turn, as JSON."""
 
 
 class Callbacks(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,4 +71,6 @@ def _tasks(task: bytes, attempt: int, when: str, callbacks: Iterable[Callback], 
             delay=callback.delay,
             options=callback.options,
             lane=callback.lane,
+            expires=callback.expires,
+            callbacks=callback.callbacks,
         )

@@ -146,9 +146,11 @@ def _step(step: Step) -> Iterator[Problem]:
         yield Problem((*path, "concurrency"), "concurrency limits a fan-out: add foreach or parallel, or remove it.")
     if step.trigger.startswith("any_") and not step.depends_on:
         yield Problem((*path, "trigger"), f"{step.trigger} waits for other tasks: add depends_on.")
-    if not 0 <= step.retries <= 1_000_000:
+    if step.concurrency_key is not None and step.task is None:
+        yield Problem((*path, "concurrency_key"), "concurrency_key is for a task: remove it.")
+    if step.retries is not None and not 0 <= step.retries <= 1_000_000:
         yield Problem((*path, "retries"), f"expected 0 or more, up to a million, found {step.retries}.")
-    if not -100 <= step.priority <= 100:
+    if step.priority is not None and not -100 <= step.priority <= 100:
         yield Problem((*path, "priority"), f"expected a whole number from -100 to 100, found {step.priority}.")
     yield from _timeout((*path, "timeout"), step.timeout)
     if step.queue is not None:
@@ -178,7 +180,9 @@ def _expressions(step: Step, definition: Definition, graph: _Graph) -> Iterator[
         known |= _OF_ITEM
     elif step.parallel is not None:
         known |= _OF_ITEM - {"item"}
-    yield from _template((*path, "input"), step.input, _Scope(known, definition.params, step, graph))
+    of_task = _Scope(known, definition.params, step, graph)
+    yield from _template((*path, "input"), step.input, of_task)
+    yield from _template((*path, "concurrency_key"), step.concurrency_key, of_task)
 
 
 def _name(path: Path, name: str) -> Iterator[Problem]:
@@ -219,7 +223,7 @@ class _Scope:
                 yield f"unknown name {root!r}.{hint}{minus}"
             elif root in _OF_ITEM:
                 owner = "foreach" if root == "item" else "foreach or parallel"
-                yield f"{root!r} is known only in the input of a task with {owner}."
+                yield f"{root!r} is known only in the input and the concurrency_key of a task with {owner}."
             elif root == self.step.name:
                 yield f"{root!r} is this task itself, whose output is not known before it ends."
             elif not self.graph.is_above(root, self.step.name):

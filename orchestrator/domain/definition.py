@@ -43,6 +43,25 @@ class Param(_Data, frozen=True, kw_only=True):
         return self.default is UNSET
 
 
+class Registered(_Data, frozen=True, kw_only=True):
+    """What a registered task says of itself, taken over when the workflow is applied; what a step says goes before it.
+
+    The scheduler knows no functions: what `@app.task` says is known to it from here.
+    """
+
+    options: dict[str, Any] = {}
+    """TaskOptions: retries, timeouts, isolation, limits."""
+    queue: str | None = None
+    """Its own queue, or that of the application's routes; None: the workflow's."""
+    priority: int = 0
+    delay: float | None = None
+    expires: float | None = None
+    key: str | None = None
+    """Its concurrency_key."""
+    callbacks: str | None = None
+    """What follows it, as JSON."""
+
+
 class Step(_Data, frozen=True, kw_only=True):
     """One node of the graph: a task, or a fan-out of tasks. Exactly one of task, workflow and executor is set."""
 
@@ -64,15 +83,17 @@ class Step(_Data, frozen=True, kw_only=True):
     trigger: Trigger = "all_success"
     when: str | None = None
     """An expression, without `${}`: the step is skipped where it is false. Evaluated once, before any fan-out."""
-    retries: int = 0
-    """Tries after the first."""
+    retries: int | None = None
+    """Tries after the first; this and the next three are None where the task decides."""
     timeout: float | None = None
     """Seconds that one attempt may run."""
     queue: str | None = None
-    """Where it runs; None: the workflow's queue."""
-    priority: int = 0
-    options: dict[str, Any] | None = None
-    """TaskOptions in the place of retries and timeout: those of a task that is scheduled as it is registered."""
+    """Where it runs."""
+    priority: int | None = None
+    concurrency_key: str | None = None
+    """A template, as in `input`: whom a task is for, in the place of its own concurrency_key."""
+    registered: Registered | None = None
+    """What its task says; None where that is nothing, or it was not registered when the workflow was applied."""
 
 
 class Concurrency(_Data, frozen=True, kw_only=True):
@@ -100,6 +121,8 @@ class Hook(_Data, frozen=True, kw_only=True):
 
     task: str | None = None
     webhook: str | None = None
+    registered: Registered | None = None
+    """What its task says; None as in a step."""
 
 
 class Definition(_Data, frozen=True, kw_only=True):

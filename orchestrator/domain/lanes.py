@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from uuid import UUID
 
 from orchestrator.domain.limits import Buckets, Rate
 from orchestrator.domain.task import DEFAULT_OPTIONS, TaskOptions
@@ -27,6 +28,7 @@ from orchestrator.domain.task import DEFAULT_OPTIONS, TaskOptions
 MOST_LANES = 50_000
 """Lanes that are remembered at once. Of those beyond, Postgres is asked when there is room again."""
 
+LONGEST_KEY = 200
 _SEPARATOR = "|"
 
 
@@ -36,6 +38,15 @@ def lane_name(task: str, key: str | None, options: TaskOptions) -> str | None:
     if not limited and key is None:
         return None
     return f"{task if limited else ''}{_SEPARATOR}{key or ''}"
+
+
+def key_text(value: object) -> str | None:
+    """Return a key as text that can be stored, compared and shown; None for what is no key."""
+    if isinstance(value, (str, int, UUID)) and not isinstance(value, bool):
+        text = str(value)
+        if 0 < len(text) <= LONGEST_KEY and text.isprintable():
+            return text
+    return None
 
 
 def gate_of(lane: str) -> str:

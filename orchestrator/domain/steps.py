@@ -1,4 +1,4 @@
-"""What a step of a DAG evaluates when it starts: its condition, its fan-out, and the input of its tasks.
+"""What a step of a DAG evaluates when it starts: its condition, its fan-out, the input and the keys of its tasks.
 
 Names that expressions see: `params`, `run`, every step above by its name (its output; a list for a fan-out; None where
 it did not succeed), and in a fan-out's input `item`, `index` and `count`.
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from orchestrator.domain.dag import Graph
 from orchestrator.domain.definition import Step
 from orchestrator.domain.expression import Expression, parse, parse_template
+from orchestrator.domain.lanes import LONGEST_KEY, key_text
 from orchestrator.domain.operators import LARGEST, describe
 from orchestrator.errors import ExpressionError
 
@@ -52,10 +54,10 @@ class StepProgram:
         self._foreach = _expression(step.foreach)
         self._parallel = _expression(step.parallel) if isinstance(step.parallel, str) else None
         self._input = parse_template(step.input)
-        fan_out = self._foreach or self._parallel
-        source = fan_out.roots if fan_out is not None else frozenset()
+        self._key = parse_template(step.concurrency_key)
+        source = fan_out_sources(step)
         self._merged = tuple(name for name in step.depends_on if name not in source)
-        roots = {*self._input.roots, *source, *(self._when.roots if self._when else ())} - _NOT_STEPS
+        roots = {*self._input.roots, *self._key.roots, *source, *(self._when.roots if self._when else ())} - _NOT_STEPS
         self.decision_needs = tuple(
             graph.index[name] for name in sorted({*source, *(self._when.roots if self._when else ())} - _NOT_STEPS)
         )
@@ -90,11 +92,33 @@ class StepProgram:
         items = self._items(names) if self._foreach is not None else None
         own = None if self._input.roots & _OF_ITEM else self._input.render(names)
         for position in positions:
-            of_item: dict[str, Any] = {"index": position, "count": count}
-            if items is not None:
-                of_item["item"] = items[position]
-            item = {"item": of_item["item"]} if items is not None and self.step.task else {}
-            yield base | item | (own if own is not None else self._input.render({**names, **of_item}))
+            item = {"item": items[position]} if items is not None and self.step.task else {}
+            yield (
+                base
+                | item
+                | (own if own is not None else self._input.render({**names, **_of_item(items, position, count)}))
+            )
+
+    def keys(self, names: Mapping[str, Any], positions: Sequence[int], count: int | None) -> Iterator[str | None]:
+        """Yield whom each of these tasks of the step is for."""
+        if self.step.concurrency_key is None:
+            registered = self.step.registered
+            yield from repeat(registered.key if registered is not None else None, len(positions))
+        elif count is None or not self._key.roots & _OF_ITEM:
+            yield from repeat(self._checked_key(self._key.render(names)), len(positions))
+        else:
+            items = self._items(names) if self._foreach is not None else None
+            for position in positions:
+                yield self._checked_key(self._key.render({**names, **_of_item(items, position, count)}))
+
+    def _checked_key(self, value: Any) -> str | None:
+        key = key_text(value)
+        if key is None and value is not None:
+            raise ExpressionError(
+                f"concurrency_key: {self.step.concurrency_key}: expected printable text of 1 to {LONGEST_KEY} "
+                f"characters, a whole number or null, found {describe(value)}."
+            )
+        return key
 
     def _items(self, names: Mapping[str, Any]) -> list[Any]:
         assert self._foreach is not None
@@ -102,6 +126,20 @@ class StepProgram:
         if not isinstance(items, list):
             raise ExpressionError(f"foreach: {self.step.foreach}: expected a list, found {describe(items)}.")
         return items
+
+
+def fan_out_sources(step: Step) -> frozenset[str]:
+    """Return what a fan-out is made from; its tasks are not given that again."""
+    fan_out = _expression(step.foreach) or (_expression(step.parallel) if isinstance(step.parallel, str) else None)
+    return fan_out.roots if fan_out is not None else frozenset()
+
+
+def _of_item(items: Sequence[Any] | None, position: int, count: int) -> dict[str, Any]:
+    """Return what expressions of one task of a fan-out may name beside the rest."""
+    of_item: dict[str, Any] = {"index": position, "count": count}
+    if items is not None:
+        of_item["item"] = items[position]
+    return of_item
 
 
 def _expression(text: str | None) -> Expression | None:

@@ -43,6 +43,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Keep what it returns."""
     soft_timeout: float | None = None
     """Seconds after which `SoftTimeout` is raised inside the task."""
+    unique_for: Literal["pending", "running"] | None = None
+    """How long it keeps its unique key, which it takes back when it is opened again; None for a period."""
 
 
 DEFAULT_OPTIONS = TaskOptions()

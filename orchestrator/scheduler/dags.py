@@ -15,16 +15,16 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.dag import STATE_OF_TASK, DagState, Delta, Graph, Plan, StepState
-from orchestrator.domain.definition import Definition, Step, check_size, resolve_params
+from orchestrator.domain.definition import Definition, check_size, resolve_params
 from orchestrator.domain.ids import derived_id, to_text
-from orchestrator.domain.lanes import lane_name
+from orchestrator.domain.placement import Origin, of_step
 from orchestrator.domain.plain import REFUSALS
-from orchestrator.domain.retry import RetryPolicy
 from orchestrator.domain.steps import FanOut, Skip, StepProgram
-from orchestrator.domain.task import DEFAULT_OPTIONS, NewTask, TaskOptions, parse_options
+from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.tasks import adopt
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import dags, enqueue, workflows
+from orchestrator.store import dags, workflows
 from orchestrator.store.dags import Key, NewRun
 
 _CACHE = 500
@@ -40,11 +40,7 @@ class Compiled:
         self.definition = definition
         self.graph = Graph(definition)
         self.programs = [StepProgram(self.graph, place) for place in range(len(self.graph.steps))]
-        self.options = [_options(step) for step in self.graph.steps]
-        self.lanes = [
-            lane_name(step.task or "", None, parse_options(options))
-            for step, options in zip(self.graph.steps, self.options, strict=True)
-        ]
+        self.placements = [of_step(step, definition.queue) for step in self.graph.steps]
 
 
 @dataclass
@@ -203,7 +199,7 @@ class Dags:
             if positions:
                 self._instantiate(tick, run, place, positions, fan.total, names[run.id], tasks, children, failed)
         if tasks:
-            enqueue.adopt_tasks(tick.connection, tasks, tick.now)
+            adopt(tick, tasks)
         if children:
             dags.start(tick.connection, children)
             tick.runs_to_begin = True
@@ -226,23 +222,27 @@ class Dags:
     ) -> None:
         step = run.compiled.graph.steps[place]
         try:
-            inputs = list(run.compiled.programs[place].inputs(names, positions, count))
+            program = run.compiled.programs[place]
+            inputs = list(program.inputs(names, positions, count))
             if step.workflow is not None:
                 children.extend(
                     self._child(tick, run, step.workflow, step.name, position, given)
                     for position, given in zip(positions, inputs, strict=True)
                 )
                 return
+            keys = program.keys(names, positions, count)
             new = [
-                self._task(run, place, position, count, given)
-                for position, given in zip(positions, inputs, strict=True)
+                self._task(run, place, position, count, given, key)
+                for position, given, key in zip(positions, inputs, keys, strict=True)
             ]
         except (InvalidWorkflow, *REFUSALS) as error:
             failed.append((run, place, len(positions), str(error)))
             return
         tasks.extend(new)
 
-    def _task(self, run: DagRun, place: int, position: int, count: int | None, given: dict[str, Any]) -> NewTask:
+    def _task(
+        self, run: DagRun, place: int, position: int, count: int | None, given: dict[str, Any], key: str | None
+    ) -> NewTask:
         step = run.compiled.graph.steps[place]
         context = {"workflow": run.info["workflow"], "step": step.name, "index": position, "count": count}
         payload = _encode(((), given, context))
@@ -251,18 +251,8 @@ class Dags:
                 f"The input of task {step.name!r} has {len(payload):,} bytes, and at most {self._max_payload:,} are "
                 f"allowed. Let upstreams return references to large data, or raise the setting max_payload."
             )
-        return NewTask(
-            id=derived_id(run.id, step.name, position),
-            name=step.task or "",
-            queue=step.queue or run.compiled.definition.queue,
-            payload=payload,
-            priority=step.priority,
-            options=run.compiled.options[place],
-            lane=run.compiled.lanes[place],
-            run_id=run.id,
-            position=position,
-            step=step.name,
-        )
+        identifier = derived_id(run.id, step.name, position)
+        return run.compiled.placements[place].new(identifier, payload, key, Origin(run.id, position, step.name))
 
     def _child(self, tick: Tick, run: DagRun, workflow: str, step: str, position: int, given: dict[str, Any]) -> NewRun:
         stored = workflows.latest(tick.connection, workflow)
@@ -326,10 +316,3 @@ def _value(plan: Plan, place: int, results: list[tuple[int, bytes | None]]) -> A
 def _drain(plan: Plan) -> Iterable[int]:
     while (place := plan.next_candidate()) is not None:
         yield place
-
-
-def _options(step: Step) -> str | None:
-    if step.options is not None:
-        return msgspec.json.encode(step.options).decode()
-    options = TaskOptions(retry=RetryPolicy(max=step.retries), timeout=step.timeout)
-    return None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode()

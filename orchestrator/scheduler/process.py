@@ -1,10 +1,11 @@
-"""A scheduler process: checks what it stands on, wires the parts together, runs until it is told to stop."""
+"""A scheduler process: waits for what it stands on, wires the parts together, runs until it is told to stop."""
 
 from __future__ import annotations
 
 import signal
 import threading
 
+from orchestrator.prerequisites import Prerequisites
 from orchestrator.scheduler.janitor import Janitor
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.notifications import listen
@@ -13,7 +14,7 @@ from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.client import nudge
-from orchestrator.transport.connection import check_server, connect
+from orchestrator.transport.connection import awaited, connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader import LeaderStreams
 
@@ -25,13 +26,30 @@ def run_scheduler(settings: Settings) -> int:
     keys = Keys(settings.namespace)
     url, namespace = settings.require_database(), settings.namespace
     engine = database.engine_for(url, pool_size=3, name="orchestrator scheduler", namespace=namespace)
-    with engine.connect() as connection:
-        database.check_schema(connection)
     redis = connect(settings.require_redis())
-    check_server(redis)
-    tidying = database.engine_for(url, autocommit=True, pool_size=2, name="orchestrator janitor", namespace=namespace)
-    janitor = Janitor(tidying)
-    scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note)
+    prerequisites = Prerequisites(log, [database.awaited(engine), awaited(redis)])
+    if prerequisites.wait():
+        tidying = database.engine_for(
+            url, autocommit=True, pool_size=2, name="orchestrator janitor", namespace=namespace
+        )
+        janitor = Janitor(tidying)
+        scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note)
+        _stop_on_signal(scheduler, settings, keys)
+        if prerequisites.told_to_stop:
+            scheduler.stop()
+        threading.Thread(
+            target=listen, args=(settings, keys, scheduler.try_to_lead), name="notifications", daemon=True
+        ).start()
+        janitor.start()
+        Pruner(tidying, settings, scheduler.leading).start()
+        log.info("scheduler ready")
+        scheduler.run()
+    engine.dispose()
+    log.info("scheduler stopped")
+    return 0
+
+
+def _stop_on_signal(scheduler: Scheduler, settings: Settings, keys: Keys) -> None:
     waker = connect(settings.require_redis(), patience=1.0)
 
     def stop() -> None:
@@ -44,13 +62,3 @@ def run_scheduler(settings: Settings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    threading.Thread(
-        target=listen, args=(settings, keys, scheduler.try_to_lead), name="notifications", daemon=True
-    ).start()
-    janitor.start()
-    Pruner(tidying, settings, scheduler.leading).start()
-    log.info("scheduler ready")
-    scheduler.run()
-    engine.dispose()
-    log.info("scheduler stopped")
-    return 0

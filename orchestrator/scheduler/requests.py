@@ -15,9 +15,21 @@ from orchestrator.scheduler.code_requests import ABOUT_CODE, CODE_WISHES
 from orchestrator.scheduler.tasks import adopt, cancel_tasks
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Posted
-from orchestrator.store import code_runs, completions, inbox, queues, redrive, runs, stuck, transitions, unique
+from orchestrator.store import (
+    code_runs,
+    completions,
+    inbox,
+    queues,
+    redrive,
+    revival,
+    runs,
+    stuck,
+    transitions,
+    unique,
+)
 from orchestrator.store.inbox import Wish
 from orchestrator.store.redrive import FailedFilter
+from orchestrator.store.revival import Revived
 from orchestrator.store.runs import RunRow
 
 
@@ -43,7 +55,8 @@ def apply_inbox(tick: Tick, limit: int) -> None:
         elif kind in CODE_WISHES:
             CODE_WISHES[kind](tick, same)
         elif kind == Wish.RETRY_TASK:
-            retry_tasks(tick, ids)
+            contested = retry_tasks(tick, ids).contested
+            unfinished.update(item.id for item in same if item.target in contested)
         elif kind == Wish.EVENT:
             tick.triggers.events(tick, [Posted(item.target, item.body["name"], item.body["payload"]) for item in same])
         elif kind == Wish.COMPLETE_TASK:
@@ -88,8 +101,7 @@ def redrive_tasks(tick: Tick, item: inbox.Item, limit: int) -> bool:
     """Open a slice of the failed tasks again that matched when this was asked; say whether that was all of them."""
     wanted = msgspec.convert(item.body, FailedFilter)
     tasks = redrive.matching(tick.connection, wanted, tick.now - timedelta(seconds=item.age), limit)
-    retry_tasks(tick, tasks)
-    return len(tasks) < limit
+    return not retry_tasks(tick, tasks).contested and len(tasks) < limit
 
 
 def enqueue_with_keys(tick: Tick, items: list[inbox.Item]) -> set[int]:
@@ -136,7 +148,7 @@ def cancel_runs(tick: Tick, limit: int) -> None:
 def retry_run(tick: Tick, item: inbox.Item, limit: int) -> bool:
     """Open a slice of the tasks that had failed when this was asked; say whether that was all of them."""
     asked_at = tick.now - timedelta(seconds=item.age)
-    if retry_tasks(tick, runs.retryable_tasks(tick.connection, item.target, asked_at, limit)) >= limit:
+    if len(retry_tasks(tick, runs.retryable_tasks(tick.connection, item.target, asked_at, limit)).moved) >= limit:
         return False
     reopen_run(tick, item.target)
     return True
@@ -165,14 +177,15 @@ def _may_go_on(rows: list[RunRow]) -> bool:
     return any(row.state is RunState.RUNNING and not row.cancelling for row in rows)
 
 
-def retry_tasks(tick: Tick, ids: list[bytes]) -> int:
-    """Open failed and skipped tasks again, and their runs with them; return how many."""
+def retry_tasks(tick: Tick, ids: list[bytes]) -> Revived:
+    """Open failed and skipped tasks again, and their runs with them."""
     if not ids:
-        return 0
-    moved = transitions.revive(tick.connection, list(dict.fromkeys(ids)))
-    tick.note(moved)
-    run_ids = list({task.run_id for task in moved if task.run_id is not None})
+        return Revived([], set())
+    revived = revival.revive(tick.connection, list(dict.fromkeys(ids)))
+    tick.note(revived.moved)
+    tick.contested = tick.contested or bool(revived.contested)
+    run_ids = list({task.run_id for task in revived.moved if task.run_id is not None})
     if run_ids:
         advance_runs(tick)
         runs.reopen(tick.connection, run_ids)
-    return len(moved)
+    return revived

@@ -11,20 +11,17 @@ import msgspec
 from orchestrator.domain.definition import Definition, EventTrigger, resolve_params
 from orchestrator.domain.expression import parse, parse_template
 from orchestrator.domain.ids import derived_id, to_text
-from orchestrator.domain.retry import RetryPolicy
-from orchestrator.domain.task import NewTask, TaskOptions
+from orchestrator.domain.placement import Origin, of_hook
+from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.tasks import adopt
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import dags, enqueue, workflows
+from orchestrator.store import dags, workflows
 from orchestrator.store.dags import NewRun, WorkflowRun
 from orchestrator.store.workflows import Stored
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
-
-WEBHOOK_TASK = "orchestrator.webhook"
-"""A task that every worker knows: it posts JSON to a URL."""
-_HOOK_OPTIONS = msgspec.json.encode(TaskOptions(retry=RetryPolicy(max=5), timeout=60.0)).decode()
 
 
 class Posted(NamedTuple):
@@ -57,7 +54,7 @@ class Triggers:
                 hooks.extend(_hooks(stored.definition, run, state, body, tick.now))
             posted.append(Posted(run.id, None, body, run.workflow, state))
         if hooks:
-            enqueue.adopt_tasks(tick.connection, hooks, tick.now)
+            adopt(tick, hooks)
         if posted:
             self.events(tick, posted)
 
@@ -111,10 +108,7 @@ def _hooks(
     for place, hook in enumerate(hooks):
         given = {"url": hook.webhook, "body": body} if hook.webhook is not None else body
         context = {"workflow": definition.name, "step": f"on_{state}", "index": place, "count": None}
-        yield NewTask(
-            id=derived_id(run.id, "hook", state, place, now.isoformat()),  # a retried run may end again
-            name=WEBHOOK_TASK if hook.webhook is not None else str(hook.task),
-            queue=definition.queue,
-            payload=msgspec.msgpack.encode(((), given, context)),
-            options=_HOOK_OPTIONS,
-        )
+        identifier = derived_id(run.id, "hook", state, place, now.isoformat())  # a retried run may end again
+        key = hook.registered.key if hook.registered is not None else None
+        payload = msgspec.msgpack.encode(((), given, context))
+        yield of_hook(hook, definition.queue).new(identifier, payload, key, Origin())

@@ -30,6 +30,7 @@ from orchestrator.domain.run import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import (
+    Duplicate,
     InvalidTask,
     InvalidWorkflow,
     NotFound,
@@ -45,7 +46,7 @@ from orchestrator.sdk.payload import decode_value
 from orchestrator.sdk.progress import TaskProgress, read_progress
 from orchestrator.sdk.schedule_backend import ScheduleBackend
 from orchestrator.settings import Settings
-from orchestrator.store import dags, database, enqueue, inbox, queues, redrive, results, unique, workflows
+from orchestrator.store import dags, database, enqueue, inbox, queues, redrive, results, revival, unique, workflows
 from orchestrator.store.inbox import Wish
 from orchestrator.store.namespaces import borrowed
 from orchestrator.store.redrive import FailedFilter
@@ -207,7 +208,16 @@ class Backend:
         self._ask(Wish.CANCEL_TASK, task, self.task_status(task), ENDED_TASK_STATES, wanted=False)
 
     def retry_task(self, task: bytes) -> None:
-        """Ask the leader to open a failed task again."""
+        """Ask the leader to open a failed task again, unless another has taken its key meanwhile."""
+        with self._reading() as connection:
+            held = revival.other_holder(connection, task)
+        if held is not None:
+            key, holder = held
+            raise Duplicate(
+                f"Cannot retry task {to_text(task)}: task {holder} has its key {key!r} now. Wait until that one has "
+                f"ended, or cancel it.",
+                holder,
+            )
         self._ask(Wish.RETRY_TASK, task, self.task_status(task), ("failed", "skipped"), wanted=True)
 
     def retry_failed(self, wanted: FailedFilter) -> int:

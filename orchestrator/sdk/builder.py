@@ -71,6 +71,7 @@ class StepOptions(Defaults, total=False):
     foreach: Reference | str | list[Any]
     parallel: Reference | str | int
     concurrency: int
+    concurrency_key: Reference | str
     on_failure: Literal["run", "skip"]
     when: Reference | str | bool
 
@@ -176,8 +177,15 @@ def _step_names(steps: Iterable[Output | str] | Output | str) -> list[str]:
 
 
 def _task_name(task: Task[..., Any] | Callable[..., Any] | str) -> str:
-    if isinstance(task, (str, Task)):
-        return task if isinstance(task, str) else task.name
+    if isinstance(task, str):
+        return task
+    if isinstance(task, Task):
+        if task.is_variant:
+            raise InvalidWorkflow(
+                f"A step runs task {task.name!r} as it is registered. Give what options(…) says to the step, or to the "
+                f"decorator."
+            )
+        return task.name
     if inspect.isfunction(task) and "<" not in task.__qualname__:
         return f"{task.__module__}:{task.__qualname__}"
     raise InvalidWorkflow(f"A step runs a task, its name, or a function at the top of a module; found {task!r}.")

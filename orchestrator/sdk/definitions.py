@@ -75,10 +75,12 @@ def from_data(data: Any, source: str = "workflow") -> Definition:
     return definition
 
 
-def to_yaml(definition: Definition) -> str:
-    """Return a definition as a file that would give it again."""
+def to_yaml(definition: Definition, *, registered: bool = False) -> str:
+    """Return a definition as a file that would give it again; with `registered`, also what the file cannot say."""
     data = msgspec.to_builtins(definition)
     steps = data.pop("steps", [])
+    for part in () if registered else (*steps, *data.get("on_failure", ()), *data.get("on_success", ())):
+        part.pop("registered", None)
     for part in (data, data.get("schedule", {}), *steps):
         for key in ("timeout", "every", "jitter"):
             if part.get(key) is not None:
@@ -149,6 +151,7 @@ _STEP: dict[str, Convert] = {
     "foreach": fields.items,
     "parallel": fields.number_of_copies,
     "concurrency": fields.integer,
+    "concurrency_key": fields.text,
     "on_failure": fields.one_of(("run", "skip")),
     "when": fields.condition,
     **_DEFAULTS,

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
-from uuid import UUID
 
 import msgspec
 
-from orchestrator.domain.lanes import lane_name
+from orchestrator.domain.lanes import LONGEST_KEY, key_text, lane_name
 from orchestrator.domain.limits import Rate, parse_rate
 from orchestrator.domain.retry import RetryPolicy
 from orchestrator.domain.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey
@@ -28,7 +27,6 @@ _RETRIES = range(1_000_001)
 _CENTURY = 100 * 365 * 86_400
 _LONGEST_LABEL = 500
 _MOST_TAGS = 100
-_LONGEST_KEY = 200
 
 T = TypeVar("T")
 Computed = Callable[..., T]
@@ -175,6 +173,14 @@ class CallOptions:
         """Say whether an option depends on the arguments of the call."""
         return callable(self.unique_key) or callable(self.concurrency_key) or callable(self.weight)
 
+    def fixed(self, arguments: Mapping[str, Any]) -> CallOptions:
+        """Return these options with what the arguments of a call decide: whom it is for, and its weight."""
+        return dataclasses.replace(
+            self,
+            concurrency_key=_compute(self.concurrency_key, arguments),
+            weight=_compute(self.weight, arguments),
+        )
+
     def travelling(self, weight: float) -> TaskOptions:
         """Return what travels with the task."""
         return TaskOptions(
@@ -194,11 +200,14 @@ class CallOptions:
         """Return what a call's arguments decide: its lane, its key, and the options that travel with it."""
         weight = _weight(_compute(self.weight, arguments))
         key = _compute(self.concurrency_key, arguments)
+        unique = self._unique(task, arguments, idempotency_period)
         options = self.travelling(weight)
+        if unique is not None and unique.scope != "period":
+            options = msgspec.structs.replace(options, unique_for=unique.scope)
         lane = lane_name(task, None if key is None else _key("concurrency_key", key), options)
         return Placed(
             lane=lane,
-            unique=self._unique(task, arguments, idempotency_period),
+            unique=unique,
             options=None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode(),
         )
 
@@ -311,12 +320,10 @@ def _compute(value: Any, arguments: Mapping[str, Any]) -> Any:
 
 def _key(name: str, value: object) -> str:
     """Return a key as text that can be stored, compared and shown."""
-    if isinstance(value, (str, int, UUID)) and not isinstance(value, bool):
-        text = str(value)
-        if 0 < len(text) <= _LONGEST_KEY and text.isprintable():
-            return text
+    if (text := key_text(value)) is not None:
+        return text
     raise InvalidTask(
-        f"Option {name}: expected printable text of 1 to {_LONGEST_KEY} characters, a number or a UUID, "
+        f"Option {name}: expected printable text of 1 to {LONGEST_KEY} characters, a number or a UUID, "
         f"found {value!r:.200}."
     )
 

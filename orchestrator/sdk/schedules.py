@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
-import msgspec
-
-from orchestrator.domain.task import DEFAULT_OPTIONS
 from orchestrator.errors import InvalidTask, ResultTimeout
 from orchestrator.sdk.handle import RunHandle
-from orchestrator.sdk.options import CallOptions, check_name
+from orchestrator.sdk.options import check_name
+from orchestrator.sdk.registered import check_fit, take_over
 from orchestrator.sdk.task import Task
 
 if TYPE_CHECKING:
@@ -29,10 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Task[..., Any])
 
-_NOT_OF_A_STEP = (
-    *("delay", "eta", "expires", "on_success", "on_failure"),
-    *("unique_key", "idempotency_key", "concurrency_key"),
-)
 STEP = "task"
 """The one step of the workflow that a scheduled task becomes."""
 
@@ -63,21 +57,15 @@ class Declaration:
         """Return it as a workflow of one step, or say what is wrong with it."""
         from orchestrator.sdk import definitions  # loads YAML and cron, which workers do without
 
-        options = self.task.call_options
-        step = {"task": self.task.name, "input": dict(self.params), "priority": options.priority}
         data = {
             "name": self.name,
             "description": f"Task {self.task.name}, scheduled in the code.",
             "queue": self.task.queue,
             "schedule": plain_times(self.times),
-            "tasks": {STEP: step},
+            "tasks": {STEP: {"task": self.task.name, "input": dict(self.params)}},
         }
-        definition = definitions.from_data(data, f"schedule of task {self.task.name!r}")
-        travelling = options.travelling(float(options.weight))  # type: ignore[arg-type]
-        if travelling == DEFAULT_OPTIONS:
-            return definition
-        as_registered = msgspec.structs.replace(definition.steps[0], options=msgspec.to_builtins(travelling))
-        return msgspec.structs.replace(definition, steps=(as_registered,))
+        source = f"schedule of task {self.task.name!r}"
+        return take_over(definitions.from_data(data, source), {self.task.name: self.task}, source)
 
 
 def plain_times(times: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +108,7 @@ class Schedules(Mapping[str, "Scheduled"]):
             other = self.declared.get(chosen)
             if other is not None and (other.task.name, other.times) != (task.name, times):
                 raise InvalidTask(f"Two schedules want to be called {chosen!r}. Give one of them another name=.")
-            _check_options(task)
+            check_fit(task)
             task.signature.check((), params)
             self.declared[chosen] = Declaration(name=chosen, task=task, times=times, params=params)
             return task
@@ -139,19 +127,6 @@ class Schedules(Mapping[str, "Scheduled"]):
         """Set a schedule of a workflow, beside the one in its definition; the same name again replaces it."""
         data = {"name": name, "params": dict(params or {}), **plain_times(times)}
         self._app.backend.schedules.set(workflow, data)
-
-
-def _check_options(task: Task[..., Any]) -> None:
-    """Refuse options that a step of a workflow does not have, rather than leave them out in silence."""
-    defaults = CallOptions()
-    given = [name for name in _NOT_OF_A_STEP if getattr(task.call_options, name) != getattr(defaults, name)]
-    if callable(task.call_options.weight):
-        given.append("weight")
-    if given:
-        raise InvalidTask(
-            f"Task {task.name!r}: a task that is scheduled cannot have the option {given[0]}. "
-            f"Leave it out, or schedule another task that enqueues this one."
-        )
 
 
 class Scheduled:

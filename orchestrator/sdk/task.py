@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import msgspec
@@ -53,6 +54,8 @@ class Task(Generic[P, R]):
         self.chosen = chosen
         """The options that somebody gave; the others may be decided by where it runs."""
         self.signature = signature
+        self.is_variant = False
+        """It was made by `options`; workers and workflows know the one that is registered."""
         self.is_async = inspect.iscoroutinefunction(function)
         self._placed: Placed | None = None
         self._scheduled: dict[str, Task[P, R]] = {}
@@ -76,7 +79,11 @@ class Task(Generic[P, R]):
                 f"Option retries: a backoff function belongs on the decorator of task {self.name!r}, because the "
                 f"worker has no other; found {changed.retries.backoff!r}."
             )
-        return Task(self._app, self.name, self.function, changed, self.signature, self.chosen | options.keys())
+        variant: Task[P, R] = Task(
+            self._app, self.name, self.function, changed, self.signature, self.chosen | options.keys()
+        )
+        variant.is_variant = True
+        return variant
 
     def schedule(self, *args: P.args, **kwargs: P.kwargs) -> DurableFuture[R]:
         """Inside a workflow: have a worker run it. The future is there at once; nothing is sent until the code waits.
@@ -159,7 +166,7 @@ class Task(Generic[P, R]):
             lane=placed.lane,
             expires=options.expiry_seconds,
             unique=placed.unique,
-            callbacks=self._callbacks,
+            callbacks=self.callbacks,
         )
 
     def as_scheduled(self, queue: str) -> Task[P, R]:
@@ -179,6 +186,11 @@ class Task(Generic[P, R]):
         """The queue it waits in: its own, or where the application's routes send it."""
         return self.call_options.queue or self._app.route(self.name)
 
+    @property
+    def own_queue(self) -> str | None:
+        """The same, but None where it goes to whatever queue is the default."""
+        return self.call_options.queue or self._app.route(self.name, "") or None
+
     def callback(self) -> Callback:
         """Return this task as one that follows another, whose result it is given."""
         options = self.call_options
@@ -187,11 +199,26 @@ class Task(Generic[P, R]):
                 f"Task {self.name!r} cannot follow another: its keys are unique or depend on its arguments, which only "
                 f"the end of the other gives."
             )
+        if options.eta is not None or isinstance(options.expires, datetime):
+            raise InvalidTask(
+                f"Task {self.name!r} cannot follow another: its eta or expires is a moment, and the other may end at "
+                f"any time. Give seconds."
+            )
         placed = self._place((), {})
-        return Callback(self.name, self.queue, options.priority, options.delay_seconds, placed.options, placed.lane)
+        return Callback(
+            name=self.name,
+            queue=self.queue,
+            priority=options.priority,
+            delay=options.delay_seconds,
+            options=placed.options,
+            lane=placed.lane,
+            expires=options.expiry_seconds,
+            callbacks=self.callbacks,
+        )
 
     @functools.cached_property
-    def _callbacks(self) -> str | None:
+    def callbacks(self) -> str | None:
+        """What follows it, as JSON."""
         success, failure = self._after_success, self._after_failure
         if not success and not failure:
             return None

@@ -12,6 +12,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.context import current_outlet
 from orchestrator.sdk.handle import RunHandle
 from orchestrator.sdk.options import check_label, check_name, check_tags
+from orchestrator.sdk.registered import take_over
 
 if TYPE_CHECKING:
     from orchestrator.sdk.app import Orchestrator
@@ -34,7 +35,10 @@ class Workflows(Mapping[str, "StoredWorkflow"]):
         return len(self._app.backend.workflow_names())
 
     def apply(self, source: Definition | Workflow | str | Path) -> int:
-        """Store a definition, built in Python or written in a file; return its version. The same again is a no-op."""
+        """Store a definition, built in Python or written in a file; return its version. The same again is a no-op.
+
+        Steps take over what the application's tasks say of themselves, and that is a part of the version.
+        """
         if isinstance(source, Definition):
             definition = source
         elif not isinstance(source, (str, Path)):
@@ -43,7 +47,8 @@ class Workflows(Mapping[str, "StoredWorkflow"]):
             from orchestrator.sdk import definitions  # loads the YAML parser, which workers do without
 
             definition = definitions.load(Path(source))
-        return self._app.backend.apply_workflow(definition).version
+        registered = take_over(definition, self._app.tasks, f"workflow {definition.name!r}")
+        return self._app.backend.apply_workflow(registered).version
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, exc, text
 from sqlalchemy.engine import ExceptionContext, make_url
 
 from orchestrator.errors import ConfigurationError, SchemaError
+from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE
 from orchestrator.store.namespaces import namespace_of, use_namespace
 from orchestrator.store.tables import SCHEMA
@@ -23,6 +25,12 @@ UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
 """What an outage of Postgres looks like, lock and statement timeouts included: wait and try again."""
 
 _LIMIT_EXCEEDED = "54"
+_MISTAKE = re.compile(
+    r"authentication failed|no password supplied|(?:role|database) \".*\" does not exist|no pg_hba\.conf entry"
+    r"|is not permitted to log in|permission denied for database|does not support SSL|certificate verify failed"
+)
+"""What Postgres or its driver says of a user, a password, a database or a certificate that will not do. The driver
+tells no code of a connection that it could not open; in another language than English, such an error is an outage."""
 _NOTICE_SILENCE = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -35,6 +43,10 @@ _POOL_PATIENCE = 10.0
 """Seconds to wait for a connection of the pool, or for a new one."""
 _ADVICE = (
     ("No space left on device", "Postgres's disk is full: make room on it. What is stored stays stored."),
+    ("authentication failed", "Check the user and the password in the setting database_url."),
+    ("no password supplied", "Put the password into the setting database_url, or into ~/.pgpass."),
+    ("does not exist", "Create it, or check the setting database_url."),
+    ("no pg_hba.conf entry", "Let this user in from this machine (pg_hba.conf), or check the setting database_url."),
     ("too many clients", "Close some of them, or raise max_connections."),
     ("remaining connection slots", "Close some of them, or raise max_connections."),
     ("too many connections for", "Close some of them, or raise the limit of the role or the database."),
@@ -126,6 +138,21 @@ def is_outage(error: BaseException) -> bool:
     """Say whether waiting will help. A value too large for an index is no outage, though the driver calls it so."""
     code = getattr(getattr(error, "orig", None), "pgcode", None) or ""
     return isinstance(error, UNAVAILABLE) and not code.startswith(_LIMIT_EXCEEDED)
+
+
+def awaited(engine: Engine) -> Prerequisite:
+    """Return the database as something that a process waits for when it starts."""
+
+    def check() -> None:
+        with engine.connect() as connection:
+            check_schema(connection)
+
+    return Prerequisite("Postgres", check, _passing)
+
+
+def _passing(error: Exception) -> str | None:
+    """Return what to say of an outage; None if somebody must correct a setting, or the schema, first."""
+    return explain(error) if is_outage(error) and not _MISTAKE.search(str(error)) else None
 
 
 def check_schema(connection: Connection) -> None:

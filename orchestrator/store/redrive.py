@@ -10,8 +10,9 @@ from sqlalchemy import Connection
 
 from orchestrator.store import inbox
 from orchestrator.store.inbox import Wish
+from orchestrator.store.revival import KEEPS_KEY, REVIVABLE
 from orchestrator.store.statement import Statement
-from orchestrator.store.transitions import REVIVABLE, identifier
+from orchestrator.store.transitions import identifier
 
 
 class FailedFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,13 +54,14 @@ class Group(NamedTuple):
 
 _PREVIEW = f"""
 SELECT e.name, e.queue, coalesce(e.error->>'kind', ''),
-       coalesce((array_agg(e.error->>'message' ORDER BY e.ended_at DESC))[1], ''), count(*)
-{_MATCHES} GROUP BY 1, 2, 3 ORDER BY count(*) DESC, 1, 2, 3
+       coalesce((array_agg(e.error->>'message' ORDER BY e.ended_at DESC))[1], ''),
+       count(DISTINCT CASE WHEN {KEEPS_KEY} IS NULL THEN e.id::text ELSE e.unique_key END)
+{_MATCHES} GROUP BY 1, 2, 3 ORDER BY 5 DESC, 1, 2, 3
 """
 
 
 def preview(connection: Connection, wanted: FailedFilter) -> list[Group]:
-    """Return what would be tried again, the largest groups first."""
+    """Return what would be tried again, the largest groups first; of those that share a unique key, one."""
     return [Group(*row) for row in connection.exec_driver_sql(_PREVIEW, _parameters(wanted))]
 
 

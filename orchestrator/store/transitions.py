@@ -2,7 +2,7 @@
 
 Only the leader calls these, inside the tick's transaction. Each statement returns the rows it really changed,
 and whatever follows (counters, announcements) derives from those rows alone. The guards are written from the
-transition table.
+transition table. The way back from an end, which takes keys, is in `revival.py`.
 
 A planner trap, tested: joined to an `unnest` that it cannot estimate, and above all where it believes the table to be
 empty, Postgres may start from all the tasks and loop over the whole batch for each of them. So rows are found one by
@@ -429,48 +429,3 @@ def end(connection: Connection, state: TaskState, rows: Sequence[Ending], now: d
         "durations": arrays.numbers(row.duration for row in rows),
     }
     return moved_rows(_END[state](connection, parameters))
-
-
-# -- ended → pending: the row moves back
-
-REVIVABLE = """
-       (e.run_id IS NULL OR EXISTS (
-            SELECT FROM orchestrator.runs r
-             WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling AND NOT r.code))
-       AND (e.unique_key IS NULL OR NOT EXISTS (
-            SELECT FROM orchestrator.unique_keys k WHERE k.key = e.unique_key AND k.task_id <> e.id))
-"""
-"""Whether an ended task `e` can be opened again: its run can, and nobody else has its key.
-
-The code of a workflow has been told how its tasks ended, and none of them can end another way.
-"""
-
-_REVIVED = Statement(
-    f"""
-WITH back AS (
-    DELETE FROM orchestrator.ended_tasks e
-     USING unnest(%(ids)s::uuid[]) AS wanted(id)
-     WHERE e.id = wanted.id AND e.status IN {among(sources_of(TaskState.PENDING)[2:])} AND {REVIVABLE}
-    RETURNING e.*
-), history AS (
-    INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
-    SELECT id, attempt, 'failed', error, worker, started_at, ended_at FROM back WHERE status = 'failed' AND attempt > 0
-    ON CONFLICT DO NOTHING
-), opened AS (
-    INSERT INTO orchestrator.tasks
-           (id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step, lane,
-            unique_key, callbacks)
-    SELECT id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step, lane,
-           unique_key, callbacks
-      FROM back
-), arrived AS (
-    {arrivals("back WHERE lane IS NOT NULL")}
-)
-SELECT id::text, 'pending', queue, run_id::text, attempt, status, step, lane FROM back
-"""
-)
-
-
-def revive(connection: Connection, ids: Sequence[bytes]) -> list[Moved]:
-    """Open failed or skipped tasks again, with a fresh count of failures and the fence where it was."""
-    return moved_rows(_REVIVED(connection, {"ids": arrays.uuids(ids)}))

@@ -1,8 +1,9 @@
 """Keys that only one task may have at a time.
 
 A client takes a key with the same statement that creates the task, and never locks a key that another task has, so the
-leader, which frees keys, waits for nobody. The leader takes keys only for tasks that running tasks enqueue; if a
-transaction that has not ended yet may be taking the same key, it asks again later instead of waiting.
+leader, which frees keys, waits for nobody. The leader takes keys only for tasks that running tasks enqueue, and for
+ended tasks that are opened again (`revival.py`); if a transaction that has not ended yet may be taking the same key, it
+asks again later instead of waiting.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from orchestrator.store.transitions import arrivals, identifier
 _ROUNDS = 100
 """How often a key may slip away between two statements before something must be wrong."""
 
-_LOCK_OF = "hashtextextended('orchestrator.' || {key}, 0)"
+LOCK_OF = "hashtextextended('orchestrator.' || {key}, 0)"
 """The lock of a key. It names the schema, so that the same key in another namespace is another lock."""
 
 _HOLDER = text(
@@ -45,7 +46,7 @@ _REPLACE = text(
     SELECT id FROM changed
     """
 )
-_WAIT_FOR_KEY = text(f"SELECT pg_advisory_xact_lock({_LOCK_OF.format(key='CAST(:key AS text)')})")
+_WAIT_FOR_KEY = text(f"SELECT pg_advisory_xact_lock({LOCK_OF.format(key='CAST(:key AS text)')})")
 
 
 def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey) -> bytes:
@@ -83,7 +84,7 @@ def wait_for_key(connection: Connection, unique: UniqueKey) -> None:
 _TAKE = Statement(
     f"""
 WITH wanted AS MATERIALIZED (
-    SELECT key, task_id, scope, period, pg_try_advisory_xact_lock({_LOCK_OF.format(key="key")}) AS is_mine
+    SELECT key, task_id, scope, period, pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
       FROM unnest(%(keys)s::text[], %(ids)s::uuid[], %(scopes)s::text[], %(periods)s::double precision[])
            AS w(key, task_id, scope, period)
 ), taken AS (

@@ -8,7 +8,9 @@ from typing import Any
 from redis import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AuthenticationError,
     ConnectionError,
+    InvalidResponse,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
@@ -18,6 +20,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.prerequisites import Prerequisite
 from orchestrator.telemetry import first_line
 
 
@@ -108,6 +111,20 @@ def describe(error: BaseException) -> str:
     return (
         f"{text} Somebody has taken a key of ours; `orchestrator status` says which." if "WRONGTYPE" in text else text
     )
+
+
+def awaited(redis: Redis) -> Prerequisite:
+    """Return Redis as something that a process waits for when it starts."""
+    return Prerequisite("Redis", lambda: check_server(redis), _passing)
+
+
+def _passing(error: Exception) -> str | None:
+    """Return what to say of an outage; None if somebody must correct a setting first."""
+    is_refusal = isinstance(error, ResponseError) and not isinstance(error, REFUSED)  # no such database, no permission
+    is_mistake = is_refusal or isinstance(error, (AuthenticationError, InvalidResponse))
+    if is_mistake or "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return None
+    return describe(error) if isinstance(error, UNAVAILABLE) else None
 
 
 def check_server(redis: Redis) -> None:

@@ -95,9 +95,10 @@ class Stack:
         self.processes: list[Process] = []
         self._count = 0
 
-    def scheduler(self) -> Process:
+    def scheduler(self, *, wait: bool = True) -> Process:
         process = self._start("scheduler", ["scheduler"])
-        eventually(lambda: process.logged("scheduler ready"), f"scheduler ready, see {process.log}")
+        if wait:
+            eventually(lambda: process.logged("scheduler ready"), f"scheduler ready, see {process.log}")
         return process
 
     def worker(self, *options: str, processes: int = 1, wait: bool = True, folder: Path = HERE) -> Process:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import stubborn
 
-from orchestrator import Handle, TaskCancelled, TaskFailed
+from orchestrator import Handle, Retry, TaskCancelled, TaskFailed, TaskTimeout
 from orchestrator.transport.codec import Heartbeat, decode, unpack_attempts
 from orchestrator.transport.keys import Keys
 from tests.acceptance.conftest import fresh_stack
@@ -175,6 +175,26 @@ def test_code_that_keeps_the_interpreter_to_itself(life: Stack, tmp_path: Path) 
         cancelled.result(20)
     eventually(lambda: not is_alive(stuck), "its process is killed")
     assert stubborn.pid.enqueue().result(20) != stuck
+
+
+@pytest.mark.parametrize(
+    ("policy", "tries"),
+    [
+        (Retry(max=1, base=0.01, give_up_on=(TimeoutError,)), 1),
+        (Retry(max=1, base=0.01, on=(ConnectionError,)), 1),
+        (Retry(max=1, base=0.01, on=(TaskTimeout,)), 2),
+    ],
+    ids=["give up on it", "only on others", "only on it"],
+)
+def test_a_process_that_is_killed_for_a_timeout_obeys_the_policy(
+    life: Stack, tmp_path: Path, policy: Retry, tries: int
+) -> None:
+    worker = life.worker(*APP)
+    handle = stubborn.keeps_the_interpreter.options(timeout=0.3, retries=policy).enqueue(str(tmp_path / "started"))
+    with pytest.raises(TaskFailed, match=r"ran longer than its timeout of 0\.3 s"):
+        handle.result(30)
+    assert worker.logged("is killed: a task must end", tries)
+    assert (len(pids(tmp_path / "started", tries)), charges(life, handle)) == (tries, (tries, 0))
 
 
 # -- cancel

@@ -617,7 +617,7 @@ def test_an_unreachable_postgres_is_a_message(
 
 def test_an_unreachable_redis_is_a_message(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", "redis://127.0.0.1:1/0")
-    result = run("scheduler")
+    result = run("quarantine", "list")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: Redis cannot be used: ")
 

@@ -98,12 +98,34 @@ def test_files_are_validated_without_services(run: Callable[..., Result], monkey
     assert run("workflows", "validate", "gone.yaml").exit_code == 2
 
 
+def test_steps_take_over_what_the_tasks_of_the_application_say(run: Callable[..., Result]) -> None:
+    write(NIGHTLY.replace("nightly", "limited"))
+    code = "from orchestrator import Orchestrator\napp = Orchestrator()\n"
+    write(f"{code}app.task(name='shop.process', concurrency=2)(lambda item: item)\n", "night_shop.py")
+    write(f"{code}app.task(name='shop.report', unique_key='k')(lambda: None)\n", "unique_shop.py")
+    app = ("--app", "night_shop:app")
+    assert run("workflows", "apply", "nightly.yaml").stdout == "limited: version 1 (new)\n"
+    changed = run("workflows", "diff", "nightly.yaml", *app)
+    assert (changed.exit_code, "+        concurrency: 2\n" in changed.stdout) == (1, True)
+    assert run("workflows", "apply", "nightly.yaml", *app).output == "limited: version 2 (new)\n"
+    assert run("workflows", "apply", "nightly.yaml", *app).output == "limited: version 2 (unchanged)\n"
+    assert run("workflows", "diff", "nightly.yaml", *app).exit_code == 0
+    assert "registered" not in run("workflows", "show", "limited").stdout, "it is a file that can be applied"
+    for words in ("apply", "validate"):
+        refused = run("workflows", words, "nightly.yaml", "--app", "unique_shop:app")
+        assert refused.exit_code == 1
+        assert "nightly.yaml: tasks.report: Task 'shop.report' has the option unique_key" in refused.stderr
+    assert run("workflows", "validate", "nightly.yaml", *app).exit_code == 0
+
+
 def test_a_workflow_is_applied_listed_shown_compared_and_deleted(
     run: Callable[..., Result], read: Callable[..., Any]
 ) -> None:
     write(NIGHTLY.replace("nightly", "story"))
     assert run("workflows", "diff", "nightly.yaml").stdout.startswith("--- /dev/null\n+++ nightly.yaml\n")
-    assert run("workflows", "apply", "nightly.yaml").output == "story: version 1 (new)\n"
+    applied = run("workflows", "apply", "nightly.yaml")
+    assert applied.stdout == "story: version 1 (new)\n"
+    assert applied.stderr.startswith("Note: no application is given, so steps have only the options that the file")
     assert run("workflows", "apply", "nightly.yaml").output == "story: version 1 (unchanged)\n"
     same = run("workflows", "diff", "nightly.yaml")
     assert (same.exit_code, same.output) == (0, "")

@@ -8,13 +8,14 @@ promised; at the end everything must come to its end.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
-from orchestrator import Handle, Retry
+from orchestrator import Duplicate, Handle, Retry
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.domain.task import Failed, Lost, Returned, Succeeded, TaskError
 from tests.integration.stage import KEYS, ONE, TABLES, System
@@ -72,7 +73,8 @@ class Promises:
         handle = self.handles[place % len(self.handles)]
         allowed = ("failed", "skipped") if verb == "retry" else ("pending", "dispatched", "running")
         if handle.status() in allowed:
-            getattr(handle, verb)()
+            with suppress(Duplicate):  # a retry, while another has its key
+                getattr(handle, verb)()
 
     # -- workers
 
@@ -147,6 +149,18 @@ class Promises:
         for row in rows:
             wanted = {"pending": ["pending"], "running": ["pending", "dispatched", "running"]}.get(row["scope"])
             assert wanted is None or row["status"] in wanted, row
+        self.open_tasks_have_their_keys()
+
+    def open_tasks_have_their_keys(self) -> None:
+        """A task keeps its key, and takes it back when it is tried again; until it is claimed, or until it ends."""
+        rows = self.system.sql(
+            "SELECT t.id::text, t.status, t.options->>'unique_for' AS scope, k.task_id IS NOT NULL AS has_it"
+            "  FROM orchestrator.tasks t"
+            "  LEFT JOIN orchestrator.unique_keys k ON k.key = t.unique_key AND k.task_id = t.id"
+            " WHERE t.unique_key IS NOT NULL AND t.options->>'unique_for' IS NOT NULL"
+        )
+        for row in rows:
+            assert row["has_it"] or row["scope"] == "pending", row
 
     def check(self) -> None:
         """Hold the database against what was promised."""

@@ -37,7 +37,7 @@ from orchestrator.scheduler.requests import apply_inbox, cancel_runs, cancel_tas
 from orchestrator.scheduler.status import apply_reports
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Triggers
-from orchestrator.store import database, enqueue, inbox, results, runs, transitions, waiting
+from orchestrator.store import database, enqueue, inbox, results, revival, runs, transitions, waiting
 from orchestrator.store.inbox import Wish
 from orchestrator.store.transitions import Again, Beginning, Claimed, Ending, Moved, Success
 
@@ -169,7 +169,7 @@ MOVES = {
     "cancel the attempt": Move(_end(T.CANCELLED, by_attempt=True), T.CANCELLED, IN_FLIGHT_STATES),
     "skip": Move(_end(T.SKIPPED, by_attempt=False), T.SKIPPED, (T.PENDING,)),
     "revive": Move(
-        lambda connection, task, _: transitions.revive(connection, [task]), T.PENDING, (T.FAILED, T.SKIPPED)
+        lambda connection, task, _: revival.revive(connection, [task]).moved, T.PENDING, (T.FAILED, T.SKIPPED)
     ),
 }
 BY_ATTEMPT = ("start", "again", "succeed", "fail the attempt", "cancel the attempt")
@@ -337,7 +337,7 @@ def test_a_revived_task_starts_afresh_behind_its_fence(connection: Connection) -
     task = put(connection, T.RUNNING)
     transitions.end(connection, T.FAILED, [Ending(task, 1, "ValueError", ERROR, 1, 1)], NOW)
     before = row(connection, task)
-    transitions.revive(connection, [task])
+    revival.revive(connection, [task])
     after = row(connection, task)
     assert {column: after.columns[column] for column in KEPT} == {column: before.columns[column] for column in KEPT}
     assert (after.columns["failures"], after.columns["losses"], after.columns["alone"]) == (0, 0, False)
@@ -362,7 +362,7 @@ def test_the_history_of_attempts_is_kept(connection: Connection) -> None:
     for attempt in (4, 5):
         claim(connection, task)
         transitions.end(connection, T.FAILED, [Ending(task, attempt, "ValueError", ERROR, 1)], NOW)
-        transitions.revive(connection, [task])
+        revival.revive(connection, [task])
     claim(connection, task)
     transitions.succeed(connection, [Success(task, 6, b"", 0.1, "c")], NOW)
     failed, lost = "ValueError", "ValueError"
@@ -377,7 +377,7 @@ def test_the_history_of_attempts_is_kept(connection: Connection) -> None:
 
 def test_a_task_that_never_ran_has_no_history(connection: Connection) -> None:
     task = put(connection, T.SKIPPED)
-    transitions.revive(connection, [task])
+    revival.revive(connection, [task])
     assert history(connection, task) == []
 
 
@@ -495,7 +495,7 @@ def test_a_task_is_revived_only_where_its_run_can_go_on(
     if cancelling:
         runs.mark_cancelling(connection, [run])
     allowed = state is RunState.FAILED or (state is RunState.RUNNING and not cancelling)
-    assert bool(transitions.revive(connection, [task])) == allowed
+    assert bool(revival.revive(connection, [task]).moved) == allowed
     assert row(connection, task).state == ("pending" if allowed else "failed")
 
 
@@ -553,7 +553,7 @@ def test_counters_are_exact_through_endings_and_revival(connection: Connection) 
         ),
     )
     check("failed", open=0, success=1, failed=3, cancelled=1, skipped=1)
-    assert retry_tasks(tick, runs.retryable_tasks(connection, run, NOW, 100)) == 4
+    assert len(retry_tasks(tick, runs.retryable_tasks(connection, run, NOW, 100)).moved) == 4
     check("running", open=4, success=1, cancelled=1)
     for task in (tasks[0], tasks[2], tasks[4], tasks[5]):
         claim(connection, task)

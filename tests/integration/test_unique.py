@@ -97,9 +97,101 @@ def test_a_retry_keeps_the_key_and_a_redrive_gives_way(system: System) -> None:
     worker.fail(*worker.take())
     system.tick()
     other = unique(system).enqueue(4)
-    failed.retry()
+    with pytest.raises(Duplicate, match=f"Cannot retry task {failed.id}: task {other.id} has its key") as caught:
+        failed.retry()
+    assert caught.value.task_id == other.id
     system.look()
     assert system.states(failed, other) == ["failed", "dispatched"]
+
+
+# -- tried again by hand
+
+
+def failed(system: System, **options: Any) -> Handle[Any]:
+    """Return a task that had the key and has failed."""
+    handle: Handle[Any] = unique(system, **options).enqueue(0)
+    (worker,) = system.workers or [system.worker()]
+    system.look()
+    worker.fail(*worker.take())
+    system.tick()
+    assert handle.status() == "failed"
+    return handle
+
+
+@pytest.mark.parametrize("scope", ["pending", "running"])
+def test_a_task_that_is_tried_again_has_its_key_again(system: System, scope: str) -> None:
+    first = failed(system, unique_for=scope)
+    assert keys(system) == []
+    system.app.queue("default").pause()
+    first.retry()
+    system.look()
+    assert unique(system).enqueue(1) == first
+    system.app.queue("default").resume()
+    system.look()
+    (task,) = system.workers[0].take()
+    assert keys(system) == ([] if scope == "pending" else ["unique:job:k"])
+    system.workers[0].succeed(task)
+    system.tick()
+    assert (first.status(), keys(system)) == ("success", [])
+
+
+def test_a_period_is_not_begun_again(system: System) -> None:
+    first = failed(system, unique_for=timedelta(hours=1))
+    until = system.sql("SELECT until FROM orchestrator.unique_keys")
+    first.retry()
+    system.look()
+    assert system.sql("SELECT until FROM orchestrator.unique_keys") == until
+    assert system.states(first) == ["dispatched"]
+
+
+def test_a_key_whose_period_is_over_keeps_no_task_from_being_tried_again(system: System) -> None:
+    first = failed(system)
+    unique(system, unique_for=30.0).enqueue(1)
+    system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '1 second'")
+    first.retry()
+    system.look()
+    assert system.sql("SELECT scope, task_id::text FROM orchestrator.unique_keys") == [
+        {"scope": "running", "task_id": first.id}
+    ]
+
+
+def test_of_two_that_want_the_same_key_back_the_first_gets_it(system: System) -> None:
+    first, second = failed(system), failed(system)
+    first.retry()
+    second.retry()
+    system.look()
+    assert system.states(first, second) == ["dispatched", "failed"]
+    assert keys(system) == ["unique:job:k"]
+
+
+def test_by_a_filter_one_of_each_key_is_tried_again(system: System) -> None:
+    handles = [failed(system) for _ in range(3)]
+    assert system.app.retry_failed(name="job") == 1
+    system.look(2)
+    assert sorted(system.states(*handles)) == ["dispatched", "failed", "failed"]
+    assert system.count("inbox") == 0
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_who_is_tried_again_waits_for_a_transaction_that_may_take_the_key(
+    system: System, engine: Engine, committed: bool
+) -> None:
+    first = failed(system)
+    with engine.connect() as connection:
+        transaction = connection.begin()
+        other = unique(system).enqueue_in(connection, 1)
+        first.retry()
+        system.app.retry_failed(name="job")
+        system.look(2)
+        assert system.sql("SELECT status FROM orchestrator.ended_tasks") == [{"status": "failed"}]
+        assert system.count("inbox") == 2
+        transaction.commit() if committed else transaction.rollback()
+    system.look(2)
+    assert system.count("inbox") == 0
+    assert system.states(first) == (["failed"] if committed else ["dispatched"])
+    assert [row["id"].bytes for row in system.sql("SELECT id FROM orchestrator.tasks")] == [
+        raw(other if committed else first)
+    ]
 
 
 # -- policies

@@ -174,3 +174,10 @@ def test_names_and_types_are_checked_at_once() -> None:
         flow.task("b", lambda: None)
     with pytest.raises(InvalidWorkflow, match=r"workflow 'x': params.p: expected a Param or one of the types str, int"):
         Workflow("x", params={"p": set})
+
+
+def test_a_task_with_other_options_is_not_what_workers_know() -> None:
+    task = Orchestrator().task(name="t")(lambda: None)
+    Workflow("x").task("a", task)
+    with pytest.raises(InvalidWorkflow, match=r"A step runs task 't' as it is registered. Give what options\(…\) says"):
+        Workflow("x").task("a", task.options(concurrency=3))

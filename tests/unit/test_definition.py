@@ -177,7 +177,7 @@ def test_a_sound_definition_has_no_problems() -> None:
         (
             define(step("a", input={"x": "${item}"})),
             "tasks.a.input.x",
-            "'item' is known only in the input of a task with foreach.",
+            "'item' is known only in the input and the concurrency_key of a task with foreach.",
         ),
         (define(step("a", parallel=2, input={"x": "${item}"})), "tasks.a.input.x", "a task with foreach."),
         (define(step("a", parallel=2, when="index > 0")), "tasks.a.when", "a task with foreach or parallel."),

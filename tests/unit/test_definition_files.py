@@ -295,7 +295,7 @@ schedule:
             [
                 "f.yaml:5: tasks.a.dependson: unknown key. Did you mean 'depends_on'?",
                 "f.yaml:6: tasks.a.zzz: unknown key. Known: task, workflow, executor, depends_on, input, foreach, "
-                "parallel, concurrency, on_failure, when, retries, timeout, queue, priority, trigger.",
+                "parallel, concurrency, concurrency_key, on_failure, when, retries, timeout, queue, priority, trigger.",
                 "f.yaml:7: step: unknown key. Known: name, version, description, params, schedule, timeout, "
                 "concurrency, tags, on, on_failure, on_success, queue, defaults, tasks.",
             ],
@@ -559,11 +559,11 @@ def test_files_that_do_not_fit_the_schema_are_refused(text: str) -> None:
 def test_the_schema_knows_every_key() -> None:
     content = schema().schema
     assert isinstance(content, dict)
-    step = set(Step.__struct_fields__) - {"name", "options"} | {"on_failure"}  # options come from the code only
+    step = set(Step.__struct_fields__) - {"name", "registered"} | {"on_failure"}  # which comes from the code only
     assert set(content["$defs"]["task"]["properties"]) == step
     assert set(content["properties"]) == set(Definition.__struct_fields__) - {"steps"} | {"tasks", "defaults"}
     assert set(content["$defs"]["event"]["properties"]) == set(EventTrigger.__struct_fields__)
-    assert set(content["$defs"]["hook"]["properties"]) == set(Hook.__struct_fields__)
+    assert set(content["$defs"]["hook"]["properties"]) == set(Hook.__struct_fields__) - {"registered"}
     assert set(content["$defs"]["param"]["properties"]) == set(Param.__struct_fields__)
 
 

@@ -23,3 +23,15 @@ def test_the_parent_reads_one_size_of_a_table_that_grows(monkeypatch: pytest.Mon
     assert len(held.unended()) == 1
     assert held.overdue(1.0) == []
     assert len(held.snapshot()[0]) // 20 == 3
+
+
+def test_the_parent_learns_what_may_be_tried_again_after_a_timeout() -> None:
+    held = HeldAttempts(10)
+    ids = [os.urandom(16) for _ in range(3)]
+    slots = [held.add(task, 1) for task in ids]
+    held.limit(slots[0], 1.0, 0.5, retryable=True)
+    held.limit(slots[1], 2.0, 0.5, retryable=False)
+    assert held.overdue(1.5) == [(ids[0], 1, 1.0, 0.5, True)]
+    assert held.overdue(2.5) == [(ids[0], 1, 1.0, 0.5, True), (ids[1], 1, 2.0, 0.5, False)]
+    held.unlimit(slots[0])
+    assert held.overdue(2.5) == [(ids[1], 1, 2.0, 0.5, False)]

@@ -175,9 +175,9 @@ def test_code_that_has_ended_is_not_interrupted() -> None:
 def test_the_parent_sees_what_is_overdue() -> None:
     held = HeldAttempts(capacity=4)
     first, second = held.add(A, 3), held.add(B, 1)
-    held.limit(first, deadline=10.0, timeout=4.0)
+    held.limit(first, deadline=10.0, timeout=4.0, retryable=True)
     assert held.overdue(9.0) == []
-    assert held.overdue(11.0) == [(A, 3, 10.0, 4.0)]
+    assert held.overdue(11.0) == [(A, 3, 10.0, 4.0, True)]
     held.unlimit(first)
     assert held.overdue(11.0) == []
     held.drop(second)

@@ -48,6 +48,7 @@ def test_a_task_that_does_not_end_has_failed_unless_it_had_completed(completed: 
     runner = Runner(app, reports, Allowed(app, ()))  # type: ignore[arg-type]
     pool = Pool(runner, None, reports, held, concurrency=1, stop_grace=0.05, on_stuck=stuck.append)  # type: ignore[arg-type]
     pool.start()
+    assert held.pulse()[0] > 0.0, "its parent sees a clock that stands even if the first task stops it"
     payload = encode_call("hangs", (), {}, 1_000)
     dispatch = Dispatch(b"a" * 16, 1, "hangs", payload, "default", '{"timeout": 0.05}')
     job = Job(dispatch, Bundle("", "", "", 1), held.add(dispatch.id, 1), time.monotonic())

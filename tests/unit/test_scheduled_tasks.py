@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, Retry, UnknownOption
+from orchestrator.domain.definition import Registered
 from orchestrator.domain.task import TaskOptions
 
 
@@ -28,8 +29,8 @@ def test_a_scheduled_task_is_a_workflow_of_one_step() -> None:
     assert (definition.name, definition.queue) == ("clean", "night")
     assert definition.schedule == {"cron": "0 3 * * *", "timezone": "Europe/Berlin"}
     (step,) = definition.steps
-    assert (step.task, step.priority, step.input) == ("clean", 3, {"before": "${run.fire_time}"})
-    assert step.options is None
+    assert (step.task, step.input) == ("clean", {"before": "${run.fire_time}"})
+    assert step.registered == Registered(queue="night", priority=3)
 
 
 def test_it_runs_as_it_is_registered() -> None:
@@ -41,7 +42,9 @@ def test_it_runs_as_it_is_registered() -> None:
 
     definition = app.schedules.declared["clean"].definition()
     assert definition.schedule == {"every": 3600.0, "jitter": 300.0}
-    options = msgspec.convert(definition.steps[0].options, TaskOptions)
+    registered = definition.steps[0].registered
+    assert registered is not None
+    options = msgspec.convert(registered.options, TaskOptions)
     assert options == app.tasks["clean"].call_options.travelling(1.0)
     assert [options.retry.backoff, options.timeout, options.isolation, options.concurrency] == [
         "constant",
@@ -73,10 +76,10 @@ def test_what_is_refused_at_once() -> None:
         declare(app, every="1h", params={"after": 1})
     with pytest.raises(InvalidTask, match="goes above @app.task"):
         app.schedule(every="1h")(lambda: None)  # type: ignore[type-var]
-    with pytest.raises(InvalidTask, match="cannot have the option delay"):
-        app.schedule(every="1h")(app.task(name="late", delay=5)(lambda: None))
-    with pytest.raises(InvalidTask, match="cannot have the option weight"):
-        app.schedule(every="1h")(app.task(name="weighty", weight=lambda **_: 2.0)(lambda: None))
+    with pytest.raises(InvalidTask, match="has the option unique_key, and a run needs all its tasks"):
+        app.schedule(every="1h")(app.task(name="only", unique_key="k")(lambda: None))
+    with pytest.raises(InvalidTask, match="option eta is a moment"):
+        app.schedule(every="1h")(app.task(name="late", eta=datetime(2030, 1, 1, tzinfo=UTC))(lambda: None))
     with pytest.raises(UnknownOption):
         app.task(name="x", cron="* * * * *")
 
@@ -96,3 +99,21 @@ def test_what_is_refused_when_it_is_applied(times: dict[str, Any], message: str)
     declare(app, **times)
     with pytest.raises(InvalidWorkflow, match=message.replace("(", r"\(")):
         app.schedules.declared["clean"].definition()
+
+
+def test_keys_of_constant_parameters() -> None:
+    app = Orchestrator()
+
+    @app.task(name="clean", concurrency_key=lambda area, **_: area, weight=lambda area, **_: len(area))
+    def clean(area: str, due: str = "") -> None: ...
+
+    app.schedule(every="1h", name="attic", params={"area": "attic"})(clean)
+    app.schedule(every="1h", name="due", params={"area": "attic", "due": "${run.fire_time}"})(clean)
+    app.schedule(every="1h", name="varied", params={"area": "attic"})(clean.options(concurrency_key="all"))
+    attic, varied = (app.schedules.declared[name].definition().steps[0].registered for name in ("attic", "varied"))
+    assert attic is not None
+    assert (attic.key, attic.options["weight"]) == ("attic", 5)
+    assert varied is not None
+    assert varied.key == "all"
+    with pytest.raises(InvalidWorkflow, match="schedule of task 'clean': tasks.task: .*: due. Give .* constant params"):
+        app.schedules.declared["due"].definition()

@@ -1,0 +1,154 @@
+"""What `@app.task` says of a task, put into the steps and hooks of a workflow that name it.
+
+The scheduler creates the tasks of a workflow, and knows no functions. So a workflow takes over what its tasks say of
+themselves when it is applied, as a part of that version; and what could not be kept there is refused then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from orchestrator.domain.definition import Definition, Hook, Registered, Step
+from orchestrator.domain.expression import parse_template
+from orchestrator.domain.placement import HOOK_OPTIONS
+from orchestrator.domain.steps import fan_out_sources
+from orchestrator.domain.task import DEFAULT_OPTIONS
+from orchestrator.errors import InvalidTask, InvalidWorkflow
+from orchestrator.sdk.options import CallOptions, with_options
+from orchestrator.sdk.task import Task
+
+P = TypeVar("P", Step, Hook)
+_SAYS_NOTHING_TO_A_HOOK = Registered(options=msgspec.to_builtins(HOOK_OPTIONS))
+
+
+def take_over(definition: Definition, tasks: Mapping[str, Task[..., Any]], source: str) -> Definition:
+    """Return a definition in which steps and hooks carry what these tasks say, or say all that cannot be kept.
+
+    What names a task that is not among them stays as it is. `source` is what messages call the definition.
+    """
+    problems: list[str] = []
+    steps: list[Step] = []
+    for step in definition.steps:
+        task = tasks.get(step.task or "")
+        try:
+            steps.append(step if task is None else _with_registered(step, _of_step(task, step), unless=Registered()))
+        except InvalidTask as error:
+            problems.append(f"{source}: tasks.{step.name}: {error}")
+    hooks: dict[str, tuple[Hook, ...]] = {}
+    for name in ("on_failure", "on_success"):
+        try:
+            hooks[name] = tuple(_with_task(hook, tasks) for hook in getattr(definition, name))
+        except InvalidTask as error:
+            problems.append(f"{source}: {name}: {error}")
+    if problems:
+        raise InvalidWorkflow("\n".join(problems))
+    return msgspec.structs.replace(definition, steps=tuple(steps), **hooks)
+
+
+def check_fit(task: Task[..., Any]) -> None:
+    """Refuse a task that no workflow could run as it says, whatever its arguments."""
+    options = task.call_options
+    for name in ("unique_key", "idempotency_key"):
+        if getattr(options, name) is not None:
+            raise InvalidTask(
+                f"Task {task.name!r} has the option {name}, and a run needs all its tasks. Leave it out, or run "
+                f"another task that enqueues this one. To limit runs, see `concurrency` of a workflow and `overlap` "
+                f"of a schedule."
+            )
+    for name in ("eta", "expires"):
+        if isinstance(getattr(options, name), datetime):
+            raise InvalidTask(
+                f"Task {task.name!r}: option {name} is a moment, and runs may begin at any time. Give "
+                f"{'delay' if name == 'eta' else name} in seconds."
+            )
+    if options.on_success is True:
+        raise InvalidTask(f"Task {task.name!r}: option on_success=True is for calls inside a task only.")
+
+
+def _of_step(task: Task[..., Any], step: Step) -> Registered:
+    check_fit(task)
+    own = {name: getattr(step, name) for name in ("retries", "timeout", "queue", "priority")}
+    given = {name: value for name, value in own.items() if value is not None}
+    with_options(task.call_options, given)  # which refuses what does not go together
+    known, unknown = _arguments(task, step)
+    options = task.call_options
+    if step.concurrency_key is not None:
+        options = dataclasses.replace(options, concurrency_key=None)
+    advice = 'Give the step a concurrency_key of its own, such as "${params.customer}"; a schedule, constant params.'
+    return _registered(task, options, known, unknown, advice)
+
+
+def _with_task(hook: Hook, tasks: Mapping[str, Task[..., Any]]) -> Hook:
+    task = tasks.get(hook.task or "")
+    if task is None:
+        return hook
+    check_fit(task)
+    patience: dict[str, Any] = {"retries": HOOK_OPTIONS.retry.max}
+    if task.call_options.soft_timeout is None:
+        patience["timeout"] = HOOK_OPTIONS.timeout
+    options = with_options(
+        task.call_options, {name: value for name, value in patience.items() if name not in task.chosen}
+    )
+    advice = "Give it a fixed one, or let the hook run a task that enqueues this one."
+    registered = _registered(task, options, {}, "the end of a run", advice)
+    return _with_registered(hook, registered, unless=_SAYS_NOTHING_TO_A_HOOK)
+
+
+def _with_registered(part: P, registered: Registered, *, unless: Registered) -> P:
+    """Return a step or a hook with what its task says; a task that says nothing is like one that is not known."""
+    return msgspec.structs.replace(part, registered=registered if registered != unless else None)
+
+
+def _registered(
+    task: Task[..., Any], options: CallOptions, known: Mapping[str, Any], unknown: str, advice: str
+) -> Registered:
+    """Return what a task says, given those of its arguments that are known; `unknown` is what the others are called."""
+    if options.is_computed:
+        if unknown:
+            name = "concurrency_key" if callable(options.concurrency_key) else "weight"
+            way_out = advice if name == "concurrency_key" else "Give it a number."
+            raise InvalidTask(
+                f"Task {task.name!r}: option {name} is a function, and what it needs is known only when a run gets "
+                f"there: {unknown}. {way_out}"
+            )
+        task.signature.check((), known)
+        options = _fixed(task, options, known)
+    key = options.concurrency_key
+    travelling = options.travelling(float(options.weight))  # type: ignore[arg-type]
+    return Registered(
+        options={} if travelling == DEFAULT_OPTIONS else msgspec.to_builtins(travelling),
+        queue=task.own_queue,
+        priority=options.priority,
+        delay=options.delay_seconds or None,
+        expires=options.expiry_seconds,
+        key=None if key is None else str(key),
+        callbacks=task.callbacks,
+    )
+
+
+def _fixed(task: Task[..., Any], options: CallOptions, known: Mapping[str, Any]) -> CallOptions:
+    try:
+        return options.fixed(task.signature.named((), known))
+    except InvalidTask:
+        raise
+    except Exception as error:
+        raise InvalidTask(
+            f"Task {task.name!r}: its concurrency_key or weight cannot be told of the arguments {dict(known)!r:.200}: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+
+
+def _arguments(task: Task[..., Any], step: Step) -> tuple[dict[str, Any], str]:
+    """Return those arguments of a step's task that stand in the definition, and what the others are called."""
+    templates = {name: parse_template(value) for name, value in step.input.items()}
+    unknown = {name for name, template in templates.items() if not template.is_constant}
+    unknown |= {name for name in step.depends_on if name not in fan_out_sources(step)} - templates.keys()
+    if step.foreach is not None and "item" not in templates:
+        unknown.add("item")
+    known = {name: template.render({}) for name, template in templates.items() if template.is_constant}
+    return task.signature.pick(known), ", ".join(sorted(task.signature.pick(dict.fromkeys(unknown))))

@@ -1,0 +1,109 @@
+"""Ended → pending: a task that failed or was skipped is opened again, and takes its unique key back.
+
+Row and key come back in one statement, so that nobody sees the one without the other. As in `unique.py`, the leader
+waits for no client: where a transaction that has not ended may be taking the same key, the task is to be asked for
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.states import TaskState, sources_of
+from orchestrator.store import arrays
+from orchestrator.store.statement import Statement
+from orchestrator.store.transitions import Moved, among, arrivals, identifier, moved_rows
+from orchestrator.store.unique import LOCK_OF
+
+KEEPS_KEY = "(e.options->>'unique_for')"
+"""How long an ended task `e` keeps its key when it is opened again; null if it has none, or had it for a period."""
+
+REVIVABLE = """
+       (e.run_id IS NULL OR EXISTS (
+            SELECT FROM orchestrator.runs r
+             WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling AND NOT r.code))
+       AND (e.unique_key IS NULL OR NOT EXISTS (
+            SELECT FROM orchestrator.unique_keys k
+             WHERE k.key = e.unique_key AND k.task_id <> e.id AND (k.until IS NULL OR k.until > now())))
+"""
+"""Whether an ended task `e` can be opened again: its run can, and nobody else has its key.
+
+The code of a workflow has been told how its tasks ended, and none of them can end another way.
+"""
+
+_REVIVED = Statement(
+    f"""
+WITH wanted AS MATERIALIZED (
+    SELECT found.*, asked.turn
+      FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY AS asked(id, turn)
+     CROSS JOIN LATERAL (
+           SELECT e.ctid AS place, e.id, e.unique_key AS key, {KEEPS_KEY} AS scope FROM orchestrator.ended_tasks e
+            WHERE e.id = asked.id AND e.status IN {among(sources_of(TaskState.PENDING)[2:])} AND {REVIVABLE}
+            LIMIT 1) AS found
+), first AS MATERIALIZED (
+    SELECT DISTINCT ON (key) id, key, scope, pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
+      FROM wanted WHERE scope IS NOT NULL ORDER BY key, turn
+), taken AS (
+    INSERT INTO orchestrator.unique_keys AS held (key, task_id, scope)
+    SELECT key, id, scope FROM first WHERE is_mine
+        ON CONFLICT (key) DO UPDATE SET task_id = excluded.task_id, scope = excluded.scope, until = NULL
+     WHERE held.until <= now() OR held.task_id = excluded.task_id
+    RETURNING task_id
+), back AS (
+    DELETE FROM orchestrator.ended_tasks e USING wanted
+     WHERE e.ctid = wanted.place AND (wanted.scope IS NULL OR wanted.id IN (SELECT task_id FROM taken))
+    RETURNING e.*
+), history AS (
+    INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
+    SELECT id, attempt, 'failed', error, worker, started_at, ended_at FROM back WHERE status = 'failed' AND attempt > 0
+    ON CONFLICT DO NOTHING
+), opened AS (
+    INSERT INTO orchestrator.tasks
+           (id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step, lane,
+            unique_key, callbacks)
+    SELECT id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step, lane,
+           unique_key, callbacks
+      FROM back
+), arrived AS (
+    {arrivals("back WHERE lane IS NOT NULL")}
+)
+SELECT id::text, 'pending', queue, run_id::text, attempt, status, step, lane FROM back
+ UNION ALL
+SELECT id::text, 'contested', NULL, NULL, NULL, NULL, NULL, NULL FROM first WHERE NOT is_mine
+"""
+)
+
+
+class Revived(NamedTuple):
+    """What became of tasks that were to be opened again."""
+
+    moved: list[Moved]
+    contested: set[bytes]
+    """Those whose key somebody may be taking in a transaction that has not ended: ask again."""
+
+
+def revive(connection: Connection, ids: Sequence[bytes]) -> Revived:
+    """Open failed or skipped tasks again, with a fresh count of failures and the fence where it was.
+
+    Of several with the same key, the first is opened, and the others stay as they are.
+    """
+    rows = list(_REVIVED(connection, {"ids": arrays.uuids(ids)}))
+    return Revived(
+        moved_rows(row for row in rows if row[1] == "pending"),
+        {identifier(row[0]) for row in rows if row[1] == "contested"},
+    )
+
+
+_HOLDER = """
+SELECT k.key, k.task_id::text FROM orchestrator.ended_tasks e JOIN orchestrator.unique_keys k ON k.key = e.unique_key
+ WHERE e.id = %(id)s::uuid AND k.task_id <> e.id AND (k.until IS NULL OR k.until > now())
+"""
+
+
+def other_holder(connection: Connection, task: bytes) -> tuple[str, str] | None:
+    """Return the key of an ended task and the id of the other task that has it now, if there is one."""
+    row = connection.exec_driver_sql(_HOLDER, {"id": task.hex()}).one_or_none()
+    return (row[0], row[1]) if row else None

@@ -1,0 +1,111 @@
+"""Schedulers and workers that are started before Postgres and Redis: they wait, unless waiting will not help."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+
+from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
+from orchestrator.embedded.redis import find_redis
+from tests.acceptance.conftest import fresh_stack, project
+from tests.acceptance.stack import Stack, eventually
+from tests.chaos import breakable
+from tests.chaos.breakable import SETTINGS, said
+
+pytestmark = pytest.mark.skipif(find_redis() is None, reason="no Redis to stop")
+
+HBA = """
+local all alice scram-sha-256
+local all all trust
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with breakable.folder() as path:
+        yield path
+
+
+@pytest.fixture
+def servers(place: Path) -> Iterator[tuple[EmbeddedPostgres, EmbeddedRedis, str]]:
+    """A Postgres that asks alice, and nobody else, for a password, and a Redis."""
+    rules = place / "pg_hba.conf"
+    rules.write_text(HBA)
+    redis = EmbeddedRedis(place)
+    redis.start()
+    with breakable.postgres(place, hba_file=str(rules)) as (server, url):
+        yield server, redis, url
+        redis.start()  # whatever a test did to it
+    redis.stop()
+
+
+@pytest.fixture
+def stack(servers: tuple[EmbeddedPostgres, EmbeddedRedis, str], place: Path) -> Iterator[Stack]:
+    server, redis, url = servers
+    with fresh_stack(url, redis.url, place, **SETTINGS) as stack:
+        yield stack
+        server.start()
+        redis.start()
+
+
+def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPostgres, EmbeddedRedis, str]) -> None:
+    server, redis, _ = servers
+    server.stop()
+    redis.stop()
+    scheduler, worker = stack.scheduler(wait=False), stack.worker(wait=False)
+    impatient = [stack.scheduler(wait=False), stack.worker(wait=False)]
+    for process in (scheduler, worker, *impatient):
+        eventually(lambda process=process: said(process, "Redis cannot be used; waiting for it:") == 1, "it waits")
+    eventually(lambda: said(scheduler, "Postgres cannot be used; waiting for it:") == 1, "for Postgres too")
+    for process in impatient:
+        process.signal(signal.SIGTERM)
+        assert process.wait(10) == 0, "who waits can be stopped"
+    redis.start()
+    eventually(lambda: worker.logged("ready:"), "a worker needs no more than Redis")
+    eventually(lambda: scheduler.logged("Redis can be used again"), "the scheduler has seen it")
+    assert not scheduler.logged("scheduler ready")
+    server.start()
+    eventually(lambda: scheduler.logged("scheduler ready"), "the scheduler has all that it needs")
+    assert project.add.enqueue(2, 3).result(30) == 5
+    for process in (scheduler, worker):
+        assert said(process, "Redis cannot be used;") == 1
+        assert said(process, "Traceback") == 0
+    assert said(worker, "Postgres") == 0
+    assert scheduler.stop() == worker.stop() == 0
+
+
+def test_a_mistake_in_the_settings_is_told_at_once(
+    stack: Stack, servers: tuple[EmbeddedPostgres, EmbeddedRedis, str]
+) -> None:
+    server, redis, url = servers
+    with stack.engine.connect() as connection:
+        connection.execute(text("CREATE ROLE alice LOGIN SUPERUSER PASSWORD 'right'"))
+    parsed = make_url(url)
+
+    def refusal(*words: str, **environment: str) -> str:
+        done = breakable.command(stack, *words, **environment)
+        assert (done.returncode, "Traceback" in done.stderr, "waiting for it" in done.stderr) == (1, False, False)
+        return done.stderr
+
+    def database(**parts: str) -> str:
+        return parsed.set(**parts).render_as_string(hide_password=False)  # type: ignore[arg-type]
+
+    wrong = database(username="alice", password="wrong")
+    message = refusal("scheduler", ORCHESTRATOR_DATABASE_URL=wrong)
+    assert 'password authentication failed for user "alice"' in message
+    assert "Check the user and the password in the setting database_url." in message
+    assert 'database "nowhere" does not exist' in refusal(
+        "scheduler", ORCHESTRATOR_DATABASE_URL=database(database="nowhere")
+    )
+    server.create_database("empty")
+    assert "Run `orchestrator db upgrade`" in refusal("scheduler", ORCHESTRATOR_DATABASE_URL=database(database="empty"))
+    assert "Setting database_url" in refusal("scheduler", ORCHESTRATOR_DATABASE_URL="mysql:/db")
+    guarded = redis.url.replace("unix://", "unix://:wrong@")
+    for words in (("scheduler",), ("worker", "--app", "project:app")):
+        assert "Redis cannot be used: " in refusal(*words, ORCHESTRATOR_REDIS_URL=guarded)
+        assert "Setting redis_url" in refusal(*words, ORCHESTRATOR_REDIS_URL="http://redis")

@@ -1,0 +1,243 @@
+"""A task runs as its decorator says, wherever it comes from: the cells of the table in docs/limits.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from orchestrator import Retry, Task, Workflow, WorkflowContext
+from orchestrator.domain.activation import Activation
+from orchestrator.domain.definition import Param
+from orchestrator.domain.task import Enqueued
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.store.insights.steps import list_steps
+from orchestrator.transport.codec import decode
+from tests.integration.stage import System, Worker
+
+SAID: dict[str, Any] = {
+    "queue": "post",
+    "priority": 7,
+    "delay": 30,
+    "expires": 90,
+    "retries": Retry(max=2, backoff="linear", on=(OSError,), give_up_on=(TimeoutError,)),
+    "timeout": 40,
+    "soft_timeout": 20,
+    "isolation": "process",
+    "store_result": False,
+    "concurrency": 2,
+    "concurrency_key": "acme",
+    "total_concurrency": 5,
+    "rate": "10/s",
+    "total_rate": "20/s",
+    "weight": 3,
+}
+
+
+@pytest.fixture
+def mail(system: System) -> Task[..., Any]:
+    """A task with every option that can be given on the decorator and need not be refused somewhere."""
+    task: Task[..., Any] = system.app.task(name="mail", on_success=system.job, on_failure=[system.job], **SAID)(
+        lambda **given: given
+    )
+    return task
+
+
+def found(system: System) -> dict[str, Any]:
+    """Return how the one task `mail` in the database is to run."""
+    (row,) = system.sql(
+        "SELECT queue, priority, lane, options, callbacks, round(extract(epoch FROM wake_at - created_at)) AS delay,"
+        " round(extract(epoch FROM expires_at - created_at)) AS expires FROM orchestrator.tasks WHERE name = 'mail'"
+    )
+    return dict(row)
+
+
+def run_job(system: System, worker: Worker) -> None:
+    """Have the job that waits succeed."""
+    system.look(2)
+    worker.succeed(*worker.take())
+    system.tick(2)
+
+
+def enqueued(system: System, mail: Task[..., Any], worker: Worker) -> None:
+    del system, worker
+    mail.enqueue()
+
+
+def in_a_run(system: System, mail: Task[..., Any], worker: Worker) -> None:
+    del worker
+    system.app.start_many(mail, [{}])
+
+
+def child(system: System, mail: Task[..., Any], worker: Worker) -> None:
+    worker.report(Enqueued([mail.new((), {})]))
+    system.look()
+
+
+def follower(system: System, mail: Task[..., Any], worker: Worker) -> None:
+    system.job.options(on_success=mail).enqueue()
+    run_job(system, worker)
+
+
+def step(system: System, mail: Task[..., Any], worker: Worker) -> None:
+    del worker
+    flow = Workflow("flow")
+    flow.task("send", mail)
+    system.app.workflows.apply(flow)
+    system.app.workflows["flow"].start()
+    system.look(2)
+
+
+def hook(system: System, mail: Task[..., Any], worker: Worker) -> None:
+    del mail
+    flow = Workflow("flow", on_success=[{"task": "mail"}])
+    flow.task("work", system.job)
+    system.app.workflows.apply(flow)
+    system.app.workflows["flow"].start()
+    run_job(system, worker)
+
+
+def schedule(system: System, mail: Task[..., Any], worker: Worker) -> None:
+    del worker
+    system.app.schedule(every="1h")(mail)
+    system.app.schedules.apply()
+    system.app.schedules["mail"].trigger()
+    system.look(2)
+
+
+def code(system: System, mail: Task[..., Any], worker: Worker) -> None:
+    @system.app.workflow(name="coded")
+    async def coded(ctx: WorkflowContext) -> None:
+        await mail.schedule()
+
+    engine = Engine(system.app.code_workflows.find, 1_000_000)
+    coded.start()
+    system.look()
+    (turn,) = worker.take()
+    worker.report(engine.activate(decode(Activation, turn.payload), turn.id, turn.attempt))
+    engine.close()
+    system.look()
+
+
+def test_the_code_of_a_workflow_may_name_moments(system: System) -> None:
+    worker = system.worker(knows=["coded"])
+    now = datetime.now(UTC)
+    moments: dict[str, Any] = {"eta": now + timedelta(minutes=10), "expires": now + timedelta(minutes=20)}
+    code(system, system.app.task(name="mail", **moments)(lambda: None), worker)
+    assert 590 < found(system)["delay"] < 610
+    assert 1190 < found(system)["expires"] < 1210
+
+
+def test_the_code_of_a_workflow_cannot_share_a_task(system: System) -> None:
+    worker = system.worker(knows=["coded"])
+    code(system, system.app.task(name="mail", unique_key="k")(lambda: None), worker)
+    (run,) = system.sql("SELECT status FROM orchestrator.runs")
+    (own,) = system.sql("SELECT error FROM orchestrator.ended_tasks")
+    assert run["status"] == "failed"
+    assert "has a unique key, and a run needs all its tasks" in own["error"]["message"]
+
+
+ORIGINS = [in_a_run, child, follower, step, hook, schedule, code]
+
+
+@pytest.mark.parametrize("origin", ORIGINS, ids=[origin.__name__ for origin in ORIGINS])
+def test_a_task_runs_as_its_decorator_says(
+    system: System, mail: Task[..., Any], origin: Callable[[System, Task[..., Any], Worker], None]
+) -> None:
+    worker = system.worker(knows=["job", "coded"])
+    system.look()
+    enqueued(system, mail, worker)
+    expected = found(system)
+    assert (expected["lane"], expected["delay"], expected["expires"]) == ("mail|acme", 30, 90)
+    assert set(expected["options"]) >= {"retry", "timeout", "soft_timeout", "isolation", "rate", "weight"}
+    system.sql("DELETE FROM orchestrator.tasks")
+    origin(system, mail, worker)
+    assert found(system) == expected
+
+
+def test_what_the_step_says_goes_first(system: System, mail: Task[..., Any]) -> None:
+    flow = Workflow("flow")
+    flow.task("send", mail, queue="other", priority=0, retries=0, timeout=50, concurrency_key="globex")
+    system.app.workflows.apply(flow)
+    system.app.workflows["flow"].start()
+    system.look(2)
+    row = found(system)
+    assert (row["queue"], row["priority"], row["lane"]) == ("other", 0, "mail|globex")
+    assert (row["options"]["retry"], row["options"]["timeout"], row["options"]["soft_timeout"]) == ({}, 50, 20)
+
+
+def test_a_step_waits_for_its_delay_and_expires(system: System) -> None:
+    task = system.app.task(name="late", delay=10, expires=20, concurrency=1)(lambda: None)
+    system.app.queue("default").pause()
+    flow = Workflow("flow")
+    flow.task("late", task)
+    system.app.workflows.apply(flow)
+    run = system.app.workflows["flow"].start()
+    system.look(2)
+    assert system.sql("SELECT wake_at FROM orchestrator.tasks") != [{"wake_at": None}]
+    system.lead(offset=15.0)
+    system.look(2)
+    assert system.sql("SELECT wake_at FROM orchestrator.tasks") == [{"wake_at": None}]
+    system.lead(offset=25.0)
+    system.look(2)
+    assert run.progress().status == "failed"
+    assert system.sql("SELECT reason FROM orchestrator.ended_tasks") == [{"reason": "expired"}]
+
+
+@pytest.fixture
+def by_key(system: System) -> Callable[[], Counter[str]]:
+    """Register a task of which one may run for each customer; return what tells how many are in flight, by lane."""
+
+    def in_flight() -> Counter[str]:
+        system.look(3)
+        rows = system.sql("SELECT lane FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')")
+        return Counter(row["lane"] for row in rows)
+
+    system.app.task(name="send", concurrency=1, concurrency_key=lambda customer, **_: customer)(
+        lambda customer: customer
+    )
+    return in_flight
+
+
+def test_a_fan_out_keeps_to_the_limit_of_each_key(system: System, by_key: Callable[[], Counter[str]]) -> None:
+    worker = system.worker(knows=["send"])
+    flow = Workflow("flow", params={"customers": list})
+    flow.task("send", "send", foreach=flow.params.customers, input={"customer": flow.item}, concurrency_key=flow.item)
+    system.app.workflows.apply(flow)
+    run = system.app.workflows["flow"].start(customers=["acme", "acme", "acme", "globex", 7])
+    assert by_key() == {"send|acme": 1, "send|globex": 1, "send|7": 1}
+    outside = system.app.tasks["send"].enqueue("globex")
+    assert by_key()["send|globex"] == 1, "who is enqueued stands in the same lane"
+    rounds = 0
+    while run.progress().status == "running" or outside.status() != "success":
+        rounds += 1
+        assert rounds < 20
+        worker.succeed(*worker.take())
+        assert all(count == 1 for count in by_key().values())
+    assert run.progress().status == "success"
+
+
+def test_a_key_that_cannot_be_one_fails_the_step(system: System, by_key: Callable[[], Counter[str]]) -> None:
+    flow = Workflow("flow", params={"customer": Param(type="any", default=None)})
+    flow.task("send", "send", input={"customer": "x"}, concurrency_key=flow.params.customer)
+    system.app.workflows.apply(flow)
+    wrong, none = (system.app.workflows["flow"].start(customer=customer) for customer in (["a"], None))
+    by_key()
+    with system.engine.connect() as connection:
+        (view,) = list_steps(connection, UUID(wrong.id))
+    assert (wrong.progress().status, view.state) == ("failed", "failed")
+    assert "concurrency_key: ${params.customer}: expected printable text of 1 to 200" in str(view.reason)
+    assert [row["lane"] for row in system.sql("SELECT lane FROM orchestrator.tasks")] == ["send|"], "None is no key"
+    assert none.progress().status == "running"
+
+
+def test_what_a_task_says_is_part_of_the_version(system: System) -> None:
+    flow = Workflow("flow")
+    flow.task("work", "job")
+    assert [system.app.workflows.apply(flow) for _ in range(2)] == [1, 1]
+    system.job.call_options.__dict__["concurrency"] = 3
+    assert [system.app.workflows.apply(flow) for _ in range(2)] == [2, 2]

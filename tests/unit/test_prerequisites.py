@@ -1,0 +1,121 @@
+"""What a starting process waits for, and what it refuses at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from ssl import SSLCertVerificationError
+
+import psycopg2
+import pytest
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError,
+    InvalidResponse,
+    NoPermissionError,
+    OutOfMemoryError,
+    ResponseError,
+    TimeoutError,
+)
+from sqlalchemy import exc
+
+from orchestrator.errors import ConfigurationError, SchemaError
+from orchestrator.prerequisites import Prerequisite, Prerequisites
+from orchestrator.store import database
+from orchestrator.transport import connection as transport
+
+LOG = logging.getLogger("test")
+
+
+@pytest.fixture(autouse=True)
+def own_handlers() -> Iterator[None]:
+    """Give the signals back to pytest."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def failing(name: str, times: int, error: Exception) -> Prerequisite:
+    """Return something that is there after so many looks."""
+    looks = iter(range(times))
+
+    def check() -> None:
+        if next(looks, None) is not None:
+            raise error
+
+    return Prerequisite(name, check, lambda error: str(error) if isinstance(error, OSError) else None)
+
+
+def test_it_waits_for_all_and_tells_of_each_once(caplog: pytest.LogCaptureFixture) -> None:
+    needed = [
+        failing("Postgres", 3, OSError("gone")),
+        failing("Redis", 2, OSError("away")),
+        failing("It", 0, OSError()),
+    ]
+    with caplog.at_level(logging.INFO, "test"):
+        assert Prerequisites(LOG, needed).wait()
+    said = [record.message.partition(",")[0] for record in caplog.records]
+    assert said == [
+        "Postgres cannot be used; waiting for it: gone",
+        "Redis cannot be used; waiting for it: away",
+        "Redis can be used again",
+        "Postgres can be used again",
+    ]
+
+
+def test_what_waiting_does_not_mend_is_raised_at_once() -> None:
+    needed = [failing("Postgres", 10**9, OSError("gone")), failing("Redis", 1, ValueError("wrong"))]
+    with pytest.raises(ValueError, match="wrong"):
+        Prerequisites(LOG, needed).wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_waiting(number: signal.Signals) -> None:
+    prerequisites = Prerequisites(LOG, [failing("Redis", 10**9, OSError("gone"))])
+    threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+    assert not prerequisites.wait()
+    assert prerequisites.told_to_stop
+
+
+def at_connecting(words: str) -> exc.OperationalError:
+    """Return what comes of a connection that could not be opened; the driver knows no code."""
+    failure = psycopg2.OperationalError(f'connection to server at "db" (10.0.0.7), port 5432 failed: {words}\n')
+    return exc.OperationalError(None, None, failure)
+
+
+@pytest.mark.parametrize(
+    ("passing", "error", "is_outage"),
+    [
+        (database._passing, at_connecting("Connection refused"), True),
+        (database._passing, at_connecting("No such file or directory"), True),
+        (database._passing, at_connecting('could not translate host name "db" to address'), True),
+        (database._passing, at_connecting("FATAL:  the database system is starting up"), True),
+        (database._passing, at_connecting("FATAL:  sorry, too many clients already"), True),
+        (database._passing, at_connecting('FATAL:  password authentication failed for user "me"'), False),
+        (database._passing, at_connecting("fe_sendauth: no password supplied"), False),
+        (database._passing, at_connecting('FATAL:  role "me" does not exist'), False),
+        (database._passing, at_connecting('FATAL:  database "shop" does not exist'), False),
+        (database._passing, at_connecting('FATAL:  no pg_hba.conf entry for host "10.0.0.9"'), False),
+        (database._passing, SchemaError("old"), False),
+        (transport._passing, ConnectionError("Error 111 connecting to redis:6379. Connection refused."), True),
+        (transport._passing, TimeoutError("Timeout connecting to server"), True),
+        (transport._passing, BusyLoadingError("Redis is loading the dataset in memory"), True),
+        (transport._passing, OutOfMemoryError("used memory > maxmemory"), True),
+        (transport._passing, AuthenticationError("invalid username-password pair"), False),
+        (transport._passing, NoPermissionError("this user has no permissions to run the 'info' command"), False),
+        (transport._passing, ResponseError("DB index is out of range"), False),
+        (transport._passing, InvalidResponse("Protocol Error: b'HTTP/1.1 400 Bad Request'"), False),
+        (transport._passing, ConnectionError(SSLCertVerificationError("[SSL: CERTIFICATE_VERIFY_FAILED] no")), False),
+        (transport._passing, ConfigurationError("evicts"), False),
+    ],
+)
+def test_an_outage_passes_and_a_mistake_does_not(
+    passing: Callable[[Exception], str | None], error: Exception, is_outage: bool
+) -> None:
+    assert (passing(error) is not None) is is_outage

@@ -1,0 +1,145 @@
+"""What a workflow takes over from the tasks that its steps and hooks name, and what it refuses."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator
+from orchestrator.domain.definition import Definition, Hook, Registered, Step
+from orchestrator.sdk.definitions import loads, to_yaml
+from orchestrator.sdk.registered import take_over
+
+
+@pytest.fixture
+def app() -> Orchestrator:
+    return Orchestrator(routes={"routed": "far"})
+
+
+def take(app: Orchestrator, *steps: Step, **parts: Any) -> Definition:
+    return take_over(Definition(name="flow", steps=steps, **parts), app.tasks, "flow")
+
+
+def registered(app: Orchestrator, step: Step) -> Registered | None:
+    return take(app, step).steps[0].registered
+
+
+def test_a_task_that_says_nothing_leaves_the_definition_as_it_is(app: Orchestrator) -> None:
+    app.task(name="plain")(lambda: None)
+    steps = Step(name="a", task="plain"), Step(name="b", task="unknown"), Step(name="c", workflow="plain")
+    assert take(app, *steps) == Definition(name="flow", steps=steps)
+
+
+def test_what_is_taken_over(app: Orchestrator) -> None:
+    app.task(name="routed", concurrency=2, concurrency_key=7, retries=2, priority=3)(lambda: None)
+    found = registered(app, Step(name="a", task="routed"))
+    assert found == Registered(options={"retry": {"max": 2}, "concurrency": 2}, queue="far", priority=3, key="7")
+    again = take(app, Step(name="a", task="routed"))
+    app.tasks.clear()
+    assert take_over(again, app.tasks, "flow") == again, "what is not known here is left alone"
+
+
+def test_a_key_of_arguments_that_stand_in_the_definition(app: Orchestrator) -> None:
+    @app.task(name="send", concurrency=1, concurrency_key=lambda to, **_: f"c-{to}", weight=lambda to, **_: len(to))
+    def send(to: str = "nobody", text: str = "") -> None: ...
+
+    def found(**step: Any) -> tuple[str | None, float]:
+        taken = registered(app, Step(name="a", task="send", **step))
+        assert taken is not None
+        return taken.key, taken.options["weight"]
+
+    assert found(input={"to": "acme"}) == ("c-acme", 4)
+    assert found() == ("c-nobody", 6), "a default is known as well"
+    assert found(input={"to": "$${x}", "more": "${params.x}"}) == ("c-${x}", 4), "what the function is not given"
+    assert found(input={"to": "acme"}, depends_on=("earlier",)) == ("c-acme", 4)
+    assert found(input={"to": "acme"}, foreach="[1, 2]") == ("c-acme", 4)
+
+
+@pytest.mark.parametrize(
+    ("step", "named"),
+    [
+        ({"input": {"to": "${params.customer}"}}, "to"),
+        ({"input": {"to": "a", "text": "${run.id}"}}, "text"),
+        ({"depends_on": ("text",), "input": {"to": "a"}}, "text"),
+        ({"foreach": "params.all", "input": {"to": "a"}}, "item"),
+    ],
+)
+def test_a_key_of_arguments_that_only_a_run_knows(app: Orchestrator, step: dict[str, Any], named: str) -> None:
+    @app.task(name="send", concurrency=1, concurrency_key=lambda to, **_: to)
+    def send(to: str = "", text: str = "", item: str = "") -> None: ...
+
+    with pytest.raises(InvalidWorkflow, match=f"flow: tasks.a: Task 'send': option concurrency_key .*: {named}. Give"):
+        take(app, Step(name="a", task="send", **step))
+    taken = registered(app, Step(name="a", task="send", concurrency_key="${params.customer}", **step))
+    assert taken == Registered(options={"retry": {}, "concurrency": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unique_key": "k"}, "has the option unique_key, and a run needs all its tasks"),
+        ({"idempotency_key": "k"}, "has the option idempotency_key, and a run needs all its tasks"),
+        ({"eta": datetime(2030, 1, 1, tzinfo=UTC)}, "option eta is a moment.* Give delay in seconds"),
+        ({"expires": datetime(2030, 1, 1, tzinfo=UTC)}, "option expires is a moment.* Give expires in seconds"),
+        ({"on_success": True}, "option on_success=True is for calls inside a task only"),
+        ({"concurrency_key": lambda: 1 / 0}, "cannot be told of the arguments {}: ZeroDivisionError"),
+        ({"concurrency_key": lambda: ""}, "Option concurrency_key: expected printable text"),
+        ({"weight": lambda: 0}, "Option weight: expected a number from"),
+        ({"soft_timeout": 30}, "Option soft_timeout: expected less than the timeout"),
+    ],
+)
+def test_what_no_step_can_keep_is_refused(app: Orchestrator, options: dict[str, Any], message: str) -> None:
+    app.task(name="t", **options)(lambda: None)
+    with pytest.raises(InvalidWorkflow, match=message):
+        take(app, Step(name="a", task="t", timeout=20.0))
+
+
+def test_everything_that_cannot_be_kept_is_told_at_once(app: Orchestrator) -> None:
+    app.task(name="t", unique_key="k")(lambda: None)
+    app.task(name="h", concurrency_key=lambda **_: "x")(lambda **_: None)
+    with pytest.raises(InvalidWorkflow) as caught:
+        take(app, Step(name="a", task="t"), Step(name="b", task="t"), on_failure=(Hook(task="h"),))
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["tasks.a", "tasks.b", "on_failure"]
+
+
+def test_a_hook_is_patient_unless_its_task_says_otherwise(app: Orchestrator) -> None:
+    app.task(name="calm")(lambda: None)
+    app.task(name="brisk", retries=0, timeout=5)(lambda: None)
+    app.task(name="soft", soft_timeout=90)(lambda: None)
+    hooks = tuple(Hook(task=name) for name in ("calm", "brisk", "soft", "unknown"))
+    found = take(app, Step(name="a", task="x"), on_success=(*hooks, Hook(webhook="http://x"))).on_success
+    options = [None if hook.registered is None else hook.registered.options for hook in found]
+    assert options == [
+        None,
+        {"retry": {}, "timeout": 5.0},
+        {"retry": {"max": 5}, "soft_timeout": 90.0},
+        None,
+        None,
+    ]
+
+
+def test_a_file_says_nothing_of_it(app: Orchestrator) -> None:
+    app.task(name="t", concurrency=2)(lambda: None)
+    plain = Definition(name="flow", steps=(Step(name="a", task="t", concurrency_key="${run.id}"),))
+    taken = take_over(plain, app.tasks, "flow")
+    assert loads(to_yaml(taken)) == plain
+    assert "registered:" in to_yaml(taken, registered=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unique_key": "k"}, "its keys are unique or depend on its arguments"),
+        ({"idempotency_key": "k"}, "its keys are unique or depend on its arguments"),
+        ({"concurrency_key": lambda **_: "k"}, "its keys are unique or depend on its arguments"),
+        ({"eta": datetime(2030, 1, 1, tzinfo=UTC)}, "its eta or expires is a moment"),
+        ({"expires": datetime(2030, 1, 1, tzinfo=UTC)}, "its eta or expires is a moment"),
+    ],
+)
+def test_what_no_follower_can_keep_is_refused(app: Orchestrator, options: dict[str, Any], message: str) -> None:
+    follower = app.task(name="follower", **options)(lambda given: given)
+    leader = app.task(name="leader", on_success=follower)(lambda: None)
+    with pytest.raises(InvalidTask, match=f"Task 'follower' cannot follow another: {message}"):
+        leader.new((), {})
