@@ -123,7 +123,7 @@ def apply(files: tuple[str, ...], as_json: bool) -> None:
     with sending() as app:
         for definition in checked:
             assert isinstance(definition, Definition)
-            version, is_new = app.backend.apply_workflow(definition)
+            version, is_new = app.backend.workflows.apply(definition)
             applied.append({"name": definition.name, "version": version, "new": is_new})
             if not as_json:
                 click.echo(f"{definition.name}: version {version} ({'new' if is_new else 'unchanged'})")

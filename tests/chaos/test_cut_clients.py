@@ -1,0 +1,29 @@
+"""A client whose connection to Postgres breaks in the middle of a statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator import ResultTimeout
+from tests.acceptance.conftest import fresh_stack, project
+from tests.chaos import breakable
+from tests.chaos.cutting import Cutting
+
+
+@pytest.fixture
+def cutting(database_url: str) -> Iterator[Cutting]:
+    with breakable.folder() as folder, Cutting(database_url, folder) as cutting:
+        yield cutting
+
+
+def test_who_waits_for_a_workflow_as_code_goes_on_waiting(cutting: Cutting, redis_url: str, tmp_path: Path) -> None:
+    with fresh_stack(cutting.url, redis_url, tmp_path):
+        handle = project.steps.start(1)
+        cutting.arm(b"r.stuck")
+        with pytest.raises(ResultTimeout):
+            handle.result(0.5)
+        assert cutting.cuts == 1
+        assert handle.status() == "running"
