@@ -174,7 +174,7 @@ class Task(Generic[P, R]):
             self._scheduled[queue] = found
         return found
 
-    @property
+    @functools.cached_property
     def queue(self) -> str:
         """The queue it waits in: its own, or where the application's routes send it."""
         return self.call_options.queue or self._app.route(self.name)

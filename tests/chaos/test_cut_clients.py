@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from orchestrator import ResultTimeout
+from orchestrator import ResultTimeout, Uncertain
 from tests.acceptance.conftest import fresh_stack, project
 from tests.chaos import breakable
 from tests.chaos.cutting import Cutting
@@ -27,3 +27,17 @@ def test_who_waits_for_a_workflow_as_code_goes_on_waiting(cutting: Cutting, redi
             handle.result(0.5)
         assert cutting.cuts == 1
         assert handle.status() == "running"
+
+
+@pytest.mark.parametrize("start", [project.app.enqueue_many, project.app.start_many])
+def test_who_enqueues_many_is_told_that_nobody_knows(
+    start: Callable[..., object], cutting: Cutting, redis_url: str, tmp_path: Path
+) -> None:
+    with fresh_stack(cutting.url, redis_url, tmp_path) as stack:
+        start(project.add, [(1, 1)] * 10)
+        cutting.arm(b"COPY orchestrator.tasks")
+        with pytest.raises(Uncertain, match="it is not known whether"):
+            start(project.add, [(1, 1)] * 10)
+        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 10
+        start(project.add, [(1, 1)] * 10)
+        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 20

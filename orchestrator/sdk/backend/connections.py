@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 
 from sqlalchemy import Connection, Engine, exc
 
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.task import NewTask
 from orchestrator.errors import SchemaError, Unavailable, Uncertain
 from orchestrator.settings import Settings
-from orchestrator.store import database
+from orchestrator.store import database, enqueue
 from orchestrator.transport.client import Nudges
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
@@ -53,21 +55,32 @@ class Connections:
             else:
                 yield connection
 
+    def insert(self, task: NewTask) -> None:
+        """Create one task without a unique key, on the shortest way."""
+        try:
+            enqueue.insert_alone(self._engine, task)
+        except exc.SQLAlchemyError as error:
+            self._tell(error, f"task {to_text(task.id)} was stored")
+            raise
+
     @contextmanager
     def _connected(self, engine: Engine, written: str) -> Iterator[Connection]:
         try:
             with engine.connect() as connection:
                 yield connection
-        except exc.ProgrammingError as error:
-            if f"{self.namespace}." in str(error.orig):
-                raise SchemaError(database.no_tables(self.namespace)) from error
-            raise
         except exc.SQLAlchemyError as error:
-            if not database.is_outage(error):
-                raise
-            reason = database.explain(error)
-            if written and database.is_broken_off(error):
-                raise Uncertain(
-                    f"The connection to Postgres broke, and it is not known whether {written}: {reason}"
-                ) from error
-            raise Unavailable(f"Postgres cannot be used: {reason}") from error
+            self._tell(error, written)
+            raise
+
+    def _tell(self, error: exc.SQLAlchemyError, written: str) -> None:
+        """Raise what a caller can act on, where it is that."""
+        if isinstance(error, exc.ProgrammingError) and database.lacks_tables(error, self.namespace):
+            raise SchemaError(database.no_tables(self.namespace)) from error
+        if not database.is_outage(error):
+            return
+        reason = database.explain(error)
+        if written and database.is_broken_off(error):
+            raise Uncertain(
+                f"The connection to Postgres broke, and it is not known whether {written}: {reason}"
+            ) from error
+        raise Unavailable(f"Postgres cannot be used: {reason}") from error

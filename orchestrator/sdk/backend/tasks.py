@@ -34,11 +34,11 @@ class TaskBackend:
 
     def enqueue(self, task: NewTask) -> bytes:
         """Create one task; return its id, or that of the task which has its key."""
-        with self._connections.writing(f"task {to_text(task.id)} was stored") as connection:
-            if task.unique is None:
-                enqueue.insert_task(connection, task)
-                created = task.id
-            else:
+        created = task.id
+        if task.unique is None:
+            self._connections.insert(task)
+        else:
+            with self._connections.writing(f"task {to_text(task.id)} was stored") as connection:
                 created = unique.insert_unique(connection, task, task.unique)
         self._connections.nudge()
         return created
@@ -57,6 +57,7 @@ class TaskBackend:
 
     def enqueue_many(self, tasks: Sequence[NewTask]) -> list[bytes]:
         """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
+        created = {}
         with self._connections.writing("the tasks were stored, all of them or none", transaction=True) as connection:
             if any(task.unique is not None for task in tasks):
                 # In the order of their keys: two such calls that share some cannot then wait for each other.
@@ -64,9 +65,8 @@ class TaskBackend:
                 created = {task.id: _insert_in(connection, task) for task in in_order}
             else:
                 enqueue.copy_tasks(connection, tasks)
-                created = {task.id: task.id for task in tasks}
         self._connections.nudge()
-        return [created[task.id] for task in tasks]
+        return [created.get(task.id, task.id) for task in tasks]
 
     # -- asking
 
