@@ -121,4 +121,4 @@ def _enqueue_by_name(app: Orchestrator, name: str, call: Call, options: dict[str
         expires=chosen.expiry_seconds,
         unique=placed.unique,
     )
-    return app.handle(UUID(bytes=app.backend.enqueue(task)))
+    return app.handle(UUID(bytes=app.backend.tasks.enqueue(task)))

@@ -20,7 +20,7 @@ from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
 from orchestrator.cli.times import ago, present
 from orchestrator.domain.schedule import Overlap, Schedule, from_data
-from orchestrator.sdk.schedule_backend import upcoming
+from orchestrator.sdk.backend.schedules import upcoming
 from orchestrator.sdk.schedule_fields import checked_schedule
 from orchestrator.settings import load_settings
 from orchestrator.store import backfills, schedules

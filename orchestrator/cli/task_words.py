@@ -94,13 +94,13 @@ def watch_task(app: Orchestrator, task: bytes, name: str, *, quiet: bool) -> str
 def _follow(app: Orchestrator, task: bytes, show: Callable[[_Sight], None]) -> str:
     shown = ""
     while True:
-        sight = _Sight(app.backend.task_status(task), app.backend.task_progress(task))
+        sight = _Sight(app.backend.tasks.status(task), app.backend.tasks.progress(task))
         if str(sight) != shown:
             show(sight)
             shown = str(sight)
         if sight.status in ENDED_TASK_STATES:
             return sight.status
-        app.backend.wait_task(task, _REFRESH)
+        app.backend.tasks.wait(task, _REFRESH)
 
 
 # -- the log
@@ -108,7 +108,7 @@ def _follow(app: Orchestrator, task: bytes, show: Callable[[_Sight], None]) -> s
 
 def print_log(app: Orchestrator, task: bytes, *, follow: bool, as_json: bool) -> None:
     """Print what a task said last and, if asked, what it says until it ends."""
-    app.backend.task_status(task)  # there is such a task
+    app.backend.tasks.status(task)  # there is such a task
     lines = _lines(app, task, follow=follow)
     if as_json and not follow:
         print_json({"lines": [_document(line) for line in lines]})
@@ -128,7 +128,7 @@ def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]
     last = "0-0"
     try:
         while True:
-            over = not follow or app.backend.task_status(task) in ENDED_TASK_STATES
+            over = not follow or app.backend.tasks.status(task) in ENDED_TASK_STATES
             said = read_log(redis, keys, task, last, 0.0 if over else _PATIENCE)
             yield from (line for _, line in said)
             last = said[-1].entry if said else last

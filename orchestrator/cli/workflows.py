@@ -129,7 +129,7 @@ def apply(files: tuple[str, ...], app: str | None, as_json: bool) -> None:
             raise InvalidWorkflow("\n".join(map(str, refusals)))
         for definition in checked:
             assert isinstance(definition, Definition)
-            version, is_new = application.backend.apply_workflow(definition)
+            version, is_new = application.backend.workflows.apply(definition)
             applied.append({"name": definition.name, "version": version, "new": is_new})
             if not as_json:
                 click.echo(f"{definition.name}: version {version} ({'new' if is_new else 'unchanged'})")

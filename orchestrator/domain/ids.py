@@ -9,18 +9,15 @@ from __future__ import annotations
 import hashlib
 from uuid import UUID
 
+_VERSION_7 = 0x7000_8000_0000_0000_0000
+_RANDOM = 0x0FFF_3FFF_FFFF_FFFF_FFFF
+"""The bits after the time that say nothing about the kind of id."""
+
 
 def time_ordered_id(milliseconds: int, noise: bytes) -> bytes:
     """Return a UUIDv7 from a Unix time in milliseconds and ten random bytes."""
-    return bytes(
-        (
-            *(milliseconds & 0xFFFF_FFFF_FFFF).to_bytes(6, "big"),
-            0x70 | noise[0] & 0x0F,
-            noise[1],
-            0x80 | noise[2] & 0x3F,
-            *noise[3:10],
-        )
-    )
+    random = int.from_bytes(noise, "big") & _RANDOM
+    return ((milliseconds & 0xFFFF_FFFF_FFFF) << 80 | random | _VERSION_7).to_bytes(16, "big")
 
 
 def derived_id(parent: bytes, *parts: str | int) -> bytes:

@@ -16,9 +16,25 @@ REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.Msgspe
 """What a serialiser raises for values that it cannot take."""
 
 
+_NESTS = frozenset((dict, list, tuple))
+"""What a decoder makes of maps and arrays; a tuple is one that is a key."""
+
+
 def is_too_deep(plain: Any) -> bool:
-    """Say whether plain data has more levels than are allowed."""
-    return sum(1 for _ in _levels(plain)) > MOST_LEVELS
+    """Say whether data that was decoded has more levels than are allowed."""
+    nests = [plain] if type(plain) in _NESTS else []
+    for _ in range(MOST_LEVELS - 1):
+        inner: list[Any] = []
+        for nest in nests:
+            if type(nest) is dict:
+                inner += [value for value in nest.values() if type(value) in _NESTS]
+                inner += [key for key in nest if type(key) is tuple]
+            else:
+                inner += [value for value in nest if type(value) in _NESTS]
+        if not inner:
+            return False
+        nests = inner
+    return any(nests)
 
 
 def unstorable(value: Any) -> str | None:

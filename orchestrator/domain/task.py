@@ -70,8 +70,8 @@ class UniqueKey(msgspec.Struct, frozen=True, array_like=True):
     on_duplicate: DuplicatePolicy = "return"
 
 
-class NewTask(msgspec.Struct, frozen=True, array_like=True):
-    """A task to be created."""
+class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A task to be created. It is part of no cycle, and a million of them are nothing for a collector to go through."""
 
     id: bytes
     name: str

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 from uuid import UUID
 
-from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, UnknownTask, did_you_mean
 from orchestrator.sdk.code.context import WorkflowContext
@@ -26,6 +23,7 @@ from orchestrator.sdk.code.workflow import (
 )
 from orchestrator.sdk.context import TaskContext
 from orchestrator.sdk.handle import Handle, RunHandle
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.schedules import Schedules, T, Times
@@ -158,7 +156,7 @@ class Orchestrator:
         if hand_over is not None:
             hand_over(tasks)
         elif tasks:
-            ids = self.backend.enqueue_many(tasks)
+            ids = self.backend.tasks.enqueue_many(tasks)
         return [Handle(self, identifier, task) for identifier in ids]
 
     def start_many(self, task: Task[..., R], items: Iterable[Any], *, name: str | None = None) -> RunHandle[R]:
@@ -170,12 +168,12 @@ class Orchestrator:
         run_id = self.new_id()
         calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)
         tasks = (_new(task, call, run_id, position) for position, call in enumerate(calls))
-        self.backend.start_run(run_id, check_name("run", name or task.name), tasks)
+        self.backend.runs.start(run_id, check_name("run", name or task.name), tasks)
         return RunHandle(self, run_id, task)
 
     def post_event(self, name: str, payload: Any = None) -> None:
         """Say that something happened; workflows that wait for it are started. The payload is JSON data."""
-        self.backend.post_event(self.new_id(), check_name("event", name), payload, self.settings.max_payload)
+        self.backend.workflows.post_event(self.new_id(), check_name("event", name), payload)
 
     def retry_failed(
         self,
@@ -192,7 +190,9 @@ class Orchestrator:
         """
         from orchestrator.store.redrive import FailedFilter  # with the backend's other parts, which workers do without
 
-        return self.backend.retry_failed(FailedFilter(queue=queue, name=name, error=error, since=since, until=until))
+        return self.backend.tasks.retry_failed(
+            FailedFilter(queue=queue, name=name, error=error, since=since, until=until)
+        )
 
     # -- finding it again
 
@@ -260,7 +260,7 @@ class Orchestrator:
     @staticmethod
     def new_id() -> bytes:
         """Return a new id, later in order than those before it."""
-        return time_ordered_id(time.time_ns() // 1_000_000, os.urandom(10))
+        return new_id()
 
     @staticmethod
     async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -58,31 +58,31 @@ class Handle(Generic[R]):
         """Wait for the result and return it; raise TaskFailed, TaskCancelled or ResultTimeout."""
         _refuse_inside_task()
         if self._ended is None:
-            self._ended = self._app.backend.wait_task(self._id, timeout)
+            self._ended = self._app.backend.tasks.wait(self._id, timeout)
         return self._value(self._ended, timeout)
 
     async def aresult(self, timeout: float | None = None) -> R:
         """Do the same as `result` without blocking the event loop."""
         _refuse_inside_task()
         if self._ended is None:
-            self._ended = await self._app.backend.wait_task_async(self._id, timeout)
+            self._ended = await self._app.backend.tasks.wait_async(self._id, timeout)
         return self._value(self._ended, timeout)
 
     def status(self) -> str:
         """Return the task's present state."""
-        return self._app.backend.task_status(self._id)
+        return self._app.backend.tasks.status(self._id)
 
     def progress(self) -> TaskProgress | None:
         """Return how far the task last said it had come; None if it has said nothing, or long ago."""
-        return self._app.backend.task_progress(self._id)
+        return self._app.backend.tasks.progress(self._id)
 
     def cancel(self) -> None:
         """Cancel it, wherever it stands; this is durable even while no scheduler runs."""
-        self._app.backend.cancel_task(self._id)
+        self._app.backend.tasks.cancel(self._id)
 
     def retry(self) -> None:
         """Open it again if it has failed."""
-        self._app.backend.retry_task(self._id)
+        self._app.backend.tasks.retry(self._id)
 
     def _value(self, ended: Ended | None, timeout: float | None) -> R:
         if ended is None:
@@ -112,7 +112,7 @@ def as_completed(handles: Iterable[Handle[R]], timeout: float | None = None) -> 
     if not left:
         return
     app = next(iter(left.values()))._app
-    for ended in app.backend.wait_tasks(list(left), timeout):
+    for ended in app.backend.tasks.wait_each(list(left), timeout):
         handle = left.pop(ended.id)
         handle._ended = ended
         yield handle
@@ -178,13 +178,13 @@ class RunHandle(Generic[R]):
 
     def progress(self) -> Progress:
         """Return the run's state and counters."""
-        status, counters = self._app.backend.run_progress(self._id)
+        status, counters = self._app.backend.runs.progress(self._id)
         return Progress(status, counters)
 
     def wait(self, timeout: float | None = None) -> str:
         """Wait until the run has ended and return its state."""
         _refuse_inside_task()
-        ended = self._app.backend.wait_run(self._id, timeout)
+        ended = self._app.backend.runs.wait(self._id, timeout)
         if ended is None:
             raise ResultTimeout(
                 f"{self!r} had not ended after {timeout} s. It goes on; see `orchestrator runs show {self.id}`."
@@ -208,7 +208,7 @@ class RunHandle(Generic[R]):
                 f"{self!r} ended as {state}: of {counters.total} tasks, {counters.failed} failed and "
                 f"{counters.cancelled} were cancelled. See `orchestrator runs show {self.id}`."
             )
-        for data in self._app.backend.run_results(self._id):
+        for data in self._app.backend.runs.results(self._id):
             value = decode_value(data)
             yield self._task.signature.restore_result(value) if self._task else value
 
@@ -216,24 +216,24 @@ class RunHandle(Generic[R]):
         """Wait for the end of a workflow's run and return the output of each step; of a fan-out, the ordered list."""
         self.wait(timeout)
         found: dict[str, list[Any]] = {}
-        for step, _, data in self._app.backend.step_results(self._id):
+        for step, _, data in self._app.backend.runs.step_results(self._id):
             found.setdefault(step, []).append(None if data is None else decode_value(data))
-        fans = self._app.backend.fan_outs(self._id)
+        fans = self._app.backend.runs.fan_outs(self._id)
         return {step: values if step in fans else values[0] for step, values in found.items()}
 
     def cancel(self) -> None:
         """Cancel its open tasks, and with them the run."""
-        self._app.backend.cancel_run(self._id)
+        self._app.backend.runs.cancel(self._id)
 
     def rerun(self, from_step: str | None = None) -> RunHandle[R]:
         """Start a workflow's run over as a new one; with `from_step`, keep what succeeded and is not below it."""
         new = self._app.new_id()
-        self._app.backend.rerun(self._id, new, from_step)
+        self._app.backend.runs.rerun(self._id, new, from_step)
         return RunHandle(self._app, new, self._task)
 
     def retry(self) -> None:
         """Open its failed tasks again, and consider anew what was skipped."""
-        self._app.backend.retry_run(self._id)
+        self._app.backend.runs.retry(self._id)
 
 
 def _refuse_inside_task() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
@@ -160,6 +161,10 @@ class CallOptions:
     def delay_seconds(self) -> float:
         if self.eta is not None:
             return self.eta.timestamp() - time.time()
+        return self._delay
+
+    @cached_property
+    def _delay(self) -> float:
         return _seconds("delay", self.delay)
 
     @property

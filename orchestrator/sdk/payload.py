@@ -14,6 +14,13 @@ import msgspec
 from orchestrator.domain.plain import MOST_LEVELS, REFUSALS, is_too_deep
 from orchestrator.errors import PayloadError
 
+_NEST = frozenset([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
+"""The bytes with which a map or an array of MessagePack begins."""
+
+_NO_NEST = bytes(set(range(256)) - _NEST)
+_FEWEST_LEVELS = MOST_LEVELS - 8
+"""So far down, parts are no longer looked at one by one."""
+
 _NATIVE = (bytes, bytearray)
 """What MessagePack carries as it is. UUIDs, decimals and naive times travel as text, and are made from it."""
 
@@ -34,6 +41,7 @@ def _decode_other(kind: type, value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
 _decoder = msgspec.msgpack.Decoder()
+_parts = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 
 
 def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any], limit: int) -> bytes:
@@ -73,9 +81,28 @@ def _checked(data: bytes, what: str, limit: int) -> bytes:
 def _unreadable(data: bytes) -> str | None:
     """Return why what was written cannot be read, or not by a reader who has less stack left than its writer had."""
     try:
-        return f"it is nested more than {MOST_LEVELS} levels deep" if is_too_deep(_decoder.decode(data)) else None
+        if _is_surely_shallow(data, MOST_LEVELS) or not is_too_deep(_decoder.decode(data)):
+            return None
     except REFUSALS as error:
         return str(error)
+    return f"it is nested more than {MOST_LEVELS} levels deep"
+
+
+def _is_surely_shallow(data: bytes, levels: int) -> bool:
+    """Say whether it is plain, without reading it, that data has no more than so many levels.
+
+    There are no more than bytes with which one may begin, here or in the largest part.
+    """
+    if data[0] not in _NEST or len(data.translate(None, _NO_NEST)) < levels:
+        return True
+    if levels <= _FEWEST_LEVELS:
+        return False
+    try:
+        found = _parts.decode(data)
+    except msgspec.ValidationError:
+        return False  # a map whose keys may be anything
+    parts = found.values() if isinstance(found, dict) else found
+    return all(len(part) < levels - 1 or _is_surely_shallow(bytes(part), levels - 1) for part in parts)
 
 
 def decode_value(data: bytes, kind: Any = Any) -> Any:

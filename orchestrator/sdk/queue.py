@@ -29,34 +29,34 @@ class Queue:
 
     def pause(self) -> None:
         """Hand out nothing more of it; what is with the workers goes on."""
-        self._app.backend.pause_queue(self.name, True)
+        self._app.backend.queues.pause(self.name, True)
 
     def resume(self) -> None:
         """Hand its tasks out again."""
-        self._app.backend.pause_queue(self.name, False)
+        self._app.backend.queues.pause(self.name, False)
 
     def limit(self, *, concurrency: int | None = None, rate: str | Rate | None = None) -> None:
         """Set how many of its tasks may run at once, and how often one may start; None lifts a limit."""
         if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
             raise InvalidTask(f"Option concurrency: expected a whole number above zero, found {concurrency!r}.")
-        self._app.backend.limit_queue(self.name, concurrency, check_rate("rate", rate))
+        self._app.backend.queues.limit(self.name, concurrency, check_rate("rate", rate))
 
     def retain(self, *, success: float | timedelta | None = None, failed: float | timedelta | None = None) -> None:
         """Set how long its tasks are kept after they have succeeded, or ended otherwise.
 
         0 keeps them for ever; None leaves it to the settings. Tasks of a run are kept as long as their run.
         """
-        self._app.backend.retain_queue(
+        self._app.backend.queues.retain(
             self.name, check_retention("success", success), check_retention("failed", failed)
         )
 
     def purge(self) -> None:
         """Cancel everything that waits in it now."""
-        self._app.backend.purge_queue(self.name)
+        self._app.backend.queues.purge(self.name)
 
     def open(self) -> int:
         """Return how many of its tasks have not ended."""
-        return self._app.backend.open_tasks(self.name)
+        return self._app.backend.queues.open_tasks(self.name)
 
     def drain(self, timeout: float | None = None, *, show: Callable[[int], None] = lambda _: None) -> None:
         """Wait until all of its tasks have ended; `show` is called with how many are still open."""

@@ -97,7 +97,7 @@ class Task(Generic[P, R]):
         task = self.new(args, kwargs)
         hand_over = self.way_out()
         if hand_over is None:
-            return Handle(self._app, self._app.backend.enqueue(task), self)
+            return Handle(self._app, self._app.backend.tasks.enqueue(task), self)
         hand_over([task])
         return Handle(self._app, task.id, self)
 
@@ -112,7 +112,7 @@ class Task(Generic[P, R]):
         if self.call_options.on_success is True:
             raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
         task = self.new(args, kwargs)
-        return Handle(self._app, self._app.backend.enqueue_in(connection, task), self)
+        return Handle(self._app, self._app.backend.tasks.enqueue_in(connection, task), self)
 
     def way_out(self) -> Callable[[Sequence[NewTask]], None] | None:
         """Return how the task that is running here, if any, hands over what it enqueues with these options."""
@@ -181,7 +181,7 @@ class Task(Generic[P, R]):
             self._scheduled[queue] = found
         return found
 
-    @property
+    @functools.cached_property
     def queue(self) -> str:
         """The queue it waits in: its own, or where the application's routes send it."""
         return self.call_options.queue or self._app.route(self.name)

@@ -29,10 +29,10 @@ class Workflows(Mapping[str, "StoredWorkflow"]):
         return StoredWorkflow(self._app, check_name("workflow", name))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._app.backend.workflow_names())
+        return iter(self._app.backend.workflows.names())
 
     def __len__(self) -> int:
-        return len(self._app.backend.workflow_names())
+        return len(self._app.backend.workflows.names())
 
     def apply(self, source: Definition | Workflow | str | Path) -> int:
         """Store a definition, built in Python or written in a file; return its version. The same again is a no-op.
@@ -48,7 +48,7 @@ class Workflows(Mapping[str, "StoredWorkflow"]):
 
             definition = definitions.load(Path(source))
         registered = take_over(definition, self._app.tasks, f"workflow {definition.name!r}")
-        return self._app.backend.apply_workflow(registered).version
+        return self._app.backend.workflows.apply(registered).version
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class StoredWorkflow:
 
     def definition(self) -> Definition:
         """Return the newest version."""
-        return self._app.backend.workflow(self.name).definition
+        return self._app.backend.workflows.latest(self.name).definition
 
     def start(self, /, **params: Any) -> RunHandle[Any]:
         """Start a run; it is durable when this returns."""
@@ -87,7 +87,7 @@ class StoredWorkflow:
             raise OrchestratorError(
                 "A run cannot be started inside a task, which has no database. Make it a step of a workflow instead."
             )
-        run_id = self._app.backend.start_workflow(
+        run_id = self._app.backend.workflows.start(
             self.name, params, self._app.new_id(), key=self._options.key, tags=self._options.tags
         )
         return RunHandle(self._app, run_id)

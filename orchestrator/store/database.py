@@ -170,6 +170,12 @@ def check_schema(connection: Connection) -> None:
         )
 
 
+def lacks_tables(error: exc.ProgrammingError, namespace: str) -> bool:
+    """Say whether a statement was refused because a namespace, or a table of it, is missing."""
+    said = str(error.orig)
+    return f"{namespace}." in said or f'schema "{namespace}"' in said
+
+
 def no_tables(namespace: str) -> str:
     """Say that a database has no tables for us, and what to do."""
     if namespace == DEFAULT_NAMESPACE:

@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import cache, partial
 from itertools import islice
+from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, TextClause, text
 
 from orchestrator.domain.task import NewTask
-from orchestrator.store import arrays
-from orchestrator.store.namespaces import in_namespace, namespace_of
+from orchestrator.store import arrays, driver
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import arrivals
 
-_INSERT = """
-    INSERT INTO orchestrator.tasks
-           (id, name, queue, priority, wake_at, payload, options, lane, expires_at, unique_key, callbacks)
-    SELECT CAST(:id AS uuid), :name, :queue, :priority, now() + CAST(:delay AS double precision) * interval '1 second',
-           :payload, CAST(:options AS jsonb), :lane, now() + CAST(:expires AS double precision) * interval '1 second',
-           :unique_key, CAST(:callbacks AS jsonb)
-"""
-_INSERT_TASK = text(_INSERT)
-_INSERT_IN_LANE = text(
-    f"""
-    WITH created AS ({_INSERT} RETURNING id, wake_at), arrived AS ({arrivals("created WHERE wake_at IS NULL")})
-    SELECT FROM created
-    """
-)
-_INSERT_WITH_KEY = text(
-    f"""
-    WITH held AS (
-        INSERT INTO orchestrator.unique_keys (key, task_id, scope, until)
-        VALUES (:unique_key, CAST(:id AS uuid), :scope, now() + CAST(:period AS double precision) * interval '1 second')
-            ON CONFLICT (key) DO NOTHING
-        RETURNING key
-    ), created AS ({_INSERT} FROM held RETURNING id, wake_at, lane),
-    arrived AS ({arrivals("created WHERE wake_at IS NULL AND lane IS NOT NULL")})
-    SELECT id FROM created
-    """
-)
+_COLUMNS = {
+    "id": ("id", "CAST({} AS uuid)"),
+    "name": ("name", "{}"),
+    "queue": ("queue", "{}"),
+    "payload": ("payload", "{}"),
+    "priority": ("priority", "{}"),
+    "delay": ("wake_at", "now() + CAST({} AS double precision) * interval '1 second'"),
+    "options": ("options", "CAST({} AS jsonb)"),
+    "lane": ("lane", "{}"),
+    "expires": ("expires_at", "now() + CAST({} AS double precision) * interval '1 second'"),
+    "unique_key": ("unique_key", "{}"),
+    "callbacks": ("callbacks", "CAST({} AS jsonb)"),
+}
+"""By parameter, the column that it sets, and how."""
 
 
 def insert_task(connection: Connection, task: NewTask) -> bool:
@@ -48,24 +37,72 @@ def insert_task(connection: Connection, task: NewTask) -> bool:
 
     It is one statement whatever the task needs, so that it happens as a whole or not at all without a transaction.
     """
-    parameters = {
-        "id": task.id.hex(),
-        "name": task.name,
-        "queue": task.queue,
-        "priority": task.priority,
-        "delay": task.delay if task.delay > 0 else None,
-        "payload": task.payload,
-        "options": task.options,
-        "lane": task.lane,
-        "expires": task.expires,
-        "unique_key": None,
-        "callbacks": task.callbacks,
-    }
+    row = _row(task)
+    if task.unique is None:
+        connection.execute(_insert_text(tuple(row)), row)
+        return True
+    statement = _insert_text(tuple(row), with_key=True)
+    key = {"scope": task.unique.scope, "period": task.unique.period}
+    return connection.execute(statement, row | key).first() is not None
+
+
+def insert_alone(engine: Engine, task: NewTask) -> None:
+    """Create one standalone task without a unique key, by itself; it is stored when this returns."""
+    row = _row(task)
+    driver.execute(engine, _insert_sql(tuple(row), "%({})s"), row)
+
+
+def _row(task: NewTask) -> dict[str, Any]:
+    """Return the parameters of an insert. What a task does not use is not sent: parsing it takes Postgres time."""
+    row: dict[str, Any] = {"id": task.id.hex(), "name": task.name, "queue": task.queue, "payload": task.payload}
+    if task.priority:
+        row["priority"] = task.priority
+    if task.delay > 0:
+        row["delay"] = task.delay
+    if task.options is not None:
+        row["options"] = task.options
+    if task.lane is not None:
+        row["lane"] = task.lane
+    if task.expires is not None:
+        row["expires"] = task.expires
     if task.unique is not None:
-        key = {"unique_key": task.unique.key, "scope": task.unique.scope, "period": task.unique.period}
-        return connection.execute(_INSERT_WITH_KEY, parameters | key).first() is not None
-    connection.execute(_INSERT_TASK if task.lane is None else _INSERT_IN_LANE, parameters)
-    return True
+        row["unique_key"] = task.unique.key
+    if task.callbacks is not None:
+        row["callbacks"] = task.callbacks
+    return row
+
+
+@cache
+def _insert_text(names: tuple[str, ...], *, with_key: bool = False) -> TextClause:
+    return text(_insert_sql(names, ":{}", with_key=with_key))
+
+
+@cache
+def _insert_sql(names: tuple[str, ...], mark: str, *, with_key: bool = False) -> str:
+    """Return the statement that creates a task with these parameters, and tells the leader if it is ready in a lane."""
+    columns = ", ".join(_COLUMNS[name][0] for name in names)
+    values = ", ".join(_COLUMNS[name][1].format(mark.format(name)) for name in names)
+    is_arriving = "lane" in names and "delay" not in names
+    if not with_key and not is_arriving:
+        return f"INSERT INTO orchestrator.tasks ({columns}) VALUES ({values})"
+    steps = [f"created AS (INSERT INTO orchestrator.tasks ({columns}) SELECT {values} RETURNING id)"]
+    if with_key:
+        marks = {name: mark.format(name) for name in ("unique_key", "id", "scope", "period")}
+        steps = [
+            f"held AS ({_HOLD.format(**marks)})",
+            f"created AS (INSERT INTO orchestrator.tasks ({columns}) SELECT {values} FROM held RETURNING id)",
+        ]
+    if is_arriving:
+        steps.append(f"arrived AS ({arrivals('created')})")
+    return f"WITH {', '.join(steps)} SELECT id FROM created"
+
+
+_HOLD = """
+    INSERT INTO orchestrator.unique_keys (key, task_id, scope, until)
+    VALUES ({unique_key}, CAST({id} AS uuid), {scope}, now() + CAST({period} AS double precision) * interval '1 second')
+        ON CONFLICT (key) DO NOTHING
+    RETURNING key
+"""
 
 
 _NOTIFY = text("SELECT pg_notify(:channel, '')")
@@ -78,7 +115,7 @@ def notify_on_commit(connection: Connection, namespace: str) -> None:
 
 _COPY = """
 COPY orchestrator.tasks
-     (id, name, queue, priority, wake_at, payload, options, run_id, position, lane, expires_at, callbacks) FROM STDIN
+     (id, payload, name, queue, priority, options, lane, callbacks, wake_at, expires_at, run_id, position) FROM STDIN
 """
 _COPY_CHUNK = 5_000
 _ARRIVALS = text(arrivals("unnest(CAST(:ids AS uuid[])) AS arrived(id)"))
@@ -88,14 +125,12 @@ _FEW_LANES = 100
 
 def copy_tasks(connection: Connection, tasks: Iterable[NewTask]) -> int:
     """Create any number of tasks without unique keys in bounded memory (needs psycopg2); return how many."""
-    now: datetime = connection.exec_driver_sql("SELECT now()").scalar_one()
-    copy = in_namespace(_COPY, namespace_of(connection))
-    cursor = connection.connection.cursor()
     count = 0
     first_in_lane: dict[tuple[str, str, int], bytes] = {}
+    clock = partial(_clock, connection)
     rows = iter(tasks)
     while chunk := list(islice(rows, _COPY_CHUNK)):
-        cursor.copy_expert(copy, io.StringIO("".join(_copy_lines(chunk, now))))
+        driver.copy(connection, _COPY, io.StringIO("".join(_copy_lines(chunk, clock))))
         count += len(chunk)
         for task in chunk:
             if task.lane is not None and task.delay <= 0 and len(first_in_lane) <= _FEW_LANES:
@@ -107,17 +142,34 @@ def copy_tasks(connection: Connection, tasks: Iterable[NewTask]) -> int:
     return count
 
 
-def _copy_lines(tasks: Iterable[NewTask], now: datetime) -> Iterator[str]:
+def _clock(connection: Connection) -> datetime:
+    """Return the time of the transaction."""
+    now: datetime = connection.exec_driver_sql("SELECT now()").scalar_one()
+    return now
+
+
+def _copy_lines(tasks: Iterable[NewTask], clock: Callable[[], datetime]) -> Iterator[str]:
+    """Yield tasks as lines of a COPY. What tasks have in common is written out once; the clock is asked if need be."""
+    alike: dict[tuple[str, str, int, str | None, str | None, str | None], str] = {}
+    now: datetime | None = None
     for task in tasks:
-        wake_at = (now + timedelta(seconds=task.delay)).isoformat() if task.delay > 0 else "\\N"
-        run_id = task.run_id.hex() if task.run_id else "\\N"
+        kind = (task.name, task.queue, task.priority, task.options, task.lane, task.callbacks)
+        common = alike.get(kind)
+        if common is None:
+            name, queue, priority, *others = kind
+            common = alike[kind] = "\t".join([_escape(name), _escape(queue), str(priority), *map(_escape, others)])
+        if task.delay > 0 or task.expires is not None:
+            now = now or clock()
+            times = f"{_time_after(now, task.delay if task.delay > 0 else None)}\t{_time_after(now, task.expires)}"
+        else:
+            times = "\\N\t\\N"
+        run_id = "\\N" if task.run_id is None else task.run_id.hex()
         position = "\\N" if task.position is None else task.position
-        expires_at = "\\N" if task.expires is None else (now + timedelta(seconds=task.expires)).isoformat()
-        yield (
-            f"{task.id.hex()}\t{_escape(task.name)}\t{_escape(task.queue)}\t{task.priority}\t{wake_at}"
-            f"\t\\\\x{task.payload.hex()}\t{_escape(task.options)}\t{run_id}\t{position}\t{_escape(task.lane)}"
-            f"\t{expires_at}\t{_escape(task.callbacks)}\n"
-        )
+        yield f"{task.id.hex()}\t\\\\x{task.payload.hex()}\t{common}\t{times}\t{run_id}\t{position}\n"
+
+
+def _time_after(now: datetime, seconds: float | None) -> str:
+    return "\\N" if seconds is None else (now + timedelta(seconds=seconds)).isoformat()
 
 
 def _escape(value: str | None) -> str:

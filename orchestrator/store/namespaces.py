@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
@@ -19,6 +20,7 @@ _OPTION = "orchestrator_namespace"
 _SCHEMA = re.compile(rf"\b{DEFAULT_NAMESPACE}\.")
 
 
+@lru_cache(maxsize=1024)
 def in_namespace(sql: str, namespace: str) -> str:
     """Return a statement that was written for the default schema as one for this namespace's."""
     return sql if namespace == DEFAULT_NAMESPACE else _SCHEMA.sub(f'"{namespace}".', sql)
@@ -45,8 +47,8 @@ def borrowed(connection: Connection, namespace: str) -> Iterator[None]:
         event.remove(connection, "before_cursor_execute", exchange)
 
 
-def namespace_of(connection: Connection) -> str:
-    """Return the namespace in which a connection of our own works."""
+def namespace_of(connection: Connection | Engine) -> str:
+    """Return the namespace in which a connection of our own works, or all those of an engine."""
     namespace: str = connection.get_execution_options().get(_OPTION, DEFAULT_NAMESPACE)
     return namespace
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from redis import Redis
+from redis.exceptions import ConnectionError
 
 from orchestrator.transport.codec import Ended, Malformed, decode
 from orchestrator.transport.connection import UNAVAILABLE, connect
@@ -35,22 +38,50 @@ def nudge(redis: Redis, keys: Keys) -> bool:
 
 
 class Nudges:
-    """The nudges of a client; after one that failed there are none for a while, so that no caller is held up."""
+    """The nudges of a client. Nobody waits for the answer to one: it is read when the next is sent.
+
+    After one that failed there are none for a while, so that no caller is held up.
+    """
 
     def __init__(self, url: str, keys: Keys) -> None:
         self._redis = connect(url, patience=_PATIENCE)
-        self._keys = keys
+        self._words = ("XADD", keys.nudges, "MAXLEN", "~", NUDGE_CAP, "*", "new", b"")
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._command: Any = None
+        self._process = 0
         self._silent_until = 0.0
 
     def send(self) -> None:
         """Tell the leader that something is new, if Redis can be used."""
         if time.monotonic() < self._silent_until:
             return
-        if not nudge(self._redis, self._keys):
-            self._silent_until = time.monotonic() + _SILENCE
+        with self._lock:
+            if time.monotonic() < self._silent_until:
+                return  # whoever had the lock has found out
+            try:
+                self._send()
+            except UNAVAILABLE:
+                self._silent_until = time.monotonic() + _SILENCE
+                self._connection.disconnect()  # and forget the answers that are still to come
+
+    def _send(self) -> None:
+        if self._process != os.getpid():  # the first, or a fork, which must not use its parent's connection
+            self._connection = self._redis.connection_pool.make_connection()
+            self._command = self._connection.pack_command(*self._words)
+            self._process = os.getpid()
+        try:
+            while self._connection.can_read(0):
+                self._connection.read_response()
+        except ConnectionError:
+            self._connection.disconnect()  # Redis has closed it meanwhile
+        self._connection.send_packed_command(self._command, check_health=False)  # connects where that is needed
 
     def close(self) -> None:
         """Close the connection."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.disconnect()
         self._redis.close()
 
 

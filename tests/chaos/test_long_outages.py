@@ -158,7 +158,7 @@ def test_who_begins_to_wait_without_redis_hears_of_it_when_it_is_back(
         stack.worker()
         handle = hold(place, "task")
         redis.kill()
-        announcements = project.app.backend._announcements
+        announcements = project.app.backend.waiting.announcements
         heard = threading.Event()
         announcements.listen(handle._id, lambda _: heard.set())
         redis.start()

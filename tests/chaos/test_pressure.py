@@ -194,17 +194,17 @@ def _terminate_scheduler(connection: psycopg2.extensions.connection) -> None:
 def test_the_pool_is_exhausted(database_url: str, redis_url: str, place: Path) -> None:
     with fresh_stack(database_url, redis_url, place) as stack:
         app = Orchestrator(stack.settings)
-        engine = app.backend._engine
+        engine = app.backend.connections._engine
         engine.pool._timeout = 0.2  # type: ignore[attr-defined]
         try:
             taken = [engine.connect() for _ in range(25)]
             task = project.noop.new((), {})
             with pytest.raises(Unavailable, match="QueuePool limit .* make fewer calls at the same time"):
-                app.backend.enqueue(task)
+                app.backend.tasks.enqueue(task)
             assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 0
             for connection in taken:
                 connection.close()
-            app.backend.enqueue(task)
+            app.backend.tasks.enqueue(task)
             assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 1
         finally:
             app.close()

@@ -14,7 +14,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from orchestrator import Settings
+from orchestrator import Orchestrator, Settings
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.scheduler.process import run_scheduler
@@ -166,6 +166,16 @@ def test_an_upgrade_that_was_interrupted_counts_as_missing(empty: Engine, empty_
 def test_the_scheduler_refuses_an_old_schema(empty_url: str, redis_url: str) -> None:
     with pytest.raises(SchemaError, match="`orchestrator db upgrade`"):
         run_scheduler(Settings(database_url=empty_url, redis_url=redis_url))
+
+
+def test_whoever_enqueues_without_tables_is_told_so(empty_url: str, redis_url: str) -> None:
+    app = Orchestrator(database_url=empty_url, redis_url=redis_url)
+    task = app.task(name="noop")(lambda: None)
+    ways = (task.enqueue, task.options(unique_key="only").enqueue)
+    for enqueue in (*ways, lambda: app.enqueue_many(task, [()]), lambda: app.start_many(task, [()])):
+        with pytest.raises(SchemaError, match="no orchestrator tables yet"):
+            enqueue()
+    app.close()
 
 
 @pytest.mark.parametrize("url", ["nonsense", "postgresql://user:x@host:notaport/db"])

@@ -30,9 +30,11 @@ from orchestrator import (
     UnknownOption,
     UnknownTask,
 )
+from orchestrator.domain.plain import MOST_LEVELS
 from orchestrator.domain.task import Dispatch, Failed, NewTask, Succeeded
+from orchestrator.sdk import payload
 from orchestrator.sdk.context import enter
-from orchestrator.sdk.payload import decode_value
+from orchestrator.sdk.payload import decode_value, encode_value
 from orchestrator.sdk.task import Task
 from orchestrator.workers import outlet
 from orchestrator.workers.allowed import Allowed
@@ -595,3 +597,30 @@ def test_a_transaction_that_is_rolled_back_leaves_nothing(live_app: Orchestrator
 def test_a_policy_that_makes_no_sense_is_refused_where_it_is_written(given: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidTask, match=rf"Retry\(.*is no way to retry: .*{field}"):
         Retry(**given)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda inner: [inner],
+        lambda inner: {"key": inner},
+        lambda inner: {7: inner},
+        lambda inner: [*([1.5] * 300), inner],
+        lambda inner: {**{str(number): "ä" * 300 for number in range(3)}, "last": inner},
+    ],
+)
+def test_the_depth_is_found_among_whatever_stands_beside_it(around: Callable[[Any], Any]) -> None:
+    value: Any = 0
+    for _ in range(MOST_LEVELS - 1):
+        value = around(value)
+    assert decode_value(encode_value(value, "It", 10_000_000)) == value
+    with pytest.raises(PayloadError, match="nested more than 200 levels deep"):
+        encode_value(around(value), "It", 10_000_000)
+
+
+@pytest.mark.parametrize(
+    "value", [[{"id": n, "price": n * 1.5} for n in range(1_000)], ["ä" * 5_000] * 3, b"\x90" * 999]
+)
+def test_what_is_wide_is_not_decoded_to_see_that_it_is_not_deep(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload, "is_too_deep", pytest.fail)
+    encode_value(value, "It", 10_000_000)

@@ -83,7 +83,7 @@ class WorkflowHandle(Generic[R]):
 
     def cancel(self) -> None:
         """Ask the run to cancel itself: its code is told, and may tidy up."""
-        self._app.backend.cancel_run(self._id)
+        self._app.backend.runs.cancel(self._id)
 
     def terminate(self) -> None:
         """End the run at once, without asking its code."""
@@ -91,7 +91,7 @@ class WorkflowHandle(Generic[R]):
 
     def retry(self) -> None:
         """Let a stuck run try again."""
-        self._app.backend.retry_run(self._id)
+        self._app.backend.runs.retry(self._id)
 
     def history(self) -> Recording:
         """Return everything that has happened so far."""

@@ -1,11 +1,11 @@
-"""Runs of workflows as code, from the client's side: started, told, asked and waited for. Loads the store."""
+"""Runs of workflows as code: started, told, asked and waited for."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
@@ -21,8 +21,11 @@ from orchestrator.errors import (
     ResultTimeout,
     WrongState,
 )
+from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.waiting import Look, Waiting
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.starting import OnConflict
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.payload import decode_value, encode_call, encode_value
 from orchestrator.store import code_runs, expectations, histories, inbox
@@ -30,19 +33,16 @@ from orchestrator.store.code_runs import NewCodeRun, Outcome
 from orchestrator.store.inbox import Wish
 from orchestrator.transport.codec import Ended
 
-if TYPE_CHECKING:
-    from orchestrator.sdk.backend import Backend
-
-Look = Callable[[], "Ended | None"]
 _ASK_AGAIN = 5.0
 """Seconds after which a query is asked again: it may have been lost with a worker or a leader."""
 
 
-class CodeClient:
-    """What a client can do with runs of code, on the connections of its backend."""
+class CodeBackend:
+    """What a client can do with runs of code."""
 
-    def __init__(self, backend: Backend, max_payload: int) -> None:
-        self._backend = backend
+    def __init__(self, connections: Connections, waiting: Waiting, max_payload: int) -> None:
+        self._connections = connections
+        self._waiting = waiting
         self._limit = max_payload
 
     # -- starting
@@ -68,7 +68,7 @@ class CodeClient:
         if signal is not None:
             facts.append(signal)
         run = NewCodeRun(run_id, facts, timeout, tags=tags, pinned=pinned)
-        with self._backend.connected(transaction=True) as connection, connection.begin():
+        with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
             full_key = f"{started.workflow}/{key}"
             anew = signal is not None or on_conflict == "anew"
             held = None if key is None else code_runs.take_key(connection, full_key, run.id, anew=anew)
@@ -84,7 +84,7 @@ class CodeClient:
                     f"Start with on_conflict='return' to have that one, or 'anew' to start another once it has ended.",
                     to_text(held[0]),
                 )
-        self._backend.nudge()
+        self._connections.nudge()
         return run.id if held is None else held[0]
 
     # -- telling
@@ -119,7 +119,7 @@ class CodeClient:
 
     def retry(self, run: bytes) -> bool:
         """Let a stuck run try again; False if this is no run of code at all."""
-        with self._backend.connected() as connection:
+        with self._connections.writing(f"the request to retry run {to_text(run)} was stored") as connection:
             outcome = code_runs.outcome(connection, run)
             if outcome is None:
                 return False
@@ -129,15 +129,15 @@ class CodeClient:
                     f"workflow as code can try again. Start a new one."
                 )
             inbox.add(connection, Wish.RETRY_RUN, run)
-        self._backend.nudge()
+        self._connections.nudge()
         return True
 
     def _tell(self, run: bytes, wish: Wish, verb: str, **body: Any) -> bytes:
         """Put a wish for an open run into the inbox; return the run, which may be a successor."""
         run = self._open(run, verb)
-        with self._backend.connected() as connection:
+        with self._connections.writing(f"the request to {verb} run {to_text(run)} was stored") as connection:
             self._wish(connection, wish, run, **body)
-        self._backend.nudge()
+        self._connections.nudge()
         return run
 
     @staticmethod
@@ -146,12 +146,12 @@ class CodeClient:
 
     def _request(self, run: bytes, wish: Wish, verb: str, timeout: float | None, **body: Any) -> Any:
         """Ask for something that is answered, and return the answer."""
-        request = self._backend.new_id()
+        request = new_id()
         run = self._tell(run, wish, verb, request=request, **body)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _ASK_AGAIN if deadline is None else min(_ASK_AGAIN, deadline - time.monotonic())
-            answer = self._backend.wait(request, lambda: self._look_for_answer(request), max(0.0, left))
+            answer = self._waiting.wait(request, lambda: self._look_for_answer(request), max(0.0, left))
             if answer is not None:
                 break
             if deadline is not None and time.monotonic() >= deadline:
@@ -165,7 +165,7 @@ class CodeClient:
         return decode_value(answer.result or b"\xc0")
 
     def _look_for_answer(self, request: bytes) -> Ended | None:
-        with self._backend.connected() as connection:
+        with self._connections.reading() as connection:
             found = expectations.find_answer(connection, request)
         if found is None:
             return None
@@ -182,7 +182,7 @@ class CodeClient:
     def history(self, run: bytes) -> Recording:
         """Return everything that happened in a run."""
         self._outcome(run)
-        with self._backend.connected() as connection:
+        with self._connections.reading() as connection:
             return Recording(run, histories.read(connection, run))
 
     def wait(self, run: bytes, timeout: float | None) -> Ended | None:
@@ -190,7 +190,7 @@ class CodeClient:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ended = self._backend.wait(run, self._looking(run), left)
+            ended = self._waiting.wait(run, self._looking(run), left)
             if ended is None or not self._goes_on(ended):
                 return ended
             run = successor_id(run)
@@ -201,7 +201,7 @@ class CodeClient:
         deadline = None if timeout is None else loop.time() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - loop.time())
-            ended = await self._backend.wait_async(run, self._looking(run), left)
+            ended = await self._waiting.wait_async(run, self._looking(run), left)
             if ended is None or not self._goes_on(ended):
                 return ended
             run = successor_id(run)
@@ -222,7 +222,7 @@ class CodeClient:
         return look
 
     def _outcome(self, run: bytes) -> Outcome:
-        with self._backend.connected() as connection:
+        with self._connections.reading() as connection:
             found = code_runs.outcome(connection, run)
         if found is None:
             raise NotFound(f"No run of a workflow as code has the id {to_text(run)}.")

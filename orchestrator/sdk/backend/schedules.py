@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.checks import check
 from orchestrator.domain.definition import Definition
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import unstorable
 from orchestrator.domain.schedule import Schedule, fires, from_data, next_fire
 from orchestrator.domain.zones import moment_of
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
+from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.schedule_fields import checked_schedule
 from orchestrator.store import backfills, dags, schedules, workflows
 from orchestrator.store import fires as store
@@ -27,40 +29,35 @@ _MOST_FIRES = 100_000
 """Of one backfill."""
 
 
-class Connected(Protocol):
-    """How a connection is opened."""
-
-    def __call__(self, *, transaction: bool = False) -> Any: ...
-
-
 class ScheduleBackend:
-    """Schedules and backfills, by name."""
+    """What a client can do with schedules and backfills, by name."""
 
-    def __init__(self, connected: Connected, nudge: Callable[[], None]) -> None:
-        self._connected = connected
-        self._nudge = nudge
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
 
     # -- schedules
 
     def list_all(self) -> list[StoredSchedule]:
         """Return all schedules."""
-        with self._connected() as connection:
+        with self._connections.reading() as connection:
             return schedules.list_all(connection)
 
     def find(self, key: str) -> StoredSchedule:
         """Return the schedule that is called workflow/name, or the only one of a workflow."""
-        with self._connected() as connection:
+        with self._connections.reading() as connection:
             return _one(connection, key)
 
     def upcoming(self, key: str, count: int) -> list[datetime]:
         """Return the next fires of a schedule."""
-        with self._connected() as connection:
+        with self._connections.reading() as connection:
             schedule, now = _one(connection, key).schedule, schedules.clock(connection)
         return upcoming(schedule, now, count)
 
     def apply(self, definitions: Iterable[Definition], step: str) -> None:
         """Store workflows that consist of one scheduled task; one of another kind is not overwritten."""
-        with self._connected(transaction=True) as connection, connection.begin():
+        with self._connections.writing(
+            "the schedules were stored, all of them or none", transaction=True
+        ) as connection:
             for definition in definitions:
                 existing = workflows.latest(connection, definition.name)
                 if existing is not None and [other.name for other in existing.definition.steps] != [step]:
@@ -69,7 +66,7 @@ class ScheduleBackend:
                         f"and a workflow is called so. Give it another name=."
                     )
                 workflows.apply(connection, definition)
-        self._nudge()
+        self._connections.nudge()
 
     def set(self, workflow: str, data: dict[str, Any]) -> StoredSchedule:
         """Set a schedule of a workflow; `data` has the shape of a file."""
@@ -77,7 +74,9 @@ class ScheduleBackend:
             raise InvalidWorkflow(f"schedule: {problem}.")
         read = checked_schedule(data)
         schedule = from_data(read)
-        with self._connected(transaction=True) as connection, connection.begin():
+        with self._connections.writing(
+            f"the schedule of workflow {workflow!r} was stored", transaction=True
+        ) as connection:
             stored = workflows.latest(connection, workflow)
             if stored is None:
                 names = [other.name for other in workflows.list_latest(connection)]
@@ -91,39 +90,39 @@ class ScheduleBackend:
                 raise InvalidWorkflow(f"The schedule {schedule.words()} would never fire: that time has passed.")
             schedules.put(connection, workflow, schedule, now)
             found = _one(connection, f"{workflow}/{schedule.name}")
-        self._nudge()
+        self._connections.nudge()
         return found
 
     def pause(self, key: str) -> None:
         """Fire no more."""
-        with self._connected() as connection:
+        with self._connections.writing(f"schedule {key!r} was paused") as connection:
             stored = _one(connection, key)
             if not schedules.pause(connection, stored.workflow, stored.name):
                 raise WrongState(f"Schedule {stored.key} is paused already.")
 
     def resume(self, key: str) -> None:
         """Fire again."""
-        with self._connected() as connection:
+        with self._connections.writing(f"schedule {key!r} was resumed") as connection:
             stored = _one(connection, key)
             if not schedules.resume(connection, stored, schedules.clock(connection)):
                 raise WrongState(f"Schedule {stored.key} is not paused.")
-        self._nudge()
+        self._connections.nudge()
 
     def delete(self, key: str) -> StoredSchedule:
         """Remove a schedule."""
-        with self._connected() as connection:
+        with self._connections.writing(f"schedule {key!r} was deleted") as connection:
             stored = _one(connection, key)
             schedules.delete(connection, stored.workflow, stored.name)
         return stored
 
     def trigger(self, key: str, run_id: bytes) -> bytes:
         """Start a run of a schedule now."""
-        with self._connected() as connection:
+        with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
             stored = _one(connection, key)
             now = schedules.clock(connection)
             run = store.run_of(_target(connection, stored.workflow), stored.schedule, now, run_id, stored.key)
             dags.start(connection, [run])
-        self._nudge()
+        self._connections.nudge()
         return run_id
 
     # -- backfills
@@ -132,7 +131,7 @@ class ScheduleBackend:
         self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
     ) -> int:
         """Ask for the runs of all fires in a range; return the number of the backfill."""
-        with self._connected() as connection:
+        with self._connections.writing(f"the backfill of schedule {key!r} was stored") as connection:
             stored = _one(connection, key)
             now = schedules.clock(connection)
             first, last = _moment("start", start, stored.schedule), _moment("end", end or now, stored.schedule)
@@ -151,12 +150,12 @@ class ScheduleBackend:
             store.run_of(target, stored.schedule, due[0], bytes(16), stored.key)  # says what would go wrong
             new = NewBackfill(stored.workflow, stored.schedule, first, last, limit, again, len(due), due[0])
             number = backfills.add(connection, new)
-        self._nudge()
+        self._connections.nudge()
         return number
 
     def show_backfill(self, number: int) -> BackfillView:
         """Return how far a backfill is."""
-        with self._connected() as connection:
+        with self._connections.reading() as connection:
             found = backfills.show(connection, number)
         if found is None:
             raise NotFound(f"There is no backfill {number}. See: orchestrator schedules backfills")
@@ -167,9 +166,9 @@ class ScheduleBackend:
         view = self.show_backfill(number)
         if view.is_over:
             raise WrongState(f"Backfill {number} is over.")
-        with self._connected(transaction=True) as connection, connection.begin():
+        with self._connections.writing(f"backfill {number} was cancelled", transaction=True) as connection:
             backfills.cancel(connection, view)
-        self._nudge()
+        self._connections.nudge()
 
 
 def upcoming(schedule: Schedule, after: datetime, count: int) -> list[datetime]:

@@ -1,0 +1,19 @@
+"""Asking the leader for something that may come too late."""
+
+from __future__ import annotations
+
+from orchestrator.domain.ids import to_text
+from orchestrator.errors import WrongState
+from orchestrator.sdk.backend.connections import Connections
+from orchestrator.store import inbox
+from orchestrator.store.inbox import Wish
+
+
+def ask(connections: Connections, wish: Wish, target: bytes, state: str, *, allowed: bool) -> None:
+    """Put a wish into the inbox, or say that the state of its target rules it out."""
+    if not allowed:
+        verb, what = wish.split(" ")
+        raise WrongState(f"Cannot {verb} {what} {to_text(target)}: it is in state {state!r}.")
+    with connections.writing(f"the request to {wish} {to_text(target)} was stored") as connection:
+        inbox.add(connection, wish, target)
+    connections.nudge()

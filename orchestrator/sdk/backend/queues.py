@@ -1,0 +1,42 @@
+"""Queues: paused, limited, emptied, and told how long to keep what has ended."""
+
+from __future__ import annotations
+
+from orchestrator.domain.limits import Rate
+from orchestrator.sdk.backend.connections import Connections
+from orchestrator.store import queues
+
+
+class QueueBackend:
+    """What a client can do with queues, by name."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def pause(self, name: str, paused: bool) -> None:
+        """Keep a queue's tasks from being handed out, or let them go again."""
+        with self._connections.writing(f"queue {name!r} was paused or resumed", transaction=True) as connection:
+            queues.set_paused(connection, name, paused)
+        self._connections.nudge()
+
+    def limit(self, name: str, concurrency: int | None, rate: Rate | None) -> None:
+        """Set or lift a queue's limits."""
+        with self._connections.writing(f"queue {name!r} was limited", transaction=True) as connection:
+            queues.set_limits(connection, name, concurrency, rate)
+        self._connections.nudge()
+
+    def retain(self, name: str, success: float | None, failed: float | None) -> None:
+        """Set how long a queue's tasks are kept after they have ended."""
+        with self._connections.writing(f"the retention of queue {name!r} was stored") as connection:
+            queues.set_retention(connection, name, success, failed)
+
+    def purge(self, name: str) -> None:
+        """Cancel what waits in a queue."""
+        with self._connections.writing(f"the request to purge queue {name!r} was stored") as connection:
+            queues.ask_purge(connection, name)
+        self._connections.nudge()
+
+    def open_tasks(self, name: str) -> int:
+        """Return how many tasks of a queue have not ended."""
+        with self._connections.reading() as connection:
+            return queues.open_tasks(connection, name)

@@ -1,0 +1,107 @@
+"""Runs: of many tasks, and of workflows that are data; some of it holds for runs of code too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from orchestrator.domain.dag import DagState, Graph, kept_state
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.run import RunCounters
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState
+from orchestrator.domain.task import NewTask
+from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
+from orchestrator.sdk.backend.asking import ask
+from orchestrator.sdk.backend.code import CodeBackend
+from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.waiting import Waiting
+from orchestrator.store import dags, enqueue, results, workflows
+from orchestrator.store.inbox import Wish
+from orchestrator.transport.codec import Ended
+
+
+class RunBackend:
+    """What a client can do with runs."""
+
+    def __init__(self, connections: Connections, waiting: Waiting, code: CodeBackend) -> None:
+        self._connections = connections
+        self._waiting = waiting
+        self._code = code
+
+    def start(self, run_id: bytes, name: str, tasks: Iterable[NewTask]) -> None:
+        """Create a run and its tasks, all or none."""
+        with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
+            total = enqueue.copy_tasks(connection, tasks)
+            enqueue.insert_run(connection, run_id, name, total)
+        self._connections.nudge()
+
+    def rerun(self, run: bytes, new: bytes, from_step: str | None) -> None:
+        """Start a run over, with the same version and parameters; keep what is not below `from_step`."""
+        with self._connections.writing(f"run {to_text(new)} was stored", transaction=True) as connection:
+            found = next(iter(dags.load(connection, [run])), None)
+            definition = workflows.of_run(connection, run)
+            if found is None or definition is None:
+                raise WrongState(f"Run {to_text(run)} cannot be run again: it is not a run of a workflow.")
+            graph = Graph(definition)
+            if from_step is not None and from_step not in graph.index:
+                raise InvalidWorkflow(
+                    f"Workflow {definition.name!r} has no task {from_step!r}.{did_you_mean(from_step, graph.index)}"
+                )
+            state = msgspec.msgpack.decode(found.state, type=DagState) if found.state is not None else None
+            kept = kept_state(graph, state, from_step) if from_step is not None and state is not None else None
+            again = dags.new_run(definition, found.version, new, found.params)
+            dags.start(connection, [again._replace(fire_time=found.fire_time.isoformat())])
+            if kept is not None:
+                names = [graph.steps[place].name for place in kept.successes]
+                dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))
+        self._connections.nudge()
+
+    # -- asking
+
+    def cancel(self, run: bytes) -> None:
+        """Ask the leader to cancel a run."""
+        state, _ = self.progress(run)
+        ask(self._connections, Wish.CANCEL_RUN, run, state, allowed=state not in ENDED_RUN_STATES)
+
+    def retry(self, run: bytes) -> None:
+        """Ask the leader to open a run's failed tasks again, or to let a stuck run try again."""
+        if self._code.retry(run):
+            return
+        state, _ = self.progress(run)
+        ask(self._connections, Wish.RETRY_RUN, run, state, allowed=state == RunState.FAILED)
+
+    # -- reading
+
+    def progress(self, run: bytes) -> tuple[str, RunCounters]:
+        """Return a run's state and counters."""
+        with self._connections.reading() as connection:
+            found = results.progress(connection, run)
+        if found is None:
+            raise NotFound.by_id("run", to_text(run))
+        return found
+
+    def results(self, run: bytes) -> Iterator[bytes]:
+        """Yield the results of a run's tasks in order."""
+        with self._connections.reading() as connection:
+            yield from results.run_results(connection, run)
+
+    def step_results(self, run: bytes) -> list[tuple[str, int, bytes | None]]:
+        """Return step, position and result of every ended task of a workflow's run."""
+        with self._connections.reading() as connection:
+            return dags.results_of_run(connection, run)
+
+    def fan_outs(self, run: bytes) -> set[str]:
+        """Return the names of the steps of a run that fan out."""
+        with self._connections.reading() as connection:
+            definition = workflows.of_run(connection, run)
+        steps = definition.steps if definition is not None else ()
+        return {step.name for step in steps if step.foreach is not None or step.parallel is not None}
+
+    def wait(self, run: bytes, timeout: float | None) -> Ended | None:
+        """Wait until a run ends; None if it has not by then."""
+        return self._waiting.wait(run, lambda: self._look(run), timeout)
+
+    def _look(self, run: bytes) -> Ended | None:
+        state, _ = self.progress(run)
+        return Ended(run, state) if state in ENDED_RUN_STATES else None

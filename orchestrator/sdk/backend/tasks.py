@@ -1,0 +1,151 @@
+"""Tasks: enqueued, asked about, waited for, cancelled and tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
+from orchestrator.domain.task import NewTask
+from orchestrator.errors import Duplicate, InvalidTask, NotFound
+from orchestrator.sdk.backend.asking import ask
+from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.waiting import Waiting
+from orchestrator.sdk.progress import TaskProgress, read_progress
+from orchestrator.store import enqueue, redrive, results, revival, unique
+from orchestrator.store.inbox import Wish
+from orchestrator.store.namespaces import borrowed
+from orchestrator.store.redrive import FailedFilter
+from orchestrator.transport.codec import Ended
+
+_RETRIED = (TaskState.FAILED, TaskState.SKIPPED)
+
+
+class TaskBackend:
+    """What a client can do with tasks."""
+
+    def __init__(self, connections: Connections, waiting: Waiting) -> None:
+        self._connections = connections
+        self._waiting = waiting
+
+    # -- enqueueing
+
+    def enqueue(self, task: NewTask) -> bytes:
+        """Create one task; return its id, or that of the task which has its key."""
+        created = task.id
+        if task.unique is None:
+            self._connections.insert(task)
+        else:
+            with self._connections.writing(f"task {to_text(task.id)} was stored") as connection:
+                created = unique.insert_unique(connection, task, task.unique)
+        self._connections.nudge()
+        return created
+
+    def enqueue_in(self, connection: Connection, task: NewTask) -> bytes:
+        """Create one task in the caller's transaction, whose commit wakes the scheduler."""
+        if task.unique is not None and task.unique.on_duplicate == "replace":
+            raise InvalidTask(
+                "Option on_duplicate: 'replace' does not go with enqueue_in, because the scheduler would have to wait "
+                "for your transaction. Use 'return' or 'raise'."
+            )
+        with borrowed(connection, self._connections.namespace):
+            created = _insert_in(connection, task)
+        enqueue.notify_on_commit(connection, self._connections.namespace)
+        return created
+
+    def enqueue_many(self, tasks: Sequence[NewTask]) -> list[bytes]:
+        """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
+        created = {}
+        with self._connections.writing("the tasks were stored, all of them or none", transaction=True) as connection:
+            if any(task.unique is not None for task in tasks):
+                # In the order of their keys: two such calls that share some cannot then wait for each other.
+                in_order = sorted(tasks, key=lambda task: task.unique.key if task.unique else "")
+                created = {task.id: _insert_in(connection, task) for task in in_order}
+            else:
+                enqueue.copy_tasks(connection, tasks)
+        self._connections.nudge()
+        return [created.get(task.id, task.id) for task in tasks]
+
+    # -- asking
+
+    def cancel(self, task: bytes) -> None:
+        """Ask the leader to cancel a task."""
+        state = self.status(task)
+        ask(self._connections, Wish.CANCEL_TASK, task, state, allowed=state not in ENDED_TASK_STATES)
+
+    def retry(self, task: bytes) -> None:
+        """Ask the leader to open a failed task again, unless another has taken its key meanwhile."""
+        with self._connections.reading() as connection:
+            held = revival.other_holder(connection, task)
+        if held is not None:
+            key, holder = held
+            raise Duplicate(
+                f"Cannot retry task {to_text(task)}: task {holder} has its key {key!r} now. Wait until that one has "
+                f"ended, or cancel it.",
+                holder,
+            )
+        state = self.status(task)
+        ask(self._connections, Wish.RETRY_TASK, task, state, allowed=state in _RETRIED)
+
+    def retry_failed(self, wanted: FailedFilter) -> int:
+        """Ask the leader to open the failed tasks again that match; return how many match now."""
+        with self._connections.writing("the request to retry failed tasks was stored") as connection:
+            count = sum(group.tasks for group in redrive.preview(connection, wanted))
+            if count:
+                redrive.ask(connection, wanted)
+        self._connections.nudge()
+        return count
+
+    # -- reading
+
+    def status(self, task: bytes) -> str:
+        """Return a task's state."""
+        with self._connections.reading() as connection:
+            found = results.outcome(connection, task)
+        if found is None:
+            raise NotFound.by_id("task", to_text(task))
+        return found.status
+
+    def progress(self, task: bytes) -> TaskProgress | None:
+        """Return how far a task says it has come."""
+        return read_progress(self._connections.redis, self._connections.keys, task)
+
+    # -- waiting
+
+    def wait(self, task: bytes, timeout: float | None) -> Ended | None:
+        """Wait until a task ends; None if it has not by then."""
+        return self._waiting.wait(task, lambda: self._look(task), timeout)
+
+    async def wait_async(self, task: bytes, timeout: float | None) -> Ended | None:
+        """Do the same as `wait` on the event loop."""
+        return await self._waiting.wait_async(task, lambda: self._look(task), timeout)
+
+    def wait_each(self, tasks: Sequence[bytes], timeout: float | None) -> Iterator[Ended]:
+        """Yield tasks as they end, those that have ended already first; stop when the time is up."""
+        return self._waiting.each(tasks, self._look_at_many, timeout)
+
+    def _look(self, task: bytes) -> Ended | None:
+        return next(iter(self._look_at_many([task])), None)
+
+    def _look_at_many(self, tasks: Sequence[bytes]) -> list[Ended]:
+        with self._connections.reading() as connection:
+            found = results.outcomes(connection, tasks)
+        ends: list[Ended] = []
+        for task in tasks:
+            outcome = found.get(task)
+            if outcome is None:
+                raise NotFound.by_id("task", to_text(task))
+            if outcome.status in ENDED_TASK_STATES:
+                ends.append(Ended(task, outcome.status, outcome.result, outcome.error))
+        return ends
+
+
+def _insert_in(connection: Connection, task: NewTask) -> bytes:
+    """Create one task in a transaction that may last."""
+    if task.unique is None:
+        enqueue.insert_task(connection, task)
+        return task.id
+    unique.wait_for_key(connection, task.unique)
+    return unique.insert_unique(connection, task, task.unique)

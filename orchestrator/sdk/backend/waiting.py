@@ -1,0 +1,184 @@
+"""Waiting for ends: subscribe, then look in Postgres, and look again whenever something may have been missed.
+
+Whoever waits has no connection to Postgres meanwhile. The wait goes on while Postgres is away, and survives a Redis
+that is: then it takes as long as the next look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from orchestrator.domain.states import TaskState
+from orchestrator.errors import Unavailable
+from orchestrator.sdk.payload import decode_value
+from orchestrator.settings import Settings
+from orchestrator.telemetry import Outage, first_line, get_logger
+from orchestrator.transport.client import Announcements
+from orchestrator.transport.codec import Ended
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+
+log = get_logger("client")
+
+_LOOK_AGAIN = 5.0
+"""Seconds after which a waiter looks in Postgres although nothing was announced."""
+
+_LOOK_AT_ONCE = 5_000
+"""Ids that one look asks for."""
+
+T = TypeVar("T")
+Look = Callable[[], "Ended | None"]
+"""Looks in Postgres whether something has ended."""
+LookAtMany = Callable[[Sequence[bytes]], Sequence[Ended]]
+"""Looks in Postgres which of these have ended."""
+
+
+class Waiting:
+    """Everyone in this process who waits for something to end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.announcements = Announcements(connect(settings.require_redis()), Keys(settings.namespace))
+        self._postgres = Outage(log, "Postgres", "those who wait for results go on waiting")
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.announcements.close()
+
+    def wait(self, identifier: bytes, look: Look, timeout: float | None) -> Ended | None:
+        """Wait until `look` finds an end, or one is announced; None if there is none by then."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        woken = threading.Event()
+        heard: list[Ended | None] = []
+
+        def wake(ended: Ended | None) -> None:
+            heard.append(ended)
+            woken.set()
+
+        self.announcements.listen(identifier, wake)
+        try:
+            found = self._try(look)
+            while found is None:
+                left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+                if left <= 0:
+                    return None
+                woken.wait(left)
+                woken.clear()
+                found = _complete(heard) or self._try(look)
+            return found
+        finally:
+            self.announcements.forget(identifier, wake)
+
+    async def wait_async(self, identifier: bytes, look: Look, timeout: float | None) -> Ended | None:
+        """Do the same as `wait` on the event loop."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        woken = asyncio.Event()
+        heard: list[Ended | None] = []
+
+        def wake(ended: Ended | None) -> None:
+            heard.append(ended)
+            loop.call_soon_threadsafe(woken.set)
+
+        await asyncio.to_thread(self.announcements.listen, identifier, wake)
+        try:
+            found = await asyncio.to_thread(self._try, look)
+            while found is None:
+                left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - loop.time())
+                if left <= 0:
+                    return None
+                with contextlib.suppress(TimeoutError):  # then it is time to look again
+                    await asyncio.wait_for(woken.wait(), left)
+                woken.clear()
+                found = _complete(heard) or await asyncio.to_thread(self._try, look)
+            return found
+        finally:
+            self.announcements.forget(identifier, wake)
+
+    def each(self, identifiers: Sequence[bytes], look: LookAtMany, timeout: float | None) -> Iterator[Ended]:
+        """Yield ends as they come, those that have come already first; stop when the time is up."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        woken = threading.Event()
+        heard: deque[Ended | None] = deque()
+
+        def wake(ended: Ended | None) -> None:
+            heard.append(ended)
+            woken.set()
+
+        left = dict.fromkeys(identifiers)
+        try:
+            for identifier in left:
+                self.announcements.listen(identifier, wake)
+            heard.append(None)  # whatever ended before, nobody announces again
+            while left:
+                for ended in self._ends(left, heard, look):
+                    del left[ended.id]
+                    self.announcements.forget(ended.id, wake)
+                    yield ended
+                patience = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+                if not left or patience <= 0:
+                    return
+                if not woken.wait(patience):
+                    heard.append(None)
+                woken.clear()
+        finally:
+            for identifier in left:
+                self.announcements.forget(identifier, wake)
+
+    def _ends(self, left: Mapping[bytes, None], heard: deque[Ended | None], look: LookAtMany) -> list[Ended]:
+        """Return those that have ended, from what was announced or, where that does not say it all, from Postgres."""
+        ends: dict[bytes, Ended] = {}
+        unclear: dict[bytes, None] = {}
+        while heard:
+            ended = heard.popleft()
+            if ended is None:
+                unclear.update(left)
+            elif _is_complete(ended):
+                ends[ended.id] = ended
+            else:
+                unclear[ended.id] = None
+        ask = [identifier for identifier in unclear if identifier in left and identifier not in ends]
+        for start in range(0, len(ask), _LOOK_AT_ONCE):
+            found = self._try(partial(look, ask[start : start + _LOOK_AT_ONCE]))
+            if found is None:
+                break  # the next look asks for all of them
+            ends.update((ended.id, ended) for ended in found)
+        return [ended for identifier, ended in ends.items() if identifier in left]
+
+    def _try(self, look: Callable[[], T]) -> T | None:
+        """Look; while Postgres is away, nothing has ended that anyone could know of, and the wait goes on."""
+        try:
+            found = look()
+        except Unavailable as error:
+            self._postgres.failed(first_line(error))
+            return None
+        self._postgres.worked()
+        return found
+
+
+def _complete(heard: list[Ended | None]) -> Ended | None:
+    """Return an announcement that says everything, so that Postgres need not be asked."""
+    for ended in heard:
+        if ended is not None and _is_complete(ended):
+            return ended
+    heard.clear()
+    return None
+
+
+def _is_complete(ended: Ended) -> bool:
+    """Say whether an announcement can be read; anyone may publish anything, and Postgres has the real end."""
+    if ended.state != TaskState.SUCCESS or ended.result is None:
+        return ended.state != TaskState.SUCCESS
+    try:
+        decode_value(ended.result)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,85 @@
+"""Workflows that are data: stored, started, and told what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.definition import Definition, check_size, resolve_params
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.plain import unstorable
+from orchestrator.errors import NotFound, PayloadError, did_you_mean
+from orchestrator.sdk.backend.connections import Connections
+from orchestrator.store import dags, inbox, workflows
+from orchestrator.store.inbox import Wish
+
+
+class WorkflowBackend:
+    """What a client can do with workflows, by name."""
+
+    def __init__(self, connections: Connections, max_payload: int) -> None:
+        self._connections = connections
+        self._limit = max_payload
+
+    def apply(self, definition: Definition) -> workflows.Application:
+        """Store a definition."""
+        what = f"workflow {definition.name!r} was stored"
+        with self._connections.writing(what, transaction=True) as connection:
+            application = workflows.apply(connection, definition)
+        if definition.schedule is not None:
+            self._connections.nudge()
+        return application
+
+    def delete(self, name: str) -> bool:
+        """Delete a workflow and its schedules; False if there is none."""
+        with self._connections.writing(f"workflow {name!r} was deleted") as connection:
+            return workflows.delete(connection, name)
+
+    def names(self) -> list[str]:
+        """Return the names of all workflows."""
+        with self._connections.reading() as connection:
+            return [stored.name for stored in workflows.list_latest(connection)]
+
+    def latest(self, name: str) -> workflows.Stored:
+        """Return the newest version of a workflow."""
+        with self._connections.reading() as connection:
+            stored = workflows.latest(connection, name)
+            if stored is None:
+                names = [other.name for other in workflows.list_latest(connection)]
+                raise NotFound(
+                    f"There is no workflow {name!r}.{did_you_mean(name, names)} "
+                    f"Apply it with `orchestrator workflows apply FILE`."
+                )
+        return stored
+
+    def start(
+        self, name: str, params: Mapping[str, Any], run_id: bytes, *, key: str | None, tags: Iterable[str]
+    ) -> bytes:
+        """Create a run of the newest version of a workflow; return its id, or that of the run that has the key."""
+        stored = self.latest(name)
+        resolved = resolve_params(stored.definition, params, datetime.now(UTC))
+        run = dags.new_run(stored.definition, stored.version, run_id, resolved)
+        run = run._replace(key=key, tags=(*run.tags, *tags))
+        check_size(run.params, f"The parameters of workflow {name!r}", self._limit)
+        with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
+            if not dags.start(connection, [run]) and key is not None:
+                run_id = dags.find_by_key(connection, key) or run_id
+        self._connections.nudge()
+        return run_id
+
+    def post_event(self, event_id: bytes, name: str, payload: Any) -> None:
+        """Tell the leader that something happened."""
+        if problem := unstorable(payload):
+            raise PayloadError(f"The payload of event {name!r} cannot be kept as JSON: {problem}.")
+        body = msgspec.json.encode({"name": name, "payload": payload})
+        if len(body) > self._limit:
+            raise PayloadError(
+                f"The payload of event {name!r} has {len(body):,} bytes, and at most {self._limit:,} are allowed. "
+                f"Pass a reference to the data instead, or raise the setting max_payload."
+            )
+        with self._connections.writing(f"event {name!r} was stored") as connection:
+            inbox.add(connection, Wish.EVENT, event_id, body.decode())
+        self._connections.nudge()

@@ -1,0 +1,53 @@
+"""Straight to the driver: what SQLAlchemy cannot do, such as COPY, or would take longer over than Postgres does.
+
+Errors come out as SQLAlchemy would raise them, and a connection that broke does not go back into the pool.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Dialect, Engine, exc
+
+from orchestrator.store.namespaces import in_namespace, namespace_of
+
+_BLOCK = 65_536
+"""Characters that are sent at once."""
+
+
+def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> None:
+    """Run one statement on a connection of an engine in autocommit mode: one round trip."""
+    connection = engine.raw_connection()
+    try:
+        connection.cursor().execute(in_namespace(sql, namespace_of(engine)), parameters)
+    except engine.dialect.loaded_dbapi.Error as error:
+        known = _known(error, engine.dialect, connection.dbapi_connection, sql, parameters)
+        if known.connection_invalidated:
+            connection.invalidate(error)
+        raise known from error
+    except BaseException as error:
+        connection.invalidate(error)  # interrupted, and nobody knows what it was doing
+        raise
+    finally:
+        connection.close()
+
+
+def copy(connection: Connection, sql: str, lines: Any) -> None:
+    """Write a file of rows in the transaction that is open (needs psycopg2)."""
+    lent = connection.connection
+    cursor: Any = lent.cursor()
+    try:
+        cursor.copy_expert(in_namespace(sql, namespace_of(connection)), lines, _BLOCK)
+    except connection.dialect.loaded_dbapi.Error as error:
+        known = _known(error, connection.dialect, lent.dbapi_connection, sql, None)
+        if known.connection_invalidated:
+            connection.invalidate(error)
+        raise known from error
+
+
+def _known(error: Any, dialect: Dialect, connection: Any, sql: str, parameters: Any) -> exc.DBAPIError:
+    """Return an error of the driver as one of SQLAlchemy; a broken connection is an outage, whatever it is called."""
+    if dialect.is_disconnect(error, connection, None):
+        return exc.OperationalError(sql, parameters, error, connection_invalidated=True)
+    known: exc.DBAPIError = exc.DBAPIError.instance(sql, parameters, error, dialect.loaded_dbapi.Error, dialect=dialect)
+    return known

@@ -1,0 +1,97 @@
+"""Each way to create a task writes the same row, whatever its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from orchestrator import Orchestrator, Unavailable
+from orchestrator.sdk.task import Task
+from orchestrator.store import database
+
+Enqueue = Callable[[Task[..., Any], Any], str]
+
+
+@pytest.fixture
+def app(database_url: str, redis_url: str) -> Iterator[Orchestrator]:
+    app = Orchestrator(database_url=database_url, redis_url=redis_url)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = database.engine_for(database_url)
+    yield engine
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE orchestrator.tasks, orchestrator.inbox"))
+    engine.dispose()
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"queue": "a/b", "priority": -5},
+    {"delay": 60},
+    {"eta": datetime(2020, 1, 1, tzinfo=UTC), "expires": 60},
+    {"timeout": 3, "retries": 2},
+    {"concurrency_key": "100% 'o\\' :name %(id)s"},
+    {"concurrency_key": "acme", "concurrency": 2, "delay": 60},
+    {"expires": 60, "store_result": False, "priority": 3, "concurrency": 1, "rate": "5/s"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "none")
+def test_each_way_writes_the_same(app: Orchestrator, engine: Engine, options: dict[str, Any]) -> None:
+    follower = app.task(name="follower")(lambda value: value)
+    task = app.task(name="job")(lambda value: value)
+
+    def alone(task: Task[..., Any], value: Any) -> str:
+        return task.enqueue(value).id
+
+    def in_transaction(task: Task[..., Any], value: Any) -> str:
+        with engine.begin() as connection:
+            return task.enqueue_in(connection, value).id
+
+    def among_many(task: Task[..., Any], value: Any) -> str:
+        return app.enqueue_many(task, [(value,)])[0].id
+
+    for chosen in (options, options | {"on_success": follower}):
+        rows = [_row(engine, way(task.options(**chosen), b"\0\\x\t")) for way in (alone, in_transaction, among_many)]
+        assert rows[0] == rows[1] == rows[2]
+
+
+_SELECT = text(
+    """
+    SELECT name, queue, priority, status, blockers, payload, options, lane, callbacks, run_id, position, unique_key,
+           round(extract(epoch FROM wake_at - created_at)) AS delay,
+           round(extract(epoch FROM expires_at - created_at)) AS expires,
+           (SELECT count(*) FROM orchestrator.inbox WHERE kind = 'arrival' AND target = t.id) AS arrivals
+      FROM orchestrator.tasks t WHERE id = CAST(:id AS uuid)
+    """
+)
+
+
+def _row(engine: Engine, identifier: str) -> dict[str, Any]:
+    with engine.connect() as connection:
+        found = dict(connection.execute(_SELECT, {"id": identifier}).mappings().one())
+    found["payload"] = bytes(found["payload"])
+    return found
+
+
+def test_a_statement_that_takes_too_long_is_told_whatever_the_way(
+    database_url: str, redis_url: str, engine: Engine
+) -> None:
+    app = Orchestrator(database_url=f"{database_url}&options=-cstatement_timeout%3D100", redis_url=redis_url)
+    task = app.task(name="job")(lambda: None)
+    with engine.begin() as connection:
+        connection.execute(text("LOCK TABLE orchestrator.tasks"))
+        for enqueue in (task.enqueue, lambda: app.enqueue_many(task, [()]), lambda: app.start_many(task, [()])):
+            with pytest.raises(Unavailable, match="statement timeout.* `orchestrator status` says who"):
+                enqueue()
+    for enqueue in (task.enqueue, lambda: app.enqueue_many(task, [()]), lambda: app.start_many(task, [()])):
+        enqueue()
+    app.close()
