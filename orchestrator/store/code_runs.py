@@ -141,8 +141,10 @@ def holder_of_key(connection: Connection, key: str) -> bytes | None:
 
 _PASS_KEYS = Statement(
     """
-UPDATE orchestrator.run_keys k SET run_id = p.new FROM unnest(%(old)s::uuid[], %(new)s::uuid[]) AS p(old, new)
- WHERE k.run_id = p.old
+UPDATE orchestrator.run_keys k SET run_id = p.new
+  FROM unnest(%(old)s::uuid[], %(new)s::uuid[]) AS p(old, new)
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.run_keys WHERE run_id = p.old OFFSET 0) AS found
+ WHERE k.ctid = found.place
 """
 )
 

@@ -434,14 +434,15 @@ def end(connection: Connection, state: TaskState, rows: Sequence[Ending], now: d
 # -- ended → pending: the row moves back
 
 REVIVABLE = """
-       (e.run_id IS NULL OR EXISTS (
-            SELECT FROM orchestrator.runs r
-             WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling AND NOT r.code))
+       (e.run_id IS NULL OR (
+            SELECT true FROM orchestrator.runs r
+             WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling AND NOT r.code LIMIT 1))
        AND (e.unique_key IS NULL OR NOT EXISTS (
             SELECT FROM orchestrator.unique_keys k WHERE k.key = e.unique_key AND k.task_id <> e.id))
 """
 """Whether an ended task `e` can be opened again: its run can, and nobody else has its key.
 
+Its run is asked for by a scalar subquery: EXISTS lets the planner read all runs into a hash table first.
 The code of a workflow has been told how its tasks ended, and none of them can end another way.
 """
 
@@ -450,7 +451,9 @@ _REVIVED = Statement(
 WITH back AS (
     DELETE FROM orchestrator.ended_tasks e
      USING unnest(%(ids)s::uuid[]) AS wanted(id)
-     WHERE e.id = wanted.id AND e.status IN {among(sources_of(TaskState.PENDING)[2:])} AND {REVIVABLE}
+     CROSS JOIN LATERAL (
+           SELECT ctid AS place, status FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS found
+     WHERE e.ctid = found.place AND found.status IN {among(sources_of(TaskState.PENDING)[2:])} AND {REVIVABLE}
     RETURNING e.*
 ), history AS (
     INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
