@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import psycopg2
 
+from orchestrator import WrongState
 from tests.chaos.real.arena import Arena
 from tests.chaos.real.journal import append
 from tests.chaos.real.project import app
@@ -33,7 +35,8 @@ class Clockwork:
             try:
                 if not self._arena.sql(_LATE):
                     for name in app.schedules.declared:
-                        app.schedules[name].pause()
+                        with suppress(WrongState):  # an earlier round has paused it
+                            app.schedules[name].pause()
                     self._note("next")
                     return []
             except psycopg2.OperationalError:

@@ -26,14 +26,16 @@ SELECT 'timer' AS kind, run_id, id FROM orchestrator.timers
 def check_journeys(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
     """Judge every journey by what its steps and its visitors wrote down."""
     journal = arena.journal
-    widths = {run: int(width) for run, width in journal.of_clients("journey")}
+    widths = {journey: int(width) for journey, width in journal.of_clients("journey")}
     cancelled = {task for (task,) in journal.of_clients("cancel")}
     steps: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for run, name, task in journal.of_tasks("step"):
-        steps[run][name].add(task)
-    by_run: dict[str, list[Any]] = defaultdict(list)
-    for row in ended.values():
-        by_run[str(row["run_id"])].append(row)
+    for journey, name, task in journal.of_tasks("step"):
+        steps[journey][name].add(task)
+    told: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for word in ("saying", "said"):
+        for what, journey, number in journal.of_clients(word):
+            told[word, what, journey].append(int(number))
+    failing = {str(row["run_id"]) for row in ended.values() if row["status"] == "failed" and row["id"] != row["run_id"]}
     for row in arena.sql(_LEFT):
         yield f"left behind by a journey: {shown(row)}"
     for run in arena.sql(_RUNS):
@@ -43,13 +45,13 @@ def check_journeys(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
                 yield f"journey {journey} took step {name} {len(tasks)} times: {sorted(tasks)}"
         if run["status"] == "success":
             yield from _check_success(run, widths.get(journey), steps[journey], ended)
-            yield from _check_told(arena, run)
+            yield from _check_told(run, told)
         elif run["status"] == "cancelled":
             if journey not in cancelled:
                 yield f"journey {journey} was cancelled, and by nobody"
             if steps[journey].keys() & {*ROW} and UNDO not in steps[journey]:
                 yield f"journey {journey} was cancelled after {sorted(steps[journey])}, and nothing was undone"
-        elif not any(task["status"] == "failed" for key in (journey, run["child"]) for task in by_run[key] if key):
+        elif not failing & {journey, run["child"]}:
             yield f"journey {journey} failed, and none of its steps did: {shown(run)}"
 
 
@@ -68,18 +70,13 @@ def _check_success(
             yield f"journey {run['id']} was told {token} of step {name}, and {sorted(steps[name])} ran"
 
 
-def _check_told(arena: Arena, run: dict[str, Any]) -> Iterator[str]:
+def _check_told(run: dict[str, Any], told: dict[tuple[str, str, str], list[int]]) -> Iterator[str]:
     """What was said to it before its promise was kept was heard once, in order; nothing else was heard."""
     result = value_of(run["result"])
     heard = {"signal": result["heard"], "update": result["added"], "answer": [result["answer"]]}
     for what, numbers in heard.items():
-        saying = _numbers(arena, "saying", what, run["id"])
-        said = _numbers(arena, "said", what, run["id"])
+        saying, said = told["saying", what, run["id"]], told["said", what, run["id"]]
         if len({*numbers}) != len(numbers) or not {*numbers} <= {*saying}:
             yield f"journey {run['id']} heard {what} {numbers}, and {saying} were said"
         if [number for number in numbers if number in said] != said:
             yield f"journey {run['id']} heard {what} {numbers}, and was certainly told {said}"
-
-
-def _numbers(arena: Arena, word: str, what: str, run: str) -> list[int]:
-    return [int(number) for kind, to, number in arena.journal.of_clients(word) if (kind, to) == (what, run)]

@@ -24,7 +24,7 @@ def dag(client: Client) -> None:
     client.started(app.workflows["fan"].start(count=client.random.randint(0, 60)))
 
 
-@load(weight=2)
+@load(weight=4)
 def journey(client: Client) -> None:
     """A workflow as code; `outsider.py` tells it what it waits for."""
     width = client.random.randint(1, 5)
@@ -34,7 +34,8 @@ def journey(client: Client) -> None:
 @load(weight=2)
 def cancelled(client: Client) -> None:
     """Cancel something of before, wherever it stands."""
-    handles: list[Cancellable] = [*client.tasks[-200:], *client.runs[-10:], *client.journeys[-4:]]
+    kinds: list[list[Cancellable]] = [[*client.tasks[-200:]], [*client.runs[-10:]], [*client.journeys[-3:]]]
+    handles = client.random.choice(kinds)
     if handles:
         handle = client.random.choice(handles)
         client.cancelling(handle)
