@@ -9,9 +9,9 @@ from tests.chaos.real.project.base import app, spend, token, write, written_down
 
 IN_LANE = 2
 IN_ALL_LANES = 3
-RATE: Final = Rate(4, per=1.0)
-"""Of each customer."""
-TOTAL_RATE: Final = Rate(6, per=1.0)
+RATE: Final = Rate(12, per=6.0)
+"""Of each customer. A bucket fills up more slowly than a leader is replaced: one that forgot it would be found out."""
+TOTAL_RATE: Final = Rate(18, per=6.0)
 """Of all of them."""
 
 
