@@ -300,9 +300,10 @@ def latest(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, bytes]:
 _TIMED_OUT = Statement(
     f"""
 UPDATE orchestrator.runs SET deadline = NULL, reason = '{TIMED_OUT}'
- WHERE id IN (SELECT id FROM orchestrator.runs
-               WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL AND code AND NOT cancelling
-               ORDER BY deadline LIMIT %(limit)s)
+ WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM orchestrator.runs
+        WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL AND code AND NOT cancelling
+        ORDER BY deadline LIMIT %(limit)s))
 RETURNING id::text
 """
 )

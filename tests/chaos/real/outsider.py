@@ -23,6 +23,7 @@ from tests.chaos.real.weather import is_weather
 _EVERY = 0.1
 _PATIENCE = 3.0
 """Seconds that an update may take; what comes later counts as unanswered."""
+_LAST_ANSWER = 20.0
 _WAITING = "SELECT run_id::text AS run FROM orchestrator.promises WHERE name = 'answer' ORDER BY run_id"
 
 
@@ -42,9 +43,12 @@ class Outsider:
         self._thread.start()
 
     def stop(self) -> None:
+        """End; whoever still waits for an answer, when all is at rest, waits for ever."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_LAST_ANSWER)
+            if self._thread.is_alive():
+                self.violations.append("somebody who told a run something still waits for an answer")
 
     def _run(self) -> None:
         while not self._stopping.wait(_EVERY):
