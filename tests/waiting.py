@@ -9,13 +9,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T], timeout: float = 10.0, *, every: float = 0.01) -> T:
-    """Return the condition's first true value; fail if there is none in `timeout` seconds."""
+def eventually(condition: Callable[[], T], what: str, timeout: float = 30.0, *, every: float = 0.01) -> T:
+    """Return the condition's first true value; fail if there is none in `timeout` seconds, saying what never came."""
     deadline = time.monotonic() + timeout
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() >= deadline:
-            raise AssertionError(f"not within {timeout:g} s; the last value was {value!r}")
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout:g} s; the last value was {value!r}")
         time.sleep(every)
+    return value

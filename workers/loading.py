@@ -13,7 +13,7 @@ from orchestrator.sdk.app import Orchestrator
 def load_app(where: str) -> Orchestrator:
     """Import the module and return the application in it; the current folder is importable."""
     module_name, _, attribute = where.partition(":")
-    if not module_name:
+    if not module_name or module_name.startswith("."):  # relative to nothing
         raise ConfigurationError(f"An application is given as module:app, e.g. tasks:app; found {where!r}.")
     folder = str(Path.cwd())
     if folder not in sys.path:

@@ -88,20 +88,28 @@ def complete_tasks(tick: Tick, items: list[inbox.Item]) -> None:
 
 
 def purge(tick: Tick, item: inbox.Item, limit: int) -> bool:
-    """Cancel a slice of what waited in a queue when this was asked; say whether that was all of it."""
+    """Cancel what waited in a queue when this was asked, slice by slice of the open tasks; say whether it is done."""
     asked_at = tick.now - timedelta(seconds=item.age)
-    tasks = queues.waiting_tasks(tick.connection, item.body["queue"], asked_at, limit)
-    if tasks:
-        cancel_tasks(tick, tasks)
+    after = bytes.fromhex(item.body.get("after", "00" * 16))
+    found = queues.waiting_tasks(tick.connection, item.body["queue"], asked_at, after, limit)
+    if found.waiting:
+        cancel_tasks(tick, found.waiting)
         advance_runs(tick)
-    return len(tasks) < limit
+    if found.last is not None:
+        inbox.go_on(tick.connection, item.id, msgspec.json.encode({"after": found.last.hex()}).decode())
+    return found.last is None
 
 
 def redrive_tasks(tick: Tick, item: inbox.Item, limit: int) -> bool:
-    """Open a slice of the failed tasks again that matched when this was asked; say whether that was all of them."""
+    """Open the failed tasks again that matched when this was asked, a slice at a time; say whether it is done."""
     wanted = msgspec.convert(item.body, FailedFilter)
-    tasks = redrive.matching(tick.connection, wanted, tick.now - timedelta(seconds=item.age), limit)
-    return not retry_tasks(tick, tasks).contested and len(tasks) < limit
+    asked_at = tick.now - timedelta(seconds=item.age)
+    found = redrive.matching(tick.connection, wanted, asked_at, item.body.get("after"), limit)
+    if retry_tasks(tick, found.tasks).contested:
+        return False  # the same slice again
+    if found.last is not None:
+        inbox.go_on(tick.connection, item.id, msgspec.json.encode({"after": found.last}).decode())
+    return found.last is None
 
 
 def enqueue_with_keys(tick: Tick, items: list[inbox.Item]) -> set[int]:

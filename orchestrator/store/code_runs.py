@@ -141,8 +141,10 @@ def holder_of_key(connection: Connection, key: str) -> bytes | None:
 
 _PASS_KEYS = Statement(
     """
-UPDATE orchestrator.run_keys k SET run_id = p.new FROM unnest(%(old)s::uuid[], %(new)s::uuid[]) AS p(old, new)
- WHERE k.run_id = p.old
+UPDATE orchestrator.run_keys k SET run_id = p.new
+  FROM unnest(%(old)s::uuid[], %(new)s::uuid[]) AS p(old, new)
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.run_keys WHERE run_id = p.old OFFSET 0) AS found
+ WHERE k.ctid = found.place
 """
 )
 
@@ -298,9 +300,10 @@ def latest(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, bytes]:
 _TIMED_OUT = Statement(
     f"""
 UPDATE orchestrator.runs SET deadline = NULL, reason = '{TIMED_OUT}'
- WHERE id IN (SELECT id FROM orchestrator.runs
-               WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL AND code AND NOT cancelling
-               ORDER BY deadline LIMIT %(limit)s)
+ WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM orchestrator.runs
+        WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL AND code AND NOT cancelling
+        ORDER BY deadline LIMIT %(limit)s))
 RETURNING id::text
 """
 )

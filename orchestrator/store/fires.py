@@ -110,7 +110,9 @@ UPDATE orchestrator.schedules s
               %(last_fires)s::timestamptz[], %(last_runs)s::uuid[], %(fired)s::int[], %(skipped)s::int[],
               %(errors)s::text[])
        AS d(workflow, name, next_fire, due_at, last_fire, last_run, fired, skipped, error)
- WHERE s.workflow = d.workflow AND s.name = d.name
+ CROSS JOIN LATERAL (
+       SELECT ctid AS place FROM orchestrator.schedules WHERE workflow = d.workflow AND name = d.name LIMIT 1) AS found
+ WHERE s.ctid = found.place
 """
 )
 

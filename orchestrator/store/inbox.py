@@ -85,3 +85,11 @@ _REMOVE = Statement("DELETE FROM orchestrator.inbox WHERE id = ANY(%(ids)s::bigi
 def remove(connection: Connection, ids: list[int]) -> None:
     """Forget requests that have been applied."""
     _REMOVE(connection, {"ids": arrays.numbers(ids)})
+
+
+_GO_ON = Statement("UPDATE orchestrator.inbox SET body = body || %(state)s::jsonb WHERE id = %(id)s::bigint")
+
+
+def go_on(connection: Connection, item: int, state: str) -> None:
+    """Keep a request that takes several ticks, and how far it has come, as JSON to be merged into its body."""
+    _GO_ON(connection, {"id": item, "state": state})

@@ -25,13 +25,15 @@ class Head(NamedTuple):
     options: str | None
 
 
+# Readiness is no condition of the probe: it would let the planner walk the index of all that is ready, for each id.
 _ARRIVED = Statement(
     f"""
 SELECT t.queue, t.lane, t.priority, t.options::text
   FROM unnest(%(ids)s::uuid[]) AS arrived(id)
  CROSS JOIN LATERAL (
-       SELECT queue, lane, priority, options FROM orchestrator.tasks
-        WHERE id = arrived.id AND {READY_IN_LANE} LIMIT 1) AS t
+       SELECT queue, lane, priority, options, {READY_IN_LANE} AS is_ready FROM orchestrator.tasks
+        WHERE id = arrived.id LIMIT 1) AS t
+ WHERE t.is_ready
 """
 )
 

@@ -6,7 +6,7 @@ Anyone may write it; the inbox tells the leader.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, text
@@ -90,18 +90,40 @@ def ask_purge(connection: Connection, name: str) -> None:
     inbox.add(connection, Wish.PURGE, _NOBODY, msgspec.json.encode({"queue": name}).decode())
 
 
-_WAITING = Statement(
+# From one task to the next: a slice that is asked for at once may be sorted out of all tasks.
+_SLICE = Statement(
     """
-SELECT id::text FROM orchestrator.tasks
- WHERE queue = %(queue)s::text AND status = 'pending' AND created_at <= %(before)s::timestamptz LIMIT %(limit)s
+WITH RECURSIVE found AS (
+    (SELECT id, queue, status, created_at FROM orchestrator.tasks WHERE id > %(after)s::uuid ORDER BY id LIMIT 1)
+    UNION ALL
+    SELECT following.* FROM found
+     CROSS JOIN LATERAL (
+           SELECT id, queue, status, created_at FROM orchestrator.tasks
+            WHERE id > found.id ORDER BY id LIMIT 1) AS following
+)
+SELECT id::text, queue = %(queue)s::text AND status = 'pending' AND created_at <= %(before)s::timestamptz
+  FROM found LIMIT %(limit)s
 """
 )
 
 
-def waiting_tasks(connection: Connection, queue: str, before: datetime, limit: int) -> list[bytes]:
-    """Return a slice of the tasks that have waited in a queue since before a time."""
-    rows: Any = _WAITING(connection, {"queue": queue, "before": before, "limit": limit})
-    return [identifier(row[0]) for row in rows]
+class Slice(NamedTuple):
+    """A part of the open tasks."""
+
+    waiting: list[bytes]
+    """Those that have waited in the queue."""
+    last: bytes | None
+    """Where the next slice goes on; None if there is no other."""
+
+
+def waiting_tasks(connection: Connection, queue: str, before: datetime, after: bytes, limit: int) -> Slice:
+    """Look at so many open tasks after an id, and return those that have waited in a queue since before a time.
+
+    No index leads to all that waits in a queue, be it ready, delayed or blocked. So all open tasks are walked, once.
+    """
+    rows = _SLICE(connection, {"queue": queue, "before": before, "after": after.hex(), "limit": limit})
+    waiting = [identifier(row[0]) for row in rows if row[1]]
+    return Slice(waiting, identifier(rows[-1][0]) if len(rows) == limit else None)
 
 
 _OPEN = "SELECT count(*) FROM orchestrator.tasks WHERE queue = %(queue)s"

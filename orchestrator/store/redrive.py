@@ -27,10 +27,8 @@ class FailedFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 _MATCHES = f"""
-  FROM orchestrator.ended_tasks e
- WHERE e.status = 'failed' AND e.ended_at >= coalesce(%(since)s::timestamptz, '-infinity')
-   AND e.ended_at <= coalesce(%(until)s::timestamptz, 'infinity')
-   AND (%(queue)s::text IS NULL OR e.queue = %(queue)s::text) AND (%(name)s::text IS NULL OR e.name = %(name)s::text)
+       e.status = 'failed' AND (%(queue)s::text IS NULL OR e.queue = %(queue)s::text)
+   AND (%(name)s::text IS NULL OR e.name = %(name)s::text)
    AND (%(error)s::text IS NULL
         OR strpos(lower((e.error->>'kind') || ': ' || (e.error->>'message')), lower(%(error)s::text)) > 0)
    AND {REVIVABLE}
@@ -56,7 +54,10 @@ _PREVIEW = f"""
 SELECT e.name, e.queue, coalesce(e.error->>'kind', ''),
        coalesce((array_agg(e.error->>'message' ORDER BY e.ended_at DESC))[1], ''),
        count(DISTINCT CASE WHEN {KEEPS_KEY} IS NULL THEN e.id::text ELSE e.unique_key END)
-{_MATCHES} GROUP BY 1, 2, 3 ORDER BY 5 DESC, 1, 2, 3
+  FROM orchestrator.ended_tasks e
+ WHERE {_MATCHES} AND e.ended_at >= coalesce(%(since)s::timestamptz, '-infinity')
+   AND e.ended_at <= coalesce(%(until)s::timestamptz, 'infinity')
+ GROUP BY 1, 2, 3 ORDER BY 5 DESC, 1, 2, 3
 """
 
 
@@ -70,11 +71,38 @@ def ask(connection: Connection, wanted: FailedFilter) -> None:
     inbox.add(connection, Wish.REDRIVE, bytes(16), msgspec.json.encode(wanted).decode())
 
 
-_SLICE = Statement(f"SELECT e.id::text {_MATCHES} ORDER BY e.ended_at LIMIT %(limit)s")
+_SLICE = Statement(
+    f"""
+SELECT e.id::text, e.ended_at::text, {_MATCHES}
+  FROM (SELECT * FROM orchestrator.ended_tasks
+         WHERE status <> 'success' AND (ended_at, id) > (%(after)s::timestamptz, %(after_id)s::uuid)
+           AND ended_at <= %(until)s::timestamptz
+         ORDER BY ended_at, id LIMIT %(limit)s) AS e
+ ORDER BY e.ended_at, e.id
+"""
+)
+Place = tuple[str, str]
+"""How far a walk along what did not succeed has come: the time of an end, and the id of the task."""
 
 
-def matching(connection: Connection, wanted: FailedFilter, before: datetime, limit: int) -> list[bytes]:
-    """Return a slice of the tasks that match and had failed before a time."""
+class Slice(NamedTuple):
+    """A part of what did not succeed."""
+
+    tasks: list[bytes]
+    """Those that match."""
+    last: Place | None
+    """Where the next slice goes on; None if there is no other."""
+
+
+def matching(connection: Connection, wanted: FailedFilter, before: datetime, after: Place | None, limit: int) -> Slice:
+    """Look at so many tasks that did not succeed, in the order of their ends, up to a time; return those that match.
+
+    What does not match is walked past once, however much of it there is.
+    """
     until = before if wanted.until is None else min(before, wanted.until)
-    rows = _SLICE(connection, {**_parameters(wanted), "until": until, "limit": limit})
-    return [identifier(row[0]) for row in rows]
+    since = "-infinity" if wanted.since is None else wanted.since.isoformat()
+    at, task = after or (since, "00" * 16)
+    place = {"until": until, "after": at, "after_id": task, "limit": limit}
+    rows = _SLICE(connection, {**_parameters(wanted), **place})
+    tasks = [identifier(row[0]) for row in rows if row[2]]
+    return Slice(tasks, (rows[-1][1], rows[-1][0]) if len(rows) == limit else None)

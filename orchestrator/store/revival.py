@@ -22,15 +22,16 @@ KEEPS_KEY = "(e.options->>'unique_for')"
 """How long an ended task `e` keeps its key when it is opened again; null if it has none, or had it for a period."""
 
 REVIVABLE = """
-       (e.run_id IS NULL OR EXISTS (
-            SELECT FROM orchestrator.runs r
-             WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling AND NOT r.code))
+       (e.run_id IS NULL OR (
+            SELECT true FROM orchestrator.runs r
+             WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling AND NOT r.code LIMIT 1))
        AND (e.unique_key IS NULL OR NOT EXISTS (
             SELECT FROM orchestrator.unique_keys k
              WHERE k.key = e.unique_key AND k.task_id <> e.id AND (k.until IS NULL OR k.until > now())))
 """
 """Whether an ended task `e` can be opened again: its run can, and nobody else has its key.
 
+Its run is asked for by a scalar subquery: EXISTS lets the planner read all runs into a hash table first.
 The code of a workflow has been told how its tasks ended, and none of them can end another way.
 """
 
@@ -90,7 +91,7 @@ def revive(connection: Connection, ids: Sequence[bytes]) -> Revived:
 
     Of several with the same key, the first is opened, and the others stay as they are.
     """
-    rows = list(_REVIVED(connection, {"ids": arrays.uuids(ids)}))
+    rows = _REVIVED(connection, {"ids": arrays.uuids(ids)})
     return Revived(
         moved_rows(row for row in rows if row[1] == "pending"),
         {identifier(row[0]) for row in rows if row[1] == "contested"},

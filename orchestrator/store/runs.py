@@ -77,7 +77,9 @@ UPDATE orchestrator.runs r
    SET status = CASE WHEN a.free THEN 'running' ELSE r.status END,
        started_at = CASE WHEN a.free THEN %(now)s::timestamptz END,
        parked = NOT a.free
-  FROM admitted a WHERE r.id = a.id
+  FROM admitted a
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = a.id LIMIT 1) AS found
+ WHERE r.ctid = found.place
 RETURNING {_COUNTERS}
 """
 )
@@ -91,11 +93,12 @@ def begin(connection: Connection, now: datetime, limit: int) -> list[RunRow]:
 _UNPARK = Statement(
     """
 UPDATE orchestrator.runs SET parked = false
- WHERE id IN (SELECT next.id FROM unnest(%(lanes)s::text[], %(rooms)s::int[]) AS ended(lane, room)
-               CROSS JOIN LATERAL (
-                     SELECT id FROM orchestrator.runs
-                      WHERE lane = ended.lane AND ended_at IS NULL AND status = 'pending' AND parked
-                      ORDER BY id LIMIT ended.room) AS next)
+ WHERE ctid = ANY (ARRAY(
+       SELECT next.ctid FROM unnest(%(lanes)s::text[], %(rooms)s::int[]) AS ended(lane, room)
+        CROSS JOIN LATERAL (
+              SELECT ctid FROM orchestrator.runs
+               WHERE lane = ended.lane AND ended_at IS NULL AND status = 'pending' AND parked
+               ORDER BY id LIMIT ended.room) AS next))
 """
 )
 
@@ -188,10 +191,10 @@ def mark_cancelling(connection: Connection, ids: Sequence[bytes], *, code: bool 
 _TIME_OUT = Statement(
     f"""
 UPDATE orchestrator.runs SET cancelling = true, reason = '{TIMED_OUT}'
- WHERE id IN (SELECT id FROM orchestrator.runs
-               WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL AND NOT code
-               ORDER BY deadline LIMIT %(limit)s)
-   AND NOT cancelling
+ WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM orchestrator.runs
+        WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL AND NOT code AND NOT cancelling
+        ORDER BY deadline LIMIT %(limit)s))
 """
 )
 
@@ -205,7 +208,10 @@ _CANCEL_CHILDREN = Statement(
     """
 UPDATE orchestrator.runs c SET cancelling = true
   FROM unnest(%(ids)s::uuid[]) AS parent(id)
- WHERE c.parent_run = parent.id AND c.ended_at IS NULL AND NOT c.cancelling AND NOT c.detached
+ CROSS JOIN LATERAL (
+       SELECT ctid AS place FROM orchestrator.runs
+        WHERE parent_run = parent.id AND ended_at IS NULL AND NOT cancelling AND NOT detached OFFSET 0) AS found
+ WHERE c.ctid = found.place
 """
 )
 

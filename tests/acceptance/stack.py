@@ -6,11 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from redis import Redis
 from sqlalchemy import Engine, text
@@ -18,19 +16,9 @@ from sqlalchemy import Engine, text
 from orchestrator import Orchestrator, Settings
 from orchestrator.settings import load_settings
 from orchestrator.store.database import engine_for
+from tests.waiting import eventually
 
 HERE = Path(__file__).parent
-T = TypeVar("T")
-
-
-def eventually(condition: Callable[[], T], what: str, timeout: float = 30.0) -> T:
-    """Return the condition's first true value, or fail after a while, saying what never came."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {timeout} s")
-        time.sleep(0.01)
-    return value
 
 
 class Process:

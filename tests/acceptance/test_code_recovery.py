@@ -8,7 +8,8 @@ from pathlib import Path
 import project
 import pytest
 
-from tests.acceptance.stack import Stack, eventually
+from tests.acceptance.stack import Stack
+from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from orchestrator import Duplicate, OrchestratorError, RunFailed, WrongState
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
-from tests.acceptance.stack import HERE, Stack, eventually
+from tests.acceptance.stack import HERE, Stack
+from tests.waiting import eventually
 
 
 def test_from_start_to_result(running: Stack) -> None:

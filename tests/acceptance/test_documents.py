@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.settings import Settings
-from tests.acceptance.stack import eventually
+from tests.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

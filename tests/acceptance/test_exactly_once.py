@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import TaskFailed
-from tests.acceptance.stack import Process, Stack, eventually, using
+from tests.acceptance.stack import Process, Stack, using
+from tests.waiting import eventually
 
 import bank  # isort: skip  # a top-level module, as the workers see it
 

@@ -7,7 +7,8 @@ import time
 import project
 
 from orchestrator import gather
-from tests.acceptance.stack import Stack, eventually
+from tests.acceptance.stack import Stack
+from tests.waiting import eventually
 
 
 def test_ten_tasks_do_not_wait_for_another_tenants_twenty_thousand(stack: Stack) -> None:

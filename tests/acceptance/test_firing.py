@@ -12,7 +12,8 @@ import project
 import pytest
 
 from orchestrator.sdk.definitions import loads
-from tests.acceptance.stack import Stack, eventually
+from tests.acceptance.stack import Stack
+from tests.waiting import eventually
 
 
 @pytest.fixture

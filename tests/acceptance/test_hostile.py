@@ -13,7 +13,8 @@ import pytest
 
 from orchestrator.transport.codec import encode
 from orchestrator.transport.keys import Keys
-from tests.acceptance.stack import Stack, eventually
+from tests.acceptance.stack import Stack
+from tests.waiting import eventually
 
 KEYS = Keys()
 TASKS = 200

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from orchestrator import Task, TaskCancelled, TaskProgress
 from orchestrator.cli import main
 from tests.acceptance.conftest import fresh_stack
-from tests.acceptance.stack import HERE, Stack, eventually, using
+from tests.acceptance.stack import HERE, Stack, using
+from tests.waiting import eventually
 
 import inside  # isort: skip  # a top-level module, as the workers see it
 

@@ -17,7 +17,8 @@ from orchestrator.cli import main
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.errors import SchemaError
 from orchestrator.store import database, leases
-from tests.acceptance.stack import Stack, eventually, using
+from tests.acceptance.stack import Stack, using
+from tests.waiting import eventually
 
 OTHER = "user"
 """A word that SQL has for itself, because a namespace may well be one."""

@@ -13,7 +13,8 @@ from redis import Redis
 
 from orchestrator import TaskFailed
 from orchestrator.sdk.definitions import loads
-from tests.acceptance.stack import Stack, eventually
+from tests.acceptance.stack import Stack
+from tests.waiting import eventually
 
 RESULTS = "SELECT count(*), count(DISTINCT id) FROM orchestrator.ended_tasks WHERE status = 'success'"
 

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from orchestrator import NotFound, ResultTimeout, RunFailed, TaskCancelled, TaskFailed, WrongState
-from tests.acceptance.stack import Stack, eventually
+from tests.acceptance.stack import Stack
+from tests.waiting import eventually
 
 
 def test_results_come_back_in_the_annotated_types(running: Stack) -> None:

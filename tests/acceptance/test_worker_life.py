@@ -14,7 +14,8 @@ from orchestrator import Handle, Retry, TaskCancelled, TaskFailed, TaskTimeout
 from orchestrator.transport.codec import Heartbeat, decode, unpack_attempts
 from orchestrator.transport.keys import Keys
 from tests.acceptance.conftest import fresh_stack
-from tests.acceptance.stack import Process, Stack, eventually, using
+from tests.acceptance.stack import Process, Stack, using
+from tests.waiting import eventually
 
 APP = ("--app", "stubborn:app")
 

@@ -17,7 +17,8 @@ import pytest
 from orchestrator import InvalidWorkflow, RunHandle
 from orchestrator.sdk.definitions import loads
 from tests.acceptance.conftest import fresh_stack
-from tests.acceptance.stack import Stack, eventually
+from tests.acceptance.stack import Stack
+from tests.waiting import eventually
 
 WORKER = ("--allow", "steps.py")
 

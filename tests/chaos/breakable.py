@@ -17,7 +17,8 @@ import pytest
 
 from orchestrator.embedded import EmbeddedPostgres
 from orchestrator.store import database
-from tests.acceptance.stack import Process, Stack, eventually
+from tests.acceptance.stack import Process, Stack
+from tests.waiting import eventually
 
 SETTINGS = {"worker_ttl": 1.0, "heartbeat": 0.25, "lease": 1.5, "long_transaction": 1.0}
 """An outage of ten minutes outlasts every limit of the defaults many times over; with these, a few seconds do."""

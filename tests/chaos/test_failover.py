@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import fresh_stack, project
-from tests.acceptance.stack import Process, Stack, eventually
+from tests.acceptance.stack import Process, Stack
+from tests.waiting import eventually
 
 KILLS_OF_A_BUILD = 2
 RATE = 50.0

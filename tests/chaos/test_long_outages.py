@@ -22,10 +22,10 @@ from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader import LeaderStreams
 from orchestrator.transport.worker import WorkerStreams
 from tests.acceptance.conftest import fresh_stack, project
-from tests.acceptance.stack import eventually
 from tests.chaos import breakable
 from tests.chaos.breakable import OUTAGE, SETTINGS, each_ran_once, is_calm, lines, said, trouble
 from tests.chaos.cutting import Cutting
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(find_redis() is None, reason="no Redis to stop")
 

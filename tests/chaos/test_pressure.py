@@ -19,9 +19,10 @@ from orchestrator.embedded.redis import find_redis
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.store.database import engine_for
 from tests.acceptance.conftest import fresh_stack, project
-from tests.acceptance.stack import Stack, eventually
+from tests.acceptance.stack import Stack
 from tests.chaos import breakable
 from tests.chaos.breakable import OUTAGE, SETTINGS, each_ran_once, is_calm, lines, said, trouble
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(find_redis() is None, reason="no Redis to break")
 

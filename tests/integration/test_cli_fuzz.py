@@ -142,6 +142,14 @@ def test_any_command_line(services: dict[str, str], elsewhere: Path, line: list[
     check(CliRunner().invoke(main, line, env=services, input="n\n"), line)
 
 
+@pytest.mark.parametrize("where", ["..:x", ".", ".tasks:app", ":app"])
+def test_an_application_that_is_relative_to_nothing(services: dict[str, str], elsewhere: Path, where: str) -> None:
+    result = CliRunner().invoke(main, ["schedules", "apply", "--app", where], env=services)
+    check(result, where)
+    assert result.exit_code == 1
+    assert f"An application is given as module:app, e.g. tasks:app; found {where!r}." in result.stderr
+
+
 @examples(50)
 @given(st.lists(words, max_size=4))
 def test_any_words(services: dict[str, str], elsewhere: Path, line: list[str]) -> None:

@@ -239,7 +239,7 @@ def beside(call: Callable[[], Any], connection: Connection, release: Callable[[]
 
         future = thread.submit(call)
         try:
-            eventually(waits)
+            eventually(waits, "one waits for the other")
         finally:
             release()
         return future.result(10)

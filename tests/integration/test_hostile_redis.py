@@ -336,8 +336,8 @@ def test_a_reporter_believes_no_position_that_is_none(system: System) -> None:
     for strange in (encode(["1-1", "banana"]), encode(["1-1", "9" * 5_000]), b"\xff", encode([1, 2])):
         system.redis.set(KEYS.applied, strange)
     handed.start()
-    eventually(lambda: system.redis.xlen(KEYS.events(system.generation)) == 1)
-    eventually(lambda: system.redis.publish(KEYS.applied, encode(["1-1", "banana"])) > 0)
+    eventually(lambda: system.redis.xlen(KEYS.events(system.generation)) == 1, "the report")
+    eventually(lambda: system.redis.publish(KEYS.applied, encode(["1-1", "banana"])) > 0, "somebody listens")
     system.redis.publish(KEYS.applied, b"\xff")
     system.look()
     handed.join(10.0)
@@ -359,7 +359,7 @@ def test_a_waiter_believes_no_announcement_that_makes_no_sense(system: System) -
         encode([Ended(tasks[0].id, "success", b"\xc1")]),
         encode([Ended(tasks[0].id, "success", b"\x91" * 3_000)]),
     ]
-    eventually(lambda: system.redis.publish(channel, strange[0]) > 0)
+    eventually(lambda: system.redis.publish(channel, strange[0]) > 0, "somebody listens")
     for message in strange[1:]:
         system.redis.publish(channel, message)
     worker.succeed(*tasks)

@@ -63,6 +63,6 @@ def test_children_are_used_again_and_then_retire(isolation: Isolation) -> None:
     assert run(isolation) == first
     with ThreadPoolExecutor(3) as threads:
         used = set(threads.map(lambda _: run(isolation), range(3)))
-    eventually(lambda: not children(), 60)
+    eventually(lambda: not children(), "every child has ended", 60)
     assert run(isolation) not in used, "another one is started when there is work again"
-    eventually(lambda: not children(), 60)
+    eventually(lambda: not children(), "every child has ended", 60)

@@ -67,7 +67,7 @@ def test_whoever_follows_a_log_is_woken(redis: Redis, redis_url: str, task: byte
 
     thread = threading.Thread(target=follow)
     thread.start()
-    eventually(lambda: redis.info("clients")["blocked_clients"])
+    eventually(lambda: redis.info("clients")["blocked_clients"], "somebody waits for lines")
     journal.write(redis, KEYS, {}, [(task, line("hello"))])
     thread.join(10)
     assert found == ["hello"]
@@ -93,7 +93,7 @@ def test_a_chatty_task_is_written_down_a_few_times_a_second(redis: Redis, task: 
         found = journal.read_progress(redis, KEYS, task)
         return found is not None and found[0].fraction == 1.0
 
-    eventually(arrived, every=0.1)
+    eventually(arrived, "the last mark", every=0.1)
     assert redis.info("stats")["total_commands_processed"] - before < 1_000
 
 

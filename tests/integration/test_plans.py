@@ -8,31 +8,27 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
-from unittest.mock import patch
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection
 
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.task import NewTask, Noted
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.scheduler.leadership import Leadership
-from orchestrator.store import completions, database, details, enqueue, runs, transitions, waiting
+from orchestrator.store import completions, details, enqueue, runs, transitions, waiting
 from orchestrator.store.inbox import Item, Wish
-from orchestrator.store.statement import Rows, send
 from orchestrator.store.transitions import Again, Beginning, Ending, Mark, Success
+from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, nodes, rows_read, scans
 
 PENDING = 50_000
 DELAYED = 2_000
 IN_FLIGHT = 1_000
-BATCH = 500
 NOW = datetime.now(UTC)
 RUN = uuid.UUID(int=1)
+TABLES = ("tasks", "ended_tasks")
 
 _FILL = f"""
 INSERT INTO orchestrator.tasks (id, name, queue, payload, run_id, position, wake_at, hold)
@@ -50,94 +46,22 @@ SELECT gen_random_uuid(), n, 'job', 'q', 0, CASE WHEN n % 10 = 0 THEN 'failed' E
 """
 
 
-@dataclass
-class Leader:
-    """A leader's connection to a full table."""
-
-    connection: Connection
-    in_flight: list[tuple[bytes, int]]
-
-    def plan(self, call: Callable[[Connection], object]) -> dict[str, Any]:
-        """Return the plan by which the statement of a store function really ran, and undo what it did."""
-        sent: list[tuple[str, Any]] = []
-
-        def noting(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Rows:
-            sent.append((sql, parameters))
-            return send(connection, sql, parameters)
-
-        with self.connection.begin_nested() as savepoint, patch("orchestrator.store.statement.send", noting):
-            call(self.connection)
-            savepoint.rollback()
-        statement, parameters = sent[0]
-        with self.connection.begin_nested() as savepoint:
-            explained = self.connection.exec_driver_sql(
-                f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}", parameters
-            ).scalar_one()
-            savepoint.rollback()
-        plan: dict[str, Any] = explained[0]["Plan"]
-        return plan
-
-    @property
-    def batch(self) -> list[tuple[bytes, int]]:
-        return self.in_flight[:BATCH]
-
-
-def fill(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(_FILL))
-        connection.execute(text(_ENDED))
-
-
-def run_all(connection: Connection) -> None:
-    """Have every statement planned, on whatever there is in the table."""
-    leader = Leader(connection, [(os.urandom(16), 1)] * 3)
-    for call in STATEMENTS.values():
-        call(leader)(connection)
-
-
-@pytest.fixture(
-    scope="module",
-    params=["never analysed", "analysed", "analysed when empty", "planned when empty", "planned when vacuumed"],
-)
+@pytest.fixture(scope="module", params=STATES)
 def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterator[Leader]:
-    name = f"plans_{uuid.uuid4().hex}"
-    admin = create_engine(
-        services.postgres.url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT"
-    )
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE orchestrator"))
-    admin.dispose()
-    engine = database.engine_for(services.postgres.database_url(name))
-    leadership = Leadership(engine, lease=60.0)
-    by_hand = engine.execution_options(isolation_level="AUTOCOMMIT")
-    with by_hand.connect() as connection:
-        for table in ("tasks", "ended_tasks"):  # autovacuum would change the state that is being tested
-            connection.execute(text(f"ALTER TABLE orchestrator.{table} SET (autovacuum_enabled = off)"))
-        if request.param in ("analysed when empty", "planned when vacuumed"):
-            connection.execute(text("VACUUM ANALYZE"))
-    if request.param.startswith("planned when"):
-        with leadership.reading() as connection, connection.begin_nested() as savepoint:
-            run_all(connection)
-            savepoint.rollback()
-    fill(engine)
-    if request.param == "analysed":
-        with by_hand.connect() as connection:
-            connection.execute(text("ANALYZE"))
-    with leadership.reading() as connection:
-        claimed = transitions.claim(connection, {"q0": IN_FLIGHT // 2, "q1": IN_FLIGHT // 2}, NOW)
-        started = [Beginning(task.id, task.attempt, 0.1, "w") for task in claimed[::2]]
-        transitions.start(connection, started, NOW)
-    with leadership.reading() as connection:
-        yield Leader(connection, [(task.id, task.attempt) for task in claimed])
-    leadership.disconnect()
-    engine.dispose()
+    with leader_of(services, request.param, [_FILL, _ENDED], begin, STATEMENTS) as found:
+        yield found
+
+
+def begin(connection: Connection) -> list[tuple[bytes, int]]:
+    """Put tasks in flight, every second of which has started."""
+    claimed = transitions.claim(connection, {"q0": IN_FLIGHT // 2, "q1": IN_FLIGHT // 2}, NOW)
+    transitions.start(connection, [Beginning(task.id, task.attempt, 0.1, "w") for task in claimed[::2]], NOW)
+    return [(task.id, task.attempt) for task in claimed]
 
 
 def new_tasks() -> list[NewTask]:
     return [NewTask(time_ordered_id(1_700_000_000_000, os.urandom(10)), "job", "q0", b"") for _ in range(BATCH)]
 
-
-Call = Callable[[Leader], Callable[[Connection], object]]
 
 BY_ID: dict[str, Call] = {
     "start": lambda leader: lambda c: transitions.start(c, [Beginning(*a, 0.1, "w") for a in leader.batch], NOW),
@@ -174,28 +98,10 @@ OTHERS: dict[str, Call] = {
 STATEMENTS = BY_ID | OTHERS
 
 
-def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield node
-    for child in node.get("Plans", ()):
-        yield from nodes(child)
-
-
-def scans(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return every node that reads rows of tasks or ended tasks."""
-    tables = ("tasks", "ended_tasks")
-    return [node for node in nodes(plan) if "Scan" in node["Node Type"] and node.get("Relation Name") in tables]
-
-
-def rows_read(scan: dict[str, Any]) -> float:
-    """Return how many rows a scan touched, those included that it then threw away."""
-    removed = scan.get("Rows Removed by Filter", 0) + scan.get("Rows Removed by Index Recheck", 0)
-    return float((scan["Actual Rows"] + removed) * scan["Actual Loops"])
-
-
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_no_statement_reads_the_whole_table(leader: Leader, name: str) -> None:
     plan = leader.plan(STATEMENTS[name](leader))
-    found = scans(plan)
+    found = scans(plan, *TABLES)
     assert found, plan
     for scan in found:
         assert scan["Node Type"] != "Seq Scan", scan
@@ -206,7 +112,9 @@ def test_no_statement_reads_the_whole_table(leader: Leader, name: str) -> None:
 def test_tasks_are_probed_by_id(leader: Leader, name: str) -> None:
     """One probe of an index for each id, not one pass over an index for the whole batch."""
     plan = leader.plan(STATEMENTS[name](leader))
-    probes = [scan for scan in scans(plan) if "Index" in scan["Node Type"] and "(id = " in scan.get("Index Cond", "")]
+    probes = [
+        scan for scan in scans(plan, *TABLES) if "Index" in scan["Node Type"] and "(id = " in scan.get("Index Cond", "")
+    ]
     assert len(probes) == 1, plan
     assert probes[0]["Index Name"] in ("tasks_pkey", "tasks_in_flight")
     assert probes[0]["Actual Loops"] >= BATCH
@@ -230,6 +138,6 @@ def test_each_search_has_its_index(leader: Leader, name: str, index: str) -> Non
 
 
 def test_the_agenda_is_one_probe_each(leader: Leader) -> None:
-    found = scans(leader.plan(STATEMENTS["agenda"](leader)))
+    found = scans(leader.plan(STATEMENTS["agenda"](leader)), *TABLES)
     assert {scan["Index Name"] for scan in found} == {"tasks_due", "tasks_held", "tasks_expiring"}
     assert all(rows_read(scan) <= 1 for scan in found)

@@ -252,7 +252,7 @@ def test_only_while_leading_and_at_rest_for_most_of_the_time(system: System, mon
     by.start()
     assert system.count("ended_tasks") == 30
     leading.set()
-    eventually(lambda: system.count("ended_tasks") == 0)
+    eventually(lambda: system.count("ended_tasks") == 0, "all are forgotten")
     leading.clear()
 
 

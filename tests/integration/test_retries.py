@@ -139,8 +139,10 @@ def test_in_slices_and_each_task_once(failed: System) -> None:
     for _ in range(12):
         fail(worker, *worker.take(), error=TaskError("ValueError", "no such Customer"), retryable=False)
         failed.tick()
-    attempts = failed.sql("SELECT max(attempt) AS most FROM orchestrator.ended_tasks WHERE name = 'job'")
-    assert attempts[0]["most"] == 2
+    attempts = failed.sql("SELECT attempt FROM orchestrator.ended_tasks WHERE name = 'job' AND status = 'failed'")
+    assert [row["attempt"] for row in attempts] == [2] * 3
+    assert [row["queue"] for row in failed.sql("SELECT queue FROM orchestrator.tasks WHERE name = 'job'")] == ["mail"]
+    assert failed.count("inbox") == 0
 
 
 @pytest.fixture

@@ -330,6 +330,25 @@ def test_a_purge_cancels_what_waits_and_nothing_else(system: System) -> None:
     assert worker.take()[0].id == raw(running)
 
 
+def test_a_purge_walks_along_all_that_is_open_once(system: System) -> None:
+    """It goes on where it was, also under another leader, and leaves alone what comes behind or was asked for later."""
+    for name in ("default", "other"):
+        system.app.queue(name).pause()
+    system.tick()
+    object.__setattr__(system.settings, "batch", 1)
+    tasks = [system.job.options(queue=name).enqueue() for name in ("default", "other") * 10]
+    system.app.queue("default").purge()
+    late = system.job.enqueue()
+    system.tick()
+    cancelled = system.count("ended_tasks")
+    assert 0 < cancelled < 10
+    system.lead()
+    system.tick(6)
+    assert system.states(*tasks) == ["cancelled", "pending"] * 10
+    assert late.status() == "pending"
+    assert system.count("inbox") == 0
+
+
 def test_draining_waits_for_the_last_task(system: System) -> None:
     queue = system.app.queue("default")
     shown: list[int] = []

@@ -63,7 +63,7 @@ def test_what_is_applied_is_recorded_published_and_trimmed(system: System) -> No
     (handle,) = system.dispatch()
     pubsub = system.redis.pubsub(ignore_subscribe_messages=True)
     pubsub.subscribe(KEYS.applied, KEYS.done(raw(handle)))
-    eventually(lambda: len(pubsub.channels) == 2 and pubsub.get_message() is None)
+    eventually(lambda: len(pubsub.channels) == 2 and pubsub.get_message() is None, "both subscriptions")
     receipt = worker.report(*(Succeeded(task.id, task.attempt, 0.1, ONE) for task in worker.take()))
     system.tick()
     assert receipt.entry is not None
@@ -78,7 +78,7 @@ def test_what_is_applied_is_recorded_published_and_trimmed(system: System) -> No
             heard[message["channel"].decode()] = message["data"]
         return len(heard) == 2
 
-    eventually(hear)
+    eventually(hear, "the announcements")
     pubsub.close()
     assert decode(Applied, heard[KEYS.applied]) == Applied(system.generation, receipt.entry)
     assert decode(list[Ended], heard[KEYS.done(raw(handle))]) == [Ended(raw(handle), "success", ONE)]
@@ -747,7 +747,7 @@ def test_a_takeover_waits_for_the_tick_that_is_under_way(system: System, renews:
     )
     with first._leadership.writing(system.clock() + 3_600 if renews else 0.0):
         thread.start()
-        eventually(lambda: acquired or system.sql(waits)[0]["count"] == 1)
+        eventually(lambda: acquired or system.sql(waits)[0]["count"] == 1, "the takeover waits")
         assert not acquired
     thread.join(10)
     assert acquired == [not renews]
@@ -1275,7 +1275,7 @@ def test_what_becomes_due_within_the_second_needs_no_look(system: System, what: 
         system.tick()
         return worker.take()
 
-    (due,) = eventually(fires)
+    (due,) = eventually(fires, "the timer fires")
     assert (due.id, due.attempt) == ((task.id, 2) if what == "a retry" else (child.id, 1))
 
 

@@ -21,12 +21,22 @@ from orchestrator.store import database
 from tests.chaos.real.hosts import Host
 from tests.chaos.real.journal import Journal
 from tests.chaos.real.members import Member
-from tests.chaos.real.project import LOG
+from tests.chaos.real.project.base import LOG
+from tests.chaos.real.project.limits import work_at_rate
 from tests.chaos.real.proxy import Proxies, Proxy
 
 IMPATIENT = {"worker_ttl": 3.0, "heartbeat": 0.5, "lease": 2.0, "drain_timeout": 3.0}
 """Settings under which faults of seconds are long ones."""
 _KEEP_EVERY = 0.1
+_STARTS = f"""
+CREATE SCHEMA chaos;
+CREATE TABLE chaos.starts (lane text NOT NULL, at timestamptz NOT NULL DEFAULT now());
+CREATE FUNCTION chaos.write_down() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN INSERT INTO chaos.starts (lane) VALUES (NEW.lane); RETURN NULL; END $$;
+CREATE TRIGGER write_down AFTER UPDATE ON orchestrator.tasks FOR EACH ROW
+  WHEN (NEW.lane LIKE '{work_at_rate.name}|%' AND OLD.status = 'pending' AND NEW.status = 'dispatched')
+  EXECUTE FUNCTION chaos.write_down();
+"""
 
 
 class Arena:
@@ -57,6 +67,7 @@ class Arena:
             self.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(self.services)
             database.upgrade(self.services.database_url)
+            self._write_down_starts()
             stack.enter_context(self._proxies)
             self.client_wires = (self._wire_to_redis(), self._wire_to_postgres())
             self._make_members(stack)
@@ -133,6 +144,15 @@ class Arena:
         return exit_codes
 
     # -- making it
+
+    def _write_down_starts(self) -> None:
+        """Let Postgres itself write down when a task whose rate is limited is handed out."""
+        with (
+            closing(psycopg2.connect(self.services.database_url)) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(_STARTS)
 
     def _make_members(self, stack: ExitStack) -> None:
         """Make the members; the first of each role is on a host of its own, if there are to be hosts."""

@@ -5,8 +5,10 @@ the lines of different processes compare. A worker is named by its process group
 all that it forks belong to.
 
     executions    begin TASK ATTEMPT GROUP PID TIME | end TASK ATTEMPT GROUP PID TIME OUTCOME
-                  child TASK | limit TASK NAME NUMBER
-    commits       task ID | run ID
+                  child TASK | limit TASK NAME NUMBER | follows TASK END BY | step RUN NAME TASK
+                  fire SCHEDULE TIME TASK
+    commits       task ID | run ID | journey RUN WIDTH | cancel ID | saying WHAT RUN NUMBER | said WHAT RUN NUMBER
+                  schedule NAME first TIME | schedule NAME next TIME
 """
 
 from __future__ import annotations
@@ -123,19 +125,21 @@ class Journal:
                     begun.ended, begun.outcome = float(at), outcome
         return found
 
-    def limits(self) -> dict[str, tuple[str, int]]:
-        """Return, by task, what it shares a limit with, and how many of those may run at once."""
-        lines = (rest for word, *rest in self._lines(self.execution_log) if word == "limit")
-        return {task: (name, int(number)) for task, name, number in lines}
+    def of_tasks(self, word: str) -> list[list[str]]:
+        """Return the rest of every line that tasks began with a word."""
+        return [rest for first, *rest in self._lines(self.execution_log) if first == word]
+
+    def of_clients(self, word: str) -> list[list[str]]:
+        """Return the rest of every line that the client and the outsider began with a word."""
+        return [rest for first, *rest in self._lines(self.commit_log) if first == word]
 
     def committed_tasks(self) -> set[str]:
         """Return the tasks whose enqueue returned: to a client, or to a task."""
-        by_client = {rest[0] for word, *rest in self._lines(self.commit_log) if word == "task"}
-        return by_client | {rest[0] for word, *rest in self._lines(self.execution_log) if word == "child"}
+        return {task for (task,) in (*self.of_clients("task"), *self.of_tasks("child"))}
 
     def committed_runs(self) -> set[str]:
         """Return the runs whose start returned."""
-        return {rest[0] for word, *rest in self._lines(self.commit_log) if word == "run"}
+        return {run for (run,) in self.of_clients("run")}
 
     @staticmethod
     def _lines(path: Path) -> Iterator[list[str]]:

@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
+from tests.chaos.breaking import send_group
 from tests.chaos.real.hosts import Host
 from tests.chaos.real.proxy import Proxy
 
@@ -110,8 +111,7 @@ class Member:
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to it and everything that it forked."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+        send_group(self.pid, number)
 
     def ask_to_end(self) -> None:
         """Ask it to end in good order, for good."""

@@ -30,13 +30,13 @@ class Strike(NamedTuple):
 
 def chosen(groups: Sequence[str], *, hosts: bool) -> list[str]:
     """Return the kinds of faults that are meant by groups or kinds, by default all that this system permits."""
-    kinds = [kind for kind in FAULTS if hosts or kind not in NEEDS_HOSTS]
+    kinds = [kind for kind in sorted(FAULTS) if hosts or kind not in NEEDS_HOSTS]
     if not groups:
         return kinds
     for group in groups:
         if not any(_is_of(kind, group) for kind in FAULTS):
-            known = ", ".join(dict.fromkeys(kind.partition("-")[0] for kind in FAULTS))
-            raise ValueError(f"No fault is called {group!r}. Groups: {known}. Kinds: {', '.join(FAULTS)}.")
+            known = ", ".join(dict.fromkeys(kind.partition("-")[0] for kind in sorted(FAULTS)))
+            raise ValueError(f"No fault is called {group!r}. Groups: {known}. Kinds: {', '.join(sorted(FAULTS))}.")
     return [kind for kind in kinds if any(_is_of(kind, group) for group in groups)]
 
 

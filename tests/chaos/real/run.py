@@ -13,9 +13,9 @@ import psycopg2
 
 from tests.chaos.real import hosts
 from tests.chaos.real.arena import IMPATIENT, Arena
-from tests.chaos.real.checker import check, check_after_stop, overlaps, wait_for_rest
+from tests.chaos.real.checks import check, check_after_stop, overlaps, wait_for_rest
+from tests.chaos.real.client import Client
 from tests.chaos.real.driver import Driver
-from tests.chaos.real.load import Client
 from tests.chaos.real.plan import Strike, chosen, plan_for
 
 READY_TIMEOUT = 60.0
@@ -108,21 +108,30 @@ def run(experiment: Experiment, folder: Path, show: Callable[[Progress], None] =
         client.start()
         driver.start()
         try:
-            while not driver.wait(1.0) or time.monotonic() - began < experiment.seconds:
-                tell("chaos")
+            _break(driver, client, began + experiment.seconds, lambda: tell("chaos"))
+            arena.heal()
+            healed = time.monotonic()
+            tell("healing")
+            client.wind_down()
+            violations = wait_for_rest(arena, REST_TIMEOUT)
+            seconds_to_rest = time.monotonic() - healed
         finally:
-            driver.stop()
-            client.stop()
-        arena.heal()
-        healed = time.monotonic()
-        tell("healing")
-        violations = [*client.violations, *wait_for_rest(arena, REST_TIMEOUT)]
-        seconds_to_rest = time.monotonic() - healed
+            client.close()
         tell("at rest")
-        violations += check(arena)
+        violations += [*client.violations, *check(arena)]
         outcome = _outcome(experiment, arena, driver, client, violations, seconds_to_rest)
         outcome.violations += check_after_stop(arena, arena.stop_members())
         return outcome
+
+
+def _break(driver: Driver, client: Client, until: float, tell: Callable[[], None]) -> None:
+    """Let faults strike and work come in until the time is over."""
+    try:
+        while not driver.wait(1.0) or time.monotonic() < until:
+            tell()
+    finally:
+        driver.stop()
+        client.stop()
 
 
 def _outcome(

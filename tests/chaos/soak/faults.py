@@ -5,19 +5,16 @@ The same seed gives the same plan; real time and the machine decide the rest.
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from redis import Redis
-
 from orchestrator.embedded import EmbeddedServices
+from tests.chaos.breaking import flush_redis, postgres_down, redis_down, send, stopped
 from tests.chaos.soak.machines import Machine, Machines
 
 
@@ -70,8 +67,7 @@ def _kill_process(world: World, roll: random.Random) -> str:
     machine = _mortal(world.machines.workers, roll)
     children = machine.children()
     if children:
-        with suppress(ProcessLookupError):
-            os.kill(roll.choice(children), signal.SIGKILL)
+        send(roll.choice(children), signal.SIGKILL)
     return machine.name
 
 
@@ -99,31 +95,29 @@ def _stop_scheduler(world: World, roll: random.Random) -> str:
 
 def _stop(machine: Machine, roll: random.Random) -> str:
     """Stop it for a while: shorter and longer than a lease and a worker's TTL."""
-    machine.signal_all(signal.SIGSTOP)
-    time.sleep(roll.uniform(1.0, 8.0))
-    machine.signal_all(signal.SIGCONT)
+    with stopped(machine.pid):
+        time.sleep(roll.uniform(1.0, 8.0))
     return machine.name
 
 
 def _flush_redis(world: World, roll: random.Random) -> str:
     del roll
-    with Redis.from_url(world.services.redis_url) as redis:
-        redis.flushall()
+    flush_redis(world.services)
     return "Redis"
 
 
 def _restart_redis(world: World, roll: random.Random) -> str:
     """Kill it and bring it back with what it had on disk, or with nothing."""
-    redis = world.services.redis
-    redis.kill()
-    redis.start(persistence=(keep := roll.random() < 0.5))
+    keep = roll.random() < 0.5
+    with redis_down(world.services, persistence=keep):
+        pass
     return "Redis, data kept" if keep else "Redis, data lost"
 
 
 def _restart_postgres(world: World, roll: random.Random) -> str:
     del roll
-    world.services.postgres.stop("immediate")
-    world.services.postgres.start()
+    with postgres_down(world.services):
+        pass
     return "Postgres"
 
 

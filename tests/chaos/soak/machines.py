@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+
+from tests.chaos.breaking import send, send_group
 
 _PATIENCE = 60.0
 """Seconds that a process may take to start, or to end in good order."""
@@ -58,13 +59,11 @@ class Machine:
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the parent alone, as a person or systemd would."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+        send(self.pid, number)
 
     def signal_all(self, number: signal.Signals) -> None:
         """Signal everything that runs here, as the loss of a machine would."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+        send_group(self.pid, number)
 
     def children(self) -> list[int]:
         with suppress(psutil.NoSuchProcess):

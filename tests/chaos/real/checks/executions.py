@@ -1,0 +1,81 @@
+"""Every end is that of an execution, and none ran beside another of its task."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+from tests.chaos.real.arena import Arena
+from tests.chaos.real.checks.rows import shown, token_of
+from tests.chaos.real.journal import Execution
+from tests.chaos.real.project import callbacks, tasks
+
+RETRIES = {tasks.work_unluckily.name: tasks.RETRIES, callbacks.work_and_be_followed.name: callbacks.RETRIES}
+"""How many failures a task is meant to survive, by name."""
+
+
+def check_ends(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
+    """Every enqueue that committed has come to one end."""
+    for task in arena.journal.committed_tasks() - ended.keys():
+        yield f"task {task} was enqueued and has no end"
+    runs = {str(row["id"]) for row in arena.sql("SELECT id FROM orchestrator.runs")}
+    for run in arena.journal.committed_runs() - runs:
+        yield f"run {run} was started and is gone"
+    for row in arena.sql("SELECT id FROM orchestrator.ended_tasks JOIN orchestrator.tasks USING (id)"):
+        yield f"task {row['id']} has ended and is open"
+
+
+def check_executions(ended: dict[str, Any], executions: list[Execution]) -> Iterator[str]:
+    """Every success really ran, its result is that execution's, and every failure has its reason."""
+    by_attempt = {(execution.task, execution.attempt): execution for execution in executions}
+    for (task, attempt), number in Counter((one.task, one.attempt) for one in executions).items():
+        if number > 1:
+            yield f"attempt {attempt} of task {task} ran {number} times"
+    failures = Counter(execution.task for execution in executions if execution.outcome == "failed")
+    began = {execution.task for execution in executions}
+    for task, row in ended.items():
+        if row["id"] == row["run_id"]:
+            continue  # it carried the turns of a workflow as code: journeys.py
+        if row["status"] == "success":
+            execution = by_attempt.get((task, row["attempt"]))
+            if execution is None or execution.outcome != "success":
+                yield f"task {task} succeeded in attempt {row['attempt']}, and the log says {execution}"
+            elif token_of(row["result"]) != f"{task}/{execution.attempt}/{execution.pid}":
+                yield f"task {task} has the result {token_of(row['result'])}, not that of {execution}"
+        elif row["status"] == "failed":
+            unlucky = row["failures"] > RETRIES.get(row["name"], 0) and failures[task] >= row["failures"]
+            kind = (row["error"] or {}).get("kind")
+            expired = kind == "TaskExpired" and task not in began
+            if not (unlucky or expired or kind == "WorkerLost"):
+                yield f"task {task} failed without a reason: {shown(row)}"
+        if row["failures"] > failures[task]:
+            yield f"task {task} is charged {row['failures']} failures, and the log has {failures[task]}"
+
+
+def overlaps(arena: Arena, executions: list[Execution]) -> Iterator[tuple[Execution, Execution, bool]]:
+    """Yield two attempts of one task that ran beside each other, and whether they may have.
+
+    They may if the worker of the first could not be heard for so long that the leader had to take it for dead.
+    """
+    journal = arena.journal
+    noticed = arena.settings.worker_ttl - arena.settings.heartbeat
+    by_task = defaultdict(list)
+    for execution in executions:
+        by_task[execution.task].append(execution)
+    for found in by_task.values():
+        for first, second in combinations(sorted(found, key=lambda one: one.began), 2):
+            if second.began < journal.end_of(first):
+                yield first, second, journal.was_unheard(first.worker, first.began, second.began, noticed)
+
+
+def check_overlaps(arena: Arena, executions: list[Execution]) -> Iterator[str]:
+    """No attempt ran beside another of its task while its worker was alive and could be heard."""
+    for first, second, excused in overlaps(arena, executions):
+        if not excused:
+            yield (
+                f"task {first.task}: attempt {second.attempt} began {second.began - first.began:.2f} s after attempt "
+                f"{first.attempt}, which went on for {arena.journal.end_of(first) - second.began:.2f} s more, and "
+                f"whose worker was alive and could be heard: {first}, {second}"
+            )

@@ -1,0 +1,82 @@
+"""Workflows as code did every step once, were told the truth, and returned it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from tests.chaos.real.arena import Arena
+from tests.chaos.real.checks.rows import shown, token_of, value_of
+from tests.chaos.real.project.journeys import LEG, ROW, UNDO
+
+_RUNS = """
+SELECT r.id::text, r.status, r.stuck, t.result, t.error, coalesce(c.id::text, '') AS child
+  FROM orchestrator.runs r
+  LEFT JOIN orchestrator.ended_tasks t ON t.id = r.id
+  LEFT JOIN orchestrator.runs c ON c.parent_run = r.id
+ WHERE r.workflow = 'journey'
+"""
+_LEFT = """
+SELECT 'timer' AS kind, run_id, id FROM orchestrator.timers
+ UNION ALL SELECT 'promise', run_id, id FROM orchestrator.promises
+"""
+
+
+def check_journeys(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
+    """Judge every journey by what its steps and its visitors wrote down."""
+    journal = arena.journal
+    widths = {journey: int(width) for journey, width in journal.of_clients("journey")}
+    cancelled = {task for (task,) in journal.of_clients("cancel")}
+    steps: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for journey, name, task in journal.of_tasks("step"):
+        steps[journey][name].add(task)
+    told: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for word in ("saying", "said"):
+        for what, journey, number in journal.of_clients(word):
+            told[word, what, journey].append(int(number))
+    failing = {str(row["run_id"]) for row in ended.values() if row["status"] == "failed" and row["id"] != row["run_id"]}
+    for row in arena.sql(_LEFT):
+        yield f"left behind by a journey: {shown(row)}"
+    for run in arena.sql(_RUNS):
+        journey = run["id"]
+        for name, tasks in steps[journey].items():
+            if len(tasks) > 1:
+                yield f"journey {journey} took step {name} {len(tasks)} times: {sorted(tasks)}"
+        if run["status"] == "success":
+            yield from _check_success(run, widths.get(journey), steps[journey], ended)
+            yield from _check_told(run, told)
+        elif run["status"] == "cancelled":
+            if journey not in cancelled:
+                yield f"journey {journey} was cancelled, and by nobody"
+            if steps[journey].keys() & {*ROW} and UNDO not in steps[journey]:
+                yield f"journey {journey} was cancelled after {sorted(steps[journey])}, and nothing was undone"
+        elif not failing & {journey, run["child"]}:
+            yield f"journey {journey} failed, and none of its steps did: {shown(run)}"
+
+
+def _check_success(
+    run: dict[str, Any], width: int | None, steps: dict[str, set[str]], ended: dict[str, Any]
+) -> Iterator[str]:
+    """All of its steps ran, no other did, and their results are what it returned."""
+    result = value_of(run["result"])
+    expected = {f"beside-{number}" for number in range(result["width"] if width is None else width)} | {*ROW, *LEG}
+    tokens = result["tokens"]
+    if tokens.keys() != expected or steps.keys() != expected:
+        yield f"journey {run['id']}: expected {sorted(expected)}, it returned {sorted(tokens)}, {sorted(steps)} ran"
+    for name, token in tokens.items():
+        task = token.partition("/")[0]
+        if task not in ended or token != token_of(ended[task]["result"]) or steps[name] != {task}:
+            yield f"journey {run['id']} was told {token} of step {name}, and {sorted(steps[name])} ran"
+
+
+def _check_told(run: dict[str, Any], told: dict[tuple[str, str, str], list[int]]) -> Iterator[str]:
+    """What was said to it before its promise was kept was heard once, in order; nothing else was heard."""
+    result = value_of(run["result"])
+    heard = {"signal": result["heard"], "update": result["added"], "answer": [result["answer"]]}
+    for what, numbers in heard.items():
+        saying, said = told["saying", what, run["id"]], told["said", what, run["id"]]
+        if len({*numbers}) != len(numbers) or not {*numbers} <= {*saying}:
+            yield f"journey {run['id']} heard {what} {numbers}, and {saying} were said"
+        if [number for number in numbers if number in said] != said:
+            yield f"journey {run['id']} heard {what} {numbers}, and was certainly told {said}"

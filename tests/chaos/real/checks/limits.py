@@ -1,0 +1,51 @@
+"""Never more ran at once, or started in a second, than may."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from orchestrator import Rate
+from tests.chaos.real.arena import Arena
+from tests.chaos.real.journal import Execution
+from tests.chaos.real.project.limits import RATE, TOTAL_RATE
+
+_ROUNDING = 1e-3
+"""Seconds."""
+_STARTS = "SELECT lane, extract(epoch FROM at)::double precision AS at FROM chaos.starts ORDER BY at"
+
+
+def check_limits(arena: Arena, executions: list[Execution]) -> Iterator[str]:
+    """Never more ran at once than may; whom the leader could not hear does not count, as in `overlaps`."""
+    journal = arena.journal
+    noticed = arena.settings.worker_ttl - arena.settings.heartbeat
+    limits = defaultdict(set)
+    for task, name, number in journal.of_tasks("limit"):
+        limits[task].add((name, int(number)))
+    changes = defaultdict(list)
+    for one in executions:
+        ended = journal.end_of(one)
+        if one.task in limits and not journal.was_unheard(one.worker, one.began, ended, noticed):
+            for limit in limits[one.task]:
+                changes[limit] += [(one.began, 1, one), (ended, -1, one)]
+    for (name, limit), found in changes.items():
+        running = 0
+        for _, change, one in sorted(found, key=lambda change: change[:2]):  # ends before beginnings
+            running += change
+            if running > limit:
+                yield f"{running} of {name} ran at once, and {limit} may: {one}"
+
+
+def check_rates(arena: Arena) -> Iterator[str]:
+    """Never more started in any window than the bucket holds and what comes into it meanwhile, by Postgres's clock."""
+    starts: dict[tuple[str, Rate], list[float]] = defaultdict(list)
+    for row in arena.sql(_STARTS):
+        starts[row["lane"], RATE].append(row["at"])
+        starts["all", TOTAL_RATE].append(row["at"])
+    for (lane, rate), times in starts.items():
+        interval, size = rate.per / rate.count, int(rate.count)
+        due = times[0]
+        for at in times:
+            due = max(due, at) + interval
+            if due - at > size * interval + _ROUNDING:
+                yield f"{lane} started at {at:.3f} one more than {size} and {rate.count:g} in {rate.per:g} s"

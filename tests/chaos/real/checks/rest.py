@@ -1,0 +1,50 @@
+"""Nothing is open, in the inbox, or in the streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import psycopg2
+
+from tests.chaos.real.arena import Arena
+from tests.chaos.real.checks.rows import shown
+
+PREFIX = "{orchestrator:0}"
+
+
+def wait_for_rest(arena: Arena, timeout: float) -> list[str]:
+    """Wait until nothing is open and nothing stands in the streams; return what still does after the time."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            left = [*_check_rest(arena), *_check_streams(arena)]
+        except psycopg2.OperationalError as error:
+            left = [f"Postgres cannot be asked: {error}"]  # it starts
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+
+
+def _check_rest(arena: Arena) -> Iterator[str]:
+    for row in arena.sql("SELECT id, name, status, attempt, hold, worker FROM orchestrator.tasks LIMIT 20"):
+        yield f"a task has not ended: {shown(row)}"
+    for row in arena.sql("SELECT id, name, status, total, open FROM orchestrator.runs WHERE ended_at IS NULL LIMIT 20"):
+        yield f"a run has not ended: {shown(row)}"
+    for row in arena.sql("SELECT * FROM orchestrator.inbox LIMIT 20"):
+        yield f"left in the inbox: {shown(row)}"
+
+
+def _check_streams(arena: Arena) -> Iterator[str]:
+    with arena.redis() as redis:
+        generation = (redis.get(f"{PREFIX}:generation") or b"").decode()
+        for key in sorted(key.decode() for key in redis.scan_iter(match="[{]orchestrator:0[}]:*", count=1000)):
+            kind = key.removeprefix(f"{PREFIX}:").partition(":")[0]
+            if kind in ("events", "queue", "quarantine") and (length := redis.xlen(key)):
+                yield f"{length} entries are left in {key}"
+            if kind in ("events", "queue") and f":{kind}:{generation}" not in key:
+                yield f"a stream of an older generation than {generation} is left: {key}"
+            if kind == "queue":
+                for group in redis.xinfo_groups(key):
+                    if group["pending"]:
+                        yield f"{group['pending']} entries of {key} are pending"

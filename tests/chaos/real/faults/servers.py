@@ -1,0 +1,59 @@
+"""Postgres and Redis that crash, forget, or are full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from random import Random
+
+from redis.exceptions import OutOfMemoryError, RedisError
+
+from tests.chaos.breaking import flush_redis, postgres_down, redis_down
+from tests.chaos.real.arena import Arena
+from tests.chaos.real.faults.kinds import fault
+
+_FILLER = "chaos:filler"
+_ROOM = 1 << 20
+
+
+@fault
+def postgres_restart(arena: Arena, pick: Random) -> Iterator[str]:
+    """Postgres crashes and recovers from its log."""
+    with postgres_down(arena.services):
+        yield "Postgres stopped in immediate mode"
+
+
+@fault
+def redis_restart(arena: Arena, pick: Random) -> Iterator[str]:
+    """Redis crashes and comes back with what its log had: everything, or what it had before its last life."""
+    with redis_down(arena.services, persistence=True):
+        yield "Redis killed; it comes back with its log"
+
+
+@fault
+def redis_empty(arena: Arena, pick: Random) -> Iterator[str]:
+    """Redis crashes and comes back with nothing, and keeps nothing in this life."""
+    with redis_down(arena.services, persistence=False):
+        yield "Redis killed; it comes back empty"
+
+
+@fault
+def redis_flush(arena: Arena, pick: Random) -> Iterator[str]:
+    flush_redis(arena.services)
+    yield "FLUSHALL"
+
+
+@fault
+def redis_full(arena: Arena, pick: Random) -> Iterator[str]:
+    """Redis has no memory left and, as it must, refuses writes rather than to forget something."""
+    with arena.redis() as redis:
+        redis.config_set("maxmemory", redis.info("memory")["used_memory"] + _ROOM)
+        try:
+            with suppress(OutOfMemoryError):
+                while True:
+                    redis.append(_FILLER, b"\0" * (_ROOM // 8))
+            yield "Redis filled to its maxmemory"
+        finally:
+            with suppress(RedisError):  # it restarted meanwhile, and has no limit any more
+                redis.config_set("maxmemory", 0)
+                redis.delete(_FILLER)

@@ -1,0 +1,131 @@
+"""Processes that are killed, stopped, and told to end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from random import Random
+
+from tests.chaos.breaking import send, stopped
+from tests.chaos.real.arena import Arena
+from tests.chaos.real.faults.kinds import a_scheduler, fault
+from tests.chaos.real.members import Member
+
+
+@fault
+def kill_worker(arena: Arena, pick: Random) -> Iterator[str]:
+    """A machine dies: the worker's parent and all its processes, at once and without a word."""
+    worker = pick.choice(arena.workers)
+    with worker.held_down():
+        _kill_group(arena, worker)
+        yield f"kill -9 of {worker} and all its processes"
+
+
+@fault
+def kill_parent(arena: Arena, pick: Random) -> Iterator[str]:
+    """Only the parent dies; its processes must not outlive it."""
+    worker = pick.choice(arena.workers)
+    with worker.held_down():
+        arena.journal.note_deaths([worker.pid])
+        worker.signal(signal.SIGKILL)
+        yield f"kill -9 of {worker}'s parent process"
+
+
+@fault
+def kill_child(arena: Arena, pick: Random) -> Iterator[str]:
+    """One worker process dies, or a child in which it runs a task alone; its parent lives."""
+    yield _to_child(arena, pick, signal.SIGKILL)
+
+
+@fault
+def kill_scheduler(arena: Arena, pick: Random) -> Iterator[str]:
+    scheduler = a_scheduler(arena, pick)
+    with scheduler.held_down():
+        _kill_group(arena, scheduler)
+        yield f"kill -9 of {scheduler}"
+
+
+@fault
+def stop_worker(arena: Arena, pick: Random) -> Iterator[str]:
+    """A machine stands still: a virtual machine that is moved, or memory that swaps."""
+    worker = pick.choice(arena.workers)
+    with arena.journal.unheard(worker.pid), stopped(worker.pid):
+        yield f"SIGSTOP of {worker} and all its processes"
+
+
+@fault
+def stop_parent(arena: Arena, pick: Random) -> Iterator[str]:
+    """Nobody beats for the worker's processes, which go on."""
+    worker = pick.choice(arena.workers)
+    pid = worker.pid
+    with arena.journal.unheard(pid):
+        worker.signal(signal.SIGSTOP)
+        try:
+            yield f"SIGSTOP of {worker}'s parent process"
+        finally:
+            send(pid, signal.SIGCONT)
+
+
+@fault
+def stop_child(arena: Arena, pick: Random) -> Iterator[str]:
+    """One worker process stands still while its parent beats: it is heard, and its tasks are its own."""
+    worker = pick.choice(arena.workers)
+    children = worker.descendants()
+    pid = pick.choice(children).pid if children else None
+    if pid is None:
+        yield f"nothing: {worker} has no processes now"
+        return
+    send(pid, signal.SIGSTOP)
+    try:
+        yield f"SIGSTOP of process {pid} of {worker}"
+    finally:
+        send(pid, signal.SIGCONT)
+
+
+@fault
+def stop_scheduler(arena: Arena, pick: Random) -> Iterator[str]:
+    scheduler = a_scheduler(arena, pick)
+    with stopped(scheduler.pid):
+        yield f"SIGSTOP of {scheduler}"
+
+
+@fault
+def term_worker(arena: Arena, pick: Random) -> Iterator[str]:
+    """A rolling deploy: drain, end, and start again; now and then by someone in a hurry, who asks twice."""
+    worker = pick.choice(arena.workers)
+    twice = pick.random() < 0.3
+    with worker.held_down():
+        worker.signal(signal.SIGTERM)
+        yield f"SIGTERM of {worker}" + (", twice" if twice else "")
+        if twice:
+            worker.signal(signal.SIGTERM)
+
+
+@fault
+def term_child(arena: Arena, pick: Random) -> Iterator[str]:
+    yield _to_child(arena, pick, signal.SIGTERM)
+
+
+@fault
+def term_scheduler(arena: Arena, pick: Random) -> Iterator[str]:
+    scheduler = a_scheduler(arena, pick)
+    with scheduler.held_down():
+        scheduler.signal(signal.SIGTERM)
+        yield f"SIGTERM of {scheduler}"
+
+
+def _kill_group(arena: Arena, member: Member) -> None:
+    arena.journal.note_deaths([member.pid])
+    member.signal_group(signal.SIGKILL)
+
+
+def _to_child(arena: Arena, pick: Random, number: signal.Signals) -> str:
+    worker = pick.choice(arena.workers)
+    children = worker.descendants()
+    if not children:
+        return f"nothing: {worker} has no processes now"
+    child = pick.choice(children)
+    if number is signal.SIGKILL:
+        arena.journal.note_deaths([child.pid, *(below.pid for below in child.children(recursive=True))])
+    send(child.pid, number)
+    return f"{number.name} of process {child.pid} of {worker}"

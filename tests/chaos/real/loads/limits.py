@@ -1,0 +1,33 @@
+"""Tasks that share a limit, a rate or a key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.chaos.real.loads.kinds import load
+from tests.chaos.real.project import app, limits
+
+if TYPE_CHECKING:
+    from tests.chaos.real.client import Client
+
+
+@load(weight=3)
+def limited(client: Client) -> None:
+    """So many at once in each lane, and in all of them; one that is cancelled keeps its place until its code stops."""
+    lane = client.random.choice("abc")
+    client.enqueued(limits.work_in_lane.enqueue(lane, client.random.uniform(0.0, 0.5)))
+
+
+@load(weight=3)
+def unique(client: Client) -> None:
+    """One at a time of each key; the handle may be that of the one before."""
+    key = client.random.choice("xyz")
+    client.committed(limits.work_once.enqueue(key, client.random.uniform(0.0, 0.5)))
+
+
+@load(weight=2)
+def rated(client: Client) -> None:
+    """More at once than may start in a second: the rest wait their turn."""
+    customers = [(client.random.choice("pq"),) for _ in range(client.random.randint(1, 8))]
+    for handle in app.enqueue_many(limits.work_at_rate, customers):
+        client.enqueued(handle)

@@ -1,0 +1,56 @@
+"""Runs of many, DAGs, workflows as code, and cancelling any of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator import Workflow, WrongState
+from tests.chaos.real.loads.kinds import LENGTHS, load
+from tests.chaos.real.project import app, journeys, tasks
+
+if TYPE_CHECKING:
+    from tests.chaos.real.client import Cancellable, Client
+
+
+@load(weight=2)
+def run_of_many(client: Client) -> None:
+    task = client.random.choice((tasks.work, tasks.work_async, tasks.work_unluckily))
+    client.started(app.start_many(task, [client.random.choice(LENGTHS)] * client.random.randint(1, 120)))
+
+
+@load(weight=2)
+def dag(client: Client) -> None:
+    """A list is discovered, each item is worked on beside some shards, and the results come together."""
+    client.started(app.workflows["fan"].start(count=client.random.randint(0, 60)))
+
+
+@load(weight=4)
+def journey(client: Client) -> None:
+    """A workflow as code; `outsider.py` tells it what it waits for."""
+    width = client.random.randint(1, 5)
+    client.set_out(journeys.journey.start(width), width)
+
+
+@load(weight=2)
+def cancelled(client: Client) -> None:
+    """Cancel something of before, wherever it stands."""
+    kinds: list[list[Cancellable]] = [[*client.tasks[-200:]], [*client.runs[-10:]], [*client.journeys[-3:]]]
+    handles = client.random.choice(kinds)
+    if handles:
+        handle = client.random.choice(handles)
+        client.cancelling(handle)
+        try:
+            handle.cancel()
+        except WrongState:
+            client.counts["too late"] += 1
+
+
+def workflow() -> Workflow:
+    """Return the DAG that `dag` starts."""
+    flow = Workflow("fan", params={"count": int})
+    count = flow.params.count
+    found = flow.task("discover", tasks.discover, input={"count": count})
+    each = flow.task("each", tasks.work, depends_on=[found], foreach=found.items, retries=1)
+    shards = flow.task("shards", tasks.work_async, depends_on=[found], parallel=3, concurrency=2)
+    flow.task("gather", tasks.gather, depends_on=[each, shards, found], input={"count": count})
+    return flow

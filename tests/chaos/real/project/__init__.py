@@ -1,0 +1,14 @@
+"""The application under chaos: tasks that write down, outside of the system, when they begin and how they end.
+
+base.py         the application, and how things are written down
+tasks.py        tasks of every kind, and the steps of a DAG
+limits.py       tasks of which only so many may run at once, or start in a second
+callbacks.py    tasks that others follow
+journeys.py     a workflow as code, and its child
+clockwork.py    tasks that a schedule starts
+"""
+
+from tests.chaos.real.project import callbacks, clockwork, journeys, limits, tasks  # noqa: F401  # each registers its own
+from tests.chaos.real.project.base import app
+
+__all__ = ["app"]

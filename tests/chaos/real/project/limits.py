@@ -1,0 +1,39 @@
+"""Tasks of which only so many may run at once, or start in a second."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestrator import Rate, TaskContext
+from tests.chaos.real.project.base import app, spend, token, write, written_down
+
+IN_LANE = 2
+IN_ALL_LANES = 3
+RATE: Final = Rate(12, per=6.0)
+"""Of each customer. A bucket fills up more slowly than a leader is replaced: one that forgot it would be found out."""
+TOTAL_RATE: Final = Rate(18, per=6.0)
+"""Of all of them."""
+
+
+@app.task(concurrency=IN_LANE, total_concurrency=IN_ALL_LANES, concurrency_key=lambda lane, **_: lane)
+def work_in_lane(context: TaskContext, lane: str, seconds: float) -> str:
+    write("limit", context.task_id, f"lane:{lane}", IN_LANE)
+    write("limit", context.task_id, "lanes", IN_ALL_LANES)
+    with written_down(context):
+        spend(seconds)
+    return token(context)
+
+
+@app.task(unique_key=lambda key, **_: key)
+def work_once(context: TaskContext, key: str, seconds: float) -> str:
+    write("limit", context.task_id, f"key:{key}", 1)
+    with written_down(context):
+        spend(seconds)
+    return token(context)
+
+
+@app.task(rate=RATE, total_rate=TOTAL_RATE, concurrency_key=lambda customer: customer)
+def work_at_rate(context: TaskContext, customer: str) -> str:
+    with written_down(context):
+        pass
+    return token(context)

@@ -1,0 +1,70 @@
+"""Tasks of every kind, and the steps of a DAG."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+from orchestrator import Retry, TaskContext
+from tests.chaos.real.project.base import Unlucky, app, spend, token, write, written_down
+
+RETRIES = 6
+
+
+@app.task
+def work(context: TaskContext, seconds: float = 0.0) -> str:
+    with written_down(context):
+        spend(seconds)
+    return token(context)
+
+
+@app.task
+async def work_async(context: TaskContext, seconds: float = 0.0) -> str:
+    with written_down(context):
+        await asyncio.sleep(seconds)
+    return token(context)
+
+
+@app.task(isolation="process")
+def work_isolated(context: TaskContext, seconds: float = 0.0) -> str:
+    with written_down(context):
+        spend(seconds)
+    return token(context)
+
+
+@app.task(retries=Retry(max=RETRIES, backoff="constant", base=0.2))
+def work_unluckily(context: TaskContext, seconds: float = 0.0) -> str:
+    """Fail in about every second attempt; which ones depends on the task and the attempt alone."""
+    with written_down(context):
+        spend(seconds)
+        if hashlib.blake2b(f"{context.task_id} {context.attempt}".encode()).digest()[0] % 2:
+            raise Unlucky(f"attempt {context.attempt}")
+    return token(context)
+
+
+@app.task
+def enqueue_children(context: TaskContext, count: int, on_success: bool) -> str:
+    """Enqueue from inside a task; those that exist only on success are known when it has succeeded."""
+    with written_down(context):
+        for _ in range(count):
+            child = work.options(on_success=on_success).enqueue()
+            if not on_success:
+                write("child", child.id)
+    return token(context)
+
+
+@app.task
+def discover(context: TaskContext, count: int) -> dict[str, Any]:
+    with written_down(context):
+        pass
+    return {"token": token(context), "items": list(range(count))}
+
+
+@app.task
+def gather(context: TaskContext, each: list[str], count: int) -> dict[str, Any]:
+    """End a DAG; every item must have arrived here."""
+    with written_down(context):
+        if len(set(each)) != count or None in each:
+            raise AssertionError(f"{count} results expected, found {len(set(each))}")
+    return {"token": token(context)}

@@ -1,0 +1,122 @@
+"""How statements of the leader are really planned, in every state of statistics that a real table goes through."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from sqlalchemy import Connection, create_engine, text
+
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.scheduler.leadership import Leadership
+from orchestrator.store import database
+from orchestrator.store.statement import Rows, send
+from orchestrator.store.tables import metadata
+
+STATES = ["never analysed", "analysed", "analysed when empty", "planned when empty", "planned when vacuumed"]
+BATCH = 500
+
+
+@dataclass
+class Leader:
+    """A leader's connection to full tables."""
+
+    connection: Connection
+    in_flight: list[tuple[bytes, int]]
+
+    def plan(self, call: Callable[[Connection], object]) -> dict[str, Any]:
+        """Return the plan by which the statement of a store function really ran, and undo what it did."""
+        sent: list[tuple[str, Any]] = []
+
+        def noting(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Rows:
+            sent.append((sql, parameters))
+            return send(connection, sql, parameters)
+
+        with self.connection.begin_nested() as savepoint, patch("orchestrator.store.statement.send", noting):
+            call(self.connection)
+            savepoint.rollback()
+        statement, parameters = sent[0]
+        with self.connection.begin_nested() as savepoint:
+            explained = self.connection.exec_driver_sql(
+                f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}", parameters
+            ).scalar_one()
+            savepoint.rollback()
+        plan: dict[str, Any] = explained[0]["Plan"]
+        return plan
+
+    @property
+    def batch(self) -> list[tuple[bytes, int]]:
+        return self.in_flight[:BATCH]
+
+    @property
+    def ids(self) -> list[bytes]:
+        return [task for task, _ in self.batch]
+
+
+Call = Callable[[Leader], Callable[[Connection], object]]
+
+
+@contextmanager
+def leader_of(
+    services: EmbeddedServices,
+    state: str,
+    fill: Sequence[str],
+    begin: Callable[[Connection], list[tuple[bytes, int]]],
+    statements: Mapping[str, Call],
+) -> Iterator[Leader]:
+    """Yield a leader of a database of its own, filled, with its statistics in a state; `begin` puts tasks in flight."""
+    name = f"plans_{uuid.uuid4().hex}"
+    admin = create_engine(
+        services.postgres.url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT"
+    )
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE orchestrator"))
+    admin.dispose()
+    engine = database.engine_for(services.postgres.database_url(name))
+    leadership = Leadership(engine, lease=60.0)
+    by_hand = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with by_hand.connect() as connection:
+        for table in metadata.tables.values():  # autovacuum would change the state that is being tested
+            connection.execute(text(f"ALTER TABLE {table.fullname} SET (autovacuum_enabled = off)"))
+        if state in ("analysed when empty", "planned when vacuumed"):
+            connection.execute(text("VACUUM ANALYZE"))
+    if state.startswith("planned when"):
+        with leadership.reading() as connection, connection.begin_nested() as savepoint:
+            nobody = Leader(connection, [(os.urandom(16), 1)] * 3)
+            for call in statements.values():
+                call(nobody)(connection)
+            savepoint.rollback()
+    with engine.begin() as connection:
+        for statement in fill:
+            connection.execute(text(statement))
+    if state == "analysed":
+        with by_hand.connect() as connection:
+            connection.execute(text("ANALYZE"))
+    with leadership.reading() as connection:
+        in_flight = begin(connection)
+    with leadership.reading() as connection:
+        yield Leader(connection, in_flight)
+    leadership.disconnect()
+    engine.dispose()
+
+
+def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from nodes(child)
+
+
+def scans(plan: dict[str, Any], *tables: str) -> list[dict[str, Any]]:
+    """Return every node that reads rows of these tables."""
+    return [node for node in nodes(plan) if "Scan" in node["Node Type"] and node.get("Relation Name") in tables]
+
+
+def rows_read(scan: dict[str, Any]) -> float:
+    """Return how many rows a scan touched, those included that it then threw away."""
+    removed = scan.get("Rows Removed by Filter", 0) + scan.get("Rows Removed by Index Recheck", 0)
+    return float((scan["Actual Rows"] + removed) * scan["Actual Loops"])

@@ -1,0 +1,161 @@
+"""Statements about runs of workflows as code probe indexes, however many runs, events and timers there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from orchestrator.domain import history
+from orchestrator.domain.states import RunState
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.store import code_runs, expectations, histories, runs, stuck, transitions
+from orchestrator.store.code_runs import NewCodeRun
+from orchestrator.store.expectations import Answered, NewPromise
+from orchestrator.store.histories import Turn
+from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
+
+NOW = datetime.now(UTC)
+OPEN = 20_000
+"""Runs that wait; there are as many that have ended."""
+EVENTS = 5
+"""Of each open run."""
+IN_FLIGHT = 600
+TABLES = ("tasks", "ended_tasks", "runs", "histories", "timers", "promises", "answers", "run_keys")
+
+_RUNS = f"""
+INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, version, code, last_event, shown, ended_at,
+                               stuck, closing, deadline, parent_run)
+SELECT gen_random_uuid(), 'flow', CASE WHEN n <= {OPEN} THEN 'running' ELSE 'success' END, 0, 0, 'flow' || n % 10, 1,
+       true, {EVENTS}, 1, CASE WHEN n > {OPEN} THEN now() END,
+       CASE WHEN n BETWEEN 11 AND 20 THEN '{{"kind": "x"}}'::jsonb END, n > 2 * {OPEN} - 5,
+       CASE WHEN n % 100 = 1 THEN now() + (n - 500) * interval '1 second' END,
+       CASE WHEN n % 10 = 3 THEN gen_random_uuid() END
+  FROM generate_series(1, 2 * {OPEN}) AS n
+"""
+_TASKS = f"""
+INSERT INTO orchestrator.tasks (id, name, queue, run_id, payload, blockers)
+SELECT id, workflow, CASE WHEN number <= {IN_FLIGHT} THEN 'now' ELSE 'q' END, id, '',
+       CASE WHEN number <= {IN_FLIGHT} THEN 0 ELSE 1 END
+  FROM (SELECT id, workflow, row_number() OVER () AS number FROM orchestrator.runs
+         WHERE ended_at IS NULL AND stuck IS NULL) AS r
+"""
+_HISTORIES = f"""
+INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
+SELECT id, n, now(), CASE WHEN n = 2 THEN 'signal_received' ELSE 'timer_fired' END,
+       '\\x93af7369676e616c5f7265636569766564a178c401c0'::bytea
+  FROM orchestrator.runs CROSS JOIN generate_series(1, {EVENTS}) AS n WHERE ended_at IS NULL
+"""
+_TIMERS = """
+INSERT INTO orchestrator.timers (run_id, id, due)
+SELECT id, gen_random_uuid(), now() + (row_number() OVER () - 100) * interval '1 second'
+  FROM orchestrator.runs WHERE ended_at IS NULL
+"""
+_PROMISES = """
+INSERT INTO orchestrator.promises (run_id, id, name, ordinal)
+SELECT id, gen_random_uuid(), 'approval', 1 FROM orchestrator.runs WHERE ended_at IS NULL
+"""
+_KEYS = "INSERT INTO orchestrator.run_keys (key, run_id) SELECT id::text, id FROM orchestrator.runs"
+_ANSWERS = "INSERT INTO orchestrator.answers (id, at) SELECT gen_random_uuid(), now() FROM generate_series(1, 20000)"
+FILL = [_RUNS, _TASKS, _HISTORIES, _TIMERS, _PROMISES, _KEYS, _ANSWERS]
+
+
+def begin(connection: Connection) -> list[tuple[bytes, int]]:
+    return [(task.id, task.attempt) for task in transitions.claim(connection, {"now": IN_FLIGHT}, NOW)]
+
+
+@pytest.fixture(scope="module", params=STATES)
+def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterator[Leader]:
+    with leader_of(services, request.param, FILL, begin, STATEMENTS) as found:
+        yield found
+
+
+def pairs(leader: Leader) -> list[tuple[bytes, bytes]]:
+    """Return runs with ids of things that they wait for."""
+    return [(run, os.urandom(16)) for run in leader.ids]
+
+
+def turns(leader: Leader) -> list[Turn]:
+    mark = history.TimerFired(os.urandom(16))
+    return [Turn(run, attempt, 1, True, attempt, "w", [mark], 0) for run, attempt in leader.batch]
+
+
+def new_runs() -> list[NewCodeRun]:
+    return [NewCodeRun(os.urandom(16), [history.RunStarted("flow", 1, b"")]) for _ in range(BATCH)]
+
+
+def facts(leader: Leader) -> dict[bytes, Any]:
+    return {run: [history.TimerFired(os.urandom(16))] for run in leader.ids}
+
+
+STATEMENTS: dict[str, Call] = {
+    "append": lambda leader: lambda c: histories.append(c, facts(leader), NOW),
+    "suspend": lambda leader: lambda c: histories.suspend(c, turns(leader), NOW),
+    "unseen": lambda leader: lambda c: histories.unseen(c, dict.fromkeys(leader.ids, False)),
+    "unseen, whole": lambda leader: lambda c: histories.unseen(c, dict.fromkeys(leader.ids, True)),
+    "signals": lambda leader: lambda c: histories.signals(c, leader.ids),
+    "start": lambda _: lambda c: code_runs.start(c, new_runs(), NOW),
+    "end": lambda leader: lambda c: code_runs.end(c, [(run, RunState.SUCCESS, None) for run in leader.ids], NOW),
+    "children": lambda leader: lambda c: code_runs.children(c, leader.ids),
+    "closing": lambda _: lambda c: code_runs.closing(c, BATCH),
+    "closed": lambda leader: lambda c: code_runs.closed(c, leader.ids),
+    "predecessors": lambda leader: lambda c: code_runs.predecessors(c, leader.ids, NOW),
+    "pass_keys": lambda leader: lambda c: code_runs.pass_keys(c, pairs(leader)),
+    "latest": lambda leader: lambda c: code_runs.latest(c, leader.ids),
+    "count": lambda leader: lambda c: runs.count(c, {run: {"total": 1, "opened": 1} for run in leader.ids}),
+    "time_out": lambda _: lambda c: code_runs.time_out(c, NOW, BATCH),
+    "start_timers": lambda leader: lambda c: expectations.start_timers(c, [(*pair, 0.0) for pair in pairs(leader)]),
+    "forget_timers": lambda leader: lambda c: expectations.forget_timers(c, pairs(leader)),
+    "fire_timers": lambda _: lambda c: expectations.fire_timers(c, NOW, BATCH),
+    "create_promises": lambda leader: (
+        lambda c: expectations.create_promises(c, [NewPromise(*pair, "x", 1) for pair in pairs(leader)])
+    ),
+    "forget_promises": lambda leader: lambda c: expectations.forget_promises(c, pairs(leader)),
+    "open_promises": lambda leader: lambda c: expectations.open_promises(c, leader.ids),
+    "answer": lambda leader: lambda c: expectations.answer(c, [Answered(run) for run in leader.ids], NOW),
+    "stick": lambda leader: lambda c: stuck.stick(c, [(*attempt, "{}") for attempt in leader.batch]),
+    "stick_unknown": lambda leader: lambda c: stuck.stick_unknown(c, [(run, "{}") for run in leader.ids]),
+    "free": lambda leader: lambda c: stuck.free(c, BATCH, runs=leader.ids),
+    "free by workflow": lambda _: lambda c: stuck.free(c, BATCH, workflows=["flow1", "flow2"]),
+    "wake": lambda leader: lambda c: stuck.wake(c, leader.ids),
+}
+ONLY_INSERT = {"start", "start_timers", "create_promises"}
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_no_statement_reads_a_whole_table(leader: Leader, name: str) -> None:
+    plan = leader.plan(STATEMENTS[name](leader))
+    found = scans(plan, *TABLES)
+    assert found or name in ONLY_INSERT, plan
+    for scan in found:
+        assert scan["Node Type"] != "Seq Scan", scan
+        assert rows_read(scan) <= EVENTS * BATCH + IN_FLIGHT, scan
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("append", "runs_pkey"),
+        ("suspend", "runs_pkey"),
+        ("unseen", "histories_pkey"),
+        ("signals", "histories_pkey"),
+        ("children", "runs_of_parent"),
+        ("closing", "runs_closing"),
+        ("pass_keys", "run_keys_of_run"),
+        ("time_out", "runs_due"),
+        ("fire_timers", "timers_due"),
+        ("forget_timers", "timers_pkey"),
+        ("open_promises", "promises_pkey"),
+        ("free", "runs_stuck"),
+        ("free by workflow", "runs_stuck"),
+    ],
+)
+def test_each_search_has_its_index(leader: Leader, name: str, index: str) -> None:
+    found = scans(leader.plan(STATEMENTS[name](leader)), *TABLES)
+    assert index in {scan.get("Index Name") for scan in found} | {
+        child.get("Index Name") for scan in found for child in scan.get("Plans", ())
+    }

@@ -1,0 +1,85 @@
+"""Statements about runs probe indexes, however many runs and ended tasks there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import Connection, text
+
+from orchestrator.domain.states import RunState
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.store import dags, runs
+from orchestrator.store.transitions import identifier
+from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
+
+NOW = datetime.now(UTC)
+RUNS = 30_000
+STEPS = 3
+"""Tasks of each run that have ended."""
+TABLES = ("tasks", "ended_tasks", "runs")
+
+_RUNS = f"""
+INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, version, ended_at, cancelling, expanding,
+                               deadline, parent_run, parent_step, lane, lane_limit, parked)
+SELECT gen_random_uuid(), 'flow', CASE WHEN n <= 300 THEN 'pending' WHEN n <= 10000 THEN 'running' ELSE 'failed' END,
+       0, 0, 'flow' || n % 10, 1, CASE WHEN n > 10000 THEN now() END, n BETWEEN 1001 AND 1010, n BETWEEN 1011 AND 1020,
+       CASE WHEN n % 100 = 1 THEN now() + (n - 500) * interval '1 second' END,
+       CASE WHEN n % 10 = 3 THEN gen_random_uuid() END, CASE WHEN n % 10 = 3 THEN 'child' END,
+       CASE WHEN n % 50 = 7 THEN 'lane' || n % 1000 END, CASE WHEN n % 50 = 7 THEN 5 END, n % 100 = 7 AND n <= 300
+  FROM generate_series(1, {RUNS}) AS n
+"""
+_ENDED = f"""
+INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload,
+                                      created_at, ended_at, run_id, step, position)
+SELECT gen_random_uuid(), 1, 'job', 'q', 0, CASE n WHEN 1 THEN 'failed' ELSE 'success' END, 1, 1, 0, '', now(), now(),
+       r.id, 'step' || n, 0
+  FROM orchestrator.runs r CROSS JOIN generate_series(1, {STEPS}) AS n
+"""
+
+
+def begin(connection: Connection) -> list[tuple[bytes, int]]:
+    """Return runs, some of which are in the state that a statement looks for."""
+    found = connection.execute(text(f"SELECT id::text FROM orchestrator.runs WHERE status = 'running' LIMIT {BATCH}"))
+    return [(identifier(row[0]), 1) for row in found]
+
+
+@pytest.fixture(scope="module", params=STATES)
+def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterator[Leader]:
+    with leader_of(services, request.param, [_RUNS, _ENDED], begin, STATEMENTS) as found:
+        yield found
+
+
+def steps(leader: Leader, name: str) -> list[tuple[bytes, str]]:
+    return [(run, name) for run in leader.ids]
+
+
+STATEMENTS: dict[str, Call] = {
+    "begin": lambda _: lambda c: runs.begin(c, NOW, BATCH),
+    "unpark": lambda _: lambda c: runs.unpark(c, {f"lane{number}": 3 for number in range(7, 1000, 50)}),
+    "count": lambda leader: lambda c: runs.count(c, {run: {"total": 1, "opened": 1} for run in leader.ids}),
+    "end": lambda leader: lambda c: runs.end(c, RunState.SUCCESS, leader.ids, NOW),
+    "reopen": lambda leader: lambda c: runs.reopen(c, leader.ids),
+    "mark_cancelling": lambda leader: lambda c: runs.mark_cancelling(c, leader.ids),
+    "time_out": lambda _: lambda c: runs.time_out(c, NOW, BATCH),
+    "cancel_children": lambda leader: lambda c: runs.cancel_children(c, leader.ids),
+    "failed_children": lambda leader: lambda c: runs.failed_children(c, leader.ids[0]),
+    "cancelling": lambda _: runs.cancelling,
+    "retryable_tasks": lambda leader: lambda c: runs.retryable_tasks(c, leader.ids[0], NOW, BATCH),
+    "load": lambda leader: lambda c: dags.load(c, leader.ids),
+    "expanding": lambda _: lambda c: dags.expanding(c, BATCH),
+    "outputs": lambda leader: lambda c: dags.outputs(c, steps(leader, "step1")),
+    "child_outputs": lambda leader: lambda c: dags.child_outputs(c, steps(leader, "child")),
+    "save_output": lambda leader: lambda c: dags.save_output(c, leader.ids[0], b""),
+}
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_no_statement_reads_a_whole_table(leader: Leader, name: str) -> None:
+    plan = leader.plan(STATEMENTS[name](leader))
+    found = scans(plan, *TABLES)
+    assert found, plan
+    for scan in found:
+        assert scan["Node Type"] != "Seq Scan", scan
+        assert rows_read(scan) <= 2 * BATCH, scan
