@@ -76,6 +76,7 @@ def _end_own_tasks(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_
     successes: list[Success] = []
     endings: dict[TaskState, list[Ending]] = {TaskState.FAILED: [], TaskState.CANCELLED: []}
     errors: dict[bytes, TaskError] = {}
+    continuing: dict[bytes, commands.ContinueRun] = {}
     events: dict[bytes, list[What]] = {}
     for worker, report in reports:
         last = report.commands[-1]
@@ -89,7 +90,7 @@ def _end_own_tasks(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_
             endings[TaskState.CANCELLED].append(ending._replace(duration=report.duration))
         else:
             if isinstance(last, commands.ContinueRun):
-                tick.continuing[report.id] = last
+                continuing[report.id] = last
             result = last.result if isinstance(last, commands.CompleteRun) else _NOTHING
             successes.append(Success(report.id, report.attempt, result, report.duration, worker))
         records = [history.record(command) for command in report.commands]
@@ -102,12 +103,13 @@ def _end_own_tasks(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_
             moved += transitions.end(tick.connection, state, rows, tick.now)
     tick.note(
         moved,
-        results={row.id: row.result for row in successes if row.id not in tick.continuing},
+        results={row.id: row.result for row in successes if row.id not in continuing},
         errors=errors,
         by_worker=True,
         inline_result=inline_result,
     )
     accepted = {task.id for task in moved}
+    tick.continuing.update((run, command) for run, command in continuing.items() if run in accepted)
     if accepted:
         histories.append(
             tick.connection, {run: some for run, some in events.items() if run in accepted}, tick.now, wake=False

@@ -39,6 +39,8 @@ class OwnEnd(NamedTuple):
     state: str
     result: bytes | None
     error: TaskError | None
+    inline: bytes | None = None
+    """The result where it is small enough to be told to waiting clients."""
 
 
 @dataclass
@@ -129,15 +131,15 @@ class Tick:
                     self.keys.append((task.unique_key, task.id))
                 result = results.get(task.id) if results else None
                 error = errors.get(task.id) if errors else None
-                if task.is_own:
-                    self.own_ends.append(OwnEnd(task.id, task.state, result, error))
-                elif task.run_id is not None and task.step is None:
+                inline = result if result is not None and len(result) <= inline_result else None
+                if task.is_own:  # who waits for it waits for the run
+                    self.own_ends.append(OwnEnd(task.id, task.state, result, error, inline))
+                    continue
+                if task.run_id is not None and task.step is None:
                     self.outcomes[task.id] = result, error
                 if task.callbacks is not None:
                     self.follow_ups.extend(_follow_ups(task, result, error))
-                if result is not None and len(result) > inline_result:
-                    result = None
-                self.ended.append(Ended(task.id, task.state, result, error))
+                self.ended.append(Ended(task.id, task.state, inline, error))
 
     def mark(self) -> Mark:
         """Return how far the news has come, to go back there."""

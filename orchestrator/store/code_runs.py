@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain import history
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState, TaskState, run_sources_of
 from orchestrator.domain.task import TaskError
 from orchestrator.store import arrays
 from orchestrator.store.histories import EVENTS, event_parameters
@@ -24,6 +24,8 @@ from orchestrator.store.transitions import identifier
 
 CONTINUED = "continued"
 """The reason of a run that goes on in another."""
+RAN_TOO_LONG = TaskError("RunTimedOut", "The run took longer than it may.")
+"""Why a run has failed whose own task was cancelled when its time was up."""
 
 _START = Statement(
     f"""
@@ -170,7 +172,7 @@ WITH ended AS (
 ), promises AS (
     DELETE FROM orchestrator.promises WHERE run_id = ANY(%(ids)s::uuid[])
 )
-SELECT id::text, status, open, parent_run::text, child_id::text FROM ended
+SELECT id::text, status, open, parent_run::text, child_id::text, workflow FROM ended
 """
 )
 
@@ -184,6 +186,7 @@ class EndedRun(NamedTuple):
     """Its tasks and children that have not ended."""
     parent: bytes | None
     child_id: bytes
+    workflow: str
 
 
 def end(connection: Connection, ends: Iterable[tuple[bytes, RunState, str | None]], now: datetime) -> list[EndedRun]:
@@ -196,7 +199,7 @@ def end(connection: Connection, ends: Iterable[tuple[bytes, RunState, str | None
         "reasons": [reason for _, _, reason in rows],
     }
     return [
-        EndedRun(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, identifier(row[4]))
+        EndedRun(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, identifier(row[4]), row[5])
         for row in _END(connection, parameters)
     ]
 
@@ -312,7 +315,7 @@ def time_out(connection: Connection, now: datetime, limit: int) -> list[bytes]:
 
 
 _OUTCOME = """
-SELECT r.status, r.reason, t.result, t.error, r.stuck, r.code
+SELECT r.status, r.reason, t.result, t.error, r.stuck, r.code, t.status
   FROM orchestrator.runs r LEFT JOIN orchestrator.ended_tasks t ON t.id = r.id
  WHERE r.id = %(id)s::uuid
 """
@@ -334,6 +337,8 @@ def outcome(connection: Connection, run: bytes) -> Outcome | None:
     if row is None or not row[5]:
         return None
     error = row[3] and TaskError(row[3]["kind"], row[3]["message"], row[3].get("traceback", ""))
+    if row[0] == RunState.FAILED and row[6] == TaskState.CANCELLED:
+        error = RAN_TOO_LONG
     return Outcome(row[0], row[1], None if row[2] is None else bytes(row[2]), error, row[4])
 
 

@@ -201,6 +201,21 @@ def read(connection: Connection, run: bytes) -> list[Event]:
     return [Event(row[0], row[1], _decode.decode(row[2])) for row in rows]
 
 
+_BEGINNINGS = Statement(
+    """
+SELECT h.run_id::text, h.data FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (
+       SELECT run_id, data FROM orchestrator.histories WHERE run_id = wanted.id AND number = 1 LIMIT 1) AS h
+"""
+)
+
+
+def beginnings(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, history.RunStarted]:
+    """Return how runs began."""
+    rows = _BEGINNINGS(connection, {"ids": arrays.uuids(runs)})
+    return {identifier(row[0]): _decode.decode(row[1]) for row in rows}
+
+
 _SIGNALS = Statement(
     """
 SELECT run_id::text, data FROM orchestrator.histories
