@@ -35,7 +35,7 @@ def apply_activations(tick: Tick, reports: Sequence[tuple[str, Activated]], inli
     batches: dict[bytes, list[Command]] = {}
     for worker, report in reports:
         if report.missing:
-            absent.append(transitions.Again(report.id, report.attempt))
+            absent.append(transitions.Again(report.id, report.attempt, tick.code.pause(report.id, report.attempt)))
         elif report.stuck is not None:
             stuck.append((report.id, report.attempt, report.stuck))
         elif report.commands and isinstance(report.commands[-1], commands.End):
@@ -52,6 +52,7 @@ def apply_activations(tick: Tick, reports: Sequence[tuple[str, Activated]], inli
     if ends:
         accepted |= _end_own_tasks(tick, ends, inline_result)
     if absent:
+        tick.delayed = tick.delayed or any(row.delay > 0 for row in absent)
         tick.note(transitions.again(tick.connection, absent, tick.now), by_worker=True)
     if stuck:
         stick(tick, stuck)

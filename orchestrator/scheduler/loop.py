@@ -39,6 +39,7 @@ from orchestrator.scheduler.watch import Watch
 from orchestrator.settings import Settings
 from orchestrator.store import database, runs, waiting
 from orchestrator.store.leases import Cursor
+from orchestrator.store.transitions import Claimed
 from orchestrator.store.waiting import Agenda
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
@@ -229,6 +230,9 @@ class Scheduler:
         self._careful = False
         self._cursor = cursor
         self._dispatcher.committed(tick, self._monotonic())
+        self._code.paging.committed(tick)
+        if self._code.paging.is_busy and self._speaks:
+            self._patience = 0.0
         self._on_ended(len(tick.ended))
         self._watch.revoke(tick.revoked, self._monotonic())
         self._hear(self._publish, tick, withdraw, bool(inbound.entries))
@@ -341,7 +345,8 @@ class Scheduler:
                     in_flight = waiting.in_flight(connection)
                 self._count_at = began + _COUNT_PAUSE * (self._monotonic() - began)
                 self._dispatcher.recount(in_flight)
-                found = self._reconciler.suspects(self._streams, self._cursor.generation, in_flight, sweep)
+                away = [task for task in in_flight if not self._code.paging.holds(task.id, task.attempt)]
+                found = self._reconciler.suspects(self._streams, self._cursor.generation, away, sweep)
                 suspicion.tasks, suspicion.where, suspicion.stale = found.tasks, found.where, found.stale
             self._redis.worked()
 
@@ -408,6 +413,7 @@ class Scheduler:
                 self._cursor = self._cursor._replace(position=inbound.entries[-1][0])
                 self._leadership.save_cursor(connection, self._cursor)
             self._dispatcher.committed(tick, self._monotonic())
+            self._code.paging.committed(tick)
             # What came after the last confirmation may have been lost with the old server, and other reports may
             # stand in its place: nobody is told that those are applied. They are sent again, and ignored.
             self._streams.confirm(cursor.generation, self._confirmed, tick.ended)
@@ -446,7 +452,7 @@ class Scheduler:
         """After the commit: hand out, withdraw, and tell everyone."""
         generation = self._cursor.generation
         if tick.claimed:
-            self._streams.push(generation, self._leadership.term, self._dispatcher.messages(tick.claimed))
+            self._push(tick.claimed)
         for messages in (withdraw, self._watch.unreceived(generation, tick.revoked)):
             for queue, entries in messages.items():
                 self._streams.withdraw(generation, queue, entries)
@@ -455,6 +461,12 @@ class Scheduler:
             self._confirmed = self._cursor.position
         self._set_aside(tick)
         self._watch.give_orders()
+        if self._code.paging.is_busy and self._speaks:
+            self._code.paging.send(self._leadership.reading, self._streams.pages, self._push)
+
+    def _push(self, claimed: Sequence[Claimed]) -> None:
+        messages = self._dispatcher.messages(claimed)
+        self._streams.push(self._cursor.generation, self._leadership.term, messages)
 
     def _set_aside(self, tick: Tick) -> None:
         if tick.set_aside:

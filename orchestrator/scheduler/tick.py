@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain.activation import Activation
 from orchestrator.domain.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.commands import ContinueRun
 from orchestrator.domain.history import Fact
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.store.transitions import Claimed, Moved
+from orchestrator.store.turns import Unshown
 from orchestrator.transport.codec import Ended
 from orchestrator.transport.quarantine import Refused
 
@@ -41,6 +43,15 @@ class OwnEnd(NamedTuple):
     error: TaskError | None
     inline: bytes | None = None
     """The result where it is small enough to be told to waiting clients."""
+
+
+class Paged(NamedTuple):
+    """A claimed activation whose events are too many for one message."""
+
+    task: Claimed
+    activation: Activation
+    """Without the events."""
+    unshown: Unshown
 
 
 @dataclass
@@ -93,6 +104,10 @@ class Tick:
     """Runs have come up since the agenda was read: children, those that an event started, those that are unparked."""
     claimed: list[Claimed] = field(default_factory=list)
     """Tasks to push after the commit."""
+    paged: list[Paged] = field(default_factory=list)
+    """Activations to send page by page, from the commit on."""
+    turns_over: list[tuple[bytes, int]] = field(default_factory=list)
+    """Activations that are no longer in flight: run and attempt."""
     revoked: list[Moved] = field(default_factory=list)
     """Attempts that a worker may still be running and that no longer count."""
     set_aside: list[Refused] = field(default_factory=list)
@@ -117,6 +132,8 @@ class Tick:
                 self.landed[task.queue] += 1
                 if by_worker:
                     self.finished[task.queue] += 1
+                if task.is_own:
+                    self.turns_over.append((task.id, task.attempt))
                 if task.lane is not None:
                     if task.id in lingering:
                         self.lingering.append((task.id, task.attempt, task.lane))
@@ -152,7 +169,8 @@ class Tick:
             del news[length:]
 
     def _lists(self) -> tuple[list[Any], ...]:
-        return self.moved, self.ended, self.left_lanes, self.lingering, self.keys, self.follow_ups, self.own_ends
+        ends = self.ended, self.own_ends, self.turns_over
+        return *ends, self.moved, self.left_lanes, self.lingering, self.keys, self.follow_ups
 
 
 def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> Iterable[NewTask]:
