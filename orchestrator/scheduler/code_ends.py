@@ -14,7 +14,7 @@ from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.code import ask_to_cancel
 from orchestrator.scheduler.tasks import cancel_tasks
 from orchestrator.scheduler.tick import OwnEnd, Tick
-from orchestrator.store import code_runs, histories, runs
+from orchestrator.store import code_runs, histories, run_keys, runs
 from orchestrator.store.code_runs import EndedRun, NewCodeRun
 from orchestrator.store.transitions import Moved
 from orchestrator.transport.codec import Ended
@@ -97,7 +97,7 @@ def _continue(tick: Tick, ids: Sequence[bytes]) -> None:
             )
         )
     code_runs.start(tick.connection, new, tick.now)
-    code_runs.pass_keys(tick.connection, [(run.started.continued_from or b"", run.id) for run in new])
+    run_keys.pass_on(tick.connection, [(run.started.continued_from or b"", run.id) for run in new])
 
 
 def close_runs(tick: Tick, limit: int) -> None:

@@ -111,44 +111,6 @@ def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | No
     return {identifier(row[0]) for row in rows}
 
 
-_TAKE_KEY = """
-INSERT INTO orchestrator.run_keys AS held (key, run_id) VALUES (%(key)s, %(run)s::uuid)
-    ON CONFLICT (key) DO UPDATE SET run_id = excluded.run_id
- WHERE %(anew)s AND NOT EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = held.run_id AND r.ended_at IS NULL)
-RETURNING run_id::text
-"""
-_HOLDER = """
-SELECT k.run_id::text, r.status FROM orchestrator.run_keys k LEFT JOIN orchestrator.runs r ON r.id = k.run_id
- WHERE k.key = %(key)s
-"""
-
-
-def take_key(connection: Connection, key: str, run: bytes, *, anew: bool) -> tuple[bytes, str] | None:
-    """Let a run have a chosen id, in the transaction that starts it; else return the run that has it, and its state.
-
-    `anew` takes it over from a run that has ended.
-    """
-    parameters = {"key": key, "run": run.hex(), "anew": anew}
-    if connection.exec_driver_sql(_TAKE_KEY, parameters).one_or_none() is not None:
-        return None
-    row = connection.exec_driver_sql(_HOLDER, {"key": key}).one()
-    return identifier(row[0]), row[1]
-
-
-def holder_of_key(connection: Connection, key: str) -> bytes | None:
-    """Return the run that has a chosen id."""
-    row = connection.exec_driver_sql(_HOLDER, {"key": key}).one_or_none()
-    return identifier(row[0]) if row else None
-
-
-_PASS_KEYS = Statement(
-    """
-UPDATE orchestrator.run_keys k SET run_id = p.new FROM unnest(%(old)s::uuid[], %(new)s::uuid[]) AS p(old, new)
- WHERE k.run_id = p.old
-"""
-)
-
-
 def _sources() -> str:
     return " OR ".join(
         "(e.state = '{}' AND r.status IN ({}))".format(
@@ -269,12 +231,6 @@ def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -
         Predecessor(identifier(row[0]), identifier(row[1]) or None, row[2], identifier(row[3]), *row[4:])
         for row in rows
     ]
-
-
-def pass_keys(connection: Connection, successors: Iterable[tuple[bytes, bytes]]) -> None:
-    """Let the successors of runs have the ids that those were started under."""
-    pairs = list(successors)
-    _PASS_KEYS(connection, {"old": arrays.uuids(old for old, _ in pairs), "new": arrays.uuids(new for _, new in pairs)})
 
 
 _CONTINUING = Statement(
