@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import DecodeError
 from redis.exceptions import ConnectionError
+from sqlalchemy import Connection, event
 
 from orchestrator import WorkflowContext, WorkflowHandle
 from orchestrator.domain.activation import Activated
 from orchestrator.domain.task import Dispatch
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.store import turns
 from orchestrator.transport.pages import Pages
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.job import Bundle, Job
@@ -361,3 +364,59 @@ def test_what_can_never_be_sent_is_stuck(
     handle.retry()
     system.tick(2)
     finish(system, code, handle)
+
+
+# -- plans
+
+
+def test_only_the_histories_of_the_claimed_runs_are_read(system: System) -> None:
+    """Of those that are in memory somewhere, only what is new; nobody has taken statistics."""
+    system.sql(
+        "INSERT INTO orchestrator.runs"
+        " (id, name, status, total, open, workflow, version, code, last_event, cached, shown)"
+        " SELECT CAST(md5(CAST(n AS text)) AS uuid), 'r', 'running', 0, 0, 'r', 1, true, 1000, 1, 995"
+        "   FROM generate_series(1, 50) AS n"
+    )
+    system.sql(
+        "INSERT INTO orchestrator.histories (run_id, number, at, kind, data)"
+        " SELECT r.id, n, now(), 'timer_fired', convert_to(repeat('x', 200), 'UTF8')"
+        "   FROM orchestrator.runs r, generate_series(1, 1000) AS n"
+    )
+    ids = [row["id"].bytes for row in system.sql("SELECT id FROM orchestrator.runs ORDER BY id LIMIT 10")]
+    with system.scheduler._leadership.reading() as connection:
+        found = turns.unshown(connection, dict.fromkeys(ids, False))
+    assert [(run.id, run.after, run.through, run.cached, run.size) for run in found] == [
+        (run, 995, 1000, 1, 5 * 232) for run in ids
+    ]
+    long = found[0]._replace(after=0)
+    cases: list[tuple[Callable[[Connection], object], int]] = [
+        (lambda connection: turns.unshown(connection, dict.fromkeys(ids, False)), 60),
+        (lambda connection: turns.unshown(connection, dict.fromkeys(ids, True)), 10_010),
+        (lambda connection: turns.events(connection, found), 50),
+        (lambda connection: turns.page(connection, long, 400, 10_000), 600),
+    ]
+    for call, most in cases:
+        assert sum(rows_read(system, call)) <= most
+
+
+def rows_read(system: System, call: Callable[[Connection], object]) -> Iterator[int]:
+    """Return how many rows each scan of a statement reads."""
+    sent: list[tuple[str, Any]] = []
+
+    def note(*arguments: Any) -> None:
+        sent.append((arguments[2], arguments[3]))
+
+    with system.scheduler._leadership.reading() as connection:
+        event.listen(connection, "before_cursor_execute", note)
+        with suppress(DecodeError):  # the events are none
+            call(connection)
+        event.remove(connection, "before_cursor_execute", note)
+        statement, parameters = sent[-1]
+        explained = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one()
+    nodes = [explained[0]["Plan"]]
+    while nodes:
+        node = nodes.pop()
+        nodes += node.get("Plans", ())
+        if "Relation Name" in node:
+            assert node["Node Type"] != "Seq Scan"
+            yield int((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
