@@ -5,6 +5,7 @@ it holds as much memory as a worker process. The two talk over a pair of pipes:
 
     worker → child   [run, dispatch]                      worker ← child   [report, report]
                      [handed, None]                                        [enqueue, tasks]
+                     [page, page] or [gone, None]                          [page, number]
                                                                            [mark | log | leave, what it says]
 """
 
@@ -110,6 +111,9 @@ class Isolation:
             if word == "enqueue":
                 self._outbox.hand_over(decode(list[NewTask], data))
                 child.send("handed", b"")
+            elif word == "page":
+                page = self._outbox.page(job, decode(int, data))
+                child.send("gone" if page is None else "page", page or b"")
             elif word == "mark":
                 self._outbox.mark(job.dispatch.id, decode(ProgressMark, data))
             elif word == "log":
@@ -180,18 +184,27 @@ class _PipeOutbox:
         self._pipe = pipe
         self._lock = threading.Lock()
 
-    def send(self, word: str, data: bytes, *, answered: bool = False) -> None:
+    def send(self, word: str, data: bytes) -> None:
         """Say one thing at a time, whichever of the task's threads says it."""
         with self._lock:
             self._pipe.send_bytes(encode((word, data)))
-            if answered:
-                self._pipe.recv_bytes()
+
+    def ask(self, word: str, data: bytes) -> tuple[str, bytes]:
+        """Say one thing, and wait for the answer."""
+        with self._lock:
+            self._pipe.send_bytes(encode((word, data)))
+            return decode(tuple[str, bytes], self._pipe.recv_bytes())
 
     def hand_over(self, tasks: Sequence[NewTask]) -> None:
-        self.send("enqueue", encode(list(tasks)), answered=True)
+        self.ask("enqueue", encode(list(tasks)))
+
+    def page(self, job: Job, number: int) -> bytes | None:
+        del job  # there is but one
+        word, page = self.ask("page", encode(number))
+        return page if word == "page" else None
 
     def mark(self, task: bytes, mark: ProgressMark) -> None:
-        del task  # there is but one
+        del task
         self.send("mark", encode(mark))
 
     def log(self, task: bytes, line: LogLine) -> None:

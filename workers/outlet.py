@@ -23,10 +23,15 @@ from orchestrator.errors import (
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.context import Level, TaskContext
 from orchestrator.sdk.payload import decode_value, encode_value
+from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import LARGEST_MESSAGE, LogLine, ProgressMark
+from orchestrator.transport.connection import UNAVAILABLE, describe
+from orchestrator.transport.pages import Pages
 from orchestrator.workers.job import Job, Stage
 from orchestrator.workers.journal import Journal
 from orchestrator.workers.reporter import Reporter
+
+log = get_logger("worker")
 
 NOTHING = encode_value(None, "nothing", 1)
 """The result of a task that has none."""
@@ -36,7 +41,7 @@ _OVERHEAD = 300
 
 
 class Outbox(Protocol):
-    """Where the words of running tasks go."""
+    """Where the words of running tasks go, and where workflows find their histories."""
 
     def hand_over(self, tasks: Sequence[NewTask]) -> None:
         """Return once the leader has these tasks in Postgres."""
@@ -50,17 +55,28 @@ class Outbox(Protocol):
     def leave(self, job: Job, details: bytes) -> None:
         """Keep details for the next attempt, in place of earlier ones."""
 
+    def page(self, job: Job, number: int) -> bytes | None:
+        """Return one page of the events for a turn of a workflow's code; None if it is gone, or cannot be had now."""
+
 
 class ProcessOutbox:
     """The outbox of a worker process."""
 
-    def __init__(self, reporter: Reporter, journal: Journal) -> None:
+    def __init__(self, reporter: Reporter, journal: Journal, pages: Pages) -> None:
+        self._pages = pages
         self.hand_over = reporter.hand_over
         self.mark = journal.mark
         self.log = journal.log
 
     def leave(self, job: Job, details: bytes) -> None:
         job.noted = details  # the pool's clock sends it, or the report that ends the job
+
+    def page(self, job: Job, number: int) -> bytes | None:
+        try:
+            return self._pages.read(job.dispatch.id, job.dispatch.attempt, number)
+        except UNAVAILABLE as error:
+            log.warning("a page of the history of %s cannot be read: %s", job.dispatch.name, describe(error))
+            return None
 
 
 class JobOutlet:

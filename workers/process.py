@@ -20,6 +20,7 @@ from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.codec import LARGEST_BUNDLE, Attempt, Malformed, decode, encode
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys, private_queue
+from orchestrator.transport.pages import Pages
 from orchestrator.transport.worker import Received, StreamsGone, WorkerStreams
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.builtin import install
@@ -95,7 +96,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
         print(f"Error: the application {spec.app} cannot be imported; the reason is above.", file=sys.stderr)
         return EXIT_BROKEN
     process = WorkerProcess(spec, settings, worker, held, pipe)
-    outbox = ProcessOutbox(process.reporter, process.journal)
+    outbox = ProcessOutbox(process.reporter, process.journal, process.pages)
     isolation = Isolation(spec, outbox)
     allowed = Allowed(app, spec.allow)
     process.pool = Pool(
@@ -138,6 +139,7 @@ class WorkerProcess:
         self._streams = WorkerStreams(connect(url), keys)
         self.reporter = Reporter(WorkerStreams(connect(url), keys), worker, held, settled=settings.worker_ttl)
         self.journal = Journal(connect(url), keys)
+        self.pages = Pages(connect(url), keys)
         self._redis = Outage(log, "Redis", "no tasks are received", settled=settings.worker_ttl)
         self._joined = ""
         self._full = False

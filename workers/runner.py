@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.activation import Activation
+from orchestrator.domain.activation import Activated, Activation
+from orchestrator.domain.history import Event
 from orchestrator.domain.reports import AttemptReport
 from orchestrator.domain.retry import is_worth_retrying
 from orchestrator.domain.task import Failed, Returned, Succeeded
@@ -23,7 +24,7 @@ from orchestrator.sdk.payload import encode_value
 from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.task import Task
 from orchestrator.telemetry import get_logger
-from orchestrator.transport.codec import decode
+from orchestrator.transport.codec import Malformed, decode
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.job import Job
@@ -83,14 +84,31 @@ class Runner:
             return unknown(job)
         thread = threading.get_ident()
         try:
+            activation = self._gather(job, decode(Activation, dispatch.payload))
+            if activation is None:
+                return Activated(dispatch.id, dispatch.attempt, time.monotonic() - job.started_at, missing=True)
             job.interruptible(lambda reason: interrupt_thread(thread, reason))
-            return self._engine.activate(decode(Activation, dispatch.payload), dispatch.id, dispatch.attempt)
+            return self._engine.activate(activation, dispatch.id, dispatch.attempt)
         except BaseException as error:  # noqa: BLE001  # no fault of the code: that would be in the report
             return self.failure(job, error)
         finally:
             job.uninterruptible()
             if job.interrupted_by is not None:
                 uninterrupted()
+
+    def _gather(self, job: Job, activation: Activation) -> Activation | None:
+        """Return an activation with the events that stand in pages; None if one of those is gone."""
+        if not activation.pages:
+            return activation
+        events: list[Event] = []
+        for number in range(activation.pages):
+            page = self._outbox.page(job, number)
+            try:
+                events += decode(list[Event], page or b"")
+            except Malformed:
+                log.warning("%s: page %d of its history is gone; it is sent again", job.dispatch.name, number)
+                return None
+        return msgspec.structs.replace(activation, events=events, pages=0)
 
     async def run_async(self, job: Job) -> AttemptReport:
         """Run an asynchronous task on the current event loop."""

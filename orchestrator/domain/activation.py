@@ -16,6 +16,9 @@ A worker uses what it has cached only if that was left by attempt `cached`, the 
 an attempt did whose report came too late is no part of the history. An activation without events, which only asks
 queries, leaves the workflow as it was, and cached under the attempt that left it so. Records may be left out of what is
 sent to a cached workflow, which has no use for them.
+
+Events that are too many for one message stand beside it, in so many `pages`, each a list of events in order. If one of
+them is gone, nothing was run either: the workflow is missing.
 """
 
 from __future__ import annotations
@@ -58,6 +61,8 @@ class Activation(msgspec.Struct, frozen=True, array_like=True):
     cached: int = 0
     """The attempt that left the cached workflow to which these events are added; 0 where the history is whole."""
     queries: list[Query] = []
+    pages: int = 0
+    """In how many pages the events stand, if they are not here."""
 
 
 class Violation(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +89,7 @@ class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     """To be applied in one transaction; empty together with `stuck` and `missing`."""
     stuck: Violation | None = None
     missing: bool = False
-    """The workflow is not cached here as the leader thought; it has to send the whole history."""
+    """The workflow is not cached here as the leader thought, or pages are gone; it has to send the whole history."""
     answers: list[Answer] = []
     cached: int = 0
     """The attempt under which the worker keeps the workflow now: this one if the code was shown any events."""

@@ -299,6 +299,17 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     what: Fact | Record | Mark
 
 
+def weight(what: Fact | Record | Mark) -> int:
+    """Return how many bytes the value has that a fact brings, if it brings any."""
+    match what:
+        case TaskCompleted(result=value) | ChildCompleted(result=value) | PromiseResolved(value=value):
+            return len(value)
+        case SignalReceived(value=value) | RunStarted(payload=value) | UpdateRequested(payload=value):
+            return len(value)
+        case _:
+            return 0
+
+
 def record(command: commands.Command) -> Record:
     """Return the event that records a command which has been applied."""
     match command:

@@ -12,24 +12,27 @@ import msgspec
 
 from orchestrator.domain import history
 from orchestrator.domain.activation import Activation, Query, Violation
-from orchestrator.domain.history import Fact
+from orchestrator.domain.allotment import LARGEST_HISTORY, Allotment, Way
+from orchestrator.domain.history import Event, Fact
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import RunState
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.fleet import Fleet
-from orchestrator.scheduler.tick import Tick
-from orchestrator.store import code_runs, expectations, histories, runs, stuck
+from orchestrator.scheduler.paging import Paging
+from orchestrator.scheduler.tick import Paged, Tick
+from orchestrator.store import code_runs, expectations, histories, runs, stuck, turns
 from orchestrator.store.expectations import Answered
 from orchestrator.store.runs import Delta
 from orchestrator.store.transitions import Claimed
+from orchestrator.store.turns import Unshown
 from orchestrator.telemetry import get_logger
-from orchestrator.transport.codec import LARGEST_MESSAGE, Ended, encode
+from orchestrator.transport.codec import Ended, encode
 from orchestrator.transport.keys import private_queue
 
 log = get_logger("scheduler")
 
-LARGEST_HISTORY = LARGEST_MESSAGE // 2
-"""Bytes of a history that can still be sent to a worker."""
+_PAUSE = 1.0
+"""Seconds before pages are sent again that a worker did not find: they may be many megabytes, every time."""
 
 
 class CodeRuns:
@@ -37,6 +40,7 @@ class CodeRuns:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self.paging = Paging()
         self._queries: dict[bytes, dict[bytes, Query]] = defaultdict(dict)
         self._members: frozenset[str] = frozenset()
 
@@ -67,29 +71,49 @@ class CodeRuns:
     # -- out
 
     def equip(self, tick: Tick) -> None:
-        """Put the events to be shown into the claimed activations, and send each to the worker that has its code."""
+        """Put the events to be shown into the claimed activations, and send each to the worker that has its code.
+
+        What is too large for one message goes in pages, and what there is no room for is put off.
+        """
         claimed = {task.id: task for task in tick.claimed if task.is_activation}
         if not claimed:
             return
         at_home = {run: self._is_at_home(task) for run, task in claimed.items()}
-        equipped: dict[bytes, Claimed] = {}
+        allotment = Allotment(self.paging.size)
+        small: dict[bytes, tuple[Claimed, Unshown]] = {}
+        later: list[tuple[bytes, int, float]] = []
         too_long: list[tuple[bytes, int, Violation]] = []
-        for found in histories.unseen(tick.connection, {run: not home for run, home in at_home.items()}):
-            queries = list(self._queries.pop(found.id, {}).values())
-            activation = Activation(
-                found.id, found.workflow, found.version, found.after, found.through, found.events, found.cached, queries
-            )
-            task, payload = claimed[found.id], encode(activation)
-            if len(payload) > LARGEST_HISTORY:
-                too_long.append((found.id, task.attempt, _too_long(len(payload))))
-                continue
-            worker = task.worker if at_home[found.id] and found.after else None
-            equipped[found.id] = task._replace(payload=payload, worker=worker)
+        for run in turns.unshown(tick.connection, {run: not home for run, home in at_home.items()}):
+            task = claimed[run.id]._replace(worker=claimed[run.id].worker if run.after else None)
+            way = allotment.way(run.size)
+            if way is Way.MESSAGE:
+                small[run.id] = task, run
+            elif way is Way.PAGES:
+                tick.paged.append(Paged(task, self._activation(run, []), run))
+            elif way is Way.LATER:
+                later.append((run.id, task.attempt, allotment.wait))
+            else:
+                too_long.append((run.id, task.attempt, _too_long(run.size)))
+                self._queries.pop(run.id, None)
+        shown = turns.events(tick.connection, [run for _, run in small.values()]) if small else {}
+        equipped = {
+            task.id: task._replace(payload=encode(self._activation(run, shown[run.id]))) for task, run in small.values()
+        }
         tick.claimed = [
-            equipped.get(task.id, task) for task in tick.claimed if task.id not in {r for r, _, _ in too_long}
+            equipped.get(task.id, task) for task in tick.claimed if task.id in equipped or not task.is_activation
         ]
+        if later:
+            turns.put_off(tick.connection, later, tick.now)
         if too_long:
             stick(tick, too_long)
+
+    def pause(self, run: bytes, attempt: int) -> float:
+        """Return how many seconds pass before what an attempt did not find is sent again."""
+        return _PAUSE if self.paging.has(run, attempt) else 0.0
+
+    def _activation(self, run: Unshown, events: list[Event]) -> Activation:
+        queries = list(self._queries.pop(run.id, {}).values())
+        return Activation(run.id, run.workflow, run.version, run.after, run.through, events, run.cached, queries)
 
     def _is_at_home(self, task: Claimed) -> bool:
         """Say whether the worker that has a run's code in memory can take it on."""

@@ -35,7 +35,7 @@ def apply_activations(tick: Tick, reports: Sequence[tuple[str, Activated]], inli
     batches: dict[bytes, list[Command]] = {}
     for worker, report in reports:
         if report.missing:
-            absent.append(transitions.Again(report.id, report.attempt))
+            absent.append(transitions.Again(report.id, report.attempt, tick.code.pause(report.id, report.attempt)))
         elif report.stuck is not None:
             stuck.append((report.id, report.attempt, report.stuck))
         elif report.commands and isinstance(report.commands[-1], commands.End):
@@ -52,6 +52,7 @@ def apply_activations(tick: Tick, reports: Sequence[tuple[str, Activated]], inli
     if ends:
         accepted |= _end_own_tasks(tick, ends, inline_result)
     if absent:
+        tick.delayed = tick.delayed or any(row.delay > 0 for row in absent)
         tick.note(transitions.again(tick.connection, absent, tick.now), by_worker=True)
     if stuck:
         stick(tick, stuck)
@@ -76,6 +77,7 @@ def _end_own_tasks(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_
     successes: list[Success] = []
     endings: dict[TaskState, list[Ending]] = {TaskState.FAILED: [], TaskState.CANCELLED: []}
     errors: dict[bytes, TaskError] = {}
+    continuing: dict[bytes, commands.ContinueRun] = {}
     events: dict[bytes, list[What]] = {}
     for worker, report in reports:
         last = report.commands[-1]
@@ -89,7 +91,7 @@ def _end_own_tasks(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_
             endings[TaskState.CANCELLED].append(ending._replace(duration=report.duration))
         else:
             if isinstance(last, commands.ContinueRun):
-                tick.continuing[report.id] = last
+                continuing[report.id] = last
             result = last.result if isinstance(last, commands.CompleteRun) else _NOTHING
             successes.append(Success(report.id, report.attempt, result, report.duration, worker))
         records = [history.record(command) for command in report.commands]
@@ -102,12 +104,13 @@ def _end_own_tasks(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_
             moved += transitions.end(tick.connection, state, rows, tick.now)
     tick.note(
         moved,
-        results={row.id: row.result for row in successes if row.id not in tick.continuing},
+        results={row.id: row.result for row in successes if row.id not in continuing},
         errors=errors,
         by_worker=True,
         inline_result=inline_result,
     )
     accepted = {task.id for task in moved}
+    tick.continuing.update((run, command) for run, command in continuing.items() if run in accepted)
     if accepted:
         histories.append(
             tick.connection, {run: some for run, some in events.items() if run in accepted}, tick.now, wake=False

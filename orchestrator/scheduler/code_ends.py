@@ -14,9 +14,10 @@ from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.code import ask_to_cancel
 from orchestrator.scheduler.tasks import cancel_tasks
 from orchestrator.scheduler.tick import OwnEnd, Tick
-from orchestrator.store import code_runs, histories, runs
+from orchestrator.store import code_runs, histories, run_keys, runs
 from orchestrator.store.code_runs import EndedRun, NewCodeRun
 from orchestrator.store.transitions import Moved
+from orchestrator.transport.codec import Ended
 
 _NOTHING = b"\xc0"
 
@@ -31,7 +32,10 @@ def task_fact(task: Moved, result: bytes | None, error: TaskError | None) -> Out
 
 
 def end_runs(tick: Tick) -> None:
-    """End the runs whose own tasks have ended: cancel what is open in them, and tell their parents."""
+    """End the runs whose own tasks have ended: cancel what is open in them, and tell all who wait for them.
+
+    A run that goes on in another has not ended for anyone but the clients, who follow it.
+    """
     ends = {end.id: end for end in tick.own_ends}
     tick.own_ends.clear()
     states = (
@@ -47,6 +51,9 @@ def end_runs(tick: Tick) -> None:
     tick.told.extend(
         (run.parent, run.state, _told_to_parent(run, ends[run.id])) for run in finished if run.parent is not None
     )
+    tick.ended.extend(Ended(run.id, run.state, ends[run.id].inline, _error(run, ends[run.id])) for run in ended)
+    if finished:
+        tick.triggers.code_ended(tick, finished)
     if continued:
         _continue(tick, continued)
 
@@ -56,9 +63,12 @@ def _told_to_parent(run: EndedRun, end: OwnEnd) -> Outcome:
         return history.ChildCompleted(run.child_id, end.result or _NOTHING)
     if run.state == RunState.CANCELLED:
         return history.ChildCancelled(run.child_id)
-    if end.state == TaskState.CANCELLED:
-        return history.ChildFailed(run.child_id, TaskError("RunTimedOut", "The run took longer than it may."))
-    return history.ChildFailed(run.child_id, end.error or TaskError("Failed", "The run failed."))
+    return history.ChildFailed(run.child_id, _error(run, end) or TaskError("Failed", "The run failed."))
+
+
+def _error(run: EndedRun, end: OwnEnd) -> TaskError | None:
+    """Return why a run ended as it did. One that was cancelled because its time was up has failed."""
+    return code_runs.RAN_TOO_LONG if run.state == RunState.FAILED and end.state == TaskState.CANCELLED else end.error
 
 
 def _continue(tick: Tick, ids: Sequence[bytes]) -> None:
@@ -87,7 +97,7 @@ def _continue(tick: Tick, ids: Sequence[bytes]) -> None:
             )
         )
     code_runs.start(tick.connection, new, tick.now)
-    code_runs.pass_keys(tick.connection, [(run.started.continued_from or b"", run.id) for run in new])
+    run_keys.pass_on(tick.connection, [(run.started.continued_from or b"", run.id) for run in new])
 
 
 def close_runs(tick: Tick, limit: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.domain import history
 from orchestrator.domain.activation import Query
@@ -13,7 +13,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.code import reply, tell
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import code_runs, expectations
+from orchestrator.store import code_runs, expectations, run_keys
 from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.expectations import Answered
 from orchestrator.store.inbox import Item, Wish
@@ -28,27 +28,57 @@ def signal(tick: Tick, items: Sequence[Item]) -> None:
     for item in items:
         facts[item.target].append(_signal(item))
     heard = tell(tick, facts)
+    late: dict[str, list[Item]] = defaultdict(list)
     for item in items:
         if item.target in heard:
             continue
         if item.body.get("start") is None:
             log.warning("run %s has ended before signal %s reached it", to_text(item.target), item.body["name"])
         else:
-            _start_with(tick, item)
+            late[item.body["start"]["key"]].append(item)
+    if late:
+        _start_with(tick, late)
 
 
-def _start_with(tick: Tick, item: Item) -> None:
-    """Give a signal to the run that has the chosen id by now, or begin one with it."""
-    start = item.body["start"]
-    holder = code_runs.holder_of_key(tick.connection, start["key"])
-    if holder is not None and tell(tick, {holder: [_signal(item)]}):
-        return
+def _start_with(tick: Tick, late: Mapping[str, Sequence[Item]]) -> None:
+    """Give signals to the runs that have the chosen ids by now, or begin runs with them; leave word of where they went.
+
+    Those who sent a signal find a run that begins with it under the id that they gave.
+    """
+    holders = run_keys.holders(tick.connection, list(late))
+    heard = tell(tick, {run: [_signal(item) for item in late[key]] for key, run in holders.items()})
+    begun: list[NewCodeRun] = []
+    passed: list[tuple[bytes, bytes]] = []
+    elsewhere: list[Answered] = []
+    for key, items in late.items():
+        holder = holders.get(key)
+        if holder is not None and holder in heard:
+            elsewhere += (Answered(_new_id(item), holder) for item in items)
+            continue
+        run = _run_with(items)
+        begun.append(run)
+        elsewhere += (Answered(_new_id(item), run.id) for item in items[1:])
+        if holder is not None:
+            passed.append((holder, run.id))
+    if begun:
+        code_runs.start(tick.connection, begun, tick.now)
+        run_keys.pass_on(tick.connection, passed)
+        tick.delayed = tick.delayed or any(run.timeout is not None for run in begun)
+    reply(tick, elsewhere)
+
+
+def _run_with(items: Sequence[Item]) -> NewCodeRun:
+    """Return the run that begins with signals, as the first of them wants it."""
+    start = items[0].body["start"]
     started = history.RunStarted(start["workflow"], start["version"], _data(start["payload"]), start["queue"])
-    run = NewCodeRun(_data(start["id"]), [started, _signal(item)], start["timeout"], tags=start["tags"])
-    code_runs.start(tick.connection, [run._replace(pinned=start["pinned"])], tick.now)
-    if holder is not None:
-        code_runs.pass_keys(tick.connection, [(holder, run.id)])
-    tick.delayed = tick.delayed or run.timeout is not None
+    signals = [_signal(item) for item in items]
+    return NewCodeRun(
+        _new_id(items[0]), [started, *signals], start["timeout"], tags=start["tags"], pinned=start["pinned"]
+    )
+
+
+def _new_id(item: Item) -> bytes:
+    return _data(item.body["start"]["id"])
 
 
 def _signal(item: Item) -> history.SignalReceived:

@@ -125,6 +125,7 @@ class Dispatcher:
         self._lanes.count_landed(tick)
         self._outstanding.subtract(tick.landed)
         self._outstanding.update(task.queue for task in tick.claimed)
+        self._outstanding.update(paged.task.queue for paged in tick.paged)
         self._finished.update(tick.finished)
         elapsed = monotonic - self._measured_at
         if elapsed >= 0.02:

@@ -40,6 +40,7 @@ from orchestrator.scheduler.watch import Watch
 from orchestrator.settings import Settings
 from orchestrator.store import database, runs, waiting
 from orchestrator.store.leases import Cursor
+from orchestrator.store.transitions import Claimed
 from orchestrator.store.waiting import Agenda
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
@@ -227,6 +228,9 @@ class Scheduler:
         self._careful = False
         self._generations.cursor = cursor
         self._dispatcher.committed(tick, self._monotonic())
+        self._code.paging.committed(tick)
+        if self._code.paging.is_busy and self._speaks:
+            self._patience = 0.0
         self._on_ended(len(tick.ended))
         self._watch.revoke(tick.revoked, self._monotonic())
         self._hear(self._publish, tick, withdraw, bool(inbound.entries))
@@ -349,7 +353,8 @@ class Scheduler:
                     in_flight = waiting.in_flight(connection)
                 self._count_at = began + _COUNT_PAUSE * (self._monotonic() - began)
                 self._dispatcher.recount(in_flight)
-                found = self._reconciler.suspects(self._streams, self._cursor.generation, in_flight, sweep)
+                away = [task for task in in_flight if not self._code.paging.holds(task.id, task.attempt)]
+                found = self._reconciler.suspects(self._streams, self._cursor.generation, away, sweep)
                 suspicion.tasks, suspicion.where, suspicion.stale = found.tasks, found.where, found.stale
             self._redis.worked()
 
@@ -376,6 +381,7 @@ class Scheduler:
             settle_ends(tick)
             writing.cursor = cursor
         self._dispatcher.committed(tick, self._monotonic())
+        self._code.paging.committed(tick)
         self._set_aside(tick)
         return tick.ended
 
@@ -422,6 +428,12 @@ class Scheduler:
                 self._streams.withdraw(generation, queue, entries)
         self._set_aside(tick)
         self._watch.give_orders()
+        if self._code.paging.is_busy and self._speaks:
+            self._code.paging.send(self._leadership.reading, self._streams.pages, self._push)
+
+    def _push(self, claimed: Sequence[Claimed]) -> None:
+        messages = self._dispatcher.messages(claimed)
+        self._streams.publish(self._cursor.generation, self._leadership.term, messages)
 
     def _set_aside(self, tick: Tick) -> None:
         if tick.set_aside:

@@ -100,9 +100,12 @@ class Pruner:
     def _forget_tasks(self, connection: Connection, walk: Walk) -> Iterator[int]:
         more = True
         while more:
-            found = retention.next_tasks(connection, walk, self._tasks[walk], self._size)
+            after = self._tasks[walk]
+            found = retention.next_tasks(connection, walk, after, self._size)
             if found is None:
                 return
-            yield retention.forget_tasks(connection, walk, self._tasks[walk], found.upto)
+            left = retention.left_runs(connection, walk, after, found.upto)
+            yield from retention.forget_rest(connection, left, self._size)
+            yield retention.forget_tasks(connection, walk, after, found.upto)
             self._tasks[walk] = found.upto
             more = found.full

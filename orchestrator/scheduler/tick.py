@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain.activation import Activation
 from orchestrator.domain.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.commands import ContinueRun
 from orchestrator.domain.history import Outcome
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.store.transitions import Claimed, Moved
+from orchestrator.store.turns import Unshown
 from orchestrator.transport.codec import Ended
 from orchestrator.transport.quarantine import Refused
 
@@ -39,6 +41,17 @@ class OwnEnd(NamedTuple):
     state: str
     result: bytes | None
     error: TaskError | None
+    inline: bytes | None = None
+    """The result where it is small enough to be told to waiting clients."""
+
+
+class Paged(NamedTuple):
+    """A claimed activation whose events are too many for one message."""
+
+    task: Claimed
+    activation: Activation
+    """Without the events."""
+    unshown: Unshown
 
 
 @dataclass
@@ -93,6 +106,10 @@ class Tick:
     """Runs were counted or planned, and may wait for the leader in some other way now."""
     claimed: list[Claimed] = field(default_factory=list)
     """Tasks to push after the commit."""
+    paged: list[Paged] = field(default_factory=list)
+    """Activations to send page by page, from the commit on."""
+    turns_over: list[tuple[bytes, int]] = field(default_factory=list)
+    """Activations that are no longer in flight: run and attempt."""
     revoked: list[Moved] = field(default_factory=list)
     """Attempts that a worker may still be running and that no longer count."""
     set_aside: list[Refused] = field(default_factory=list)
@@ -117,6 +134,8 @@ class Tick:
                 self.landed[task.queue] += 1
                 if by_worker:
                     self.finished[task.queue] += 1
+                if task.is_own:
+                    self.turns_over.append((task.id, task.attempt))
                 if task.lane is not None:
                     if task.id in lingering:
                         self.lingering.append((task.id, task.attempt, task.lane))
@@ -131,15 +150,15 @@ class Tick:
                     self.keys.append((task.unique_key, task.id))
                 result = results.get(task.id) if results else None
                 error = errors.get(task.id) if errors else None
-                if task.is_own:
-                    self.own_ends.append(OwnEnd(task.id, task.state, result, error))
-                elif task.run_id is not None and task.step is None:
+                inline = result if result is not None and len(result) <= inline_result else None
+                if task.is_own:  # who waits for it waits for the run
+                    self.own_ends.append(OwnEnd(task.id, task.state, result, error, inline))
+                    continue
+                if task.run_id is not None and task.step is None:
                     self.outcomes[task.id] = result, error
                 if task.callbacks is not None:
                     self.follow_ups.extend(_follow_ups(task, result, error))
-                if result is not None and len(result) > inline_result:
-                    result = None
-                self.ended.append(Ended(task.id, task.state, result, error))
+                self.ended.append(Ended(task.id, task.state, inline, error))
 
     def mark(self) -> Mark:
         """Return how far the news has come, to go back there."""
@@ -152,7 +171,8 @@ class Tick:
             del news[length:]
 
     def _lists(self) -> tuple[list[Any], ...]:
-        return self.moved, self.ended, self.left_lanes, self.lingering, self.keys, self.follow_ups, self.own_ends
+        ends = self.ended, self.own_ends, self.turns_over
+        return *ends, self.moved, self.left_lanes, self.lingering, self.keys, self.follow_ups
 
 
 def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> Iterable[NewTask]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -16,7 +16,8 @@ from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.tasks import adopt
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import dags, workflows
+from orchestrator.store import dags, histories, workflows
+from orchestrator.store.code_runs import EndedRun
 from orchestrator.store.dags import NewRun, WorkflowRun
 from orchestrator.store.workflows import Stored
 from orchestrator.telemetry import get_logger
@@ -58,9 +59,22 @@ class Triggers:
         if posted:
             self.events(tick, posted)
 
+    def code_ended(self, tick: Tick, ended: Sequence[EndedRun]) -> None:
+        """Start the workflows that waited for runs of code. These have no hooks: their code does what is to follow."""
+        self._refresh(tick)
+        awaited = {trigger.workflow for stored in self._waiting for trigger in stored.definition.on}
+        heard = [run for run in ended if run.workflow in awaited]
+        if heard:
+            beginnings = histories.beginnings(tick.connection, [run.id for run in heard])
+            bodies = ((run, _end_of_code(run, beginnings[run.id].payload)) for run in heard)
+            self._fire(tick, [Posted(run.id, None, body, run.workflow, run.state) for run, body in bodies])
+
     def events(self, tick: Tick, posted: Iterable[Posted]) -> None:
         """Start the workflows that wait for these events, each once per event."""
         self._refresh(tick)
+        self._fire(tick, posted)
+
+    def _fire(self, tick: Tick, posted: Iterable[Posted]) -> None:
         started: list[NewRun] = []
         for event in posted:
             for stored in self._waiting:
@@ -99,6 +113,11 @@ def _start(tick: Tick, stored: Stored, trigger: EventTrigger, place: int, event:
         yield dags.new_run(stored.definition, stored.version, derived_id(event.id, "on", stored.name, place), params)
     except InvalidWorkflow as error:
         log.warning("workflow %s cannot be started by event %s: %s", stored.name, to_text(event.id), error)
+
+
+def _end_of_code(run: EndedRun, call: bytes) -> dict[str, Any]:
+    args, params = msgspec.msgpack.decode(call)
+    return {"run_id": to_text(run.id), "workflow": run.workflow, "state": run.state, "args": args, "params": params}
 
 
 def _hooks(

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain import history
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState, TaskState, run_sources_of
 from orchestrator.domain.task import TaskError
 from orchestrator.store import arrays
 from orchestrator.store.histories import EVENTS, event_parameters
@@ -24,6 +24,8 @@ from orchestrator.store.transitions import identifier
 
 CONTINUED = "continued"
 """The reason of a run that goes on in another."""
+RAN_TOO_LONG = TaskError("RunTimedOut", "The run took longer than it may.")
+"""Why a run has failed whose own task was cancelled when its time was up."""
 
 _START = Statement(
     f"""
@@ -109,46 +111,6 @@ def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | No
     return {identifier(row[0]) for row in rows}
 
 
-_TAKE_KEY = """
-INSERT INTO orchestrator.run_keys AS held (key, run_id) VALUES (%(key)s, %(run)s::uuid)
-    ON CONFLICT (key) DO UPDATE SET run_id = excluded.run_id
- WHERE %(anew)s AND NOT EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = held.run_id AND r.ended_at IS NULL)
-RETURNING run_id::text
-"""
-_HOLDER = """
-SELECT k.run_id::text, r.status FROM orchestrator.run_keys k LEFT JOIN orchestrator.runs r ON r.id = k.run_id
- WHERE k.key = %(key)s
-"""
-
-
-def take_key(connection: Connection, key: str, run: bytes, *, anew: bool) -> tuple[bytes, str] | None:
-    """Let a run have a chosen id, in the transaction that starts it; else return the run that has it, and its state.
-
-    `anew` takes it over from a run that has ended.
-    """
-    parameters = {"key": key, "run": run.hex(), "anew": anew}
-    if connection.exec_driver_sql(_TAKE_KEY, parameters).one_or_none() is not None:
-        return None
-    row = connection.exec_driver_sql(_HOLDER, {"key": key}).one()
-    return identifier(row[0]), row[1]
-
-
-def holder_of_key(connection: Connection, key: str) -> bytes | None:
-    """Return the run that has a chosen id."""
-    row = connection.exec_driver_sql(_HOLDER, {"key": key}).one_or_none()
-    return identifier(row[0]) if row else None
-
-
-_PASS_KEYS = Statement(
-    """
-UPDATE orchestrator.run_keys k SET run_id = p.new
-  FROM unnest(%(old)s::uuid[], %(new)s::uuid[]) AS p(old, new)
- CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.run_keys WHERE run_id = p.old OFFSET 0) AS found
- WHERE k.ctid = found.place
-"""
-)
-
-
 def _sources() -> str:
     return " OR ".join(
         "(e.state = '{}' AND r.status IN ({}))".format(
@@ -172,7 +134,7 @@ WITH ended AS (
 ), promises AS (
     DELETE FROM orchestrator.promises WHERE run_id = ANY(%(ids)s::uuid[])
 )
-SELECT id::text, status, open, parent_run::text, child_id::text FROM ended
+SELECT id::text, status, open, parent_run::text, child_id::text, workflow FROM ended
 """
 )
 
@@ -186,6 +148,7 @@ class EndedRun(NamedTuple):
     """Its tasks and children that have not ended."""
     parent: bytes | None
     child_id: bytes
+    workflow: str
 
 
 def end(connection: Connection, ends: Iterable[tuple[bytes, RunState, str | None]], now: datetime) -> list[EndedRun]:
@@ -198,7 +161,7 @@ def end(connection: Connection, ends: Iterable[tuple[bytes, RunState, str | None
         "reasons": [reason for _, _, reason in rows],
     }
     return [
-        EndedRun(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, identifier(row[4]))
+        EndedRun(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, identifier(row[4]), row[5])
         for row in _END(connection, parameters)
     ]
 
@@ -270,12 +233,6 @@ def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -
     ]
 
 
-def pass_keys(connection: Connection, successors: Iterable[tuple[bytes, bytes]]) -> None:
-    """Let the successors of runs have the ids that those were started under."""
-    pairs = list(successors)
-    _PASS_KEYS(connection, {"old": arrays.uuids(old for old, _ in pairs), "new": arrays.uuids(new for _, new in pairs)})
-
-
 _CONTINUING = Statement(
     f"""
 SELECT wanted.id::text FROM unnest(%(ids)s::uuid[]) AS wanted(id)
@@ -315,7 +272,7 @@ def time_out(connection: Connection, now: datetime, limit: int) -> list[bytes]:
 
 
 _OUTCOME = """
-SELECT r.status, r.reason, t.result, t.error, r.stuck, r.code
+SELECT r.status, r.reason, t.result, t.error, r.stuck, r.code, t.status
   FROM orchestrator.runs r LEFT JOIN orchestrator.ended_tasks t ON t.id = r.id
  WHERE r.id = %(id)s::uuid
 """
@@ -337,6 +294,8 @@ def outcome(connection: Connection, run: bytes) -> Outcome | None:
     if row is None or not row[5]:
         return None
     error = row[3] and TaskError(row[3]["kind"], row[3]["message"], row[3].get("traceback", ""))
+    if row[0] == RunState.FAILED and row[6] == TaskState.CANCELLED:
+        error = RAN_TOO_LONG
     return Outcome(row[0], row[1], None if row[2] is None else bytes(row[2]), error, row[4])
 
 

@@ -23,7 +23,8 @@ from orchestrator.store.transitions import Moved, current_attempt, identifier, m
 What = history.Fact | history.Record | history.Mark
 _encode = msgspec.msgpack.Encoder().encode
 _decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(What)
-_FACTS = [str(fact.__struct_config__.tag) for fact in get_args(history.Fact)]
+FACTS = [str(fact.__struct_config__.tag) for fact in get_args(history.Fact)]
+"""The kinds of events that code is shown."""
 
 EVENTS = """unnest(%(event_runs)s::uuid[], %(places)s::int[], %(kinds)s::text[], %(data)s::bytea[])
            AS e(run_id, place, kind, data)"""
@@ -166,48 +167,6 @@ def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> lis
     return moved_rows(_SUSPEND(connection, parameters))
 
 
-class Unseen(NamedTuple):
-    """A run that is to be activated, and the events that its code is to be shown."""
-
-    id: bytes
-    workflow: str
-    version: int
-    after: int
-    through: int
-    cached: int
-    events: list[Event]
-
-
-_UNSEEN = Statement(
-    """
-SELECT r.id::text, r.workflow, r.version, r.shown, r.last_event, r.cached, h.number,
-       extract(epoch FROM h.at)::double precision, h.data
-  FROM unnest(%(ids)s::uuid[], %(whole)s::boolean[]) AS wanted(id, whole)
- CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
-  LEFT JOIN LATERAL (
-       SELECT number, at, data FROM orchestrator.histories
-        WHERE run_id = r.id AND number > CASE WHEN wanted.whole OR r.cached = 0 THEN 0 ELSE r.shown END
-          AND (wanted.whole OR r.cached = 0 OR kind = ANY(%(facts)s::text[]))
-        ORDER BY number OFFSET 0) AS h ON true
-"""
-)
-
-
-def unseen(connection: Connection, wanted: Mapping[bytes, bool]) -> list[Unseen]:
-    """Return runs with the facts that are new to their code; with the whole history for those that are marked so."""
-    parameters = {"ids": arrays.uuids(wanted), "whole": arrays.numbers(wanted.values()), "facts": _FACTS}
-    found: dict[bytes, Unseen] = {}
-    for row in _UNSEEN(connection, parameters):
-        run = identifier(row[0])
-        if run not in found:
-            whole = wanted[run] or not row[5]
-            after, cached = (0, 0) if whole else (row[3], row[5])
-            found[run] = Unseen(run, row[1], row[2], after, row[4], cached, [])
-        if row[6] is not None:
-            found[run].events.append(Event(row[6], row[7], _decode.decode(row[8])))
-    return list(found.values())
-
-
 _READ = """
 SELECT number, extract(epoch FROM at)::double precision, data FROM orchestrator.histories
  WHERE run_id = %(run)s::uuid ORDER BY number
@@ -216,8 +175,27 @@ SELECT number, extract(epoch FROM at)::double precision, data FROM orchestrator.
 
 def read(connection: Connection, run: bytes) -> list[Event]:
     """Return the whole history of a run."""
-    rows = connection.exec_driver_sql(_READ, {"run": run.hex()})
-    return [Event(row[0], row[1], _decode.decode(row[2])) for row in rows]
+    return [event(*row) for row in connection.exec_driver_sql(_READ, {"run": run.hex()})]
+
+
+def event(number: int, at: float, data: bytes) -> Event:
+    """Return an event as it is stored."""
+    return Event(number, at, _decode.decode(data))
+
+
+_BEGINNINGS = Statement(
+    """
+SELECT h.run_id::text, h.data FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (
+       SELECT run_id, data FROM orchestrator.histories WHERE run_id = wanted.id AND number = 1 LIMIT 1) AS h
+"""
+)
+
+
+def beginnings(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, history.RunStarted]:
+    """Return how runs began."""
+    rows = _BEGINNINGS(connection, {"ids": arrays.uuids(runs)})
+    return {identifier(row[0]): _decode.decode(row[1]) for row in rows}
 
 
 _SIGNALS = Statement(

@@ -57,12 +57,14 @@ class Item(NamedTuple):
 
 _ADD = text(
     "INSERT INTO orchestrator.inbox (kind, target, body) VALUES (:kind, CAST(:target AS uuid), CAST(:body AS jsonb))"
+    " RETURNING id"
 )
 
 
-def add(connection: Connection, kind: Wish, target: bytes, body: str | None = None) -> None:
-    """Ask the leader for a change; `body` is JSON."""
-    connection.execute(_ADD, {"kind": str(kind), "target": target.hex(), "body": body})
+def add(connection: Connection, kind: Wish, target: bytes, body: str | None = None) -> int:
+    """Ask the leader for a change; `body` is JSON. Return the id of the request, which is gone once it was applied."""
+    added: int = connection.execute(_ADD, {"kind": str(kind), "target": target.hex(), "body": body}).scalar_one()
+    return added
 
 
 _READ = Statement(

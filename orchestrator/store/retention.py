@@ -5,7 +5,8 @@ that no slice looks again at what earlier slices have deleted or left. Every fun
 no lock is held for long, and none is waited for.
 
 A run goes first and what belonged to it after that, so nobody ever sees a run that has lost some of its tasks. If that
-is interrupted, tasks and child runs without their run are left, and are forgotten like those that never had one.
+is interrupted, tasks and child runs without their run are left, and are forgotten like those that never had one. The
+history of a run of code goes before the run's own task: where that is left without its run, the history may be, too.
 """
 
 from __future__ import annotations
@@ -115,18 +116,39 @@ SELECT count(*) FROM old
 _FORGET_SLICE: dict[Kind, str] = {
     kind: _FORGET_TASKS.format(
         which=f"""ended_at > %(after)s AND ended_at <= %(upto)s AND {states}
-           AND (queue = ANY (%(queues)s::text[])) <> %(others)s
+           AND (queue = ANY (%(queues)s::text[])) <> %(others)s AND e.run_id IS DISTINCT FROM e.id
            AND (run_id IS NULL OR NOT EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = e.run_id))"""
     )
+    for kind, states in _STATES.items()
+}
+_LEFT_OF_SLICE: dict[Kind, str] = {
+    kind: f"""
+WITH slice AS MATERIALIZED (
+    SELECT id, run_id FROM orchestrator.ended_tasks
+     WHERE ended_at > %(after)s AND ended_at <= %(upto)s AND {states}
+       AND (queue = ANY (%(queues)s::text[])) <> %(others)s
+)
+SELECT id::text FROM slice
+ WHERE run_id = id AND NOT EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = slice.id)
+"""
     for kind, states in _STATES.items()
 }
 
 
 def forget_tasks(connection: Connection, walk: Walk, after: datetime, upto: datetime) -> int:
-    """Forget what a walk is about of one slice, but no task that has a run; return how many."""
-    parameters = {"after": after, "upto": upto, "queues": list(walk.queues), "others": walk.others}
-    forgotten: int = connection.exec_driver_sql(_FORGET_SLICE[walk.kind], parameters).scalar_one()
+    """Forget what a walk is about of one slice, but no task that has a run, nor any run's own; return how many."""
+    forgotten: int = connection.exec_driver_sql(_FORGET_SLICE[walk.kind], _parameters(walk, after, upto)).scalar_one()
     return forgotten
+
+
+def left_runs(connection: Connection, walk: Walk, after: datetime, upto: datetime) -> list[bytes]:
+    """Return runs of code that are gone although their own tasks, in one slice of a walk, are not: half forgotten."""
+    rows = connection.exec_driver_sql(_LEFT_OF_SLICE[walk.kind], _parameters(walk, after, upto))
+    return [identifier(row[0]) for row in rows]
+
+
+def _parameters(walk: Walk, after: datetime, upto: datetime) -> dict[str, object]:
+    return {"after": after, "upto": upto, "queues": list(walk.queues), "others": walk.others}
 
 
 _FORGET_RUNS = """
@@ -169,9 +191,9 @@ def forget_rest(connection: Connection, runs: Sequence[bytes], limit: int) -> It
     """Forget what belonged to runs that are gone, their child runs included; yields after every statement."""
     while runs:
         parameters = {"runs": arrays.uuids(runs), "limit": limit}
-        while (forgotten := connection.exec_driver_sql(_FORGET_TASKS_OF, parameters).scalar_one()) > 0:
-            yield forgotten
         while (forgotten := connection.exec_driver_sql(_FORGET_EVENTS_OF, parameters).scalar_one()) > 0:
+            yield forgotten
+        while (forgotten := connection.exec_driver_sql(_FORGET_TASKS_OF, parameters).scalar_one()) > 0:
             yield forgotten
         children: list[bytes] = []
         while found := connection.exec_driver_sql(_FORGET_CHILDREN, parameters).all():

@@ -20,6 +20,7 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:worker:<id>        string   heartbeat, expires
     {orchestrator:0}:names:<hash>       string   task names that a worker knows, expires
     {orchestrator:0}:orders:<id>        stream   the leader's orders to one worker: stop, drain, go on
+    {orchestrator:0}:pages:<run>:<n>    hash     a history that is too large for the message of attempt n, expires
     {orchestrator:0}:progress:<task>    string   how far a task says it has come, expires
     {orchestrator:0}:log:<task>         stream   what a task said last, capped, expires
     {orchestrator:0}:done:<0..15>       channel  tasks and runs that ended, once per tick, by hash of the id
@@ -115,6 +116,9 @@ class Keys:
 
     def orders(self, worker: str) -> str:
         return f"{self.prefix}:orders:{worker}"
+
+    def pages(self, run: bytes, attempt: int) -> str:
+        return f"{self.prefix}:pages:{run.hex()}:{attempt}"
 
     def progress(self, task: bytes) -> str:
         return f"{self.prefix}:progress:{task.hex()}"

@@ -24,6 +24,7 @@ from orchestrator.transport.codec import (
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import GROUP, PRIVATE_TTL, Keys, private_queue
 from orchestrator.transport.line import Argument, Entry, Line, Script, field
+from orchestrator.transport.pages import Pages
 from orchestrator.transport.quarantine import Refused, set_aside
 
 M = TypeVar("M")
@@ -168,6 +169,7 @@ class LeaderStreams:
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
+        self.pages = Pages(redis, keys)
         self._claim_term = redis.register_script(_CLAIM_TERM)
         self._begin = redis.register_script(_BEGIN)
         self._line = Line(redis)

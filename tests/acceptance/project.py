@@ -268,6 +268,23 @@ async def failing(ctx: WorkflowContext) -> None:
     await broken.schedule("nothing there")
 
 
+@app.task
+def heavy(number: int) -> str:
+    return str(number % 10) * 990_000
+
+
+@app.workflow
+async def collect(ctx: WorkflowContext, count: int, path: str) -> int:
+    """Take down the process that runs it, once, when there is much to replay; then wait to be told to end."""
+    parts = await asyncio.gather(*(heavy.schedule(number) for number in range(count)))
+    with unguarded():
+        if not Path(path).exists():
+            Path(path).touch()
+            os.kill(os.getpid(), 9)
+    await ctx.promise("enough")
+    return sum(map(len, parts))
+
+
 @app.workflow
 async def deadly(ctx: WorkflowContext, path: str) -> int:
     """Take down the process that runs it, twice."""

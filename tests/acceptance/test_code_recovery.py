@@ -50,6 +50,23 @@ def test_a_worker_dies_between_two_turns(stack: Stack) -> None:
     assert handle.result(60) == "yes"
 
 
+def test_fifty_megabytes_are_replayed_by_a_process_of_their_own_and_by_another_worker(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """The code kills its process; alone, it learns everything again; and so it does when all that is killed, too."""
+    stack.scheduler()
+    victim = stack.worker()
+    handle = project.collect.start(50, str(tmp_path / "died"))
+    eventually(lambda: stack.scalar("SELECT count(*) FROM orchestrator.promises"), "the promise is open", 90)
+    assert (tmp_path / "died").exists()
+    size = "SELECT sum(octet_length(data)) FROM orchestrator.histories"
+    assert int(str(stack.scalar(size))) > 49_000_000
+    victim.kill()
+    stack.worker()
+    handle.resolve("enough")
+    assert handle.result(90) == 50 * 990_000
+
+
 def test_code_that_kills_its_process_is_tried_again_alone(stack: Stack, tmp_path: Path) -> None:
     stack.scheduler()
     stack.worker()

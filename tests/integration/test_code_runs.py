@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator import RunFailed, WorkflowContext, WorkflowHandle
-from orchestrator.domain.activation import Activated, Activation, Violation
+from orchestrator import RunFailed, WorkflowContext
+from orchestrator.domain.activation import Activated, Violation
 from orchestrator.domain.commands import CompleteRun
-from orchestrator.domain.task import Dispatch, Lost
+from orchestrator.domain.task import Lost
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store import retention
-from orchestrator.transport.codec import decode
+from tests.integration.code_stage import act, activation, kinds, run_row
 from tests.integration.stage import ONE, System, Worker, raw
 
 
@@ -40,26 +40,6 @@ def engine_(system: System) -> Iterator[Engine]:
 
 def worker_of(system: System, name: str = "w1") -> Worker:
     return system.worker(name, knows=("job", "double", "sleeper"))
-
-
-def activation(dispatch: Dispatch) -> Activation:
-    assert dispatch.is_activation
-    return decode(Activation, dispatch.payload)
-
-
-def act(engine: Engine, dispatch: Dispatch) -> Activated:
-    return engine.activate(activation(dispatch), dispatch.id, dispatch.attempt)
-
-
-def kinds(system: System, handle: WorkflowHandle[Any]) -> list[str]:
-    rows = system.sql(
-        "SELECT kind FROM orchestrator.histories WHERE run_id = CAST(:id AS uuid) ORDER BY number", id=handle.id
-    )
-    return [row["kind"] for row in rows]
-
-
-def run_row(system: System, handle: WorkflowHandle[Any]) -> dict[str, Any]:
-    return dict(system.sql("SELECT * FROM orchestrator.runs WHERE id = CAST(:id AS uuid)", id=handle.id)[0])
 
 
 def test_from_start_to_result(system: System, double: CodeWorkflow[..., Any], engine_: Engine) -> None:

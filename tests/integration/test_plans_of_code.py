@@ -104,7 +104,7 @@ STATEMENTS: dict[str, Call] = {
     "closing": lambda _: lambda c: code_runs.closing(c, BATCH),
     "closed": lambda leader: lambda c: code_runs.closed(c, leader.ids),
     "predecessors": lambda leader: lambda c: code_runs.predecessors(c, leader.ids, NOW),
-    "pass_keys": lambda leader: lambda c: code_runs.pass_keys(c, pairs(leader)),
+    "pass_keys": lambda leader: lambda c: run_keys.pass_on(c, pairs(leader)),
     "latest": lambda leader: lambda c: code_runs.latest(c, leader.ids),
     "count": lambda leader: lambda c: runs.count(c, {run: {"total": 1, "opened": 1} for run in leader.ids}),
     "time_out": lambda _: lambda c: code_runs.time_out(c, NOW, BATCH),

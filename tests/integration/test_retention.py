@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count, islice
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -221,6 +222,50 @@ def test_an_open_run_is_left_alone(system: System) -> None:
     assert (system.count("runs"), system.count("ended_tasks")) == (1, 3)
 
 
+_CODE_RUN = """
+WITH run AS (
+    INSERT INTO orchestrator.runs (id, name, status, total, open, success, ended_at, parent_run, code, last_event)
+    VALUES (CAST(:id AS uuid), 'r', 'success', 0, 0, 0, now() - interval '8 days', CAST(:parent AS uuid), true, 5)
+), own AS (
+    INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload,
+                                          created_at, ended_at, run_id)
+    VALUES (CAST(:id AS uuid), 1, 'r', 'default', 0, 'success', 2, 0, 0, '', now(), now() - interval '8 days',
+            CAST(:id AS uuid))
+), key AS (
+    INSERT INTO orchestrator.run_keys (key, run_id) VALUES (:id, CAST(:id AS uuid))
+)
+INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
+SELECT CAST(:id AS uuid), n, now(), 'timer_fired', '' FROM generate_series(1, 5) AS n
+"""
+
+
+def test_a_run_of_code_that_was_half_forgotten_is_forgotten_by_the_next_who_prunes(system: System) -> None:
+    """Whichever statement was the last."""
+    for steps in count():
+        parent, child = str(uuid4()), str(uuid4())
+        system.sql(_CODE_RUN, id=parent, parent=None)
+        system.sql(_CODE_RUN, id=child, parent=parent)
+        finished(system, 3, run=parent)
+        with autocommit(system).connect() as connection:
+            slices = pruner(system, size=2).slices(connection)
+            made = sum(1 for _ in islice(slices, steps))
+            slices.close()
+        prune(system, pruner(system, size=2))
+        left = {table: system.count(table) for table in ("runs", "ended_tasks", "histories", "run_keys")}
+        assert left == {"runs": 0, "ended_tasks": 0, "histories": 0, "run_keys": 0}, steps
+        if made < steps:
+            break  # there was nothing left to interrupt
+    assert steps > 5
+
+
+def test_the_own_task_of_a_run_stays_with_it(system: System) -> None:
+    system.sql(_CODE_RUN, id=str(uuid4()), parent=None)
+    system.sql("UPDATE orchestrator.runs SET ended_at = NULL, status = 'running'")
+    finished(system, 1)
+    assert sum(prune(system)) == 1
+    assert (system.count("ended_tasks"), system.count("histories")) == (1, 5)
+
+
 # -- keys
 
 
@@ -275,6 +320,7 @@ def test_plans_read_only_what_a_slice_needs(system: System) -> None:
         event.listen(connection, "before_cursor_execute", note)
         found = retention.next_tasks(connection, walk, after, 1_000)
         assert found is not None
+        assert retention.left_runs(connection, walk, after, found.upto) == []
         assert retention.forget_tasks(connection, walk, after, found.upto) == 200
         event.remove(connection, "before_cursor_execute", note)
         connection.rollback()

@@ -19,6 +19,7 @@ from orchestrator.errors import (
     NotFound,
     OrchestratorError,
     ResultTimeout,
+    Unavailable,
     WrongState,
 )
 from orchestrator.sdk.backend.connections import Connections
@@ -28,9 +29,10 @@ from orchestrator.sdk.code.starting import OnConflict
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.payload import decode_value, encode_call, encode_value
-from orchestrator.store import code_runs, expectations, histories, inbox
+from orchestrator.store import code_runs, expectations, histories, inbox, run_keys, signals
 from orchestrator.store.code_runs import NewCodeRun, Outcome
 from orchestrator.store.inbox import Wish
+from orchestrator.store.signals import Sent
 from orchestrator.transport.codec import Ended
 
 _ASK_AGAIN = 5.0
@@ -58,12 +60,14 @@ class CodeBackend:
         on_conflict: OnConflict,
         signal: history.SignalReceived | None,
         pinned: bool,
-    ) -> bytes:
+    ) -> tuple[bytes, Sent | None]:
         """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says.
 
         With a signal, a run that is open under that id is signalled instead, and one that has ended is followed by a
-        new one. Should it end before the signal reaches it, the leader starts the new one.
+        new one. Should it end before the signal reaches it, the leader starts the new one: what was sent, and to whom,
+        is returned as well.
         """
+        sent: Sent | None = None
         facts: list[history.RunStarted | history.SignalReceived] = [started]
         if signal is not None:
             facts.append(signal)
@@ -71,13 +75,14 @@ class CodeBackend:
         with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
             full_key = f"{started.workflow}/{key}"
             anew = signal is not None or on_conflict == "anew"
-            held = None if key is None else code_runs.take_key(connection, full_key, run.id, anew=anew)
+            held = None if key is None else run_keys.take(connection, full_key, run.id, anew=anew)
             if held is None:
                 code_runs.start(connection, [run])
             elif signal is not None:
                 start = {"key": full_key, "id": run_id, "timeout": timeout, "tags": tags, "pinned": pinned}
                 start |= {name: getattr(started, name) for name in ("workflow", "version", "payload", "queue")}
-                self._wish(connection, Wish.SIGNAL, held[0], name=signal.name, value=signal.value, start=start)
+                wish = self._wish(connection, Wish.SIGNAL, held[0], name=signal.name, value=signal.value, start=start)
+                sent = Sent(held[0], run_id, wish)
             elif on_conflict != "return":
                 raise Duplicate(
                     f"Workflow {started.workflow!r} has run {to_text(held[0])} ({held[1]}) under the id {key!r}. "
@@ -85,7 +90,7 @@ class CodeBackend:
                     to_text(held[0]),
                 )
         self._connections.nudge()
-        return run.id if held is None else held[0]
+        return run.id if held is None else held[0], sent
 
     # -- telling
 
@@ -141,8 +146,8 @@ class CodeBackend:
         return run
 
     @staticmethod
-    def _wish(connection: Connection, wish: Wish, run: bytes, **body: Any) -> None:
-        inbox.add(connection, wish, run, msgspec.json.encode(body).decode())
+    def _wish(connection: Connection, wish: Wish, run: bytes, **body: Any) -> int:
+        return inbox.add(connection, wish, run, msgspec.json.encode(body).decode())
 
     def _request(self, run: bytes, wish: Wish, verb: str, timeout: float | None, **body: Any) -> Any:
         """Ask for something that is answered, and return the answer."""
@@ -185,35 +190,55 @@ class CodeBackend:
         with self._connections.reading() as connection:
             return Recording(run, histories.read(connection, run))
 
-    def wait(self, run: bytes, timeout: float | None) -> Ended | None:
-        """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then."""
+    def wait(self, run: bytes, timeout: float | None, sent: Sent | None = None) -> Ended | None:
+        """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then.
+
+        It goes on in the run that got the signal which was `sent` to it, if it had ended by then.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ended = self._waiting.wait(run, self._looking(run), left)
-            if ended is None or not self._goes_on(ended):
+            ended = self._waiting.wait(run, self._looking(run, sent), left)
+            following = None if ended is None else self._following(run, ended, sent)
+            if following is None:
                 return ended
-            run = successor_id(run)
+            run, sent = following
 
-    async def wait_async(self, run: bytes, timeout: float | None) -> Ended | None:
+    async def wait_async(self, run: bytes, timeout: float | None, sent: Sent | None = None) -> Ended | None:
         """Do the same as `wait` on the event loop."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - loop.time())
-            ended = await self._waiting.wait_async(run, self._looking(run), left)
-            if ended is None or not self._goes_on(ended):
+            ended = await self._waiting.wait_async(run, self._looking(run, sent), left)
+            following = None if ended is None else await asyncio.to_thread(self._following, run, ended, sent)
+            if following is None:
                 return ended
-            run = successor_id(run)
+            run, sent = following
 
-    @staticmethod
-    def _goes_on(ended: Ended) -> bool:
-        return ended.state == RunState.SUCCESS and ended.error is not None
+    def _following(self, run: bytes, ended: Ended, sent: Sent | None) -> tuple[bytes, Sent | None] | None:
+        """Return what is to be waited for after the end of a run; None if that was it."""
+        if ended.state == RunState.SUCCESS and ended.error is not None:
+            return successor_id(run), sent
+        if sent is None:
+            return None
+        try:
+            reached = self.reached(sent)
+        except Unavailable:
+            reached = None
+        if reached is None:
+            return run, sent  # nobody knows yet: look again
+        return None if reached == sent.run else (reached, None)
 
-    def _looking(self, run: bytes) -> Look:
+    def reached(self, sent: Sent) -> bytes | None:
+        """Return the run that a signal has reached, or None while it is on its way."""
+        with self._connections.reading() as connection:
+            return signals.reached(connection, sent)
+
+    def _looking(self, run: bytes, sent: Sent | None) -> Look:
         def look() -> Ended | None:
             outcome = self._outcome(run)
-            if outcome.status not in ENDED_RUN_STATES:
+            if outcome.status not in ENDED_RUN_STATES or (sent is not None and self.reached(sent) is None):
                 return None
             if outcome.reason == code_runs.CONTINUED:
                 return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))

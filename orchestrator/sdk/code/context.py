@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LONG_HISTORY = 10_000
 """Events after which a run had better continue as a new one."""
+_LARGE_HISTORY = 20_000_000
+"""Bytes of values that it was given after which it had better, too."""
 
 
 class ContinueAsNew(BaseException):
@@ -59,7 +61,7 @@ class RunInfo:
     history_length: int
     """Events so far."""
     continue_suggested: bool
-    """The history is long: `continue_as_new` would make each replay short again."""
+    """The history is long, or holds much data: `continue_as_new` would make each replay short again."""
 
 
 class WorkflowContext:
@@ -226,7 +228,7 @@ class WorkflowContext:
             parent_id=UUID(bytes=started.parent) if started.parent else None,
             continued_from=UUID(bytes=started.continued_from) if started.continued_from else None,
             history_length=flow.number,
-            continue_suggested=flow.number >= _LONG_HISTORY,
+            continue_suggested=flow.number >= _LONG_HISTORY or flow.weight >= _LARGE_HISTORY,
         )
 
     # -- how it ends

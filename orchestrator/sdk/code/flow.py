@@ -48,6 +48,8 @@ class Flow:
         self.started: history.RunStarted | None = None
         self.number = 0
         """The event that the code was last shown."""
+        self.weight = 0
+        """Bytes of the values that came with what it was shown."""
         self.now = 0.0
         self.mailboxes: dict[str, Mailbox] = {}
         self.handlers = Handlers(self)
@@ -83,6 +85,7 @@ class Flow:
                 if show is None or self.ended:
                     continue
                 self.number = event.number
+                self.weight += history.weight(event.what)
                 self.now = max(self.now, event.at)
                 show(self, event.what)
                 self.loop.run_until_idle(self.now - self.began_at, self._is_stopped)

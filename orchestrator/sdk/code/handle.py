@@ -15,22 +15,38 @@ if TYPE_CHECKING:
     from orchestrator.sdk.app import Orchestrator
     from orchestrator.sdk.code.recording import Recording
     from orchestrator.sdk.code.workflow import CodeWorkflow
+    from orchestrator.store.signals import Sent
 
 R = TypeVar("R")
 
 
 class WorkflowHandle(Generic[R]):
-    """One run. Where it continued as a new run, the handle follows."""
+    """One run. Where it continued as a new run, the handle follows.
 
-    def __init__(self, app: Orchestrator, identifier: bytes, workflow: CodeWorkflow[..., R] | None = None) -> None:
+    So it does where a signal was to reach this run or to start one, and this run ended before: to the one that got it.
+    """
+
+    def __init__(
+        self,
+        app: Orchestrator,
+        identifier: bytes,
+        workflow: CodeWorkflow[..., R] | None = None,
+        sent: Sent | None = None,
+    ) -> None:
         self._app = app
         self._id = identifier
         self._workflow = workflow
+        self._sent = sent
 
     @property
     def id(self) -> str:
         """The run's id."""
         return to_text(self._id)
+
+    @property
+    def _run(self) -> bytes:
+        """The run that is told and asked."""
+        return self._id if self._sent is None else self._app.backend.code.reached(self._sent) or self._id
 
     def __repr__(self) -> str:
         return f"<WorkflowHandle {self._workflow.name + ' ' if self._workflow else ''}{self.id}>"
@@ -46,56 +62,56 @@ class WorkflowHandle(Generic[R]):
     def result(self, timeout: float | None = None) -> R:
         """Wait for the result and return it; raise RunFailed if it failed or was cancelled, else ResultTimeout."""
         refuse_inside_task()
-        return self._value(self._app.backend.code.wait(self._id, timeout), timeout)
+        return self._value(self._app.backend.code.wait(self._id, timeout, self._sent), timeout)
 
     async def aresult(self, timeout: float | None = None) -> R:
         """Do the same as `result` without blocking the event loop."""
         refuse_inside_task()
-        return self._value(await self._app.backend.code.wait_async(self._id, timeout), timeout)
+        return self._value(await self._app.backend.code.wait_async(self._id, timeout, self._sent), timeout)
 
     def status(self) -> str:
         """Return the run's state: running, success, failed or cancelled; `stuck` where its code cannot go on."""
-        return self._app.backend.code.status(self._id)
+        return self._app.backend.code.status(self._run)
 
     # -- what it can be told
 
     def signal(self, name: str, value: Any = None) -> None:
         """Send a signal; it waits until the code takes it."""
-        self._app.backend.code.signal(self._id, name, value)
+        self._app.backend.code.signal(self._run, name, value)
 
     def resolve(self, promise: str, value: Any = None) -> None:
         """Resolve the oldest open promise of a name; WrongState if there is none."""
-        self._app.backend.code.resolve(self._id, promise, value)
+        self._app.backend.code.resolve(self._run, promise, value)
 
     def reject(self, promise: str, reason: str) -> None:
         """Reject the oldest open promise of a name; WrongState if there is none."""
-        self._app.backend.code.reject(self._id, promise, reason)
+        self._app.backend.code.reject(self._run, promise, reason)
 
     def query(self, name: str, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
         """Ask the code something, and return its answer."""
         refuse_inside_task()
-        return self._app.backend.code.query(self._id, name, args, kwargs, timeout)
+        return self._app.backend.code.query(self._run, name, args, kwargs, timeout)
 
     def update(self, name: str, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
         """Ask the code to do something, and return its answer."""
         refuse_inside_task()
-        return self._app.backend.code.update(self._id, name, args, kwargs, timeout)
+        return self._app.backend.code.update(self._run, name, args, kwargs, timeout)
 
     def cancel(self) -> None:
         """Ask the run to cancel itself: its code is told, and may tidy up."""
-        self._app.backend.runs.cancel(self._id)
+        self._app.backend.runs.cancel(self._run)
 
     def terminate(self) -> None:
         """End the run at once, without asking its code."""
-        self._app.backend.code.terminate(self._id)
+        self._app.backend.code.terminate(self._run)
 
     def retry(self) -> None:
         """Let a stuck run try again."""
-        self._app.backend.runs.retry(self._id)
+        self._app.backend.runs.retry(self._run)
 
     def history(self) -> Recording:
         """Return everything that has happened so far."""
-        return self._app.backend.code.history(self._id)
+        return self._app.backend.code.history(self._run)
 
     def _value(self, ended: Ended | None, timeout: float | None) -> R:
         if ended is None:

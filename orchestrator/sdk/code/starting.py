@@ -63,7 +63,7 @@ class Starting(Generic[P, R]):
         options = workflow.code_options
         queue = options.queue or workflow.app.route(workflow.name)
         started = history.RunStarted(workflow.name, workflow.version, payload, queue)
-        run_id = workflow.app.backend.code.start(
+        run_id, sent = workflow.app.backend.code.start(
             workflow.app.new_id(),
             started,
             timeout=options.seconds or None,
@@ -73,7 +73,7 @@ class Starting(Generic[P, R]):
             signal=self._encoded_signal(),
             pinned=self._pinned,
         )
-        return WorkflowHandle(workflow.app, run_id, workflow)
+        return WorkflowHandle(workflow.app, run_id, workflow, sent)
 
     def _encoded_signal(self) -> history.SignalReceived | None:
         if self._signal is None:

@@ -512,6 +512,22 @@ def test_info() -> None:
     assert played(knows) == ["knows", 3, "slow", datetime(2026, 1, 1, tzinfo=UTC), 1, False]
 
 
+def test_to_continue_is_suggested_to_who_has_been_given_much() -> None:
+    """And on replay it was at the same place."""
+    app = Orchestrator()
+    part = app.task(name="part")(lambda number: number)
+
+    @app.workflow(name="collects")
+    async def collects(ctx: WorkflowContext) -> list[bool]:
+        suggested = []
+        for number in range(25):
+            await part.schedule(number)
+            suggested.append(ctx.info.continue_suggested)
+        return suggested
+
+    assert played(collects, mocks={part: "x" * 900_000}) == [False] * 22 + [True] * 3
+
+
 # -- how it ends
 
 

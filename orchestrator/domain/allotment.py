@@ -1,0 +1,55 @@
+"""How the events that code is to be shown travel, and what has to wait so that they never fill anybody's memory."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+PAGE = 1_000_000
+"""Bytes of events that go into one message, or into one page where there are more."""
+LARGEST_HISTORY = 1_000_000_000
+"""Bytes of a history that can be sent at all."""
+MOST_IN_MESSAGES = 64_000_000
+"""Bytes that the messages of one tick may hold before others have to wait; the leader has them in memory."""
+MOST_IN_PAGES = 256_000_000
+"""Bytes of pages that may be out before others have to wait; Redis has them in memory."""
+
+_BYTES_A_SECOND = 32_000_000
+"""How fast pages are sent, and read by workers, at a guess."""
+_LONGEST_WAIT = 60.0
+
+
+class Way(Enum):
+    """How events reach a worker."""
+
+    MESSAGE = "in the message"
+    PAGES = "in pages beside it"
+    LATER = "not now"
+    NEVER = "not at all"
+
+
+class Allotment:
+    """What one tick may send. Who comes while there is room goes, however large; so nobody has to wait for ever."""
+
+    def __init__(self, in_pages: int) -> None:
+        """Begin with so many bytes of pages that are out."""
+        self._in_pages = in_pages
+        self._in_messages = 0
+        self._waiting = 0
+
+    def way(self, size: int) -> Way:
+        """Decide on one more, of so many bytes."""
+        if size > LARGEST_HISTORY:
+            return Way.NEVER
+        if size <= PAGE and self._in_messages < MOST_IN_MESSAGES:
+            self._in_messages += size
+            return Way.MESSAGE
+        if size > PAGE and self._in_pages < MOST_IN_PAGES:
+            self._in_pages += size
+            return Way.PAGES
+        self._waiting += size
+        return Way.LATER
+
+    @property
+    def wait(self) -> float:
+        """Return how many seconds the last one that has to wait should: until those before it have gone, roughly."""
+        return min(_LONGEST_WAIT, 1.0 + self._waiting / _BYTES_A_SECOND)

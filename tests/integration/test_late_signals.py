@@ -1,0 +1,118 @@
+"""A signal that is to start a run if there is none, and comes when the run that was open has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from orchestrator import ResultTimeout, WorkflowContext, WorkflowHandle
+from orchestrator.domain.activation import Activated
+from orchestrator.domain.commands import CompleteRun, ContinueRun
+from orchestrator.domain.task import Dispatch
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from tests.integration.stage import ONE, System, Worker
+
+TWO = b"\x02"
+
+
+@pytest.fixture
+def basket(system: System) -> CodeWorkflow[..., Any]:
+    @system.app.workflow(name="basket")
+    async def basket(ctx: WorkflowContext) -> int:
+        return int(await ctx.signals("number", type=int).get())
+
+    return basket
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    return system.worker(knows=("job", "basket"))
+
+
+@pytest.fixture
+def first(system: System, basket: CodeWorkflow[..., Any], worker: Worker) -> WorkflowHandle[Any]:
+    """A run under the id b-1, whose code has its first turn."""
+    first = basket.starting(id="b-1").start()
+    system.look()
+    return first
+
+
+def signalled(basket: CodeWorkflow[..., Any], number: int = 1) -> WorkflowHandle[Any]:
+    return basket.starting(id="b-1", signal=("number", number)).start()
+
+
+def end(worker: Worker, turn: Dispatch, result: bytes) -> None:
+    worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[CompleteRun(result)]))
+
+
+def test_the_handle_is_about_the_run_that_begins_with_it(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
+) -> None:
+    handle = signalled(basket)
+    assert handle == first
+    end(worker, *worker.take(), ONE)
+    system.tick()
+    assert (first.status(), first.result(0)) == ("success", 1)
+    assert handle.status() == "running"
+    assert [event.what.__struct_config__.tag for event in handle.history().events] == ["run_started", "signal_received"]
+    system.look()
+    end(worker, *worker.take(), TWO)
+    system.tick()
+    assert (handle.result(0), asyncio.run(handle.aresult(0)), first.result(0)) == (2, 2, 1)
+
+
+def test_or_about_the_one_that_another_signal_has_begun(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
+) -> None:
+    handles = [signalled(basket, number) for number in (1, 2, 3)]
+    end(worker, *worker.take(), ONE)
+    system.look()
+    assert len({handle.history().run_id for handle in handles}) == 1
+    end(worker, *worker.take(), TWO)
+    system.tick()
+    assert [handle.result(0) for handle in handles] == [2, 2, 2]
+    assert system.count("runs") == 2
+
+
+def test_it_stays_with_the_run_that_gets_the_signal(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
+) -> None:
+    """Also where that goes on in another."""
+    handle = signalled(basket)
+    system.tick()
+    (turn,) = worker.take()
+    worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[ContinueRun(b"\x92\x90\x80", {})]))
+    system.look(2)
+    assert handle.status() == "running"
+    end(worker, *worker.take(), TWO)
+    system.tick()
+    assert (first.result(0), handle.result(0)) == (2, 2)
+
+
+def test_nobody_returns_before_it_is_known_where_the_signal_went(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
+) -> None:
+    handle = signalled(basket)
+    (wish,) = system.sql("DELETE FROM orchestrator.inbox RETURNING *")  # as if it had not been committed yet
+    end(worker, *worker.take(), ONE)
+    system.tick()
+    assert first.result(0) == 1
+    system.sql(
+        "INSERT INTO orchestrator.inbox (id, kind, target, body) OVERRIDING SYSTEM VALUE"
+        " VALUES (:id, :kind, :target, CAST(:body AS jsonb))",
+        id=wish["id"],
+        kind=wish["kind"],
+        target=wish["target"],
+        body=json.dumps(wish["body"]),
+    )
+    with pytest.raises(ResultTimeout):
+        handle.result(0)
+    with pytest.raises(ResultTimeout):
+        asyncio.run(handle.aresult(0))
+    system.look(2)
+    end(worker, *worker.take(), TWO)
+    system.tick()
+    assert handle.result(0) == 2

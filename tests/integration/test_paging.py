@@ -1,0 +1,422 @@
+"""Histories that are too large for one message, tick by tick."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import DecodeError
+from redis.exceptions import ConnectionError
+from sqlalchemy import Connection, event
+
+from orchestrator import WorkflowContext, WorkflowHandle
+from orchestrator.domain.activation import Activated
+from orchestrator.domain.task import Dispatch
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.store import turns
+from orchestrator.transport.pages import Pages
+from orchestrator.workers.allowed import Allowed
+from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.runner import Runner
+from tests.integration.code_stage import activation, run_row
+from tests.integration.stage import KEYS, System, raw
+
+
+class Code:
+    """A worker, and the code that it has in memory."""
+
+    def __init__(self, system: System, name: str) -> None:
+        self.worker = system.worker(name, knows=("job", "gathering"), slots=100)
+        self._pages = Pages(system.redis, KEYS)
+        self._runner = Runner(system.app, self, Allowed(system.app, ()))  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._runner._engine.close()
+
+    def page(self, job: Job, number: int) -> bytes | None:
+        return self._pages.read(job.dispatch.id, job.dispatch.attempt, number)
+
+    def turns(self) -> list[Dispatch]:
+        return [task for task in self.worker.take() if task.is_activation]
+
+    def act(self, dispatch: Dispatch) -> Activated:
+        """Run a turn as a worker process does, and report it."""
+        job = Job(dispatch, Bundle("", "", "", 1), 0, 0.0)
+        job.begin(0.0)
+        report = self._runner.run(job)
+        assert isinstance(report, Activated)
+        self.worker.report(report)
+        return report
+
+
+@pytest.fixture
+def code(system: System) -> Iterator[Code]:
+    with closing(Code(system, "w1")) as code:
+        yield code
+
+
+@pytest.fixture
+def gathering(system: System) -> CodeWorkflow[..., Any]:
+    job = system.job
+
+    @system.app.workflow(name="gathering")
+    async def gathering(ctx: WorkflowContext, count: int) -> list[int]:
+        results = await asyncio.gather(*(job.schedule(number) for number in range(count)))
+        return [len(str(result)) for result in results]
+
+    return gathering
+
+
+@pytest.fixture
+def pages_of_a_thousand_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.domain.allotment.PAGE", 1_000)
+    monkeypatch.setattr("orchestrator.scheduler.paging.PAGE", 1_000)
+
+
+def result(size: int) -> bytes:
+    return msgspec.msgpack.encode("x" * size)
+
+
+def begin(
+    system: System, code: Code, workflow: CodeWorkflow[..., Any], *, results: int, size: int, runs: int = 1
+) -> list[WorkflowHandle[Any]]:
+    """Start runs, and let the tasks that they wait for all end while their code has nothing to do."""
+    handles = [workflow.start(results) for _ in range(runs)]
+    system.look()
+    for turn in code.turns():
+        code.act(turn)
+    system.tick()
+    tasks = code.worker.take()
+    assert len(tasks) == results * runs
+    for start in range(0, len(tasks), 10):
+        code.worker.succeed(*tasks[start : start + 10], result=result(size))
+    system.tick()
+    return handles
+
+
+def pages(system: System) -> list[bytes]:
+    return list(system.redis.scan_iter(match="*:pages:*"))
+
+
+def pass_time(system: System) -> None:
+    """Let the time come to which turns were put off."""
+    system.sql("UPDATE orchestrator.tasks SET wake_at = now() WHERE wake_at IS NOT NULL")
+
+
+def next_turn(system: System, code: Code) -> Dispatch:
+    """Look until the code has a turn."""
+    found: list[Dispatch] = []
+
+    def has_turn() -> bool:
+        found.extend(code.turns())
+        return bool(found)
+
+    system.look_until(has_turn)
+    (turn,) = found
+    return turn
+
+
+def test_a_history_of_fifty_megabytes_outlives_its_worker(
+    system: System, gathering: CodeWorkflow[..., Any], code: Code
+) -> None:
+    first, second = code, Code(system, "w2")
+    second.worker.draining = True
+    (handle,) = begin(system, first, gathering, results=50, size=990_000)
+    turn = next_turn(system, first)
+    assert activation(turn).after > 0
+    assert activation(turn).pages == 50
+    assert len(turn.payload) < 1_000
+    first.worker.die()
+    second.worker.draining = False
+    system.make_old()
+    system.look_until(lambda: system.row(turn.id)["attempt"] > turn.attempt)
+    turn = next_turn(system, second)
+    assert activation(turn).after == 0
+    assert activation(turn).pages >= 50
+    assert len(pages(system)) == 1
+    second.act(turn)
+    system.tick()
+    assert handle.result(0) == [990_000] * 50
+    assert pages(system) == []
+
+
+def test_a_history_that_does_not_fit_into_redis_does_not_fill_it_for_long(
+    system: System, gathering: CodeWorkflow[..., Any], code: Code
+) -> None:
+    (handle,) = begin(system, code, gathering, results=20, size=990_000)
+    turn = next_turn(system, code)
+    code.worker.report(Activated(turn.id, turn.attempt, 0.1, missing=True))
+    system.tick()
+    assert pages(system) == []
+    used: Any = system.redis.info("memory")
+    try:
+        system.redis.config_set("maxmemory", used["used_memory"] + 10_000_000)
+        pass_time(system)
+        system.look_until(lambda: system.row(raw(handle))["attempt"] > turn.attempt and pages(system))
+        system.look_until(lambda: not pages(system))
+        system.make_old()
+        system.look_until(lambda: system.row(raw(handle))["attempt"] > turn.attempt + 1)
+        assert code.turns() == []
+    finally:
+        system.redis.config_set("maxmemory", 0)
+    system.make_old()
+    code.act(next_turn(system, code))
+    system.tick()
+    assert handle.result(0) == [990_000] * 20
+
+
+# -- the same with less to carry
+
+small_pages = pytest.mark.usefixtures("pages_of_a_thousand_bytes")
+
+
+@pytest.fixture
+def handle(system: System, gathering: CodeWorkflow[..., Any], code: Code) -> WorkflowHandle[Any]:
+    (handle,) = begin(system, code, gathering, results=20, size=600)
+    return handle
+
+
+def finish(system: System, code: Code, handle: WorkflowHandle[Any]) -> None:
+    code.act(next_turn(system, code))
+    system.tick()
+    assert handle.result(0) == [600] * 20
+    assert pages(system) == []
+
+
+@small_pages
+def test_several_events_to_a_page(system: System, gathering: CodeWorkflow[..., Any], code: Code) -> None:
+    (handle,) = begin(system, code, gathering, results=20, size=200)
+    turn = next_turn(system, code)
+    assert 4 <= activation(turn).pages <= 7
+    code.act(turn)
+    system.tick()
+    assert handle.result(0) == [200] * 20
+
+
+@small_pages
+def test_while_pages_are_sent_tick_by_tick_nobody_misses_the_attempt(
+    system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.scheduler.paging._PER_TICK", 1)
+    (handle,) = begin(system, code, gathering, results=20, size=600)
+    system.make_old()
+    attempt = system.row(raw(handle))["attempt"]
+    system.look(15)  # three times the TTL
+    assert code.turns() == []
+    assert system.scheduler._patience == 0.0
+    assert system.row(raw(handle))["attempt"] == attempt
+    finish(system, code, handle)
+    assert system.row(raw(handle))["attempt"] == attempt
+
+
+@small_pages
+def test_pages_that_are_gone_are_sent_again(system: System, code: Code, handle: WorkflowHandle[Any]) -> None:
+    turn = next_turn(system, code)
+    (key,) = pages(system)
+    system.redis.hdel(key, "3")  # type: ignore[arg-type]
+    assert code.act(turn).missing
+    system.look(2)
+    assert code.turns() == []  # not at once
+    pass_time(system)
+    finish(system, code, handle)
+
+
+@small_pages
+@pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x93\x01\x02\x03"])
+def test_a_page_that_somebody_overwrote_is_as_good_as_gone(
+    system: System, code: Code, handle: WorkflowHandle[Any], rubbish: bytes
+) -> None:
+    turn = next_turn(system, code)
+    (key,) = pages(system)
+    system.redis.hset(key, "3", rubbish)  # type: ignore[arg-type]
+    assert code.act(turn).missing
+    system.look(2)
+    assert code.turns() == []  # not at once
+    pass_time(system)
+    finish(system, code, handle)
+
+
+@small_pages
+def test_somebody_takes_the_key_between_two_pages(
+    system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.scheduler.paging._PER_TICK", 1)
+    (handle,) = begin(system, code, gathering, results=20, size=600)
+    (key,) = pages(system)
+    system.redis.set(key, "mine")
+    turn = next_turn(system, code)
+    assert code.act(turn).missing
+    system.look(2)
+    assert code.turns() == []  # not at once
+    pass_time(system)
+    finish(system, code, handle)
+
+
+@small_pages
+def test_redis_loses_everything(system: System, code: Code, handle: WorkflowHandle[Any]) -> None:
+    next_turn(system, code)
+    code.worker.held.clear()
+    system.redis.flushall()
+    system.look()
+    finish(system, code, handle)
+
+
+@small_pages
+def test_redis_fails_between_two_pages(
+    system: System,
+    gathering: CodeWorkflow[..., Any],
+    code: Code,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether a page was written whose answer did not come, nobody knows."""
+    really, failures = Pages.write, iter([False, False, True, False, True])
+
+    def write(self: Pages, *arguments: Any) -> None:
+        really(self, *arguments)
+        if next(failures, False):
+            raise ConnectionError
+
+    monkeypatch.setattr(Pages, "write", write)
+    (handle,) = begin(system, code, gathering, results=20, size=600)
+    finish(system, code, handle)
+    assert next(failures, None) is None
+
+
+@small_pages
+def test_the_leader_dies_between_two_pages(
+    system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.scheduler.paging._PER_TICK", 1)
+    (handle,) = begin(system, code, gathering, results=20, size=600)
+    attempt = system.row(raw(handle))["attempt"]
+    assert len(pages(system)) == 1
+    monkeypatch.undo()
+    system.lead()
+    system.make_old()
+    system.look_until(lambda: system.row(raw(handle))["attempt"] > attempt)
+    code.act(next_turn(system, code))
+    system.tick()
+    assert handle.result(0) == [600] * 20
+    (left,) = pages(system)  # of the attempt that nobody has heard of
+    assert 0 < system.redis.ttl(left) <= 3_600  # type: ignore[operator]
+
+
+@small_pages
+def test_a_run_is_terminated_while_its_pages_are_sent(
+    system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.scheduler.paging._PER_TICK", 1)
+    (handle,) = begin(system, code, gathering, results=20, size=600)
+    handle.terminate()
+    system.look(30)
+    assert handle.status() == "cancelled"
+    assert code.turns() == []
+    assert pages(system) == []
+
+
+@small_pages
+def test_what_there_is_no_room_for_waits_and_keeps_its_home(
+    system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.domain.allotment.MOST_IN_PAGES", 1)
+    handles = begin(system, code, gathering, results=20, size=600, runs=3)
+    waiting = "SELECT worker, wake_at > now() AS later FROM orchestrator.tasks WHERE status = 'pending'"
+    for left in (2, 1, 0):
+        turn = next_turn(system, code)
+        assert [dict(row) for row in system.sql(waiting)] == [{"worker": "w1", "later": True}] * left
+        assert len(pages(system)) == 1
+        assert activation(turn).after > 0
+        code.act(turn)
+        pass_time(system)
+    system.tick()
+    assert [handle.result(0) for handle in handles] == [[600] * 20] * 3
+
+
+@small_pages
+def test_messages_of_a_tick_are_limited_too(
+    system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.domain.allotment.MOST_IN_MESSAGES", 1)
+    handles = [gathering.start(0) for _ in range(3)]
+    system.look()
+    assert len(code.turns()) == 1
+    assert sorted(system.row(raw(handle))["status"] for handle in handles) == ["dispatched", "pending", "pending"]
+
+
+@small_pages
+def test_what_can_never_be_sent_is_stuck(
+    system: System, code: Code, handle: WorkflowHandle[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = next_turn(system, code)
+    monkeypatch.setattr("orchestrator.domain.allotment.LARGEST_HISTORY", 10_000)
+    system.sql("UPDATE orchestrator.runs SET cached = 0")  # the whole history is to be sent
+    code.worker.report(Activated(turn.id, turn.attempt, 0.1, missing=True))
+    system.tick()
+    pass_time(system)
+    system.look()
+    assert handle.status() == "stuck"
+    assert run_row(system, handle)["stuck"]["kind"] == "HistoryTooLong"
+    monkeypatch.undo()
+    handle.retry()
+    system.tick(2)
+    finish(system, code, handle)
+
+
+# -- plans
+
+
+def test_only_the_histories_of_the_claimed_runs_are_read(system: System) -> None:
+    """Of those that are in memory somewhere, only what is new; nobody has taken statistics."""
+    system.sql(
+        "INSERT INTO orchestrator.runs"
+        " (id, name, status, total, open, workflow, version, code, last_event, cached, shown)"
+        " SELECT CAST(md5(CAST(n AS text)) AS uuid), 'r', 'running', 0, 0, 'r', 1, true, 1000, 1, 995"
+        "   FROM generate_series(1, 50) AS n"
+    )
+    system.sql(
+        "INSERT INTO orchestrator.histories (run_id, number, at, kind, data)"
+        " SELECT r.id, n, now(), 'timer_fired', convert_to(repeat('x', 200), 'UTF8')"
+        "   FROM orchestrator.runs r, generate_series(1, 1000) AS n"
+    )
+    ids = [row["id"].bytes for row in system.sql("SELECT id FROM orchestrator.runs ORDER BY id LIMIT 10")]
+    with system.scheduler._leadership.reading() as connection:
+        found = turns.unshown(connection, dict.fromkeys(ids, False))
+    assert [(run.id, run.after, run.through, run.cached, run.size) for run in found] == [
+        (run, 995, 1000, 1, 5 * 232) for run in ids
+    ]
+    long = found[0]._replace(after=0)
+    cases: list[tuple[Callable[[Connection], object], int]] = [
+        (lambda connection: turns.unshown(connection, dict.fromkeys(ids, False)), 60),
+        (lambda connection: turns.unshown(connection, dict.fromkeys(ids, True)), 10_010),
+        (lambda connection: turns.events(connection, found), 50),
+        (lambda connection: turns.page(connection, long, 400, 10_000), 600),
+    ]
+    for call, most in cases:
+        assert sum(rows_read(system, call)) <= most
+
+
+def rows_read(system: System, call: Callable[[Connection], object]) -> Iterator[int]:
+    """Return how many rows each scan of a statement reads."""
+    sent: list[tuple[str, Any]] = []
+
+    def note(*arguments: Any) -> None:
+        sent.append((arguments[2], arguments[3]))
+
+    with system.scheduler._leadership.reading() as connection:
+        event.listen(connection, "before_cursor_execute", note)
+        with suppress(DecodeError):  # the events are none
+            call(connection)
+        event.remove(connection, "before_cursor_execute", note)
+        statement, parameters = sent[-1]
+        explained = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one()
+    nodes = [explained[0]["Plan"]]
+    while nodes:
+        node = nodes.pop()
+        nodes += node.get("Plans", ())
+        if "Relation Name" in node:
+            assert node["Node Type"] != "Seq Scan"
+            yield int((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
