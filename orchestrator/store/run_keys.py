@@ -46,11 +46,16 @@ _PASS_ON = Statement(
     """
 UPDATE orchestrator.run_keys k SET run_id = p.new FROM unnest(%(old)s::uuid[], %(new)s::uuid[]) AS p(old, new)
  WHERE k.run_id = p.old
+RETURNING p.new::text
 """
 )
 
 
-def pass_on(connection: Connection, successors: Iterable[tuple[bytes, bytes]]) -> None:
-    """Let the successors of runs have the ids that those were started under."""
+def pass_on(connection: Connection, successors: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
+    """Let the successors of runs have the ids that those were started under; return those that have one now.
+
+    A client may be giving the id of a run that has ended to another one at this moment; then that one keeps it.
+    """
     pairs = list(successors)
-    _PASS_ON(connection, {"old": arrays.uuids(old for old, _ in pairs), "new": arrays.uuids(new for _, new in pairs)})
+    parameters = {"old": arrays.uuids(old for old, _ in pairs), "new": arrays.uuids(new for _, new in pairs)}
+    return {identifier(row[0]) for row in _PASS_ON(connection, parameters)}
