@@ -95,9 +95,11 @@ class CodeRuns:
             else:
                 too_long.append((run.id, task.attempt, _too_long(run.size)))
                 self._queries.pop(run.id, None)
-        shown = turns.events(tick.connection, [run for _, run in small.values()]) if small else {}
+        unread = [run for _, run in small.values() if run.events is None]
+        read = turns.events(tick.connection, unread) if unread else {}
         equipped = {
-            task.id: task._replace(payload=encode(self._activation(run, shown[run.id]))) for task, run in small.values()
+            task.id: task._replace(payload=encode(self._activation(run, read.get(run.id, run.events or []))))
+            for task, run in small.values()
         }
         tick.claimed = [
             equipped.get(task.id, task) for task in tick.claimed if task.id in equipped or not task.is_activation

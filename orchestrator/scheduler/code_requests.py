@@ -47,24 +47,18 @@ def _start_with(tick: Tick, late: Mapping[str, Sequence[Item]]) -> None:
     """
     holders = run_keys.holders(tick.connection, list(late))
     heard = tell(tick, {run: [_signal(item) for item in late[key]] for key, run in holders.items()})
-    begun: list[NewCodeRun] = []
-    passed: list[tuple[bytes, bytes]] = []
-    elsewhere: list[Answered] = []
-    for key, items in late.items():
-        holder = holders.get(key)
-        if holder is not None and holder in heard:
-            elsewhere += (Answered(_new_id(item), holder) for item in items)
-            continue
-        run = _run_with(items)
-        begun.append(run)
-        elsewhere += (Answered(_new_id(item), run.id) for item in items[1:])
-        if holder is not None:
-            passed.append((holder, run.id))
+    new = {key: _run_with(items) for key, items in late.items() if holders.get(key) not in heard}
+    over = [(holders[key], run.id) for key, run in new.items() if key in holders]
+    passed = run_keys.pass_on(tick.connection, over) if over else set()
+    begun = {key: run for key, run in new.items() if run.id in passed or key not in holders}
     if begun:
-        code_runs.start(tick.connection, begun, tick.now)
-        run_keys.pass_on(tick.connection, passed)
-        tick.delayed = tick.delayed or any(run.timeout is not None for run in begun)
-    reply(tick, elsewhere)
+        code_runs.start(tick.connection, list(begun.values()), tick.now)
+        tick.delayed = tick.delayed or any(run.timeout is not None for run in begun.values())
+    went = {key: begun[key].id if key in begun else holders[key] for key in late if key in begun or key not in new}
+    pairs = ((_new_id(item), run) for key, run in went.items() for item in late[key])
+    reply(tick, [Answered(wanted, run) for wanted, run in pairs if wanted != run])
+    if len(went) < len(late):  # while this waited, a client has given an id to a run of its own
+        _start_with(tick, {key: items for key, items in late.items() if key not in went})
 
 
 def _run_with(items: Sequence[Item]) -> NewCodeRun:

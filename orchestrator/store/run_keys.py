@@ -48,11 +48,16 @@ UPDATE orchestrator.run_keys k SET run_id = p.new
   FROM unnest(%(old)s::uuid[], %(new)s::uuid[]) AS p(old, new)
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.run_keys WHERE run_id = p.old OFFSET 0) AS found
  WHERE k.ctid = found.place
+RETURNING p.new::text
 """
 )
 
 
-def pass_on(connection: Connection, successors: Iterable[tuple[bytes, bytes]]) -> None:
-    """Let the successors of runs have the ids that those were started under."""
+def pass_on(connection: Connection, successors: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
+    """Let the successors of runs have the ids that those were started under; return those that have one now.
+
+    A client may be giving the id of a run that has ended to another one at this moment; then that one keeps it.
+    """
     pairs = list(successors)
-    _PASS_ON(connection, {"old": arrays.uuids(old for old, _ in pairs), "new": arrays.uuids(new for _, new in pairs)})
+    parameters = {"old": arrays.uuids(old for old, _ in pairs), "new": arrays.uuids(new for _, new in pairs)}
+    return {identifier(row[0]) for row in _PASS_ON(connection, parameters)}

@@ -32,12 +32,18 @@ class Unshown(NamedTuple):
     cached: int
     size: int
     """Bytes of the events, roughly."""
+    events: list[Event] | None = None
+    """The events themselves, where they are few and small; else `events` or `page` reads them."""
 
+
+_FEW = 64_000
+"""Bytes of events that are read with their size."""
 
 # Nothing is read of large values but their length.
 _UNSHOWN = Statement(
-    """
-SELECT r.id::text, r.workflow, r.version, r.after, r.last_event, CASE WHEN r.after > 0 THEN r.cached ELSE 0 END, h.size
+    f"""
+SELECT r.id::text, r.workflow, r.version, r.after, r.last_event, CASE WHEN r.after > 0 THEN r.cached ELSE 0 END, h.size,
+       e.number, e.at, e.data
   FROM unnest(%(ids)s::uuid[], %(whole)s::boolean[]) AS wanted(id, whole)
  CROSS JOIN LATERAL (
        SELECT id, workflow, version, last_event, cached,
@@ -46,15 +52,27 @@ SELECT r.id::text, r.workflow, r.version, r.after, r.last_event, CASE WHEN r.aft
  CROSS JOIN LATERAL (
        SELECT coalesce(sum(octet_length(data) + 32), 0) AS size FROM orchestrator.histories
         WHERE run_id = r.id AND number > r.after AND (r.after = 0 OR kind = ANY(%(facts)s::text[])) OFFSET 0) AS h
+  LEFT JOIN LATERAL (
+       SELECT number, extract(epoch FROM at)::double precision AS at, data FROM orchestrator.histories
+        WHERE h.size <= {_FEW} AND run_id = r.id AND number > r.after
+          AND (r.after = 0 OR kind = ANY(%(facts)s::text[]))
+        ORDER BY number OFFSET 0) AS e ON true
 """
 )
 
 
 def unshown(connection: Connection, wanted: Mapping[bytes, bool]) -> list[Unshown]:
-    """Return how much is new to the code of runs; for those that are marked so, how much the whole history is."""
+    """Return what is new to the code of runs, or how much it is; for those that are marked so, the whole history."""
     parameters = {"ids": arrays.uuids(wanted), "whole": arrays.numbers(wanted.values()), "facts": FACTS}
-    found = {identifier(row[0]): row for row in _UNSHOWN(connection, parameters)}
-    return [Unshown(run, *found[run][1:]) for run in wanted if run in found]
+    found: dict[bytes, Unshown] = {}
+    for row in _UNSHOWN(connection, parameters):
+        run = identifier(row[0])
+        if run not in found:
+            found[run] = Unshown(run, *row[1:7])._replace(events=[] if row[6] <= _FEW else None)
+        few = found[run].events
+        if few is not None and row[7] is not None:
+            few.append(event(*row[7:]))
+    return [found[run] for run in wanted if run in found]
 
 
 _EVENTS = Statement(

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from sqlalchemy import text
 
 from orchestrator import ResultTimeout, WorkflowContext, WorkflowHandle
 from orchestrator.domain.activation import Activated
 from orchestrator.domain.commands import CompleteRun, ContinueRun
+from orchestrator.domain.history import RunStarted
 from orchestrator.domain.task import Dispatch
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.store import code_runs
+from orchestrator.store.code_runs import NewCodeRun
 from tests.integration.stage import ONE, System, Worker
+from tests.waiting import eventually
 
 TWO = b"\x02"
 
@@ -90,6 +97,28 @@ def test_it_stays_with_the_run_that_gets_the_signal(
     end(worker, *worker.take(), TWO)
     system.tick()
     assert (first.result(0), handle.result(0)) == (2, 2)
+
+
+def test_a_client_starts_another_run_at_the_same_moment(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
+) -> None:
+    """Whoever takes the id first has it, and the signal goes there."""
+    handle = signalled(basket)
+    end(worker, *worker.take(), ONE)
+    mine = uuid4()
+    with system.engine.connect() as connection, connection.begin() as transaction:
+        connection.execute(text("UPDATE orchestrator.run_keys SET run_id = :id"), {"id": mine})
+        started = RunStarted("basket", 1, b"\x92\x90\x80")
+        code_runs.start(connection, [NewCodeRun(mine.bytes, [started])])
+        ticking = threading.Thread(target=system.tick)
+        ticking.start()
+        eventually(lambda: system.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))
+        transaction.commit()
+        ticking.join()
+    system.look()
+    assert system.count("runs") == 2
+    assert handle.history().run_id == mine.bytes
+    assert [event.what.__struct_config__.tag for event in handle.history().events] == ["run_started", "signal_received"]
 
 
 def test_nobody_returns_before_it_is_known_where_the_signal_went(

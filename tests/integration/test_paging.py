@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 
 import msgspec
 import pytest
-from msgspec import DecodeError
 from redis.exceptions import ConnectionError
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection
 
 from orchestrator import WorkflowContext, WorkflowHandle
 from orchestrator.domain.activation import Activated
+from orchestrator.domain.history import SignalReceived
 from orchestrator.domain.task import Dispatch
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store import turns
@@ -23,6 +23,7 @@ from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.runner import Runner
 from tests.integration.code_stage import activation, run_row
+from tests.integration.planning import Leader, nodes, rows_read
 from tests.integration.stage import KEYS, System, raw
 
 
@@ -377,46 +378,29 @@ def test_only_the_histories_of_the_claimed_runs_are_read(system: System) -> None
         " SELECT CAST(md5(CAST(n AS text)) AS uuid), 'r', 'running', 0, 0, 'r', 1, true, 1000, 1, 995"
         "   FROM generate_series(1, 50) AS n"
     )
+    data = msgspec.msgpack.encode(SignalReceived("s", bytes(200)))
     system.sql(
         "INSERT INTO orchestrator.histories (run_id, number, at, kind, data)"
-        " SELECT r.id, n, now(), 'timer_fired', convert_to(repeat('x', 200), 'UTF8')"
-        "   FROM orchestrator.runs r, generate_series(1, 1000) AS n"
+        " SELECT r.id, n, now(), 'signal_received', CAST(:data AS bytea)"
+        "   FROM orchestrator.runs r, generate_series(1, 1000) AS n",
+        data=data,
     )
     ids = [row["id"].bytes for row in system.sql("SELECT id FROM orchestrator.runs ORDER BY id LIMIT 10")]
     with system.scheduler._leadership.reading() as connection:
         found = turns.unshown(connection, dict.fromkeys(ids, False))
-    assert [(run.id, run.after, run.through, run.cached, run.size) for run in found] == [
-        (run, 995, 1000, 1, 5 * 232) for run in ids
-    ]
-    long = found[0]._replace(after=0)
-    cases: list[tuple[Callable[[Connection], object], int]] = [
-        (lambda connection: turns.unshown(connection, dict.fromkeys(ids, False)), 60),
-        (lambda connection: turns.unshown(connection, dict.fromkeys(ids, True)), 10_010),
-        (lambda connection: turns.events(connection, found), 50),
-        (lambda connection: turns.page(connection, long, 400, 10_000), 600),
-    ]
-    for call, most in cases:
-        assert sum(rows_read(system, call)) <= most
-
-
-def rows_read(system: System, call: Callable[[Connection], object]) -> Iterator[int]:
-    """Return how many rows each scan of a statement reads."""
-    sent: list[tuple[str, Any]] = []
-
-    def note(*arguments: Any) -> None:
-        sent.append((arguments[2], arguments[3]))
-
-    with system.scheduler._leadership.reading() as connection:
-        event.listen(connection, "before_cursor_execute", note)
-        with suppress(DecodeError):  # the events are none
-            call(connection)
-        event.remove(connection, "before_cursor_execute", note)
-        statement, parameters = sent[-1]
-        explained = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one()
-    nodes = [explained[0]["Plan"]]
-    while nodes:
-        node = nodes.pop()
-        nodes += node.get("Plans", ())
-        if "Relation Name" in node:
-            assert node["Node Type"] != "Seq Scan"
-            yield int((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
+        assert [(run.id, run.after, run.through, run.cached, run.size) for run in found] == [
+            (run, 995, 1000, 1, 5 * (len(data) + 32)) for run in ids
+        ]
+        assert [[event.number for event in run.events or ()] for run in found] == 10 * [list(range(996, 1001))]
+        assert [run.events for run in turns.unshown(connection, dict.fromkeys(ids, True))] == 10 * [None]
+        long = found[0]._replace(after=0)
+        cases: list[tuple[Callable[[Connection], object], int]] = [
+            (lambda connection: turns.unshown(connection, dict.fromkeys(ids, False)), 110),
+            (lambda connection: turns.unshown(connection, dict.fromkeys(ids, True)), 10_010),
+            (lambda connection: turns.events(connection, found), 50),
+            (lambda connection: turns.page(connection, long, 400, 10_000), 600),
+        ]
+        for call, most in cases:
+            reads = [node for node in nodes(Leader(connection, []).plan(call)) if node.get("Relation Name") is not None]
+            assert "Seq Scan" not in {node["Node Type"] for node in reads}
+            assert sum(map(rows_read, reads)) <= most

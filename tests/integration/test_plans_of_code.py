@@ -13,10 +13,11 @@ from sqlalchemy import Connection
 from orchestrator.domain import history
 from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store import code_runs, expectations, histories, runs, stuck, transitions
+from orchestrator.store import code_runs, expectations, histories, run_keys, runs, stuck, transitions
 from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.expectations import Answered, NewPromise
 from orchestrator.store.histories import Turn
+from orchestrator.store.turns import unshown
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
 NOW = datetime.now(UTC)
@@ -95,8 +96,8 @@ def facts(leader: Leader) -> dict[bytes, Any]:
 STATEMENTS: dict[str, Call] = {
     "append": lambda leader: lambda c: histories.append(c, facts(leader), NOW),
     "suspend": lambda leader: lambda c: histories.suspend(c, turns(leader), NOW),
-    "unseen": lambda leader: lambda c: histories.unseen(c, dict.fromkeys(leader.ids, False)),
-    "unseen, whole": lambda leader: lambda c: histories.unseen(c, dict.fromkeys(leader.ids, True)),
+    "unshown": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, False)),
+    "unshown, whole": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, True)),
     "signals": lambda leader: lambda c: histories.signals(c, leader.ids),
     "start": lambda _: lambda c: code_runs.start(c, new_runs(), NOW),
     "end": lambda leader: lambda c: code_runs.end(c, [(run, RunState.SUCCESS, None) for run in leader.ids], NOW),
@@ -141,7 +142,7 @@ def test_no_statement_reads_a_whole_table(leader: Leader, name: str) -> None:
     [
         ("append", "runs_pkey"),
         ("suspend", "runs_pkey"),
-        ("unseen", "histories_pkey"),
+        ("unshown", "histories_pkey"),
         ("signals", "histories_pkey"),
         ("children", "runs_of_parent"),
         ("closing", "runs_closing"),
