@@ -33,7 +33,7 @@ def derived_id(parent: bytes, *parts: str | int) -> bytes:
 
 
 def successor_id(run: bytes) -> bytes:
-    """Return the id of the run in which a run goes on that continues as a new one."""
+    """Return the id of the run in which a run goes on that continues as a new one, or is reset while it is open."""
     return derived_id(run, "continued")
 
 
