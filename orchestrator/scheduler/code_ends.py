@@ -34,9 +34,7 @@ def end_runs(tick: Tick) -> None:
     """End the runs whose own tasks have ended: cancel what is open in them, and tell their parents."""
     ends = {end.id: end for end in tick.own_ends}
     tick.own_ends.clear()
-    states = (
-        (run, RunState(end.state), code_runs.CONTINUED if run in tick.continuing else None) for run, end in ends.items()
-    )
+    states = ((run, RunState(end.state), _reason(tick, run)) for run, end in ends.items())
     ended = code_runs.end(tick.connection, states, tick.now)
     tick.has_wishes = tick.has_wishes or any(run.open for run in ended)  # the agenda says that they are closing
     continued = [run.id for run in ended if run.id in tick.continuing]
@@ -45,13 +43,22 @@ def end_runs(tick: Tick) -> None:
     if with_children:
         ask_to_cancel(tick, with_children, "its parent has ended")
     tick.told.extend(
-        (run.parent, run.state, _told_to_parent(run, ends[run.id])) for run in finished if run.parent is not None
+        (run.parent, run.state, told_to_parent(run, ends[run.id]))
+        for run in finished
+        if run.parent is not None and run.id not in tick.resetting
     )
     if continued:
         _continue(tick, continued)
 
 
-def _told_to_parent(run: EndedRun, end: OwnEnd) -> Fact:
+def _reason(tick: Tick, run: bytes) -> str | None:
+    if run in tick.continuing:
+        return code_runs.CONTINUED
+    return code_runs.RESET if run in tick.resetting else None
+
+
+def told_to_parent(run: EndedRun, end: OwnEnd) -> Fact:
+    """Return what a parent learns of the end of its child."""
     if run.state == RunState.SUCCESS:
         return history.ChildCompleted(run.child_id, end.result or _NOTHING)
     if run.state == RunState.CANCELLED:

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain import history
+from orchestrator.domain import history, resets
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.task import TaskError
@@ -117,6 +118,19 @@ class CodeClient:
         """End a run without asking its code."""
         self._tell(run, Wish.TERMINATE, "terminate")
 
+    def reset(self, run: bytes, to: int, reason: str) -> bytes:
+        """Start a run that repeats another one, open or not, up to an event; return the new one when it is there."""
+        resets.check(run, self.history(run).events, to)  # so that a mistake is told at once, whether or not one leads
+        request = self._backend.new_id()
+        with self._backend.connected() as connection:
+            self._wish(connection, Wish.RESET, run, request=request, to=to, reason=reason)
+        self._backend.nudge()
+        answer = self._backend.wait(request, lambda: self._look_for_answer(request), None)
+        assert answer is not None, "it is waited for without a limit"
+        if answer.error is not None:
+            raise (NotFound if answer.error.kind == "NotFound" else WrongState)(answer.error.message)
+        return UUID(decode_value(answer.result or b"\xc0")).bytes
+
     def retry(self, run: bytes) -> bool:
         """Let a stuck run try again; False if this is no run of code at all."""
         with self._backend.connected() as connection:
@@ -191,6 +205,8 @@ class CodeClient:
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             ended = self._backend.wait(run, self._looking(run), left)
+            if ended is not None and ended.state == RunState.CANCELLED:
+                ended = self._looking(run)()  # whoever announced it may not know that it was reset
             if ended is None or not self._goes_on(ended):
                 return ended
             run = successor_id(run)
@@ -202,6 +218,8 @@ class CodeClient:
         while True:
             left = None if deadline is None else max(0.0, deadline - loop.time())
             ended = await self._backend.wait_async(run, self._looking(run), left)
+            if ended is not None and ended.state == RunState.CANCELLED:
+                ended = await asyncio.to_thread(self._looking(run))
             if ended is None or not self._goes_on(ended):
                 return ended
             run = successor_id(run)
@@ -215,7 +233,7 @@ class CodeClient:
             outcome = self._outcome(run)
             if outcome.status not in ENDED_RUN_STATES:
                 return None
-            if outcome.reason == code_runs.CONTINUED:
+            if outcome.reason in code_runs.GOES_ON:
                 return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))
             return Ended(run, outcome.status, outcome.result, outcome.error)
 
@@ -225,12 +243,16 @@ class CodeClient:
         with self._backend.connected() as connection:
             found = code_runs.outcome(connection, run)
         if found is None:
-            raise NotFound(f"No run of a workflow as code has the id {to_text(run)}.")
+            self._backend.run_progress(run)  # which says so if there is no run at all
+            raise NotFound(
+                f"Run {to_text(run)} is no run of a workflow as code, and only those can be told, asked and reset. "
+                f"A run of steps is started over with `orchestrator runs rerun {to_text(run)} --from STEP`."
+            )
         return found
 
     def _last(self, run: bytes) -> tuple[bytes, Outcome]:
         outcome = self._outcome(run)
-        while outcome.reason == code_runs.CONTINUED:
+        while outcome.reason in code_runs.GOES_ON:
             run = successor_id(run)
             outcome = self._outcome(run)
         return run, outcome
