@@ -67,6 +67,12 @@ class NewRun(NamedTuple):
     adopted: dict[bytes, bytes]
     """Detached children whose ends the old run never learnt: their ids there, and here."""
 
+    @property
+    def shown(self) -> int:
+        """The last event that code has been shown before, as the marks say."""
+        marks = (event.what for event in self.copy if isinstance(event.what, history.ActivationApplied))
+        return max((mark.through for mark in marks), default=0)
+
 
 class Cut:
     """A history that is cut behind one of its events, and what was open there."""

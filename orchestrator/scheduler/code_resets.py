@@ -20,6 +20,7 @@ from orchestrator.domain import history
 from orchestrator.domain.history import Event, Fact
 from orchestrator.domain.ids import derived_id, successor_id, to_text
 from orchestrator.domain.resets import NewRun, reset
+from orchestrator.domain.states import RunState
 from orchestrator.domain.task import TaskError
 from orchestrator.errors import WrongState
 from orchestrator.scheduler.advance import advance_runs
@@ -33,6 +34,7 @@ from orchestrator.store.expectations import Answered, NewPromise
 from orchestrator.store.inbox import Item
 from orchestrator.store.resets import Handover, Head
 from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import Ended
 
 log = get_logger("scheduler")
 
@@ -116,6 +118,8 @@ def _end(tick: Tick, ids: list[bytes]) -> None:
     if ids:
         tick.resetting.update(ids)
         cancel_tasks(tick, ids)
+        # An end without a result says everything to nobody: who waits looks, and finds where the run goes on.
+        tick.ended = [Ended(one.id, RunState.SUCCESS) if one.id in tick.resetting else one for one in tick.ended]
         advance_runs(tick)
 
 
@@ -151,6 +155,7 @@ def _new_run(plan: _Planned, ends: Sequence[Fact]) -> NewCodeRun:
         head.pinned,
         awaited=head.open,  # the parent of a run that had ended knows its end
         times=[event.at for event in begins.copy],
+        shown=begins.shown,
     )
 
 

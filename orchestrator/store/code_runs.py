@@ -34,16 +34,16 @@ WITH given AS MATERIALIZED (
     SELECT * FROM unnest(%(ids)s::uuid[], %(workflows)s::text[], %(versions)s::int[], %(queues)s::text[],
                          %(counts)s::int[], %(timeouts)s::double precision[], %(parents)s::uuid[],
                          %(positions)s::int[], %(child_ids)s::uuid[], %(detached)s::boolean[], %(tags)s::jsonb[],
-                         %(names)s::text[])
-             AS g(id, workflow, version, queue, count, timeout, parent, position, child_id, detached, tags, name)
+                         %(names)s::text[], %(shown)s::int[])
+             AS g(id, workflow, version, queue, count, timeout, parent, position, child_id, detached, tags, name, shown)
 ), moment AS (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ), created AS (
     INSERT INTO orchestrator.runs (id, name, status, total, open, created_at, started_at, workflow, version, deadline,
-                                   parent_run, parent_position, child_id, detached, tags, code, last_event)
+                                   parent_run, parent_position, child_id, detached, tags, code, last_event, shown)
     SELECT g.id, g.workflow, 'running', 0, 0, moment.now, moment.now, g.workflow, g.version,
            moment.now + g.timeout * interval '1 second', g.parent, g.position, g.child_id, g.detached,
-           ARRAY(SELECT jsonb_array_elements_text(g.tags)), true, g.count
+           ARRAY(SELECT jsonb_array_elements_text(g.tags)), true, g.count, g.shown
       FROM given g, moment
         ON CONFLICT (id) DO NOTHING
     RETURNING id
@@ -82,6 +82,8 @@ class NewCodeRun(NamedTuple):
     """Its parent, if it has one, waits for it."""
     times: Sequence[float] = ()
     """When the first of its events happened, in Unix seconds; all others do so now."""
+    shown: int = 0
+    """The last of its events that code has been shown: where it repeats another run."""
 
     @property
     def task_name(self) -> str:
@@ -111,6 +113,7 @@ def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | No
         "detached": arrays.numbers(run.detached for run in runs),
         "tags": [run.tags for run in runs],
         "names": [run.task_name for run in runs],
+        "shown": arrays.numbers(run.shown for run in runs),
         **event_parameters((run.id, run.events) for run in runs),
         "times": arrays.numbers(
             at for run in runs for at in (*run.times, *[None] * (len(run.events) - len(run.times)))

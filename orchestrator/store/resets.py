@@ -56,19 +56,21 @@ WITH wanted AS MATERIALIZED (
     SELECT * FROM unnest(%(runs)s::uuid[], %(ids)s::uuid[], %(heirs)s::uuid[], %(heir_ids)s::uuid[])
              AS w(run, id, heir, heir_id)
 ), found AS MATERIALIZED (
-    SELECT w.heir, w.heir_id, c.id AS child, c.status, c.ended_at
+    SELECT w.heir, w.heir_id, c.id AS child, c.place, c.status, c.ended_at
       FROM (SELECT DISTINCT run FROM wanted) AS parent
      CROSS JOIN LATERAL (
-           SELECT id, coalesce(child_id, id) AS awaited, status, ended_at FROM orchestrator.runs
+           SELECT ctid AS place, id, coalesce(child_id, id) AS awaited, status, ended_at FROM orchestrator.runs
             WHERE parent_run = parent.run AND detached AND code
               AND (reason IS NULL OR reason NOT IN {GOES_ON}) OFFSET 0) AS c
       JOIN wanted w ON w.run = parent.run AND w.id = c.awaited
 ), adopted AS (
     UPDATE orchestrator.runs r SET parent_run = found.heir, child_id = found.heir_id
-      FROM found WHERE r.id = found.child AND found.ended_at IS NULL
+      FROM found WHERE r.ctid = found.place AND found.ended_at IS NULL
 )
 SELECT found.child::text, found.heir::text, found.heir_id::text, found.status, t.status, t.result, t.error
-  FROM found LEFT JOIN orchestrator.ended_tasks t ON t.id = found.child
+  FROM found
+  LEFT JOIN LATERAL (
+       SELECT status, result, error FROM orchestrator.ended_tasks WHERE id = found.child LIMIT 1) AS t ON true
 """
 )
 

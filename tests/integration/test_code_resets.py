@@ -195,6 +195,36 @@ def test_a_run_that_is_stuck_can_be_reset_to_where_its_code_fits(stage: Stage) -
     assert stage.row(old)["stuck"] is None
 
 
+def test_a_reset_run_whose_workflow_nobody_knows_is_stuck_and_not_failed(
+    stage: Stage, order: CodeWorkflow[..., Any]
+) -> None:
+    old = order.start()
+    stage.play()
+    stage.worker.die()
+    stage.system.worker("w2")
+    stage.system.look_until(lambda: not stage.system.scheduler._fleet.knows("default", "order"))
+    begun, anew = stage.ask(lambda: old.reset(to=4)), order.start()
+    stage.system.look(10)
+    stage.system.lead(offset=stage.system.settings.unknown_task_timeout + 60)
+    stage.system.settle()
+    stage.system.look_until(lambda: anew.status() == "failed")
+    assert begun.status() == "stuck"
+
+
+def test_who_cancels_a_run_that_was_reset_cancels_the_new_one(stage: Stage, order: CodeWorkflow[..., Any]) -> None:
+    old = order.start()
+    stage.play()
+    new = stage.reset(old, 4)
+    old.cancel()
+    stage.play()
+    assert new.status() == "cancelled"
+    assert stage.kinds(new)[-1] == "run_cancelled"
+    with pytest.raises(RunFailed, match="was cancelled"):
+        old.result(0)
+    with pytest.raises(WrongState, match="Cannot cancel run"):
+        old.cancel()
+
+
 # -- what people said
 
 

@@ -114,6 +114,10 @@ class CodeClient:
         payload = encode_call(name, args, kwargs, self._limit)
         return self._request(run, Wish.UPDATE, "update", timeout, name=name, value=payload)
 
+    def cancel(self, run: bytes) -> None:
+        """Ask the run, or the one in which it goes on, to cancel itself."""
+        self._tell(run, Wish.CANCEL_RUN, "cancel")
+
     def terminate(self, run: bytes) -> None:
         """End a run without asking its code."""
         self._tell(run, Wish.TERMINATE, "terminate")
@@ -205,8 +209,6 @@ class CodeClient:
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             ended = self._backend.wait(run, self._looking(run), left)
-            if ended is not None and ended.state == RunState.CANCELLED:
-                ended = self._looking(run)()  # whoever announced it may not know that it was reset
             if ended is None or not self._goes_on(ended):
                 return ended
             run = successor_id(run)
@@ -218,8 +220,6 @@ class CodeClient:
         while True:
             left = None if deadline is None else max(0.0, deadline - loop.time())
             ended = await self._backend.wait_async(run, self._looking(run), left)
-            if ended is not None and ended.state == RunState.CANCELLED:
-                ended = await asyncio.to_thread(self._looking(run))
             if ended is None or not self._goes_on(ended):
                 return ended
             run = successor_id(run)

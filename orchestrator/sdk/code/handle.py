@@ -84,7 +84,7 @@ class WorkflowHandle(Generic[R]):
 
     def cancel(self) -> None:
         """Ask the run to cancel itself: its code is told, and may tidy up."""
-        self._app.backend.cancel_run(self._id)
+        self._app.backend.code.cancel(self._id)
 
     def terminate(self) -> None:
         """End the run at once, without asking its code."""
