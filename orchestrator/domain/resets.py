@@ -110,20 +110,16 @@ class Cut:
     def told_again(self) -> list[Fact]:
         """Return what happened after the cut and holds for the new run as well, with ids of the old one."""
         told: list[Fact] = []
-        settled: set[bytes] = set()
         for event in self.later:
             match event.what:
                 case history.SignalReceived() as fact:
                     told.append(fact)
                 case history.UpdateRequested(id=id) as fact if id not in self.refused:
                     told.append(fact)
-                case history.PromiseResolved(id=id) | history.PromiseRejected(id=id) as fact:
-                    if id in self.waiting and id not in settled:
-                        settled.add(id)
-                        told.append(fact)
+                case history.PromiseResolved(id=id) | history.PromiseRejected(id=id) as fact if id in self.waiting:
+                    told.append(fact)
                 case history.ChildCompleted(id=id) | history.ChildFailed(id=id) | history.ChildCancelled(id=id) as fact:
-                    if id in self.followed and id not in settled:
-                        settled.add(id)
+                    if id in self.followed:
                         told.append(fact)
         return told
 

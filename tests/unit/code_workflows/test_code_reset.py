@@ -90,11 +90,14 @@ def test_what_had_ended_is_kept_and_all_else_is_done_again(caplog: pytest.LogCap
         await new.resolve("receipt", "here again")
         assert await new.result() == [*result[:4], "parcel 2", "here again"]
         assert new.state == {"remark": "quick!"}
+        again = await new.reset(number_of(new, history.PromiseCreated))
+        await again.resolve("receipt", "at last")
+        assert await again.result() == [*result[:4], "parcel 3", "at last"]
 
     started(order, then, mocks=shop.mocks)
     assert len(shop.paid) == 1
-    assert len(shop.shipped) == 2
-    assert shop.shipped[0] == shop.shipped[1]  # the same random number, and the same UUID
+    assert len(shop.shipped) == 3
+    assert len(set(shop.shipped)) == 1  # the same random number, and the same UUID
     assert [record.message for record in caplog.records] == [f"paid at {shop.paid[0]}"]  # silent the second time
 
 
@@ -267,8 +270,11 @@ def test_the_preview_says_what_becomes_of_everything() -> None:
         history.SignalReceived("remark", b""),
         history.PromiseResolved(b"3" * 16, b""),
         history.UpdateRequested(b"6" * 16, "add", b""),
-        history.ActivationApplied(13),
+        history.UpdateRequested(b"9" * 16, "remove", b""),
+        history.UpdateRequested(b"0" * 16, "remove", b""),
+        history.ActivationApplied(15),
         history.UpdateAnswered(b"6" * 16, error=TaskError("ValueError", "no")),
+        history.UpdateAnswered(b"9" * 16, b""),
         history.TaskScheduled(3, b"7" * 16, "mail"),
         history.PromiseCreated(3, b"8" * 16, "signature"),
         history.PromiseRejected(b"8" * 16, TaskError("PromiseRejected", "no")),
@@ -284,12 +290,15 @@ def test_the_preview_says_what_becomes_of_everything() -> None:
         (1, "child mail", Fate.GOES_ON),
         (1, "promise approval", Fate.TOLD),
         (2, "signal remark", Fate.TOLD),
+        (2, "update remove", Fate.TOLD),
         (1, "promise signature", Fate.ANEW),
         (1, "request to cancel", Fate.DROPPED),
         (1, "update add", Fate.DROPPED),
     ]
     begins = resets.reset(RUN, events, b"n" * 16, 9, 5.0, "why not")
     assert begins.copy[-1] == Event(10, 5.0, history.RunReset(RUN, 9, "why not"))
-    assert [type(fact).__name__ for fact in begins.told] == ["SignalReceived", "SignalReceived", "PromiseResolved"]
+    assert [type(fact).__name__ for fact in begins.told] == [
+        *("SignalReceived", "SignalReceived", "PromiseResolved", "UpdateRequested", "UpdateRequested")
+    ]
     assert [promise.name for promise in begins.promises] == ["receipt"]
     assert list(begins.adopted) == [b"5" * 16]
