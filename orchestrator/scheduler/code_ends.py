@@ -91,6 +91,7 @@ def _continue(tick: Tick, ids: Sequence[bytes]) -> None:
                 old.detached,
                 msgspec.json.encode(old.tags).decode(),
                 old.pinned,
+                parent=old.parent,
             )
         )
     code_runs.start(tick.connection, new, tick.now)

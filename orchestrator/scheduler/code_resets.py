@@ -56,6 +56,7 @@ def reset_runs(tick: Tick, items: Sequence[Item]) -> set[int]:
     last = code_runs.latest(tick.connection, {item.target for item in items})
     heads = resets.heads(tick.connection, {*last, *last.values()})
     chosen: dict[bytes, Item] = {}
+    parents: set[bytes | None] = set()
     waiting: set[int] = set()
     answers: list[Answered] = []
     room = MOST_EVENTS
@@ -63,10 +64,11 @@ def reset_runs(tick: Tick, items: Sequence[Item]) -> set[int]:
         run = item.target
         if (refusal := _refusal(run, last[run], heads)) is not None:
             answers.append(Answered(_request(item), None, refusal))
-        elif run in chosen or (chosen and heads[run].events > room):
-            waiting.add(item.id)
+        elif run in chosen or run in parents or heads[run].parent in chosen or (chosen and heads[run].events > room):
+            waiting.add(item.id)  # a family is not torn apart in one tick: its members change hands one by one
         else:
             chosen[run] = item
+            parents.add(heads[run].parent)
             room -= heads[run].events
     planned: list[_Planned] = []
     found = histories.read_all(tick.connection, chosen) if chosen else {}
@@ -153,7 +155,7 @@ def _new_run(plan: _Planned, ends: Sequence[Fact]) -> NewCodeRun:
         head.detached,
         msgspec.json.encode(head.tags).decode(),
         head.pinned,
-        awaited=head.open,  # the parent of a run that had ended knows its end
+        parent=head.parent if head.open else None,  # the parent of a run that had ended knows its end
         times=[event.at for event in begins.copy],
         shown=begins.shown,
     )

@@ -78,8 +78,8 @@ class NewCodeRun(NamedTuple):
     """JSON."""
     pinned: bool = False
     """It is held to its version: its own task bears that in its name, which only workers with that version know."""
-    awaited: bool = True
-    """Its parent, if it has one, waits for it."""
+    parent: bytes | None = None
+    """The run that waits for it, which may be another than the one that started it."""
     times: Sequence[float] = ()
     """When the first of its events happened, in Unix seconds; all others do so now."""
     shown: int = 0
@@ -107,7 +107,7 @@ def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | No
         "queues": [run.started.queue for run in runs],
         "counts": arrays.numbers(len(run.events) for run in runs),
         "timeouts": arrays.numbers(run.timeout for run in runs),
-        "parents": arrays.uuids(run.started.parent if run.awaited else None for run in runs),
+        "parents": arrays.uuids(run.parent for run in runs),
         "positions": arrays.numbers(run.position for run in runs),
         "child_ids": arrays.uuids(run.child_id for run in runs),
         "detached": arrays.numbers(run.detached for run in runs),

@@ -15,8 +15,9 @@ from orchestrator.store.transitions import identifier
 
 _HEADS = Statement(
     """
-SELECT r.id::text, r.ended_at IS NULL, r.last_event, r.parent_position, coalesce(r.child_id, r.id)::text, r.detached,
-       r.tags::text[], extract(epoch FROM r.deadline - r.created_at)::double precision, t.name <> r.workflow
+SELECT r.id::text, r.ended_at IS NULL, r.last_event, r.parent_run::text, r.parent_position,
+       coalesce(r.child_id, r.id)::text, r.detached, r.tags::text[],
+       extract(epoch FROM r.deadline - r.created_at)::double precision, t.name <> r.workflow
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
  CROSS JOIN LATERAL (
@@ -34,6 +35,8 @@ class Head(NamedTuple):
     open: bool
     events: int
     """How many it has."""
+    parent: bytes | None
+    """The run that waits for it."""
     position: int | None
     child_id: bytes
     detached: bool
@@ -46,7 +49,10 @@ class Head(NamedTuple):
 def heads(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, Head]:
     """Return those of these runs that are runs of code."""
     rows = _HEADS(connection, {"ids": arrays.uuids(runs)})
-    found = (Head(identifier(row[0]), row[1], row[2], row[3], identifier(row[4]), *row[5:]) for row in rows)
+    found = (
+        Head(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, row[4], identifier(row[5]), *row[6:])
+        for row in rows
+    )
     return {head.id: head for head in found}
 
 

@@ -380,6 +380,42 @@ def test_children_are_started_again_and_detached_ones_taken_over(stage: Stage) -
     assert stage.row(new)["open"] == 0
 
 
+@pytest.mark.parametrize("child_first", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_parent_and_its_detached_child_are_both_reset(stage: Stage, child_first: bool, at_once: bool) -> None:
+    two = stage.tasks["two"]
+
+    @stage.app.workflow(name="mailer")
+    async def mailer(ctx: WorkflowContext) -> Any:
+        return await two.schedule()
+
+    @stage.app.workflow(name="parent")
+    async def parent(ctx: WorkflowContext) -> Any:
+        return await mailer.options(detached=True).schedule()
+
+    old = parent.start()
+    stage.play()
+    (row,) = stage.system.sql("SELECT id FROM orchestrator.runs WHERE workflow = 'mailer'")
+    resets = [(old, 3), (stage.app.workflow_run(row["id"]), 1)]
+    if child_first:
+        resets.reverse()
+    if at_once:
+        with ThreadPoolExecutor(2) as pool:
+            futures = []
+            for count, (handle, to) in enumerate(resets, 1):
+                futures.append(pool.submit(handle.reset, to=to))
+                eventually(lambda count=count: stage.system.count("inbox") == count)  # type: ignore[misc]
+            eventually(lambda: stage.system.look(after=0.1) or all(one.done() for one in futures))
+        stage.play()
+    else:
+        for handle, to in resets:
+            stage.reset(handle, to)
+    stage.held["two"] = stage.held["two"][-1:]
+    stage.finish("two", 2)
+    assert old.result(0) == 2
+    assert stage.system.sql("SELECT id FROM orchestrator.runs WHERE open <> 0 OR ended_at IS NULL") == []
+
+
 def test_the_end_of_a_detached_child_that_nobody_heard_of_is_told(stage: Stage) -> None:
     two, three = stage.tasks["two"], stage.tasks["three"]
 
