@@ -317,7 +317,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     number: int
     """From 1, without gaps."""
     at: float
-    """Unix seconds: the time of the tick that appended it."""
+    """Unix seconds: the time of the tick that appended it; a copy keeps that of the original."""
     what: Fact | Record | Mark
 
 
