@@ -10,9 +10,11 @@ import click
 from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.options import json_option
 from orchestrator.cli.output import print_table
+from orchestrator.cli.resetting import reset
 from orchestrator.cli.sending import sending
 from orchestrator.domain.history import Event
 from orchestrator.domain.ids import to_text
+from orchestrator.sdk.code.recording import ID_FIELDS
 from orchestrator.sdk.payload import decode_value
 
 run_argument = click.argument("run", type=click.UUID, metavar="ID")
@@ -132,7 +134,7 @@ def history(run: UUID, as_json: bool) -> None:
     print_table(("number>", "seconds>", "event", "about…"), rows, empty="Nothing has happened yet.")
 
 
-COMMANDS = (signal, resolve, reject, query, update, terminate, history)
+COMMANDS = (signal, resolve, reject, query, update, terminate, reset, history)
 
 
 def _value(word: str | None) -> Any:
@@ -148,10 +150,10 @@ def _about(event: Event) -> str:
     words: list[str] = []
     for field in event.what.__struct_fields__:
         found = getattr(event.what, field)
-        if found in (None, "", {}):
+        if found in (None, "", {}) or found is False:
             continue
         if isinstance(found, bytes):
-            found = to_text(found) if field in ("id", "parent", "continued_from") else _shown(found)
+            found = to_text(found) if field in ID_FIELDS else _shown(found)
         elif hasattr(found, "kind"):
             found = f"{found.kind}: {found.message}"
         words.append(f"{field}={found}"[:_LONGEST])

@@ -23,11 +23,13 @@ from orchestrator.cli.reading import reading
 from orchestrator.cli.run_view import MOST_LINES, draw_lines, to_lines
 from orchestrator.cli.sending import sending
 from orchestrator.cli.times import ago, between, present, when
+from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store import insights, workflows
+from orchestrator.store.code_runs import GOES_ON
 from orchestrator.store.insights import RunDetail, RunFilter, RunView, StepView
 from orchestrator.workers.loading import load_app
 
@@ -343,6 +345,7 @@ def _print(run: RunDetail, now: datetime) -> None:
             "workflow": f"{run.workflow}, version {run.version}" if run.workflow is not None else None,
             "params": ", ".join(f"{name}={data_text(value)}" for name, value in run.params.items()),
             "status": _state(run),
+            "goes on as": to_text(successor_id(run.id.bytes)) if run.reason in GOES_ON else None,
             "stuck": f"{run.stuck['kind']}: {run.stuck['message']}" if run.stuck else None,
             "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",
             "tags": ", ".join(run.tags),

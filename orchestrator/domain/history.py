@@ -4,7 +4,8 @@ There are three families:
 
     facts      the run began, a task ended, a timer fired, a signal came …: what the code could not know by itself
     records    what the code commanded, one per command, in the order of the batch
-    marks      `ActivationApplied`: the batch of records that follows was made by code that had seen `through`
+    marks      `ActivationApplied`: the batch of records that follows was made by code that had seen `through`;
+               and what only a run has that was reset: `RunReset`, `Reopened` (`domain/resets.py`)
 
 **Replay.** The code is shown the facts one by one, in order, and runs after each until nothing is left to do. Records
 are never shown; they are what the code's commands are compared with (`domain/commands.py` says how). So what the code
@@ -41,6 +42,8 @@ class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="run_started"
     """The run that started this one as its child."""
     continued_from: bytes | None = None
     """The run that this one goes on from."""
+    origin: bytes | None = None
+    """The first of the runs that this one was reset from: it repeats that one's random numbers and UUIDs."""
 
 
 class TaskCompleted(msgspec.Struct, frozen=True, array_like=True, tag="task_completed"):
@@ -133,6 +136,23 @@ class ActivationApplied(msgspec.Struct, frozen=True, array_like=True, tag="activ
     through: int
 
 
+class RunReset(msgspec.Struct, frozen=True, array_like=True, tag="run_reset"):
+    """What stands above is a copy of another run up to its event `to`; what follows is this run's own."""
+
+    run: bytes
+    """That other run."""
+    to: int
+    reason: str = ""
+    """Why, for people to read."""
+
+
+class Reopened(msgspec.Struct, frozen=True, array_like=True, tag="reopened"):
+    """Stands in a copy for the record of something that was open when the copy ends: the code commands it again."""
+
+    what: str
+    """For people to read: `task 3 ship`."""
+
+
 # -- records
 
 
@@ -186,6 +206,7 @@ class ChildStarted(msgspec.Struct, frozen=True, array_like=True, tag="child_star
     id: bytes
     workflow: str
     name: str = ""
+    detached: bool = False
 
 
 class ChildCancelRequested(msgspec.Struct, frozen=True, array_like=True, tag="child_cancel_requested"):
@@ -267,6 +288,7 @@ Fact = (
     | UpdateRequested
     | RunCancelRequested
 )
+End = RunCompleted | RunFailed | RunCancelled | RunContinued
 Record = (
     TaskScheduled
     | TaskCancelRequested
@@ -281,12 +303,9 @@ Record = (
     | StateCleared
     | PatchRecorded
     | UpdateAnswered
-    | RunCompleted
-    | RunFailed
-    | RunCancelled
-    | RunContinued
+    | End
 )
-Mark = ActivationApplied
+Mark = ActivationApplied | RunReset | Reopened
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -295,7 +314,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     number: int
     """From 1, without gaps."""
     at: float
-    """Unix seconds: the time of the tick that appended it."""
+    """Unix seconds: the time of the tick that appended it; a copy keeps that of the original."""
     what: Fact | Record | Mark
 
 
@@ -325,8 +344,8 @@ def record(command: commands.Command) -> Record:
             return PromiseCreated(ordinal, id, name)
         case commands.CancelPromise(id=id):
             return PromiseCancelled(id)
-        case commands.StartChildRun(ordinal=ordinal, id=id, workflow=workflow, name=name):
-            return ChildStarted(ordinal, id, workflow, name)
+        case commands.StartChildRun(ordinal=ordinal, id=id, workflow=workflow, name=name, detached=detached):
+            return ChildStarted(ordinal, id, workflow, name, detached)
         case commands.CancelChildRun(id=id):
             return ChildCancelRequested(id)
         case commands.RecordOperation(ordinal=ordinal, name=name, result=result, error=error):

@@ -35,7 +35,7 @@ def is_derived(identifier: bytes) -> bool:
 
 
 def successor_id(run: bytes) -> bytes:
-    """Return the id of the run in which a run goes on that continues as a new one."""
+    """Return the id of the run in which a run goes on that continues as a new one, or is reset while it is open."""
     return derived_id(run, "continued")
 
 

@@ -59,7 +59,7 @@ class Ledger:
                 self._named.add(what.name)
             elif isinstance(what, _NAMED_RECORDS):
                 self._named.add(what.id)
-            elif isinstance(what, _ENDS):
+            elif isinstance(what, history.End):
                 self.end = what
             elif (claim := _claim(what)) is not None:
                 self._records[claim[:2]] = event.number, what  # type: ignore[assignment]  # a fact makes no claim
@@ -171,7 +171,6 @@ _NAMED_RECORDS = (
     history.ChildCancelRequested,
     history.UpdateAnswered,
 )
-_ENDS = (history.RunCompleted, history.RunFailed, history.RunCancelled, history.RunContinued)
 
 
 def _claim(what: history.Fact | Record | history.Mark) -> Claim | None:

@@ -170,7 +170,7 @@ def _child(run: bytes, command: commands.StartChildRun) -> NewCodeRun:
     started = history.RunStarted(
         command.workflow, command.version or 0, command.payload, command.queue or "default", run
     )
-    return NewCodeRun(command.id, [started], command.timeout, command.ordinal, None, command.detached)
+    return NewCodeRun(command.id, [started], command.timeout, command.ordinal, detached=command.detached, parent=run)
 
 
 def _carry_out(tick: Tick, batches: Mapping[bytes, Sequence[Command]]) -> None:

@@ -38,9 +38,7 @@ def end_runs(tick: Tick) -> None:
     """
     ends = {end.id: end for end in tick.own_ends}
     tick.own_ends.clear()
-    states = (
-        (run, RunState(end.state), code_runs.CONTINUED if run in tick.continuing else None) for run, end in ends.items()
-    )
+    states = ((run, RunState(end.state), _reason(tick, run)) for run, end in ends.items())
     ended = code_runs.end(tick.connection, states, tick.now)
     tick.has_wishes = tick.has_wishes or any(run.open for run in ended)  # the agenda says that they are closing
     continued = [run.id for run in ended if run.id in tick.continuing]
@@ -48,27 +46,44 @@ def end_runs(tick: Tick) -> None:
     with_children = code_runs.children(tick.connection, [run.id for run in finished if run.open])
     if with_children:
         ask_to_cancel(tick, with_children, "its parent has ended")
+    over = [run for run in finished if run.id not in tick.resetting]
     tick.told.extend(
-        (run.parent, run.state, _told_to_parent(run, ends[run.id])) for run in finished if run.parent is not None
+        (run.parent, run.state, told_to_parent(run.child_id, run.state, ends[run.id]))
+        for run in over
+        if run.parent is not None
     )
-    tick.ended.extend(Ended(run.id, run.state, ends[run.id].inline, _error(run, ends[run.id])) for run in ended)
-    if finished:
-        tick.triggers.code_ended(tick, finished)
+    tick.ended.extend(_announced(tick, run, ends[run.id]) for run in ended)
+    if over:
+        tick.triggers.code_ended(tick, over)
     if continued:
         _continue(tick, continued)
 
 
-def _told_to_parent(run: EndedRun, end: OwnEnd) -> Outcome:
-    if run.state == RunState.SUCCESS:
-        return history.ChildCompleted(run.child_id, end.result or _NOTHING)
-    if run.state == RunState.CANCELLED:
-        return history.ChildCancelled(run.child_id)
-    return history.ChildFailed(run.child_id, _error(run, end) or TaskError("Failed", "The run failed."))
+def _reason(tick: Tick, run: bytes) -> str | None:
+    if run in tick.continuing:
+        return code_runs.CONTINUED
+    return code_runs.RESET if run in tick.resetting else None
 
 
-def _error(run: EndedRun, end: OwnEnd) -> TaskError | None:
+def _announced(tick: Tick, run: EndedRun, end: OwnEnd) -> Ended:
+    """Return what clients hear. A success without a result tells them to look, and they find where a run goes on."""
+    if run.id in tick.resetting:
+        return Ended(run.id, RunState.SUCCESS)
+    return Ended(run.id, run.state, end.inline, _error(run.state, end))
+
+
+def told_to_parent(child: bytes, state: str, end: OwnEnd) -> Outcome:
+    """Return what a parent learns of the end of its child, by the id that it knows it by."""
+    if state == RunState.SUCCESS:
+        return history.ChildCompleted(child, end.result or _NOTHING)
+    if state == RunState.CANCELLED:
+        return history.ChildCancelled(child)
+    return history.ChildFailed(child, _error(state, end) or TaskError("Failed", "The run failed."))
+
+
+def _error(state: str, end: OwnEnd) -> TaskError | None:
     """Return why a run ended as it did. One that was cancelled because its time was up has failed."""
-    return code_runs.RAN_TOO_LONG if run.state == RunState.FAILED and end.state == TaskState.CANCELLED else end.error
+    return code_runs.RAN_TOO_LONG if state == RunState.FAILED and end.state == TaskState.CANCELLED else end.error
 
 
 def _continue(tick: Tick, ids: Sequence[bytes]) -> None:
@@ -94,6 +109,7 @@ def _continue(tick: Tick, ids: Sequence[bytes]) -> None:
                 old.detached,
                 msgspec.json.encode(old.tags).decode(),
                 old.pinned,
+                parent=old.parent,
             )
         )
     code_runs.start(tick.connection, new, tick.now)

@@ -12,6 +12,7 @@ from orchestrator.domain.task import NewTask
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
 from orchestrator.scheduler.code import ask_to_cancel
 from orchestrator.scheduler.code_requests import ABOUT_CODE, CODE_WISHES
+from orchestrator.scheduler.code_resets import reset_runs
 from orchestrator.scheduler.tasks import adopt, cancel_tasks
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Posted
@@ -52,6 +53,8 @@ def apply_inbox(tick: Tick, limit: int) -> None:
             ask_to_cancel(tick, ids, "somebody asked for it")
         elif kind == Wish.TERMINATE:
             runs.mark_cancelling(tick.connection, ids, code=True)
+        elif kind == Wish.RESET:
+            unfinished.update(reset_runs(tick, same))
         elif kind in CODE_WISHES:
             CODE_WISHES[kind](tick, same)
         elif kind == Wish.RETRY_TASK:

@@ -76,6 +76,8 @@ class Tick:
     """Results and errors of tasks that ended in a run, for its code to be told if it has any."""
     continuing: dict[bytes, ContinueRun] = field(default_factory=dict)
     """Runs that ended to go on in another."""
+    resetting: set[bytes] = field(default_factory=set)
+    """Runs that end because others repeat them from an earlier event."""
     reopened: dict[bytes, list[str]] = field(default_factory=dict)
     """Runs that a person retries, with the steps whose child runs are open again."""
     ended: list[Ended] = field(default_factory=list)

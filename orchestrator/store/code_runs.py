@@ -17,39 +17,44 @@ from orchestrator.domain.ids import successor_id
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, TaskState, run_sources_of
 from orchestrator.domain.task import TaskError
 from orchestrator.store import arrays
-from orchestrator.store.histories import EVENTS, event_parameters
+from orchestrator.store.histories import What, event_parameters
 from orchestrator.store.runs import TIMED_OUT
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
 
 CONTINUED = "continued"
-"""The reason of a run that goes on in another."""
+"""The reason of a run that went on in another, with a history of its own."""
+RESET = "reset"
+"""The reason of a run that was open when it was reset, and went on in the run that repeats it."""
+GOES_ON = (CONTINUED, RESET)
 RAN_TOO_LONG = TaskError("RunTimedOut", "The run took longer than it may.")
 """Why a run has failed whose own task was cancelled when its time was up."""
 
 _START = Statement(
-    f"""
+    """
 WITH given AS MATERIALIZED (
     SELECT * FROM unnest(%(ids)s::uuid[], %(workflows)s::text[], %(versions)s::int[], %(queues)s::text[],
                          %(counts)s::int[], %(timeouts)s::double precision[], %(parents)s::uuid[],
                          %(positions)s::int[], %(child_ids)s::uuid[], %(detached)s::boolean[], %(tags)s::jsonb[],
-                         %(names)s::text[])
-             AS g(id, workflow, version, queue, count, timeout, parent, position, child_id, detached, tags, name)
+                         %(names)s::text[], %(shown)s::int[])
+             AS g(id, workflow, version, queue, count, timeout, parent, position, child_id, detached, tags, name, shown)
 ), moment AS (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ), created AS (
     INSERT INTO orchestrator.runs (id, name, status, total, open, created_at, started_at, workflow, version, deadline,
-                                   parent_run, parent_position, child_id, detached, tags, code, last_event)
+                                   parent_run, parent_position, child_id, detached, tags, code, last_event, shown)
     SELECT g.id, g.workflow, 'running', 0, 0, moment.now, moment.now, g.workflow, g.version,
            moment.now + g.timeout * interval '1 second', g.parent, g.position, g.child_id, g.detached,
-           ARRAY(SELECT jsonb_array_elements_text(g.tags)), true, g.count
+           ARRAY(SELECT jsonb_array_elements_text(g.tags)), true, g.count, g.shown
       FROM given g, moment
         ON CONFLICT (id) DO NOTHING
     RETURNING id
 ), kept AS (
     INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
-    SELECT e.run_id, e.place, moment.now, e.kind, e.data
-      FROM moment, {EVENTS} JOIN created ON created.id = e.run_id
+    SELECT e.run_id, e.place, coalesce(to_timestamp(e.at), moment.now), e.kind, e.data
+      FROM moment, unnest(%(event_runs)s::uuid[], %(places)s::int[], %(kinds)s::text[], %(data)s::bytea[],
+                          %(times)s::double precision[]) AS e(run_id, place, kind, data, at)
+      JOIN created ON created.id = e.run_id
 ), own AS (
     INSERT INTO orchestrator.tasks (id, name, queue, run_id, payload)
     SELECT g.id, g.name, g.queue, g.id, ''::bytea FROM given g JOIN created ON created.id = g.id
@@ -63,7 +68,7 @@ class NewCodeRun(NamedTuple):
     """A run that is to be started."""
 
     id: bytes
-    facts: Sequence[history.RunStarted | history.SignalReceived]
+    events: Sequence[What]
     """How its history begins: with `RunStarted`."""
     timeout: float | None = None
     position: int | None = None
@@ -75,6 +80,12 @@ class NewCodeRun(NamedTuple):
     """JSON."""
     pinned: bool = False
     """It is held to its version: its own task bears that in its name, which only workers with that version know."""
+    parent: bytes | None = None
+    """The run that waits for it, which may be another than the one that started it."""
+    times: Sequence[float] = ()
+    """When the first of its events happened, in Unix seconds; all others do so now."""
+    shown: int = 0
+    """The last of its events that code has been shown: where it repeats another run."""
 
     @property
     def task_name(self) -> str:
@@ -83,7 +94,7 @@ class NewCodeRun(NamedTuple):
 
     @property
     def started(self) -> history.RunStarted:
-        first = self.facts[0]
+        first = self.events[0]
         assert isinstance(first, history.RunStarted)
         return first
 
@@ -96,15 +107,19 @@ def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | No
         "workflows": [run.started.workflow for run in runs],
         "versions": arrays.numbers(run.started.version for run in runs),
         "queues": [run.started.queue for run in runs],
-        "counts": arrays.numbers(len(run.facts) for run in runs),
+        "counts": arrays.numbers(len(run.events) for run in runs),
         "timeouts": arrays.numbers(run.timeout for run in runs),
-        "parents": arrays.uuids(run.started.parent for run in runs),
+        "parents": arrays.uuids(run.parent for run in runs),
         "positions": arrays.numbers(run.position for run in runs),
         "child_ids": arrays.uuids(run.child_id for run in runs),
         "detached": arrays.numbers(run.detached for run in runs),
         "tags": [run.tags for run in runs],
         "names": [run.task_name for run in runs],
-        **event_parameters((run.id, run.facts) for run in runs),
+        "shown": arrays.numbers(run.shown for run in runs),
+        **event_parameters((run.id, run.events) for run in runs),
+        "times": arrays.numbers(
+            at for run in runs for at in (*run.times, *[None] * (len(run.events) - len(run.times)))
+        ),
     }
     # A client may sit behind a pooler, where nothing that was prepared can be found again.
     rows = _START(connection, parameters) if now is not None else connection.exec_driver_sql(_START.sql, parameters)
@@ -237,13 +252,13 @@ _CONTINUING = Statement(
     f"""
 SELECT wanted.id::text FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (
-       SELECT FROM orchestrator.runs WHERE id = wanted.id AND code AND reason = '{CONTINUED}' LIMIT 1) AS r
+       SELECT FROM orchestrator.runs WHERE id = wanted.id AND code AND reason IN {GOES_ON} LIMIT 1) AS r
 """
 )
 
 
 def latest(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, bytes]:
-    """Return, for each of these runs, the one in which it goes on now: itself, where it never continued."""
+    """Return, for each of these runs, the one in which it goes on now: itself, where it goes on in no other."""
     last = {run: run for run in runs}
     moving = list(last)
     while moving:

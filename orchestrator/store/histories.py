@@ -198,6 +198,24 @@ def beginnings(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, his
     return {identifier(row[0]): _decode.decode(row[1]) for row in rows}
 
 
+_READ_ALL = Statement(
+    """
+SELECT h.run_id::text, h.number, extract(epoch FROM h.at)::double precision, h.data
+  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (
+       SELECT * FROM orchestrator.histories WHERE run_id = wanted.id ORDER BY number OFFSET 0) AS h
+"""
+)
+
+
+def read_all(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, list[Event]]:
+    """Return the whole histories of runs."""
+    found: dict[bytes, list[Event]] = {}
+    for row in _READ_ALL(connection, {"ids": arrays.uuids(runs)}):
+        found.setdefault(identifier(row[0]), []).append(Event(row[1], row[2], _decode.decode(row[3])))
+    return found
+
+
 _SIGNALS = Statement(
     """
 SELECT run_id::text, data FROM orchestrator.histories

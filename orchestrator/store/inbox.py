@@ -40,6 +40,8 @@ class Wish(StrEnum):
     QUERY = "query"
     TERMINATE = "terminate"
     """End a run without asking its code."""
+    RESET = "reset"
+    """Start a run that repeats another one up to an event."""
     COMPLETE_TASK = "complete task"
     """A task has completed in a transaction of its own; the body is how many seconds it took."""
 

@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable
 from typing import Any, get_args
 
-from orchestrator.domain import commands, history
+from orchestrator.domain import commands, history, resets
 from orchestrator.domain.activation import Activation, Answer, Query, Violation
 from orchestrator.domain.history import Event
-from orchestrator.domain.ids import derived_id
+from orchestrator.domain.ids import derived_id, successor_id
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.errors import NotFound
 from orchestrator.sdk.code.engine import Engine
@@ -168,16 +168,22 @@ class MemoryLeader:
                 self._start_child(run, command)
             case commands.CancelChildRun(id=id):
                 self.cancel(run.children.get(id))
-            case commands.SetState(key=key, value=value):
-                run.state[key] = value
-            case commands.ClearState(key=key):
-                run.state.pop(key, None)
+            case commands.SetState() | commands.ClearState():
+                self._note_state(run, history.record(command))
             case commands.AnswerUpdate(id=id):
                 run.answers[id] = command
             case commands.CompleteRun() | commands.FailRun() | commands.CancelRun() | commands.ContinueRun():
                 self._end(run, command)
             case _:
                 pass  # operations and patches are remembered by their record alone
+
+    @staticmethod
+    def _note_state(run: Run, what: history.Fact | history.Record | history.Mark) -> None:
+        match what:
+            case history.StateSet(key=key, value=value):
+                run.state[key] = value
+            case history.StateCleared(key=key):
+                run.state.pop(key, None)
 
     def _start_child(self, run: Run, command: commands.StartChildRun) -> None:
         try:
@@ -194,28 +200,68 @@ class MemoryLeader:
         if run is not None and run.end is None:
             self.append(run, history.RunCancelRequested())
 
+    def reset(self, run: Run, to: int) -> Run:
+        """Start a run that repeats another one up to an event; if that is open, it ends, and goes on in the new one."""
+        identifier = derived_id(run.id, "reset", len(self.runs))
+        begins = resets.reset(run.id, run.history, identifier, to, self.now)
+        new = self.runs[identifier] = Run(identifier, None, run.detached)
+        for event in begins.copy:
+            new.history.append(event)
+            self._note_state(new, event.what)
+        new.promises = {promise.id: promise.name for promise in begins.promises}
+        for old_id, new_id in begins.adopted.items():
+            self._hand_over(run, old_id, new, new_id)
+        for fact in begins.told:
+            self.append(new, fact)
+        if run.end is None:
+            self._put_in_place(new, run)
+            self._close(run, commands.CancelRun())
+        return new
+
+    def _hand_over(self, old: Run, old_id: bytes, new: Run, new_id: bytes) -> None:
+        """Let a run wait for the detached child of another; it may have ended when nobody listened."""
+        child = old.children.pop(old_id, None) or self.runs[old_id]
+        while child.next is not None:
+            child = child.next
+        child.parent, child.child_id = new, new_id
+        if child.end is None:
+            new.children[new_id] = child
+        else:
+            assert not isinstance(child.end, commands.ContinueRun)
+            self.append(new, told_to_parent(new_id, child.end))
+
     def _end(self, run: Run, end: commands.End) -> None:
-        run.end = end
-        run.tasks.clear()
-        run.timers.clear()
+        self._close(run, end)
         if isinstance(end, commands.ContinueRun):
             self._continue(run, end)
             return
-        for child in run.children.values():
-            if not child.detached:
-                self.cancel(child)
         parent = run.parent
         if parent is None or parent.end is not None or parent.children.pop(run.child_id, None) is None:
             return
         self.append(parent, told_to_parent(run.child_id, end))
 
+    def _close(self, run: Run, end: commands.End) -> None:
+        """End a run, and what is open in it."""
+        run.end = end
+        run.tasks.clear()
+        run.timers.clear()
+        if not isinstance(end, commands.ContinueRun):
+            for child in run.children.values():
+                if not child.detached:
+                    self.cancel(child)
+
+    def _put_in_place(self, new: Run, old: Run) -> None:
+        """Let a run go on where another one ends: who waits for that, waits for it."""
+        old.next = new
+        new.parent, new.child_id = old.parent, old.child_id
+        if old.parent is not None and old.child_id in old.parent.children:
+            old.parent.children[old.child_id] = new
+
     def _continue(self, run: Run, end: commands.ContinueRun) -> None:
         old = run.started
         started = history.RunStarted(old.workflow, old.version, end.payload, old.queue, old.parent, run.id)
-        new = run.next = self.start(started, derived_id(run.id, "continued"), run.parent, run.detached)
-        new.child_id = run.child_id
-        if run.parent is not None and run.child_id in run.parent.children:
-            run.parent.children[run.child_id] = new
+        new = self.start(started, successor_id(run.id), run.parent, run.detached)
+        self._put_in_place(new, run)
         taken = dict(end.signals)
         for event in run.history:
             if isinstance(event.what, history.SignalReceived):

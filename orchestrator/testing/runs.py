@@ -91,6 +91,12 @@ class TestedRun(Generic[R]):
         """Ask the run to cancel itself."""
         await self._tell(history.RunCancelRequested(reason))
 
+    async def reset(self, to: int) -> TestedRun[R]:
+        """Start a run that repeats this one up to an event of its history, and goes on by itself from there."""
+        new = self._test.leader.reset(self._run, to)
+        await self._test.settle()
+        return TestedRun(self._test, self._workflow, new)
+
     async def query(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Ask the code something."""
         query = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, _LIMIT))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -175,18 +177,59 @@ def test_from_the_command_line(running: Stack) -> None:
     eventually(lambda: _state(running, run) == "cancelled", "it has ended")
 
 
+def test_a_run_is_reset_from_the_command_line(running: Stack) -> None:
+    old = project.steps.start(3)
+    assert old.result(20) == 3
+    refused = _run(running, "runs", "reset", old.id, "--to", "2")
+    assert refused.returncode == 1
+    assert "Reset it to event 1 or 3." in refused.stderr
+    shown = _command(running, "runs", "reset", old.id, "--to", "4", "--dry-run")
+    assert [line.split(maxsplit=3)[:3] for line in shown.splitlines()[1:]] == [
+        *(["1", "task", "project.add"], ["2", "task", "project.add"])
+    ]
+    before = running.scalar("SELECT count(*) FROM orchestrator.runs")
+    aborted = _run(running, "runs", "reset", old.id, "--to", "4", answer="n\n")
+    assert (aborted.returncode, running.scalar("SELECT count(*) FROM orchestrator.runs")) == (1, before)
+    new = project.app.workflow_run(_run(running, "runs", "reset", old.id, "--to", "4", answer="y\n").stdout.split()[-1])
+    assert new.result(20) == 3
+    told = json.loads(_command(running, "runs", "reset", old.id, "--to", "4", "--yes", "--json", "--reason", "again"))
+    assert (told["reset_from"], told["to"], told["preview"][0]["fate"]) == (old.id, 4, "is kept")
+    assert project.app.workflow_run(told["run"]).result(20) == 3
+    assert "reason=again" in _command(running, "runs", "history", told["run"])
+    tasks = "SELECT count(*) FROM orchestrator.ended_tasks WHERE run_id <> id AND run_id = CAST(:id AS uuid)"
+    assert [running.scalar(tasks, id=run) for run in (old.id, new.id, told["run"])] == [3, 2, 2]
+
+
+def test_an_open_run_is_reset_and_those_who_wait_are_led_to_the_new_one(running: Stack) -> None:
+    old = project.approval.start(600.0)
+    eventually(lambda: _promises(running, old), "the promise is open")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(old.result, 60)
+        new = old.reset(to=1, reason="from the beginning")
+        eventually(lambda: _promises(running, new), "the new promise is open")
+        old.resolve("approval", "yes")
+        assert waiting.result() == new.result(20) == "yes"
+    assert (_state(running, old.id), old.status()) == ("cancelled", "success")
+    assert f"goes on as  {new.id}" in _command(running, "runs", "show", old.id)
+
+
 def _command(stack: Stack, *words: str) -> str:
-    done = subprocess.run(
+    done = _run(stack, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _run(stack: Stack, *words: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "orchestrator", *words],
         env=stack.environment,
         cwd=HERE,
+        input=answer,
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def _promises(stack: Stack, handle: WorkflowHandle[Any]) -> object:

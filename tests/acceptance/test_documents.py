@@ -102,7 +102,7 @@ def test_the_tests_of_code_workflows_run_as_written(folder: Path) -> None:
     for name, body in files_in(REPOSITORY / "docs" / "code-workflows.md").items():
         (folder / name).write_text(body)
     printed = run(folder, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
-    assert "4 passed" in printed
+    assert "5 passed" in printed
 
 
 def test_every_command_of_the_readme_exists() -> None:

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain import history
+from orchestrator.domain import history, resets
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.task import TaskError
@@ -29,7 +30,7 @@ from orchestrator.sdk.code.starting import OnConflict
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.payload import decode_value, encode_call, encode_value
-from orchestrator.store import code_runs, expectations, histories, inbox, run_keys, signals
+from orchestrator.store import code_runs, expectations, histories, inbox, results, run_keys, signals
 from orchestrator.store.code_runs import NewCodeRun, Outcome
 from orchestrator.store.inbox import Wish
 from orchestrator.store.signals import Sent
@@ -118,9 +119,26 @@ class CodeBackend:
         payload = encode_call(name, args, kwargs, self._limit)
         return self._request(run, Wish.UPDATE, "update", timeout, name=name, value=payload)
 
+    def cancel(self, run: bytes) -> None:
+        """Ask the run, or the one in which it goes on, to cancel itself."""
+        self._tell(run, Wish.CANCEL_RUN, "cancel")
+
     def terminate(self, run: bytes) -> None:
         """End a run without asking its code."""
         self._tell(run, Wish.TERMINATE, "terminate")
+
+    def reset(self, run: bytes, to: int, reason: str) -> bytes:
+        """Start a run that repeats another one, open or not, up to an event; return the new one when it is there."""
+        resets.check(run, self.history(run).events, to)  # so that a mistake is told at once, whether or not one leads
+        request = new_id()
+        with self._connections.writing(f"the request to reset run {to_text(run)} was stored") as connection:
+            self._wish(connection, Wish.RESET, run, request=request, to=to, reason=reason)
+        self._connections.nudge()
+        answer = self._waiting.wait(request, lambda: self._look_for_answer(request), None)
+        assert answer is not None, "it is waited for without a limit"
+        if answer.error is not None:
+            raise (NotFound if answer.error.kind == "NotFound" else WrongState)(answer.error.message)
+        return UUID(decode_value(answer.result or b"\xc0")).bytes
 
     def retry(self, run: bytes) -> bool:
         """Let a stuck run try again; False if this is no run of code at all."""
@@ -240,7 +258,7 @@ class CodeBackend:
             outcome = self._outcome(run)
             if outcome.status not in ENDED_RUN_STATES or (sent is not None and self.reached(sent) is None):
                 return None
-            if outcome.reason == code_runs.CONTINUED:
+            if outcome.reason in code_runs.GOES_ON:
                 return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))
             return Ended(run, outcome.status, outcome.result, outcome.error)
 
@@ -249,13 +267,19 @@ class CodeBackend:
     def _outcome(self, run: bytes) -> Outcome:
         with self._connections.reading() as connection:
             found = code_runs.outcome(connection, run)
+            is_there = found is not None or results.progress(connection, run) is not None
+        if not is_there:
+            raise NotFound.by_id("run", to_text(run))
         if found is None:
-            raise NotFound(f"No run of a workflow as code has the id {to_text(run)}.")
+            raise NotFound(
+                f"Run {to_text(run)} is no run of a workflow as code, and only those can be told, asked and reset. "
+                f"A run of steps is started over with `orchestrator runs rerun {to_text(run)} --from STEP`."
+            )
         return found
 
     def _last(self, run: bytes) -> tuple[bytes, Outcome]:
         outcome = self._outcome(run)
-        while outcome.reason == code_runs.CONTINUED:
+        while outcome.reason in code_runs.GOES_ON:
             run = successor_id(run)
             outcome = self._outcome(run)
         return run, outcome

@@ -72,7 +72,7 @@ class WorkflowContext:
         self._state: dict[str, bytes] = {}
         self._patches: dict[str, bool] = {}
         self._uuids = 0
-        self.random = random.Random(flow.run_id)
+        self.random = random.Random(flow.origin)
         """A random number generator, seeded by the run: the same numbers on every replay."""
         self.logger = _Logger(flow)
         """Logs like any logger, and is silent on replay."""
@@ -183,7 +183,7 @@ class WorkflowContext:
     def uuid(self) -> UUID:
         """Return a new UUID, the same on every replay."""
         self._uuids += 1
-        return UUID(bytes=derived_id(self._flow.run_id, "uuid", self._uuids))
+        return UUID(bytes=derived_id(self._flow.origin, "uuid", self._uuids))
 
     def patched(self, name: str) -> bool:
         """Say whether to take the new branch of a change: False for what ran before the change, True from then on."""

@@ -41,6 +41,8 @@ class Flow:
     def __init__(self, workflow: CodeWorkflow[..., Any], run_id: bytes, limit: int) -> None:
         self.workflow = workflow
         self.run_id = run_id
+        self.origin = run_id
+        """The run whose random numbers and UUIDs the code is given: another one, if this one was reset from it."""
         self.limit = limit
         """The largest value, in bytes, that may be recorded."""
         self.loop = Loop(self)  # type: ignore[abstract]  # what it lacks, nothing in a workflow may use
@@ -54,7 +56,6 @@ class Flow:
         self.mailboxes: dict[str, Mailbox] = {}
         self.handlers = Handlers(self)
         self.compensations = Compensations(self.report)
-        self.context = WorkflowContext(self)
         self.read_only = ""
         """Why nothing may be commanded at the moment, if so."""
         self.ended = False
@@ -191,13 +192,14 @@ class Flow:
     def _begin(self, fact: history.RunStarted) -> None:
         self.started = fact
         self.began_at = self.now
+        self.origin = fact.origin or self.run_id
         self._main = self.loop.create_task(self._run(fact.payload), name=self.workflow.name)
 
     async def _run(self, payload: bytes) -> bytes:
         arguments, keywords = _decode_call(payload)
         arguments, keywords = self.workflow.signature.restore(arguments, keywords)
         try:
-            value = await self.workflow.function(self.context, *arguments, **keywords)
+            value = await self.workflow.function(WorkflowContext(self), *arguments, **keywords)
         except (Exception, asyncio.CancelledError) as error:
             if not isinstance(error, (DeterminismViolation, NotDeterministic)):
                 await self.compensations.run()

@@ -8,6 +8,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import RunState
 from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
 from orchestrator.sdk.context import current_outlet
+from orchestrator.sdk.options import check_label
 from orchestrator.sdk.payload import decode_value
 from orchestrator.transport.codec import Ended
 
@@ -21,7 +22,7 @@ R = TypeVar("R")
 
 
 class WorkflowHandle(Generic[R]):
-    """One run. Where it continued as a new run, the handle follows.
+    """One run. Where it continued as a new run, or was reset while it was open, the handle follows.
 
     So it does where a signal was to reach this run or to start one, and this run ended before: to the one that got it.
     """
@@ -99,11 +100,21 @@ class WorkflowHandle(Generic[R]):
 
     def cancel(self) -> None:
         """Ask the run to cancel itself: its code is told, and may tidy up."""
-        self._app.backend.runs.cancel(self._run)
+        self._app.backend.code.cancel(self._run)
 
     def terminate(self) -> None:
         """End the run at once, without asking its code."""
         self._app.backend.code.terminate(self._run)
+
+    def reset(self, *, to: int, reason: str = "") -> WorkflowHandle[R]:
+        """Start a run that repeats this one up to event `to` of its history; return it.
+
+        What had ended by then is kept, and all else is done again. If this run is open, it ends, and whoever holds or
+        waits for it is led to the new one. WrongState if `to` is no event that a run can be reset to.
+        """
+        refuse_inside_task()
+        new = self._app.backend.code.reset(self._id, to, reason and check_label("reason", reason))
+        return WorkflowHandle(self._app, new, self._workflow)
 
     def retry(self) -> None:
         """Let a stuck run try again."""

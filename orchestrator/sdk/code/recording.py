@@ -18,11 +18,11 @@ from orchestrator.domain.task import TaskError
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 
 _FORMAT = 1
-_IDS = ("id", "parent", "continued_from")
+ID_FIELDS = ("id", "parent", "continued_from", "origin", "run")
 """Fields that hold an id; all others that hold bytes hold an encoded value."""
 _KINDS = {
     kind.__struct_config__.tag: kind
-    for kind in (*get_args(history.Fact), *get_args(history.Record), history.ActivationApplied)
+    for kind in (*get_args(history.Fact), *get_args(history.Record), *get_args(history.Mark))
 }
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -80,7 +80,7 @@ def _field_to_plain(name: str, value: Any) -> Any:
     if isinstance(value, TaskError):
         return {"kind": value.kind, "message": value.message, "traceback": value.traceback}
     if isinstance(value, bytes):
-        return to_text(value) if name in _IDS else {"value": _to_plain(_decode(value))}
+        return to_text(value) if name in ID_FIELDS else {"value": _to_plain(_decode(value))}
     return value
 
 
@@ -89,7 +89,7 @@ def _field_from_plain(name: str, kind: Any, value: Any) -> Any:
     if TaskError in options and value is not None:
         return TaskError(**value)
     if bytes in options and value is not None:
-        return UUID(value).bytes if name in _IDS else _encode(_from_plain(value["value"]))
+        return UUID(value).bytes if name in ID_FIELDS else _encode(_from_plain(value["value"]))
     return value
 
 

@@ -89,7 +89,7 @@ async def _step(
             case "state":
                 ctx.set("key", given[0])
             case "child":
-                diary.append(str(await child.options(on_cancel=given[1]).schedule(given[0])))
+                diary.append(str(await child.options(on_cancel=given[1], detached=given[2]).schedule(given[0])))
             case "lock":
                 async with lock:
                     for inner in given[0]:
@@ -148,7 +148,7 @@ def _branches(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.tuples(st.sampled_from(["group", "first", "as completed"]), several),
         st.tuples(st.sampled_from(["wait for", "timeout", "cancel"]), SECONDS, steps),
         st.tuples(st.just("lock"), steps),
-        st.tuples(st.just("child"), steps, st.sampled_from(["cancel", "wait", "abandon"])),
+        st.tuples(st.just("child"), steps, st.sampled_from(["cancel", "wait", "abandon"]), st.booleans()),
     )
 
 
@@ -176,11 +176,20 @@ class World:
 
     def play(self, most: int = 150) -> None:
         """Let things happen until the run has ended, or enough is enough."""
+        self.go_on(most)
+        self._engine.close()
+
+    def go_on(self, most: int) -> None:
+        """Let some more things happen."""
         for _ in range(most):
             if self.run.end is not None:
                 break
             self._happen()
-        self._engine.close()
+
+    def reset(self, to: int) -> None:
+        """Let the run be repeated up to an event, and that one be watched."""
+        self.run = self.leader.reset(self.run, to)
+        self.turns.clear()
 
     def _happen(self) -> None:
         runs = list(self.leader.runs.values())

@@ -14,6 +14,7 @@ from orchestrator import DeterminismViolation, InvalidWorkflow, Orchestrator, Ru
 from orchestrator.domain import commands, history
 from orchestrator.domain.history import Event
 from orchestrator.domain.task import TaskError
+from orchestrator.sdk.code.recording import ID_FIELDS
 from orchestrator.testing import Recording, TestedRun, WorkflowTest, replay
 from tests.unit.code_workflows.playing import started
 
@@ -57,11 +58,19 @@ def test_a_history_survives_json_whatever_it_holds() -> None:
 
 def test_every_kind_of_event_survives_json() -> None:
     error = TaskError("ValueError", "no", "Traceback")
-    kinds = [*history.Fact.__args__, *history.Record.__args__, history.ActivationApplied]
-    values = {"int": 3, "str": "text", "bytes": b"\x03", "TaskError": error, "float": 1.5, "dict[str, int]": {"a": 1}}
+    kinds = [*history.Fact.__args__, *history.Record.__args__, *history.Mark.__args__]
+    values = {
+        "bool": True,
+        "int": 3,
+        "str": "text",
+        "bytes": b"\x03",
+        "TaskError": error,
+        "float": 1.5,
+        "dict[str, int]": {"a": 1},
+    }
     for kind in kinds:
         fields = {
-            name: b"i" * 16 if name in ("id", "parent", "continued_from") else values[note.split(" |")[0]]
+            name: b"i" * 16 if name in ID_FIELDS else values[note.split(" |")[0]]
             for name, note in kind.__annotations__.items()
         }
         whole = Recording(b"r" * 16, [Event(1, 1_700_000_000.5, kind(**fields))])

@@ -1,0 +1,304 @@
+"""Runs that are reset to an earlier event: what is kept, what is done again, what is said again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from itertools import count
+from typing import Any
+
+import pytest
+
+from orchestrator import Orchestrator, RunFailed, WorkflowContext, WrongState
+from orchestrator.domain import history, resets
+from orchestrator.domain.history import Event
+from orchestrator.domain.reset_preview import Fate, preview
+from orchestrator.domain.task import TaskError
+from orchestrator.testing import After, TestedRun, WorkflowTest
+from tests.unit.code_workflows.playing import started
+
+app = Orchestrator()
+RUN = bytes(range(16))
+
+
+@app.task(name="pay")
+def pay(rate: int) -> str: ...
+
+
+@app.task(name="ship")
+def ship(label: str) -> str: ...
+
+
+@app.workflow(name="order")
+async def order(ctx: WorkflowContext, rates: Any = None) -> list[Any]:
+    rate = await ctx.run("rate", lambda: next(RATES))
+    paid = await pay.schedule(rate)
+    ctx.logger.info("paid at %d", rate)
+    approved = ctx.promise("approval")
+    remark = await ctx.signals("remark").get()
+    ctx.set("remark", remark)
+    label = f"{ctx.random.randrange(10**9)} {ctx.uuid()}"
+    return [rate, paid, remark, await approved, await ship.schedule(label), await ctx.promise("receipt")]
+
+
+RATES = count(1)
+
+
+class Shop:
+    """Mocks that remember what they were asked for."""
+
+    def __init__(self) -> None:
+        self.paid: list[int] = []
+        self.shipped: list[str] = []
+        self.mocks = {pay: self._pay, ship: self._ship}
+
+    def _pay(self, rate: int) -> str:
+        self.paid.append(rate)
+        return f"payment {len(self.paid)}"
+
+    def _ship(self, label: str) -> str:
+        self.shipped.append(label)
+        return f"parcel {len(self.shipped)}"
+
+
+async def to_the_end(run: TestedRun[list[Any]]) -> list[Any]:
+    await run.signal("remark", "quick!")
+    await run.resolve("approval", "yes")
+    await run.resolve("receipt", "here")
+    return await run.result()
+
+
+def kinds(run: TestedRun[Any]) -> list[str]:
+    return [type(event.what).__name__ for event in run.history.events]
+
+
+def number_of(run: TestedRun[Any], kind: type, last: bool = False) -> int:
+    found = [event.number for event in run.history.events if isinstance(event.what, kind)]
+    return found[-1 if last else 0]
+
+
+def test_what_had_ended_is_kept_and_all_else_is_done_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    shop = Shop()
+
+    async def then(old: TestedRun[list[Any]], test: WorkflowTest) -> None:
+        result = await to_the_end(old)
+        before = old.history.events
+        new = await old.reset(number_of(old, history.PromiseCreated))
+        assert old.history.events == before
+        assert kinds(new)[: len(kinds(old))][:7] == kinds(old)[:7]
+        await new.resolve("receipt", "here again")
+        assert await new.result() == [*result[:4], "parcel 2", "here again"]
+        assert new.state == {"remark": "quick!"}
+        again = await new.reset(number_of(new, history.PromiseCreated))
+        await again.resolve("receipt", "at last")
+        assert await again.result() == [*result[:4], "parcel 3", "at last"]
+
+    started(order, then, mocks=shop.mocks)
+    assert len(shop.paid) == 1
+    assert len(shop.shipped) == 3
+    assert len(set(shop.shipped)) == 1  # the same random number, and the same UUID
+    assert [record.message for record in caplog.records] == [f"paid at {shop.paid[0]}"]  # silent the second time
+
+
+def test_a_reset_to_the_first_event_is_a_new_beginning() -> None:
+    shop = Shop()
+
+    async def then(old: TestedRun[list[Any]], test: WorkflowTest) -> None:
+        first, *_ = await to_the_end(old)
+        new = await old.reset(1)
+        assert kinds(new)[:4] == ["RunStarted", "RunReset", "SignalReceived", "ActivationApplied"]
+        await new.resolve("approval", "no")
+        await new.resolve("receipt", "none")
+        assert await new.result() == [first + 1, "payment 2", "quick!", "no", "parcel 2", "none"]
+
+    started(order, then, mocks=shop.mocks)
+
+
+def test_a_task_that_was_open_is_commanded_again_and_the_open_run_ends() -> None:
+    shop = Shop()
+
+    async def then(old: TestedRun[list[Any]], test: WorkflowTest) -> None:
+        new = await old.reset(4)
+        assert kinds(new)[3:5] == ["Reopened", "RunReset"]
+        assert new.history.events[3].what == history.Reopened("task 1 pay")
+        await test.skip(60)
+        assert await to_the_end(old) == await new.result()  # whoever holds the old run is led to the new one
+
+    started(order, then, mocks=shop.mocks | {pay: After(60, "payment")})
+
+
+def test_what_ran_before_the_event_takes_the_old_branch_again() -> None:
+    changed = False
+    choices: list[bool] = []
+
+    @app.workflow(name="patching")
+    async def patching(ctx: WorkflowContext) -> None:
+        if changed:
+            choices.append(ctx.patched("change"))
+        await ctx.sleep(1)
+
+    async def then(old: TestedRun[None], test: WorkflowTest) -> None:
+        nonlocal changed
+        changed = True
+        for to in (3, 1):
+            await old.reset(to)
+        assert choices == [False, True]
+
+    started(patching, then)
+
+
+def test_a_timer_counts_from_when_it_was_asked_for() -> None:
+    @app.workflow(name="sleeping")
+    async def sleeping(ctx: WorkflowContext) -> str:
+        await ctx.sleep(hours=1)
+        return ctx.now().isoformat()
+
+    async def then(old: TestedRun[str], test: WorkflowTest) -> None:
+        await test.skip(minutes=50)
+        new = await old.reset(3)
+        assert await new.result() == "2026-01-01T01:00:00+00:00"
+        again = await old.reset(3)
+        assert await again.result() == "2026-01-01T01:00:00+00:00"
+
+    started(sleeping, then)
+
+
+@app.workflow(name="child")
+async def child(ctx: WorkflowContext, seconds: float) -> str:
+    await ctx.sleep(seconds)
+    return f"slept {seconds:g} s"
+
+
+def test_a_detached_child_is_taken_over_and_any_other_started_again() -> None:
+    @app.workflow(name="parent")
+    async def parent(ctx: WorkflowContext) -> list[str]:
+        return list(await asyncio.gather(child.options(detached=True).schedule(60), child.schedule(30)))
+
+    async def then(old: TestedRun[list[str]], test: WorkflowTest) -> None:
+        new = await old.reset(4)
+        assert [type(event.what).__name__ for event in new.history.events[2:4]] == ["ChildStarted", "Reopened"]
+        assert await new.result() == ["slept 60 s", "slept 30 s"]
+        assert len(test.leader.runs) == 5  # two parents, three children
+        late = await old.reset(4)
+        assert await late.result() == ["slept 60 s", "slept 30 s"]
+
+    started(parent, then)
+
+
+def test_a_child_whose_end_the_code_waits_for_after_cancelling_it_is_not_started_again() -> None:
+    @app.workflow(name="impatient")
+    async def impatient(ctx: WorkflowContext) -> str:
+        future = child.options(on_cancel="wait").schedule(60)
+        await ctx.sleep(1)
+        future.cancel()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            return "cancelled"
+
+    async def then(old: TestedRun[str], test: WorkflowTest) -> None:
+        assert await old.result() == "cancelled"
+        to = number_of(old, history.ChildCancelRequested)
+        new = await old.reset(to)
+        assert await new.result() == "cancelled"
+        assert len(test.leader.runs) == 3
+        cut = [*old.history.events[:to]]  # as if the child had not ended yet
+        told = resets.reset(RUN, cut, bytes(16), to, 0.0).told
+        assert [type(fact).__name__ for fact in told] == ["ChildCancelled"]
+
+    started(impatient, then)
+
+
+def test_a_request_to_cancel_that_came_later_is_dropped() -> None:
+    shop = Shop()
+
+    async def then(old: TestedRun[list[Any]], test: WorkflowTest) -> None:
+        await old.cancel()
+        with pytest.raises(RunFailed):
+            await old.result()
+        new = await old.reset(number_of(old, history.PromiseCreated))
+        assert (await to_the_end(new))[2:4] == ["quick!", "yes"]
+
+    started(order, then, mocks=shop.mocks)
+
+
+# -- what is refused
+
+
+def test_only_some_events_can_be_reset_to() -> None:
+    async def then(run: TestedRun[list[Any]], test: WorkflowTest) -> None:
+        await to_the_end(run)
+        events = run.history.events
+        last = len(events)
+        assert kinds(run)[:9] == [
+            *("RunStarted", "ActivationApplied", "OperationRecorded", "TaskScheduled", "TaskCompleted"),
+            *("ActivationApplied", "PromiseCreated", "SignalReceived", "ActivationApplied"),
+        ]
+        assert resets.allowed(events)[:4] == [1, 4, 5, 7]
+        for to, message in (
+            (0, f"cannot be reset to event 0: its events have the numbers 1 to {last}."),
+            (last + 1, f"its events have the numbers 1 to {last}."),
+            (2, "amid what the code commanded at once, .* Reset it to event 1 or 4."),
+            (3, "Reset it to event 1 or 4."),
+            (6, "Reset it to event 5 or 7."),
+            (last, f"there the code ended it. The last one that it can be reset to is {last - 2}."),
+            (last - 1, f"there the code ended it. The last one that it can be reset to is {last - 2}."),
+        ):
+            with pytest.raises(WrongState, match=message):
+                await run.reset(to)
+
+    started(order, then, mocks=Shop().mocks)
+
+
+# -- the preview
+
+
+def test_the_preview_says_what_becomes_of_everything() -> None:
+    what: list[Any] = [
+        history.RunStarted("w", 1, b""),
+        history.ActivationApplied(1),
+        history.OperationRecorded(1, "rate"),
+        history.TaskScheduled(1, b"1" * 16, "pay"),
+        history.TaskScheduled(2, b"2" * 16, "ship"),
+        history.PromiseCreated(1, b"3" * 16, "approval"),
+        history.PromiseCreated(2, b"4" * 16, "receipt"),
+        history.ChildStarted(1, b"5" * 16, "mail", "mail", detached=True),
+        history.TaskCompleted(b"1" * 16, b""),
+        # here it is cut
+        history.SignalReceived("remark", b""),
+        history.SignalReceived("remark", b""),
+        history.PromiseResolved(b"3" * 16, b""),
+        history.UpdateRequested(b"6" * 16, "add", b""),
+        history.UpdateRequested(b"9" * 16, "remove", b""),
+        history.UpdateRequested(b"0" * 16, "remove", b""),
+        history.ActivationApplied(15),
+        history.UpdateAnswered(b"6" * 16, error=TaskError("ValueError", "no")),
+        history.UpdateAnswered(b"9" * 16, b""),
+        history.TaskScheduled(3, b"7" * 16, "mail"),
+        history.PromiseCreated(3, b"8" * 16, "signature"),
+        history.PromiseRejected(b"8" * 16, TaskError("PromiseRejected", "no")),
+        history.RunCancelRequested(),
+    ]
+    events = [Event(number, 0.0, one) for number, one in enumerate(what, 1)]
+    assert preview(RUN, events, 9) == [
+        (1, "operation rate", Fate.KEPT),
+        (1, "task pay", Fate.KEPT),
+        (1, "task ship", Fate.AGAIN),
+        (1, "task mail", Fate.MAYBE),
+        (1, "promise receipt", Fate.OPEN),
+        (1, "child mail", Fate.GOES_ON),
+        (1, "promise approval", Fate.TOLD),
+        (2, "signal remark", Fate.TOLD),
+        (2, "update remove", Fate.TOLD),
+        (1, "promise signature", Fate.ANEW),
+        (1, "request to cancel", Fate.DROPPED),
+        (1, "update add", Fate.DROPPED),
+    ]
+    begins = resets.reset(RUN, events, b"n" * 16, 9, 5.0, "why not")
+    assert begins.copy[-1] == Event(10, 5.0, history.RunReset(RUN, 9, "why not"))
+    assert [type(fact).__name__ for fact in begins.told] == [
+        *("SignalReceived", "SignalReceived", "PromiseResolved", "UpdateRequested", "UpdateRequested")
+    ]
+    assert [promise.name for promise in begins.promises] == ["receipt"]
+    assert list(begins.adopted) == [b"5" * 16]

@@ -1,0 +1,116 @@
+"""Random programs in random worlds, reset to every event that they can be reset to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.domain import commands, history, resets
+from orchestrator.domain.commands import Command
+from orchestrator.domain.history import Event
+from orchestrator.domain.reset_preview import preview
+from orchestrator.sdk.code.flow import Flow
+from orchestrator.testing import Recording, replay
+from tests.unit.code_workflows.programs import LIMIT, PROGRAMS, World, program
+
+OLD, NEW = bytes(range(16)), bytes(range(16, 32))
+NOW = 1_800_000_000.0
+KINDS: tuple[commands.Kind, ...] = ("task", "timer", "promise", "child", "operation", "state")
+IDS = {OLD: NEW} | {
+    commands.command_id(OLD, kind, ordinal): commands.command_id(NEW, kind, ordinal)
+    for kind in KINDS
+    for ordinal in range(1, 200)
+}
+ID = re.compile(re.escape(OLD[:6]) + b".{10}", re.DOTALL)
+random_programs = settings(
+    max_examples=int(os.environ.get("REPLAY_EXAMPLES", "40")), deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def in_new(what: Any) -> bytes:
+    """Return a command, a record or a fact of the old run as the new one has it, encoded."""
+    return ID.sub(lambda found: IDS.get(found[0], found[0]), msgspec.msgpack.encode(what))
+
+
+def taken_back(trace: Iterable[Command], reopened: set[bytes]) -> set[bytes]:
+    """Return the timers that leave no trace in the new run: commanded again, and cancelled before that has left."""
+    return {one.id for one in trace if isinstance(one, commands.CancelTimer)} & reopened
+
+
+def lasting(trace: list[Command], timers: set[bytes]) -> list[Command]:
+    """Leave out all timers but these: whether one that is cancelled ever left depends on what came together."""
+    return [one for one in trace if not isinstance(one, commands.StartTimer | commands.CancelTimer) or one.id in timers]
+
+
+def played(run_id: bytes, events: list[Event], more: Iterable[Event] = ()) -> tuple[list[Command], list[Command]]:
+    """Show a history to a new flow, then more events one by one; return all commands, and the first batch."""
+    flow = Flow(program, run_id, LIMIT)
+    trace = flow.ledger.trace = []
+    try:
+        batch = flow.advance(events, whole=True)
+        for one in more:
+            flow.advance([one])
+        return trace, batch
+    finally:
+        flow.close()
+
+
+@random_programs
+@given(PROGRAMS, st.integers(0, 2**32))
+def test_a_reset_run_does_what_the_old_one_did_and_goes_on_alike(steps: list[Any], seed: int) -> None:
+    world = World(steps, seed)
+    world.play()
+    events = world.run.history
+    whole, _ = played(OLD, events)
+    fired = {one.what.id for one in events if isinstance(one.what, history.TimerFired)}
+    fired -= {one.id for one in whole if isinstance(one, commands.CancelTimer)}
+    for to in resets.allowed(events):
+        begins = resets.reset(OLD, events, NEW, to, NOW)
+        reopened = resets.Cut(OLD, events, to).reopened
+        assert [one.number for one in begins.copy] == list(range(1, to + 2))
+
+        # Up to the event it commands the same, and what was open is in its first batch.
+        before, unrecorded = played(OLD, events[:to])
+        gone = taken_back(before, reopened)
+        trace, batch = played(NEW, begins.copy)
+        expected = [one for one in before if getattr(one, "id", None) not in gone]
+        assert [msgspec.msgpack.encode(one) for one in trace] == [in_new(one) for one in expected]
+        again = [one for one in expected if created(one) in reopened or one in unrecorded]
+        assert sorted(msgspec.msgpack.encode(one) for one in batch) == sorted(in_new(one) for one in again)
+
+        # If the same things happen after it, in the same order, the whole run is the same: its end, too.
+        rest = [
+            Event(one.number + 1, one.at, msgspec.msgpack.decode(in_new(one.what), type=history.Fact))
+            for one in events[to:]
+            if isinstance(one.what, history.Fact)
+        ]
+        trace, _ = played(NEW, begins.copy, rest)
+        in_other = lasting(trace, {IDS[timer] for timer in fired})
+        assert [msgspec.msgpack.encode(one) for one in in_other] == [in_new(one) for one in lasting(whole, fired)]
+
+        assert preview(OLD, events, to) is not None
+
+
+def created(command: Command) -> bytes | None:
+    return command.task.id if isinstance(command, commands.ScheduleTask) else getattr(command, "id", None)
+
+
+@random_programs
+@given(PROGRAMS, st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 10**6), st.booleans())
+def test_a_reset_run_comes_to_an_end(steps: list[Any], seed: int, long: int, place: int, twice: bool) -> None:
+    world = World(steps, seed)
+    world.go_on(long)
+    for _ in range(1 + twice):
+        possible = resets.allowed(world.run.history)
+        world.reset(possible[place % len(possible)])
+        world.go_on(long)
+    world.play(300)  # which asserts, turn by turn, that the code is never stuck
+    event("ended" if world.run.end is not None else "still open")
+    assume(world.run.end is not None)
+    replay(program, Recording(world.run.id, world.run.history))
