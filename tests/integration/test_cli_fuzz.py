@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis import Redis
 
+from orchestrator import prerequisites
 from orchestrator.cli import main
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.definitions import loads
@@ -186,7 +189,34 @@ DATABASES = [
 ]
 
 
-@pytest.mark.parametrize("line", ["status", "quarantine list", "worker --app os:path"])
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tell a process that waits for a server to stop, as soon as it has said so."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    failed = prerequisites.Outage.failed
+
+    def failed_and_told_to_stop(outage: prerequisites.Outage, reason: str) -> None:
+        failed(outage, reason)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(prerequisites.Outage, "failed", failed_and_told_to_stop)
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("impatience")
+@pytest.mark.parametrize("line", ["worker --app os:path", "scheduler"])
+@pytest.mark.parametrize("url", URLS)
+def test_any_redis_url_at_the_start(services: dict[str, str], elsewhere: Path, url: str, line: str) -> None:
+    result = CliRunner().invoke(main, line.split(), env=services | {"ORCHESTRATOR_REDIS_URL": url})
+    check(result, url)
+    assert "edis" in result.stderr
+    assert result.exit_code == (0 if "Redis cannot be used; waiting for it" in result.stderr else 1)
+
+
+@pytest.mark.parametrize("line", ["status", "quarantine list"])
 @pytest.mark.parametrize("url", URLS)
 def test_any_redis_url(services: dict[str, str], elsewhere: Path, url: str, line: str) -> None:
     environment = services | {"ORCHESTRATOR_REDIS_URL": url}
@@ -197,7 +227,16 @@ def test_any_redis_url(services: dict[str, str], elsewhere: Path, url: str, line
         assert "edis" in result.stderr
 
 
-@pytest.mark.parametrize("line", ["enqueue job", "scheduler", "db upgrade"])
+@pytest.mark.usefixtures("impatience")
+@pytest.mark.parametrize("url", DATABASES)
+def test_any_database_url_at_the_start(services: dict[str, str], elsewhere: Path, url: str) -> None:
+    result = CliRunner().invoke(main, ["scheduler"], env=services | {"ORCHESTRATOR_DATABASE_URL": url})
+    check(result, url)
+    assert "database_url" in result.stderr or "Postgres" in result.stderr
+    assert result.exit_code == (0 if "Postgres cannot be used; waiting for it" in result.stderr else 1)
+
+
+@pytest.mark.parametrize("line", ["enqueue job", "db upgrade"])
 @pytest.mark.parametrize("url", DATABASES)
 def test_any_database_url(services: dict[str, str], elsewhere: Path, url: str, line: str) -> None:
     result = CliRunner().invoke(main, line.split(), env=services | {"ORCHESTRATOR_DATABASE_URL": url})
