@@ -16,8 +16,10 @@ from typing import NamedTuple
 from orchestrator.transport.codec import ATTEMPT_SIZE, unpack_attempts
 
 _HEADER = 32
+_NUMBER = struct.Struct("<I")
 _NUMBERS = struct.Struct("<II")
-"""Slots ever used, and tasks running now."""
+"""Slots in use up to now, and tasks running now. Two threads write them, each its own."""
+_RUNNING_PLACE = 4
 _PULSE = struct.Struct("<dd")
 """When the child's clock last ticked, and how full the process has been of late (0 to 1)."""
 _PULSE_PLACE = 8
@@ -59,8 +61,7 @@ class HeldAttempts:
             slot = self._free.pop()
         else:
             slot = self._used
-            self._used += 1
-            self._write_header()
+            self._use(slot + 1)
         place = _HEADER + slot * ATTEMPT_SIZE
         self._memory[place : place + 16] = identifier
         _ATTEMPT.pack_into(self._memory, place + 16, attempt)  # last: a slot without attempt is empty
@@ -71,6 +72,15 @@ class HeldAttempts:
         _ATTEMPT.pack_into(self._memory, _HEADER + slot * ATTEMPT_SIZE + 16, 0)
         self._write_limit(slot, _NO_LIMIT)
         self._free.append(slot)
+
+    def shrink(self) -> None:
+        """Begin anew where nothing is held, so that the parent has only to look at what there is, not at all there was.
+
+        Only whoever adds may call it: nobody drops where nothing is held, so nothing happens in between.
+        """
+        if self._used and len(self._free) == self._used:
+            self._free.clear()
+            self._use(0)
 
     def limit(self, slot: int, deadline: float, timeout: float, *, retryable: bool) -> None:
         """Say until when the attempt in a slot may run, and whether it may be tried again after that."""
@@ -93,14 +103,15 @@ class HeldAttempts:
         """Say how many tasks are running."""
         if count != self._running:
             self._running = count
-            self._write_header()
+            _NUMBER.pack_into(self._memory, _RUNNING_PLACE, count)
 
     def beat(self, now: float, load: float) -> None:
         """Show that the clock of this process ticks, and how full it has been of late."""
         _PULSE.pack_into(self._memory, _PULSE_PLACE, now, load)
 
-    def _write_header(self) -> None:
-        _NUMBERS.pack_into(self._memory, 0, self._used, self._running)
+    def _use(self, slots: int) -> None:
+        self._used = slots
+        _NUMBER.pack_into(self._memory, 0, slots)
 
     def _write_limit(self, slot: int, deadline: float, timeout: float = 0.0, *, retryable: bool = True) -> None:
         _LIMIT.pack_into(self._memory, self._limits + slot * _LIMIT.size, deadline, timeout, retryable)

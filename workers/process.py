@@ -153,6 +153,7 @@ class WorkerProcess:
         self.reporter.start()
         self.pool.start()
         while not self._draining.is_set():
+            self._held.shrink()
             if not self._may_start.wait(_PATIENCE):
                 continue
             room = self.pool.wait_for_room(_PATIENCE) if self._has_space() else 0

@@ -35,3 +35,36 @@ def test_the_parent_learns_what_may_be_tried_again_after_a_timeout() -> None:
     assert held.overdue(2.5) == [(ids[0], 1, 1.0, 0.5, True), (ids[1], 1, 2.0, 0.5, False)]
     held.unlimit(slots[0])
     assert held.overdue(2.5) == [(ids[1], 1, 2.0, 0.5, False)]
+
+
+def test_the_parent_looks_at_what_is_held_not_at_what_once_was() -> None:
+    held = HeldAttempts(1_000)
+    slots = [held.add(os.urandom(16), 1) for _ in range(500)]
+    for slot in slots[:-1]:
+        held.drop(slot)
+    held.shrink()
+    assert held._numbers()[0] == 500, "one is held, and it may be the last"
+    assert len(held.unended()) == 1
+    held.drop(slots[-1])
+    held.shrink()
+    assert held._numbers()[0] == 0
+    assert held.room == 1_000
+    task = os.urandom(16)
+    held.limit(held.add(task, 7), 5.0, 2.0, retryable=True)
+    assert held.unended() == [(task, 7)]
+    assert [(limit.id, limit.attempt) for limit in held.overdue(6.0)] == [(task, 7)]
+
+
+def test_who_counts_what_runs_cannot_hide_what_is_held() -> None:
+    held = HeldAttempts(1_000)
+    task = os.urandom(16)
+
+    class Count:
+        def __index__(self) -> int:
+            if not held.unended():
+                held.add(task, 1)  # the process receives a task while its clock is writing
+            return 3
+
+    held.show_running(Count())  # type: ignore[arg-type]
+    assert held.unended() == [(task, 1)]
+    assert held.snapshot()[1] == 3
