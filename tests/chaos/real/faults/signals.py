@@ -26,7 +26,7 @@ def kill_parent(arena: Arena, pick: Random) -> Iterator[str]:
     """Only the parent dies; its processes must not outlive it."""
     worker = pick.choice(arena.workers)
     with worker.held_down():
-        arena.journal.note_deaths([worker.pid])
+        _note_death(arena, worker)
         worker.signal(signal.SIGKILL)
         yield f"kill -9 of {worker}'s parent process"
 
@@ -115,8 +115,14 @@ def term_scheduler(arena: Arena, pick: Random) -> Iterator[str]:
 
 
 def _kill_group(arena: Arena, member: Member) -> None:
-    arena.journal.note_deaths([member.pid])
+    _note_death(arena, member)
     member.signal_group(signal.SIGKILL)
+
+
+def _note_death(arena: Arena, member: Member) -> None:
+    """Note that a process dies now, unless it has ended before by another fault: then nobody knows when."""
+    if member.is_running():
+        arena.journal.note_deaths([member.pid])
 
 
 def _to_child(arena: Arena, pick: Random, number: signal.Signals) -> str:
