@@ -9,7 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T], what: str, timeout: float = 30.0, *, every: float = 0.01) -> T:
+def eventually(
+    condition: Callable[[], T], what: str = "what was waited for", timeout: float = 30.0, *, every: float = 0.01
+) -> T:
     """Return the condition's first true value; fail if there is none in `timeout` seconds, saying what never came."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):

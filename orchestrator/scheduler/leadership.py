@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine
 
 from orchestrator.store import leases
+from orchestrator.store.driver import send
 from orchestrator.store.leases import Cursor
-from orchestrator.store.statement import send
 from orchestrator.store.waiting import Agenda
 
 

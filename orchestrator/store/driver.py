@@ -11,8 +11,28 @@ from sqlalchemy import Connection, Dialect, Engine, exc
 
 from orchestrator.store.namespaces import in_namespace, namespace_of
 
+Rows = list[tuple[Any, ...]]
+
 _BLOCK = 65_536
 """Characters that are sent at once."""
+
+
+def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Rows:
+    """Run SQL on a connection; return its rows. It must name no table: nothing is said of namespaces here."""
+    if not connection.in_transaction():
+        connection.begin()  # as SQLAlchemy would have done by itself
+    lent = connection.connection
+    cursor = lent.cursor()
+    try:
+        cursor.execute(sql, parameters)
+        return list(cursor.fetchall()) if cursor.description else []
+    except connection.dialect.loaded_dbapi.Error as error:
+        known = _known(error, connection.dialect, lent.dbapi_connection, sql, None)
+        if known.connection_invalidated:
+            connection.invalidate(error)
+        raise known from error
+    finally:
+        cursor.close()
 
 
 def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> None:

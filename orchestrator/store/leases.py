@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from orchestrator.store.driver import send
 from orchestrator.store.namespaces import namespace_of
-from orchestrator.store.statement import Statement, send
+from orchestrator.store.statement import Statement
 from orchestrator.store.waiting import AGENDA, Agenda
 
 _ACQUIRE = """

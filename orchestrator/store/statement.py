@@ -13,9 +13,9 @@ import hashlib
 import re
 from typing import Any
 
-from sqlalchemy import Connection, exc
+from sqlalchemy import Connection
 
-Rows = list[tuple[Any, ...]]
+from orchestrator.store.driver import Rows, send
 
 _PARAMETER = re.compile(r"%\((\w+)\)s(::[a-z]+(?: precision)?(?:\[\])?)?")
 
@@ -54,29 +54,3 @@ class Statement:
         if self._name not in prepared:
             connection.exec_driver_sql(self._prepare)
             prepared.add(self._name)
-
-
-def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Rows:
-    """Run SQL through a cursor of the driver; its errors are the ones that SQLAlchemy would have raised."""
-    if not connection.in_transaction():
-        connection.begin()  # as SQLAlchemy would have done by itself
-    cursor = connection.connection.cursor()
-    try:
-        cursor.execute(sql, parameters)
-        return list(cursor.fetchall()) if cursor.description else []
-    except connection.dialect.loaded_dbapi.Error as error:
-        raise _translated(connection, sql, error) from error
-    finally:
-        cursor.close()
-
-
-def _translated(connection: Connection, sql: str, error: Exception) -> exc.DBAPIError:
-    """Return an error of the driver as SQLAlchemy's. A connection that broke is an outage, and invalid from then on."""
-    dialect = connection.dialect
-    lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)  # type: ignore[arg-type]
-    if lost:
-        connection.invalidate(error)
-        return exc.OperationalError(sql, None, error, connection_invalidated=True)
-    translated = exc.DBAPIError.instance(sql, None, error, dialect.loaded_dbapi.Error, dialect=dialect)
-    assert isinstance(translated, exc.DBAPIError)
-    return translated

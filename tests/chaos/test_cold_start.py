@@ -13,9 +13,10 @@ from sqlalchemy.engine import make_url
 from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
 from orchestrator.embedded.redis import find_redis
 from tests.acceptance.conftest import fresh_stack, project
-from tests.acceptance.stack import Stack, eventually
+from tests.acceptance.stack import Stack
 from tests.chaos import breakable
 from tests.chaos.breakable import SETTINGS, said
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(find_redis() is None, reason="no Redis to stop")
 

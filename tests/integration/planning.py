@@ -15,7 +15,7 @@ from sqlalchemy import Connection, create_engine, text
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.store import database
-from orchestrator.store.statement import Rows, send
+from orchestrator.store.driver import Rows, send
 from orchestrator.store.tables import metadata
 
 STATES = ["never analysed", "analysed", "analysed when empty", "planned when empty", "planned when vacuumed"]

@@ -9,8 +9,9 @@ from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.scheduler.leadership import Leadership, TermOver
 from orchestrator.store import database
+from orchestrator.store.driver import send
 from orchestrator.store.leases import Cursor
-from orchestrator.store.statement import Statement, send
+from orchestrator.store.statement import Statement
 
 ADD = Statement("INSERT INTO numbers VALUES (%(number)s::int) RETURNING number")
 COUNT = "SELECT count(*) FROM numbers"
