@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.lanes import Share
 from orchestrator.domain.task import NewTask, UniqueKey
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store import fires, lanes, queues, redrive, transitions, unique
+from orchestrator.store import fires, lanes, queues, redrive, revival, transitions, unique
 from orchestrator.store.fires import Advance
 from orchestrator.store.redrive import FailedFilter
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
@@ -106,7 +106,7 @@ STATEMENTS: dict[str, Call] = {
     "keys: free": lambda leader: (
         lambda c: unique.free(c, [(f"job|{n}", run) for n, run in enumerate(leader.ids)], ended=True)
     ),
-    "revive": lambda leader: lambda c: transitions.revive(c, leader.ids),
+    "revive": lambda leader: lambda c: revival.revive(c, leader.ids),
     "keys: prune": lambda _: lambda c: unique.prune(c, BATCH),
     "schedules: due": lambda _: lambda c: fires.due(c, NOW, BATCH),
     "schedules: open runs": lambda _: lambda c: fires.open_runs(c, [f"flow{n}/s{n}" for n in range(0, 500, 10)]),
