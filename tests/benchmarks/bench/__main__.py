@@ -28,15 +28,15 @@ from tests.benchmarks.bench.programs import Failed
 from tests.benchmarks.bench.report import medians, ratios, show, show_finished
 from tests.benchmarks.bench.rounds import PASSES, Sizes, run_round
 from tests.benchmarks.bench.services import Services, started
+from tests.benchmarks.bench.steps import stepping
 
 
 def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     """Do all that was asked for."""
     sizes = Sizes(**{field.name: getattr(options, field.name) for field in fields(Sizes)})
     steps = options.rounds * (len(PASSES) * (1 + len(options.peers)) + 1) + len(options.peers)
-    bar = progress.add_task(
-        "", total=steps + bool(options.million) + bool(options.later) + bool(options.keys) + bool(options.idle)
-    )
+    also = (options.million, options.later, options.keys, options.steps, options.idle)
+    bar = progress.add_task("", total=steps + sum(map(bool, also)))
     begun = False
 
     def say(what: str) -> None:
@@ -68,6 +68,9 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         if options.keys:
             say("limits by key")
             report["keys"] = keyed_throughput(services, options.tasks, options.rounds)
+        if options.steps:
+            say("workflows as code")
+            report["steps"] = stepping(services)
         if options.idle:
             say(f"idle for {options.idle:g} s")
             report["idle"] = idle_cpu(services, options.idle)

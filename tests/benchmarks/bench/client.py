@@ -62,6 +62,10 @@ class Client:
         """Cancel all that waits; return the seconds that it took."""
         return _timed(cast(Any, self._queue).purge)
 
+    def run_steps(self, runs: int, steps: int) -> float:
+        """Return the seconds that workflows as code took, so many at once, with so many steps each."""
+        return _timed(lambda: cast(Any, self._queue).run_steps(runs, steps))
+
     def drain(self, total: int) -> tuple[int, float]:
         """Watch workers come up and clear a backlog: return tasks and seconds from the first visible end to the last.
 

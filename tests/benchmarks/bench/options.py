@@ -70,6 +70,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--keys", action="store_true", help="also: throughput with limits on ten keys and on ten thousand"
     )
     parser.add_argument(
+        "--steps", action="store_true", help="also: workflows as code, one step after another and many at once"
+    )
+    parser.add_argument(
         "--idle",
         type=float,
         nargs="?",

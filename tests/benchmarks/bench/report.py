@@ -65,6 +65,8 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
         _print_pairs(console, f"{options['later']:,} tasks due in months", "", report["later"])
     if report.get("keys"):
         _print_pairs(console, f"Throughput, backlog of {options['tasks']:,} tasks with limits", "/s", report["keys"])
+    if report.get("steps"):
+        _print_pairs(console, "Workflows as code", "", report["steps"])
     if report.get("idle"):
         _print_pairs(console, f"Idle for {options['idle']:g} s", "% of a core", report["idle"])
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from sqlalchemy import Engine, text
 
-from orchestrator import Orchestrator
+from orchestrator import Orchestrator, WorkflowContext
 from orchestrator.sdk.handle import Handle
 from orchestrator.store import database
 from tests.benchmarks.bench.queues.base import expect
@@ -25,6 +25,13 @@ def keyed(key: int) -> int:
     """Do nothing for somebody."""
     del key
     return 1
+
+
+@app.workflow
+async def sequence(ctx: WorkflowContext, steps: int) -> int:
+    """Do nothing, one step after another."""
+    del ctx
+    return sum([await noop.schedule() for _ in range(steps)])
 
 
 class OrchestratorQueue:
@@ -68,6 +75,11 @@ class OrchestratorQueue:
         """Cancel all that waits, and wait until that is done."""
         app.queue("default").purge()
         app.queue("default").drain(600)
+
+    def run_steps(self, runs: int, steps: int) -> None:
+        """Run workflows as code at once, and check what they return."""
+        handles = [sequence.start(steps) for _ in range(runs)]
+        expect("steps", {handle.result(300) for handle in handles}, {steps})
 
     def wait_for_last(self) -> None:
         self._last.result(300)

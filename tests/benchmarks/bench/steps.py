@@ -1,0 +1,38 @@
+"""Workflows as code: how long one step after another takes, in short runs and long ones, and many runs at once."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from tests.benchmarks.bench.contestants import OURS
+from tests.benchmarks.bench.programs import running
+from tests.benchmarks.bench.remote import RemoteClient
+from tests.benchmarks.bench.services import Services
+
+LENGTHS = {10: 5, 100: 5, 1_000: 1, 2_000: 1}
+"""Steps in sequence, and how many such runs are measured."""
+CROWD = (1_000, 10)
+"""Runs at once, and the steps of each."""
+
+
+def stepping(services: Services) -> dict[str, float]:
+    """Return seconds for a hundred steps, milliseconds per step by the length of the run, and what a crowd takes."""
+    with running(*services.fresh()) as programs:
+        client = RemoteClient(programs, OURS)
+        client.ask("prepare")
+        programs.start("scheduler", [OURS.python, *OURS.scheduler])
+        client.ask("wait_until_ready")
+        for command in OURS.commands():
+            programs.start("worker", command)
+        client.ask("run_steps", 1, 100)  # the first run waits for the workers, and has everything planned
+        found = {
+            steps: [float(client.ask("run_steps", 1, steps)) for _ in range(times)] for steps, times in LENGTHS.items()
+        }
+        crowd = float(client.ask("run_steps", *CROWD))
+    report = {
+        "100 steps in sequence, s": median(found[100]),
+        "the fastest of five, s": min(found[100]),
+        "the slowest of five, s": max(found[100]),
+    }
+    report |= {f"per step, of {steps:,}, ms": 1000 * median(times) / steps for steps, times in found.items()}
+    return report | {f"{CROWD[0]:,} runs of {CROWD[1]} steps at once, s": crowd}
