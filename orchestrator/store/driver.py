@@ -37,7 +37,10 @@ def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = N
 
 def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> None:
     """Run one statement on a connection of an engine in autocommit mode: one round trip."""
-    connection = engine.raw_connection()
+    try:
+        connection = engine.raw_connection()
+    except engine.dialect.loaded_dbapi.Error as error:
+        raise _known(error, engine.dialect, None, sql, parameters) from error
     try:
         connection.cursor().execute(in_namespace(sql, namespace_of(engine)), parameters)
     except engine.dialect.loaded_dbapi.Error as error:

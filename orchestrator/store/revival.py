@@ -38,12 +38,12 @@ The code of a workflow has been told how its tasks ended, and none of them can e
 _REVIVED = Statement(
     f"""
 WITH wanted AS MATERIALIZED (
-    SELECT found.*, asked.turn
+    SELECT e.place, e.id, e.unique_key AS key, {KEEPS_KEY} AS scope, asked.turn
       FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY AS asked(id, turn)
      CROSS JOIN LATERAL (
-           SELECT e.ctid AS place, e.id, e.unique_key AS key, {KEEPS_KEY} AS scope FROM orchestrator.ended_tasks e
-            WHERE e.id = asked.id AND e.status IN {among(sources_of(TaskState.PENDING)[2:])} AND {REVIVABLE}
-            LIMIT 1) AS found
+           SELECT ctid AS place, id, status, run_id, unique_key, options FROM orchestrator.ended_tasks
+            WHERE id = asked.id LIMIT 1) AS e
+     WHERE e.status IN {among(sources_of(TaskState.PENDING)[2:])} AND {REVIVABLE}
 ), first AS MATERIALIZED (
     SELECT DISTINCT ON (key) id, key, scope, pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
       FROM wanted WHERE scope IS NOT NULL ORDER BY key, turn

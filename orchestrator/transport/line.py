@@ -31,7 +31,8 @@ class Line:
     """Sends one command at a time. What went wrong half-way is not repeated, and the next command connects anew."""
 
     def __init__(self, redis: Redis) -> None:
-        self._connection: Any = redis.connection_pool.make_connection()
+        pool = redis.connection_pool
+        self._connection: Any = pool.connection_class(**pool.connection_kwargs)  # which the pool need not count
 
     def call(self, *words: Argument) -> Any:
         """Send a command; return its answer as it came."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, create_engine, event, text
 
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.scheduler.leadership import Leadership
@@ -37,8 +37,16 @@ class Leader:
             sent.append((sql, parameters))
             return send(connection, sql, parameters)
 
+        def note(*arguments: Any) -> None:
+            if not arguments[2].startswith("PREPARE"):
+                sent.append((arguments[2], arguments[3]))
+
         with self.connection.begin_nested() as savepoint, patch("orchestrator.store.statement.send", noting):
-            call(self.connection)
+            event.listen(self.connection, "before_cursor_execute", note)
+            try:
+                call(self.connection)
+            finally:
+                event.remove(self.connection, "before_cursor_execute", note)
             savepoint.rollback()
         statement, parameters = sent[0]
         with self.connection.begin_nested() as savepoint:

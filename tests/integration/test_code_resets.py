@@ -19,7 +19,7 @@ from orchestrator.scheduler import code_resets
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.store import code_runs, expectations
+from orchestrator.store import code_runs, expectations, run_keys
 from orchestrator.transport.codec import decode
 from tests.integration.stage import System, Worker
 from tests.waiting import eventually
@@ -523,13 +523,14 @@ def test_resets_of_one_run_are_done_one_by_one(
     assert stage.system.count("runs") == 6
 
 
-@pytest.mark.parametrize("at", ["start", "pass_keys", "create_promises"])
+@pytest.mark.parametrize(
+    ("where", "at"), [(code_runs, "start"), (run_keys, "pass_on"), (expectations, "create_promises")]
+)
 def test_a_leader_that_dies_amid_a_reset_has_done_nothing(
-    stage: Stage, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch, at: str
+    stage: Stage, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch, where: Any, at: str
 ) -> None:
     handle = order.starting(id="o-1").start()
     stage.play()
-    where: Any = expectations if at == "create_promises" else code_runs
     real, died = getattr(where, at), []
 
     def die(*arguments: Any) -> Any:
