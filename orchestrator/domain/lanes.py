@@ -95,7 +95,7 @@ class Lanes:
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._queues: dict[str, _Queue] = {}
         self._gates: dict[str, TaskOptions] = {}
-        self._in_flight: Counter[str] = Counter()
+        self._in_flight: dict[str, int] = {}
         """By lane, and by gate (which has no separator in its name)."""
         self._full: defaultdict[str, list[_Lane]] = defaultdict(list)
         """Lanes that are at their limit, by name."""
@@ -160,7 +160,7 @@ class Lanes:
         for lane in lanes:
             self._count(lane, 1)
         for lane, waiting in list(self._full.items()):
-            if any(self._in_flight[lane] < (each.options.concurrency or 0) for each in waiting):
+            if any(self._in_flight.get(lane, 0) < (each.options.concurrency or 0) for each in waiting):
                 self._release(lane)
 
     def took_off(self, lane: str) -> None:
@@ -173,10 +173,13 @@ class Lanes:
         self._release(lane)
 
     def _count(self, lane: str, number: int) -> None:
+        counts = self._in_flight
         for name in (lane, gate_of(lane)):
-            self._in_flight[name] += number
-            if self._in_flight[name] <= 0:
-                del self._in_flight[name]
+            count = counts.get(name, 0) + number
+            if count > 0:
+                counts[name] = count
+            else:
+                counts.pop(name, None)
 
     def _release(self, name: str) -> None:
         for lane in self._full.pop(name, ()):
@@ -254,14 +257,14 @@ class Lanes:
 
     def _is_open(self, gate: str, now: float) -> bool:
         options = self._gates[gate]
-        if options.total_concurrency is not None and self._in_flight[gate] >= options.total_concurrency:
+        if options.total_concurrency is not None and self._in_flight.get(gate, 0) >= options.total_concurrency:
             return False
         return options.total_rate is None or self._buckets.admits(_gate_bucket(gate), options.total_rate, now) > 0
 
     def _may_serve(self, lane: _Lane, now: float) -> bool:
         """Say whether a lane's own limits allow one more; if not, it waits where it will be found again."""
         options = lane.options
-        if options.concurrency is not None and self._in_flight[lane.name] >= options.concurrency:
+        if options.concurrency is not None and self._in_flight.get(lane.name, 0) >= options.concurrency:
             self._full[lane.name].append(lane)
             return False
         if options.rate is not None and not self._buckets.admits(_lane_bucket(lane.name), options.rate, now):

@@ -142,6 +142,8 @@ class LaneService:
 
     def _settle(self, tick: Tick, shares: Sequence[Share], found: Sequence[Claimed], now: float) -> bool:
         """Take back what lanes could not use; say whether there was any."""
+        if len(found) == sum(share.turns for share in shares):
+            return False
         used = Counter((task.queue, task.lane, task.priority) for task in found)
         short = [share for share in shares if used[share[:3]] < share.turns]
         for share in short:

@@ -20,6 +20,12 @@ def blobs(values: Iterable[bytes | None]) -> str:
     return "{" + ",".join("NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values) + "}"
 
 
-def words(values: Iterable[str]) -> str:
-    """Return short texts (states, worker ids) as a `text[]` literal."""
-    return "{" + ",".join('"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values) + "}"
+def words(values: Iterable[str | None]) -> str:
+    """Return short texts (states, lanes, worker ids) as a `text[]` literal."""
+    return "{" + ",".join("NULL" if value is None else _quoted(value) for value in values) + "}"
+
+
+def _quoted(word: str) -> str:
+    if "\\" in word or '"' in word:
+        word = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{word}"'

@@ -90,8 +90,8 @@ def claim(connection: Connection, shares: Sequence[Share], now: datetime) -> lis
     """Claim what each lane has been given, oldest first; of the priority that it was given for."""
     parameters = {
         "now": now,
-        "queues": [share.queue for share in shares],
-        "lanes": [share.lane for share in shares],
+        "queues": arrays.words(share.queue for share in shares),
+        "lanes": arrays.words(share.lane for share in shares),
         "priorities": arrays.numbers(share.priority for share in shares),
         "turns": arrays.numbers(share.turns for share in shares),
     }
@@ -112,7 +112,10 @@ SELECT lane.queue, lane.name, first.priority
 
 def tops(connection: Connection, lanes: Sequence[tuple[str, str]]) -> list[tuple[str, str, int | None]]:
     """Return queue, lane, and the priority of its first ready task, or None if it is empty."""
-    parameters = {"queues": [queue for queue, _ in lanes], "lanes": [lane for _, lane in lanes]}
+    parameters = {
+        "queues": arrays.words(queue for queue, _ in lanes),
+        "lanes": arrays.words(lane for _, lane in lanes),
+    }
     return [(row[0], row[1], row[2]) for row in _TOPS(connection, parameters)]
 
 
