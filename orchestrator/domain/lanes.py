@@ -16,7 +16,7 @@ rate allows nothing yet, does not stand in line at all, so that a million tasks 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -76,10 +76,14 @@ class _Lane:
     """Its place in line; an older ticket is void."""
 
 
+_Entry = tuple[int, float, int, _Lane]
+"""A place in line: urgency, clock, ticket, lane."""
+
+
 @dataclass(slots=True)
 class _Queue:
-    lines: defaultdict[str, list[tuple[int, float, int, _Lane]]] = field(default_factory=lambda: defaultdict(list))
-    """By gate, the lanes that may be served: heaps of (urgency, clock, ticket, lane)."""
+    lines: defaultdict[str, list[_Entry]] = field(default_factory=lambda: defaultdict(list))
+    """By gate, the lanes that may be served: heaps."""
     plain: _Lane = field(default_factory=lambda: _Lane("", "", DEFAULT_OPTIONS, 0, 0.0))
     clock: float = 0.0
     """Of the lane that was served last."""
@@ -191,23 +195,28 @@ class Lanes:
         """Give `room` turns away; `plain_top` is the priority of the first plain task, if there is one."""
         self._wake(now)
         place = self._queues[queue]
-        place.plain.clock = max(place.plain.clock, place.clock)
-        given: Counter[tuple[str | None, int]] = Counter()
+        plain = place.plain
+        plain.clock = max(plain.clock, place.clock)
+        if plain_top is not None:
+            plain.top = plain_top
+        given: dict[tuple[str | None, int], int] = {}
         while room > 0:
-            lane = self._next(place, plain_top, now)
-            if lane is None:
+            line = self._next_line(place, None if plain_top is None else (-plain_top, plain.clock), now)
+            if line is None and plain_top is None:
                 break
-            if lane is not place.plain and not self._may_serve(lane, now):
+            lane = plain if line is None else line[0][3]
+            if line is not None and not self._may_serve(lane, now):
+                heapq.heappop(line)
+                lane.ticket = 0
                 continue
             room -= 1
+            turn = None if line is None else lane.name, lane.top
+            given[turn] = given.get(turn, 0) + 1
             place.clock = lane.clock
             lane.clock += 1.0 / lane.options.weight
-            if lane is place.plain:
-                given[None, lane.top] += 1
-            else:
-                given[lane.name, lane.top] += 1
+            if line is not None:
                 self._spend(lane, now, 1)
-                self._line_up(lane)
+                heapq.heapreplace(line, self._entry(lane))
         return [Share(queue, name, top, turns) for (name, top), turns in given.items()]
 
     def give_back(self, share: Share, unused: int, now: float) -> None:
@@ -230,30 +239,28 @@ class Lanes:
 
     def _line_up(self, lane: _Lane) -> None:
         if self._lanes.get((lane.queue, lane.name)) is lane:
-            self._tickets += 1
-            lane.ticket = self._tickets
-            line = self._queues[lane.queue].lines[gate_of(lane.name)]
-            heapq.heappush(line, (-lane.top, lane.clock, lane.ticket, lane))
+            heapq.heappush(self._queues[lane.queue].lines[gate_of(lane.name)], self._entry(lane))
+
+    def _entry(self, lane: _Lane) -> _Entry:
+        """Return a lane's new place in its line; an older one is void."""
+        self._tickets += 1
+        lane.ticket = self._tickets
+        return -lane.top, lane.clock, lane.ticket, lane
 
     def _wake(self, now: float) -> None:
         while self._asleep and self._asleep[0][0] <= now:
             self._line_up(heapq.heappop(self._asleep)[2])
 
-    def _next(self, place: _Queue, plain_top: int | None, now: float) -> _Lane | None:
-        """Take the lane whose turn it is out of its line."""
-        best: tuple[int, float, int, _Lane] | None = None
-        if plain_top is not None:
-            place.plain.top = plain_top
-            best = (-plain_top, place.plain.clock, 0, place.plain)
+    def _next_line(self, place: _Queue, plain: tuple[int, float] | None, now: float) -> list[_Entry] | None:
+        """Return the line whose first lane is next; None if it is the plain traffic's turn, or nobody's."""
+        best: tuple[int, float, int] | None = None if plain is None else (*plain, 0)
         chosen = None
         for gate, line in place.lines.items():
             while line and line[0][2] != line[0][3].ticket:
                 heapq.heappop(line)
-            if line and (best is None or line[0][:3] < best[:3]) and self._is_open(gate, now):
-                best, chosen = line[0], line
-        if chosen is not None:
-            heapq.heappop(chosen)[3].ticket = 0
-        return best[3] if best is not None else None
+            if line and (best is None or line[0][:3] < best) and self._is_open(gate, now):
+                best, chosen = line[0][:3], line
+        return chosen
 
     def _is_open(self, gate: str, now: float) -> bool:
         options = self._gates[gate]
@@ -276,6 +283,8 @@ class Lanes:
 
     def _spend(self, lane: _Lane, now: float, count: int) -> None:
         self._count(lane.name, count)
+        if lane.options.rate is None and lane.options.total_rate is None:
+            return
         for bucket, rate in _rates(lane.name, lane.options):
             self._buckets.spend(bucket, rate, now, count)
 

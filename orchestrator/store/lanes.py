@@ -73,13 +73,17 @@ UPDATE orchestrator.tasks t
          FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(priorities)s::smallint[], %(turns)s::int[])
               AS share(queue, lane, priority, turns)
         CROSS JOIN LATERAL (
-             (SELECT ctid FROM orchestrator.tasks
+              SELECT ctid FROM orchestrator.tasks
                WHERE queue = share.queue AND lane = share.lane AND priority = share.priority AND {READY_IN_LANE}
-               ORDER BY seq LIMIT share.turns)
-              UNION ALL
-             (SELECT ctid FROM orchestrator.tasks
+               ORDER BY seq LIMIT share.turns) AS next
+       ) || ARRAY(
+       SELECT next.ctid
+         FROM unnest(%(plain_queues)s::text[], %(plain_priorities)s::smallint[], %(plain_turns)s::int[])
+              AS share(queue, priority, turns)
+        CROSS JOIN LATERAL (
+              SELECT ctid FROM orchestrator.tasks
                WHERE queue = share.queue AND priority = share.priority AND {READY_PLAIN}
-               ORDER BY seq LIMIT CASE WHEN share.lane IS NULL THEN share.turns ELSE 0 END)) AS next))
+               ORDER BY seq LIMIT share.turns) AS next))
    AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
 RETURNING {CLAIMED}
 """
@@ -88,12 +92,17 @@ RETURNING {CLAIMED}
 
 def claim(connection: Connection, shares: Sequence[Share], now: datetime) -> list[Claimed]:
     """Claim what each lane has been given, oldest first; of the priority that it was given for."""
+    in_lanes = [share for share in shares if share.lane is not None]
+    plain = [share for share in shares if share.lane is None]
     parameters = {
         "now": now,
-        "queues": arrays.words(share.queue for share in shares),
-        "lanes": arrays.words(share.lane for share in shares),
-        "priorities": arrays.numbers(share.priority for share in shares),
-        "turns": arrays.numbers(share.turns for share in shares),
+        "queues": arrays.words(share.queue for share in in_lanes),
+        "lanes": arrays.words(share.lane for share in in_lanes),
+        "priorities": arrays.numbers(share.priority for share in in_lanes),
+        "turns": arrays.numbers(share.turns for share in in_lanes),
+        "plain_queues": arrays.words(share.queue for share in plain),
+        "plain_priorities": arrays.numbers(share.priority for share in plain),
+        "plain_turns": arrays.numbers(share.turns for share in plain),
     }
     return claimed(_CLAIM(connection, parameters))
 
