@@ -19,7 +19,7 @@ from orchestrator import (
 )
 from orchestrator.domain.task import Failed, Succeeded, TaskError
 from orchestrator.sdk.payload import decode_value, encode_value
-from tests.integration.stage import System
+from tests.integration.stage import System, raw
 
 
 @pytest.fixture
@@ -119,7 +119,8 @@ def test_as_they_end(system: System) -> None:
 def test_in_order_and_with_or_without_failures(system: System) -> None:
     worker = system.worker()
     handles = system.dispatch(3)
-    first, second, third = sorted(worker.take(), key=lambda task: task.id)
+    tasks = {task.id: task for task in worker.take()}
+    first, second, third = (tasks[raw(handle)] for handle in handles)
     worker.report(Succeeded(third.id, 1, 0.1, b"\x03"), Succeeded(first.id, 1, 0.1, b"\x01"))
     worker.fail(second, retryable=False)
     system.tick()
