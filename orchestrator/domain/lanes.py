@@ -28,6 +28,10 @@ from orchestrator.domain.task import DEFAULT_OPTIONS, TaskOptions
 MOST_LANES = 50_000
 """Lanes that are remembered at once. Of those beyond, Postgres is asked when there is room again."""
 
+MOST_SHARES = 128
+"""Lanes that share a queue's room at once. Where there are more, each is given several turns when it is next, so that
+finding its tasks costs no more than where a few lanes have many each."""
+
 LONGEST_KEY = 200
 _SEPARATOR = "|"
 
@@ -200,24 +204,39 @@ class Lanes:
         if plain_top is not None:
             plain.top = plain_top
         given: dict[tuple[str | None, int], int] = {}
+        at_once = 1 if place.size <= MOST_SHARES else -(-room // MOST_SHARES)
         while room > 0:
             line = self._next_line(place, None if plain_top is None else (-plain_top, plain.clock), now)
             if line is None and plain_top is None:
                 break
             lane = plain if line is None else line[0][3]
-            if line is not None and not self._may_serve(lane, now):
+            wanted = 1 if line is None or self._is_shared(lane) else min(room, at_once)
+            turns = wanted if line is None else self._take(lane, wanted, now)
+            if turns:
+                room -= turns
+                turn = None if line is None else lane.name, lane.top
+                given[turn] = given.get(turn, 0) + turns
+                place.clock = lane.clock
+                lane.clock += turns / lane.options.weight
+            if line is not None and turns < wanted:  # it waits where it will be found again
                 heapq.heappop(line)
                 lane.ticket = 0
-                continue
-            room -= 1
-            turn = None if line is None else lane.name, lane.top
-            given[turn] = given.get(turn, 0) + 1
-            place.clock = lane.clock
-            lane.clock += 1.0 / lane.options.weight
-            if line is not None:
-                self._spend(lane, now, 1)
+            elif line is not None:
                 heapq.heapreplace(line, self._entry(lane))
         return [Share(queue, name, top, turns) for (name, top), turns in given.items()]
+
+    def _is_shared(self, lane: _Lane) -> bool:
+        """Say whether lanes of one gate use up what is allowed to all of them together: then they go one by one."""
+        options = self._gates[gate_of(lane.name)]
+        return options.total_concurrency is not None or options.total_rate is not None
+
+    def _take(self, lane: _Lane, wanted: int, now: float) -> int:
+        """Count as many turns of a lane as its limits allow; return how many those are."""
+        for turns in range(wanted):
+            if not self._may_serve(lane, now):
+                return turns
+            self._spend(lane, now, 1)
+        return wanted
 
     def give_back(self, share: Share, unused: int, now: float) -> None:
         """Take back what a lane was given and could not use."""

@@ -262,3 +262,29 @@ class TurnsMachine(RuleBasedStateMachine):
 
 def test_whatever_comes_and_goes() -> None:
     run_state_machine_as_test(TurnsMachine, settings=settings(max_examples=150, stateful_step_count=60))
+
+
+def test_of_many_lanes_each_is_given_several_turns_when_it_is_next() -> None:
+    lanes = Lanes(Buckets())
+    names = [f"mail|{number}" for number in range(1_000)]
+    for name in names:
+        lanes.arrive("q", name, 0, TaskOptions(concurrency=3))
+    first = lanes.allot("q", 512, None, NOW)
+    assert [(share.lane, share.turns) for share in first[:170]] == [(name, 3) for name in names[:170]], (
+        "never more than 3"
+    )
+    assert sum(share.turns for share in first) == 512
+    second = lanes.allot("q", 1_000, None, NOW)
+    assert {share.lane for share in second[:50]}.isdisjoint({share.lane for share in first[:170]}), "then the others"
+    for share in (*first, *second):
+        for _ in range(share.turns):
+            lanes.landed(share.lane or "")
+    assert sum(share.turns for share in lanes.allot("q", 512, None, NOW)) == 512
+
+
+def test_what_many_lanes_may_have_together_is_never_exceeded() -> None:
+    lanes = Lanes(Buckets())
+    for number in range(1_000):
+        lanes.arrive("q", f"mail|{number}", 0, TaskOptions(concurrency=50, total_concurrency=101))
+    assert sum(share.turns for share in lanes.allot("q", 512, None, NOW)) == 101
+    assert lanes.allot("q", 512, None, NOW) == []
