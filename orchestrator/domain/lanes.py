@@ -11,6 +11,9 @@ share their turns whatever the task. What has neither key nor limit is the queue
 Every lane has a clock that moves by 1/weight with each task it is given, and the lane that is furthest behind is next.
 A lane that was empty starts where the others are, so nobody can save turns up. A lane that is at its limit, or whose
 rate allows nothing yet, does not stand in line at all, so that a million tasks behind it cost nothing.
+
+Of each lane it is known how many tasks can be had, so that a turn is rarely given to nobody. When those have been given
+away the lane is *in doubt*, and Postgres is asked what is left, unless it has just said that there is nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
@@ -28,9 +33,10 @@ from orchestrator.domain.task import DEFAULT_OPTIONS, TaskOptions
 MOST_LANES = 50_000
 """Lanes that are remembered at once. Of those beyond, Postgres is asked when there is room again."""
 
-MOST_SHARES = 128
-"""Lanes that share a queue's room at once. Where there are more, each is given several turns when it is next, so that
-finding its tasks costs no more than where a few lanes have many each."""
+FINE, COARSE = 128, 16
+"""Parts into which a queue's room is cut, where it has no more lanes than the first number, and where it has more. A
+lane is given a part when it is next, and its clock moves as far as that takes it. So each of ten thousand lanes is
+looked into seldom, and together they cost no more than ten."""
 
 LONGEST_KEY = 200
 _SEPARATOR = "|"
@@ -68,6 +74,25 @@ class Share(NamedTuple):
     turns: int
 
 
+class Rest(IntEnum):
+    """What a lane has beyond the tasks that are known."""
+
+    NOTHING = 0
+    """So Postgres has said, and nothing has arrived since."""
+    PERHAPS = 1
+    SOMETHING = 2
+
+
+class Stock(NamedTuple):
+    """What is ready in a lane."""
+
+    top: int
+    """The priority of its most urgent task."""
+    known: int
+    """How many of that priority there are, at least."""
+    rest: Rest
+
+
 @dataclass(slots=True, eq=False)
 class _Lane:
     queue: str
@@ -76,9 +101,20 @@ class _Lane:
     top: int
     """The priority of its most urgent task."""
     clock: float
+    known: int = 0
+    """Tasks of that priority that can be given a turn; the lane stands in line only while there are any."""
+    rest: Rest = Rest.PERHAPS
     ticket: int = 0
     """Its place in line; an older ticket is void."""
 
+    @property
+    def position(self) -> tuple[int, float]:
+        """Before which others it comes: the more urgent, and then the further behind."""
+        return -self.top, self.clock
+
+
+_LAST = (1_000, 0.0)
+"""Behind every lane."""
 
 _Entry = tuple[int, float, int, _Lane]
 """A place in line: urgency, clock, ticket, lane."""
@@ -93,6 +129,8 @@ class _Queue:
     """Of the lane that was served last."""
     size: int = 0
     """How many lanes it has."""
+    in_doubt: dict[str, _Lane] = field(default_factory=dict)
+    """Lanes whose known tasks have all been given a turn."""
 
 
 class Lanes:
@@ -120,38 +158,84 @@ class Lanes:
         place = self._queues.get(queue)
         return place is not None and place.size > 0
 
-    def arrive(self, queue: str, name: str, priority: int, options: TaskOptions) -> None:
-        """Take note that a task is ready in a lane."""
-        place = self._queues.setdefault(queue, _Queue())
-        self._gates[gate_of(name)] = options  # the newest task says what the limits are
-        lane = self._lanes.get((queue, name))
-        if lane is None:
-            if len(self._lanes) >= MOST_LANES:
-                self._is_partial = True
-                return
-            lane = self._lanes[queue, name] = _Lane(queue, name, options, priority, place.clock)
-            place.size += 1
-            self._line_up(lane)
-        else:
-            lane.options = options
-            if priority > lane.top:
-                lane.top = priority
-                if lane.ticket:
-                    self._line_up(lane)
+    def has_next(self, queue: str, now: float) -> bool:
+        """Say whether a lane of a queue could be given a turn now, or perhaps could."""
+        place = self._queues.get(queue)
+        if place is None:
+            return False
+        if any(lane.rest is Rest.SOMETHING for lane in place.in_doubt.values()):
+            return True
+        return self._next_line(place, None, now) is not None
 
-    def settle(self, queue: str, name: str, top: int | None) -> None:
-        """Correct what is known of a lane: the priority of its first task, or None if it is empty."""
-        lane = self._lanes.get((queue, name))
+    def arrive(self, queue: str, name: str, priority: int, options: TaskOptions, is_first: bool = False) -> None:
+        """Take note that a task is ready in a lane, or that it is the first of several."""
+        lane = self._open(queue, name, priority, options)
         if lane is None:
             return
-        if top is None:
-            lane.ticket = 0
-            del self._lanes[queue, name]
-            self._queues[queue].size -= 1
-        elif top != lane.top:
-            lane.top = top
-            if lane.ticket:
-                self._line_up(lane)
+        if lane.rest is Rest.NOTHING:
+            lane.rest = Rest.PERHAPS
+        if lane.known == 0 or priority > lane.top:
+            if lane.known:
+                lane.rest = Rest.SOMETHING
+            lane.top, lane.known = priority, 1
+            self._line_up(lane)
+        elif priority == lane.top:
+            lane.known += 1
+        else:
+            lane.rest = Rest.SOMETHING
+        if is_first:
+            self._doubt(lane, Rest.SOMETHING)
+
+    def learn(self, queue: str, name: str, stock: Stock | None, options: TaskOptions | None = None) -> None:
+        """Take note of what Postgres says is ready in a lane: None if nothing is."""
+        lane = self._lanes.get((queue, name))
+        if stock is not None and options is not None:
+            lane = self._open(queue, name, stock.top, options)
+        if lane is None:
+            return
+        self._queues[queue].in_doubt.pop(name, None)
+        if stock is None:
+            self._close(lane)
+            return
+        is_other = stock.known != lane.known or stock.top != lane.top
+        lane.top, lane.known, lane.rest = stock
+        if is_other:
+            self._line_up(lane)
+
+    def in_doubt(self, queue: str, limit: int) -> list[str]:
+        """Return lanes of a queue of which Postgres has to be asked what is left; forget those that are empty."""
+        doubts = self._queues[queue].in_doubt
+        for lane in [lane for lane in doubts.values() if lane.rest is Rest.NOTHING]:
+            del doubts[lane.name]
+            self._close(lane)
+        return list(islice(doubts, limit))
+
+    def _open(self, queue: str, name: str, priority: int, options: TaskOptions) -> _Lane | None:
+        """Return a lane, a new one if need be; None if there is no room for it."""
+        place = self._queues.get(queue)
+        if place is None:
+            place = self._queues[queue] = _Queue()
+        self._gates[gate_of(name)] = options  # the newest task says what the limits are
+        lane = self._lanes.get((queue, name))
+        if lane is not None:
+            lane.options = options
+        elif len(self._lanes) < MOST_LANES:
+            lane = self._lanes[queue, name] = _Lane(queue, name, options, priority, place.clock)
+            place.size += 1
+        else:
+            self._is_partial = True
+        return lane
+
+    def _close(self, lane: _Lane) -> None:
+        lane.ticket = 0
+        del self._lanes[lane.queue, lane.name]
+        self._queues[lane.queue].size -= 1
+
+    def _doubt(self, lane: _Lane, rest: Rest) -> None:
+        """Let a lane leave the line until it is known what it has left."""
+        lane.known = lane.ticket = 0
+        lane.rest = rest
+        self._queues[lane.queue].in_doubt[lane.name] = lane
 
     def should_read(self) -> bool:
         """Say, once, that lanes should be read again: not all could be remembered, and now there is room."""
@@ -175,9 +259,9 @@ class Lanes:
         """Take note that something of a lane runs of which nobody knew."""
         self._count(lane, 1)
 
-    def landed(self, lane: str) -> None:
-        """Take note that a task of a lane is no longer in flight."""
-        self._count(lane, -1)
+    def landed(self, lane: str, number: int = 1) -> None:
+        """Take note that tasks of a lane are no longer in flight."""
+        self._count(lane, -number)
         self._release(lane)
 
     def _count(self, lane: str, number: int) -> None:
@@ -190,13 +274,17 @@ class Lanes:
                 counts.pop(name, None)
 
     def _release(self, name: str) -> None:
-        for lane in self._full.pop(name, ()):
-            self._line_up(lane)
+        if name in self._full:
+            for lane in self._full.pop(name):
+                self._line_up(lane)
 
     # -- turns
 
     def allot(self, queue: str, room: int, plain_top: int | None, now: float) -> list[Share]:
-        """Give `room` turns away; `plain_top` is the priority of the first plain task, if there is one."""
+        """Give `room` turns away; `plain_top` is the priority of the first plain task, if there is one.
+
+        Fewer are given if a lane would be next of which it is not known what it has left.
+        """
         self._wake(now)
         place = self._queues[queue]
         plain = place.plain
@@ -204,26 +292,44 @@ class Lanes:
         if plain_top is not None:
             plain.top = plain_top
         given: dict[tuple[str | None, int], int] = {}
-        at_once = 1 if place.size <= MOST_SHARES else -(-room // MOST_SHARES)
+        at_once = -(-room // (FINE if place.size <= FINE else COARSE))
+        barrier = min((lane.position for lane in place.in_doubt.values() if lane.rest is Rest.SOMETHING), default=_LAST)
         while room > 0:
-            line = self._next_line(place, None if plain_top is None else (-plain_top, plain.clock), now)
+            line = self._next_line(place, None if plain_top is None else plain.position, now)
             if line is None and plain_top is None:
                 break
             lane = plain if line is None else line[0][3]
-            wanted = 1 if line is None or self._is_shared(lane) else min(room, at_once)
+            if lane.position > barrier:
+                break
+            wanted = min(room, at_once)
+            if line is not None:
+                wanted = 1 if self._is_shared(lane) else min(wanted, lane.known)
             turns = wanted if line is None else self._take(lane, wanted, now)
             if turns:
-                room -= turns
                 turn = None if line is None else lane.name, lane.top
                 given[turn] = given.get(turn, 0) + turns
                 place.clock = lane.clock
                 lane.clock += turns / lane.options.weight
-            if line is not None and turns < wanted:  # it waits where it will be found again
-                heapq.heappop(line)
-                lane.ticket = 0
-            elif line is not None:
-                heapq.heapreplace(line, self._entry(lane))
+                room -= turns
+            if line is not None:
+                lane.known -= turns
+                if self._goes_on(line, has_time=turns == wanted):
+                    continue
+                if not lane.known and lane.rest is Rest.SOMETHING:
+                    barrier = min(barrier, lane.position)
         return [Share(queue, name, top, turns) for (name, top), turns in given.items()]
+
+    def _goes_on(self, line: list[_Entry], *, has_time: bool) -> bool:
+        """Let the first lane of a line stand in it again, if it has tasks and is not waiting for its limits."""
+        lane = line[0][3]
+        if lane.known and has_time:
+            heapq.heapreplace(line, self._entry(lane))
+            return True
+        heapq.heappop(line)
+        lane.ticket = 0
+        if not lane.known:
+            self._doubt(lane, lane.rest)
+        return False
 
     def _is_shared(self, lane: _Lane) -> bool:
         """Say whether lanes of one gate use up what is allowed to all of them together: then they go one by one."""
@@ -231,20 +337,34 @@ class Lanes:
         return options.total_concurrency is not None or options.total_rate is not None
 
     def _take(self, lane: _Lane, wanted: int, now: float) -> int:
-        """Count as many turns of a lane as its limits allow; return how many those are."""
-        for turns in range(wanted):
-            if not self._may_serve(lane, now):
-                return turns
-            self._spend(lane, now, 1)
-        return wanted
+        """Count as many turns as a lane's own limits allow, and return how many. With fewer than are wanted, it waits
+        where it will be found again."""
+        options = lane.options
+        turns = wanted
+        if options.concurrency is not None:
+            turns = min(turns, max(0, options.concurrency - self._in_flight.get(lane.name, 0)))
+        is_full = turns < wanted
+        if options.rate is not None:
+            admitted = self._buckets.admits(_lane_bucket(lane.name), options.rate, now)
+            is_full = is_full and turns <= admitted
+            turns = min(turns, admitted)
+        if turns:
+            self._spend(lane, now, turns)
+        if is_full:
+            self._full[lane.name].append(lane)
+        elif turns < wanted and options.rate is not None:
+            self._tickets += 1
+            until = self._buckets.next_admission(_lane_bucket(lane.name), options.rate)
+            heapq.heappush(self._asleep, (until, self._tickets, lane))
+        return turns
 
-    def give_back(self, share: Share, unused: int, now: float) -> None:
-        """Take back what a lane was given and could not use."""
-        if share.lane is not None:
-            lane = self._lanes[share.queue, share.lane]
-            self._spend(lane, now, -unused)
-            lane.clock -= unused / lane.options.weight
-            self._release(lane.name)
+    def give_back(self, queue: str, name: str, unused: int, now: float) -> None:
+        """Take back turns that a lane was given and could not use."""
+        lane = self._lanes[queue, name]
+        self._spend(lane, now, -unused)
+        lane.clock -= unused / lane.options.weight
+        self._doubt(lane, Rest.SOMETHING)
+        self._release(lane.name)
 
     def next_due(self, now: float) -> float | None:
         """Return when a rate will next allow something that waits for it."""
@@ -257,7 +377,7 @@ class Lanes:
         return min(times, default=None)
 
     def _line_up(self, lane: _Lane) -> None:
-        if self._lanes.get((lane.queue, lane.name)) is lane:
+        if lane.known and self._lanes.get((lane.queue, lane.name)) is lane:
             heapq.heappush(self._queues[lane.queue].lines[gate_of(lane.name)], self._entry(lane))
 
     def _entry(self, lane: _Lane) -> _Entry:
@@ -286,19 +406,6 @@ class Lanes:
         if options.total_concurrency is not None and self._in_flight.get(gate, 0) >= options.total_concurrency:
             return False
         return options.total_rate is None or self._buckets.admits(_gate_bucket(gate), options.total_rate, now) > 0
-
-    def _may_serve(self, lane: _Lane, now: float) -> bool:
-        """Say whether a lane's own limits allow one more; if not, it waits where it will be found again."""
-        options = lane.options
-        if options.concurrency is not None and self._in_flight.get(lane.name, 0) >= options.concurrency:
-            self._full[lane.name].append(lane)
-            return False
-        if options.rate is not None and not self._buckets.admits(_lane_bucket(lane.name), options.rate, now):
-            self._tickets += 1
-            until = self._buckets.next_admission(_lane_bucket(lane.name), options.rate)
-            heapq.heappush(self._asleep, (until, self._tickets, lane))
-            return False
-        return True
 
     def _spend(self, lane: _Lane, now: float, count: int) -> None:
         self._count(lane.name, count)

@@ -20,15 +20,16 @@ from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import lanes as store
 from orchestrator.store import waiting
-from orchestrator.store.lanes import Head
 from orchestrator.store.transitions import Claimed
 
 Attempt = tuple[bytes, int]
 
 _ROUNDS = 4
-"""How often a tick goes round the lanes before it lets the next one go on."""
-_SLICE = 2_000
+"""How often a tick goes round the lanes, if less than half of the room was used, before it lets the next one go on."""
+_SLICE = 500
 """Lanes that one tick reads."""
+_MOST_DOUBTS = 500
+"""Lanes of a queue of which is asked at once what they have left."""
 
 
 class LaneService:
@@ -75,12 +76,14 @@ class LaneService:
         """Look through all lanes: many have changed."""
         self._read_after = ("", "")
 
-    def arrive(self, tick: Tick, tasks: Sequence[bytes]) -> None:
-        """Take note of tasks that are ready."""
-        self._note(store.arrived(tick.connection, tasks))
+    def arrive(self, tick: Tick, tasks: Sequence[tuple[bytes, bool]]) -> None:
+        """Take note of tasks that are ready; each is marked if it is the first of several."""
+        for task in store.arrived(tick.connection, tasks):
+            self._lanes.arrive(task.queue, task.lane, task.priority, parse_options(task.options), task.is_first)
 
     def refresh(self, tick: Tick) -> None:
         """Before claiming: read what is not known, and count what has landed."""
+        self._has_more = False
         if self._is_stale:
             self.buckets.due.update(store.buckets(tick.connection))
             self.recount(task.lane for task in waiting.in_flight(tick.connection) if task.lane is not None)
@@ -92,13 +95,14 @@ class LaneService:
             self.read_all()
         if self._read_after is not None:
             heads = store.lanes_after(tick.connection, *self._read_after, _SLICE)
-            self._note(heads)
+            for head in heads:
+                self._lanes.learn(head.queue, head.lane, head.stock, parse_options(head.options))
             self._read_after = (heads[-1].queue, heads[-1].lane) if len(heads) == _SLICE else None
 
     def count_landed(self, tick: Tick) -> None:
         """Count what is no longer in flight, once."""
-        for lane in tick.left_lanes:
-            self._lanes.landed(lane)
+        for lane, number in Counter(tick.left_lanes).items():
+            self._lanes.landed(lane, number)
         tick.left_lanes.clear()
         for task, attempt, lane in tick.lingering:
             if self._lingering is None:
@@ -106,10 +110,6 @@ class LaneService:
             else:
                 self._lingering[task, attempt] = lane
         tick.lingering.clear()
-
-    def _note(self, heads: Iterable[Head]) -> None:
-        for head in heads:
-            self._lanes.arrive(head.queue, head.lane, head.priority, parse_options(head.options))
 
     # -- claiming
 
@@ -121,37 +121,38 @@ class LaneService:
         """Claim what fits into each queue's room, by turns."""
         claimed: list[Claimed] = []
         now = tick.now.timestamp()
-        self._has_more = False
+        enough = sum(rooms.values()) // 2
         for _ in range(_ROUNDS):
             shares = self._allot(tick, rooms, now)
-            if not shares:
-                return claimed
-            found = store.claim(tick.connection, shares, tick.now)
+            found = store.claim(tick.connection, shares, tick.now) if shares else []
+            if len(found) < sum(share.turns for share in shares):
+                self._take_back(shares, found, now)
             claimed.extend(found)
-            for task in found:
-                rooms[task.queue] -= 1
-            if not self._settle(tick, shares, found, now):
-                return claimed
-        self._has_more = True
+            for queue, count in Counter(task.queue for task in found).items():
+                rooms[queue] -= count
+            self._has_more = any(room > 0 and self._lanes.has_next(queue, now) for queue, room in rooms.items())
+            if not self._has_more or len(claimed) > enough:
+                break
         return claimed
 
     def _allot(self, tick: Tick, rooms: dict[str, int], now: float) -> list[Share]:
         queues = [queue for queue, room in rooms.items() if room > 0 and self._lanes.has(queue)]
-        plain = store.plain_tops(tick.connection, queues) if queues else {}
+        if not queues:
+            return []
+        in_doubt = [(queue, lane) for queue in queues for lane in self._lanes.in_doubt(queue, _MOST_DOUBTS)]
+        ready = store.look(tick.connection, queues, in_doubt, sum(rooms[queue] for queue in queues))
+        for (queue, lane), stock in ready.stocks.items():
+            self._lanes.learn(queue, lane, stock)
+        plain = ready.plain
         return [share for queue in queues for share in self._lanes.allot(queue, rooms[queue], plain.get(queue), now)]
 
-    def _settle(self, tick: Tick, shares: Sequence[Share], found: Sequence[Claimed], now: float) -> bool:
-        """Take back what lanes could not use; say whether there was any."""
-        if len(found) == sum(share.turns for share in shares):
-            return False
-        used = Counter((task.queue, task.lane, task.priority) for task in found)
-        short = [share for share in shares if used[share[:3]] < share.turns]
-        for share in short:
-            self._lanes.give_back(share, share.turns - used[share[:3]], now)
-        lanes = list({(share.queue, share.lane): None for share in short if share.lane is not None})
-        for queue, lane, top in store.tops(tick.connection, lanes) if lanes else ():
-            self._lanes.settle(queue, lane, top)
-        return bool(short)
+    def _take_back(self, shares: Sequence[Share], found: Sequence[Claimed], now: float) -> None:
+        """Take back the turns that nobody could use."""
+        used = Counter((task.queue, task.lane) for task in found)
+        for share in shares:
+            unused = share.turns - used[share.queue, share.lane]
+            if share.lane is not None and unused:
+                self._lanes.give_back(share.queue, share.lane, unused, now)
 
     def refuse(self, task: Claimed) -> None:
         """A claimed task was put back at once."""

@@ -68,7 +68,7 @@ def apply_inbox(tick: Tick, limit: int) -> None:
             stuck.free(tick.connection, len(ids), runs=ids)
             unfinished.update(item.id for item in same if not retry_run(tick, item, 10 * limit))
         elif kind == Wish.ARRIVAL:
-            tick.lanes.arrive(tick, ids)
+            tick.lanes.arrive(tick, [(item.target, bool(item.body)) for item in same])
         elif kind == Wish.LANES:
             tick.lanes.read_all()
         elif kind == Wish.QUEUES:

@@ -118,7 +118,10 @@ COPY orchestrator.tasks
      (id, payload, name, queue, priority, options, lane, callbacks, wake_at, expires_at, run_id, position) FROM STDIN
 """
 _COPY_CHUNK = 5_000
-_ARRIVALS = text(arrivals("unnest(CAST(:ids AS uuid[])) AS arrived(id)"))
+_ARRIVALS = text(
+    "INSERT INTO orchestrator.inbox (kind, target, body)"
+    " SELECT 'arrival', id, 'true' FROM unnest(CAST(:ids AS uuid[])) AS first(id)"
+)
 _LANES = text("INSERT INTO orchestrator.inbox (kind, target) SELECT 'lanes', CAST(:id AS uuid)")
 _FEW_LANES = 100
 

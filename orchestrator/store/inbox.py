@@ -21,7 +21,7 @@ class Wish(StrEnum):
     RETRY_RUN = "retry run"
     EVENT = "event"
     ARRIVAL = "arrival"
-    """A task is ready in a lane."""
+    """A task is ready in a lane; the body is true if it is the first of several."""
     LANES = "lanes"
     """So many lanes have something ready that it is best to look through them all."""
     QUEUES = "queues"

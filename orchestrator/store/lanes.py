@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.lanes import Share
+from orchestrator.domain.lanes import Rest, Share, Stock
 from orchestrator.domain.states import TaskState, sources_of
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
@@ -16,20 +16,22 @@ from orchestrator.store.tables import READY_IN_LANE, READY_PLAIN
 from orchestrator.store.transitions import CLAIMED, Claimed, among, claimed, identifier
 
 
-class Head(NamedTuple):
-    """The first task of a lane that has something ready."""
+class Arrival(NamedTuple):
+    """A task that is ready in a lane."""
 
     queue: str
     lane: str
     priority: int
     options: str | None
+    is_first: bool
+    """There are others behind it of which nobody tells."""
 
 
 # Readiness is no condition of the probe: it would let the planner walk the index of all that is ready, for each id.
 _ARRIVED = Statement(
     f"""
-SELECT t.queue, t.lane, t.priority, t.options::text
-  FROM unnest(%(ids)s::uuid[]) AS arrived(id)
+SELECT t.queue, t.lane, t.priority, t.options::text, arrived.is_first
+  FROM unnest(%(ids)s::uuid[], %(first)s::boolean[]) AS arrived(id, is_first)
  CROSS JOIN LATERAL (
        SELECT queue, lane, priority, options, {READY_IN_LANE} AS is_ready FROM orchestrator.tasks
         WHERE id = arrived.id LIMIT 1) AS t
@@ -38,13 +40,44 @@ SELECT t.queue, t.lane, t.priority, t.options::text
 )
 
 
-def arrived(connection: Connection, ids: Sequence[bytes]) -> list[Head]:
-    """Return where tasks of which the inbox tells stand ready."""
-    return [Head(*row) for row in _ARRIVED(connection, {"ids": arrays.uuids(ids)})]
+def arrived(connection: Connection, tasks: Sequence[tuple[bytes, bool]]) -> list[Arrival]:
+    """Return where tasks of which the inbox tells stand ready; each is marked if it is the first of several."""
+    parameters = {
+        "ids": arrays.uuids(task for task, _ in tasks),
+        "first": arrays.numbers(is_first for _, is_first in tasks),
+    }
+    return [Arrival(*row) for row in _ARRIVED(connection, parameters)]
+
+
+def _stock(queue: str, lane: str, most: str) -> str:
+    """Return a join that counts what is ready in a lane: `stock(top, known, total)`, all null if nothing is."""
+    return f"""CROSS JOIN LATERAL (
+       SELECT found[1] AS top, cardinality(array_positions(found, found[1])) AS known, cardinality(found) AS total
+         FROM (SELECT ARRAY(
+                      SELECT priority FROM orchestrator.tasks
+                       WHERE queue = {queue} AND lane = {lane} AND {READY_IN_LANE}
+                       ORDER BY priority DESC, seq LIMIT {most}) AS found OFFSET 0) AS ready) AS stock"""
+
+
+def _stock_of(top: int | None, known: int, total: int, most: int) -> Stock | None:
+    if top is None:
+        return None
+    return Stock(top, known, Rest.NOTHING if known == total < most else Rest.SOMETHING)
+
+
+class Head(NamedTuple):
+    """A lane that has something ready."""
+
+    queue: str
+    lane: str
+    options: str | None
+    stock: Stock | None
 
 
 _FIRST = f"SELECT queue, lane, priority, options FROM orchestrator.tasks WHERE {READY_IN_LANE}"
 _ORDER = "ORDER BY queue, lane, priority DESC, seq LIMIT 1"
+COUNTED = 64
+"""How many tasks are counted in a lane that is not in a hurry."""
 
 _LANES = Statement(
     f"""
@@ -54,14 +87,16 @@ WITH RECURSIVE found AS (
     SELECT following.* FROM found
      CROSS JOIN LATERAL ({_FIRST} AND (queue, lane) > (found.queue, found.lane) {_ORDER}) AS following
 )
-SELECT queue, lane, priority, options::text FROM found LIMIT %(limit)s
+SELECT queue, lane, options::text, stock.*
+  FROM (SELECT * FROM found LIMIT %(limit)s) AS head {_stock("head.queue", "head.lane", str(COUNTED))}
 """
 )
 
 
 def lanes_after(connection: Connection, queue: str, lane: str, limit: int) -> list[Head]:
-    """Return the lanes after this one in which something is ready: one index probe each, however full they are."""
-    return [Head(*row) for row in _LANES(connection, {"queue": queue, "lane": lane, "limit": limit})]
+    """Return the lanes after this one in which something is ready: two index probes each, however full they are."""
+    rows = _LANES(connection, {"queue": queue, "lane": lane, "limit": limit})
+    return [Head(row[0], row[1], row[2], _stock_of(row[3], row[4], row[5], COUNTED)) for row in rows]
 
 
 _CLAIM = Statement(
@@ -107,30 +142,13 @@ def claim(connection: Connection, shares: Sequence[Share], now: datetime) -> lis
     return claimed(_CLAIM(connection, parameters))
 
 
-_TOPS = Statement(
+_LOOK = Statement(
     f"""
-SELECT lane.queue, lane.name, first.priority
-  FROM unnest(%(queues)s::text[], %(lanes)s::text[]) AS lane(queue, name)
-  LEFT JOIN LATERAL (
-       SELECT priority FROM orchestrator.tasks
-        WHERE queue = lane.queue AND lane = lane.name AND {READY_IN_LANE}
-        ORDER BY priority DESC, seq LIMIT 1) AS first ON true
-"""
-)
-
-
-def tops(connection: Connection, lanes: Sequence[tuple[str, str]]) -> list[tuple[str, str, int | None]]:
-    """Return queue, lane, and the priority of its first ready task, or None if it is empty."""
-    parameters = {
-        "queues": arrays.words(queue for queue, _ in lanes),
-        "lanes": arrays.words(lane for _, lane in lanes),
-    }
-    return [(row[0], row[1], row[2]) for row in _TOPS(connection, parameters)]
-
-
-_PLAIN_TOPS = Statement(
-    f"""
-SELECT queue.name, first.priority
+SELECT lane.queue, lane.name, stock.*
+  FROM unnest(%(lane_queues)s::text[], %(lanes)s::text[]) AS lane(queue, name)
+       {_stock("lane.queue", "lane.name", "%(most)s::int")}
+ UNION ALL
+SELECT queue.name, NULL, first.priority, NULL, NULL
   FROM unnest(%(queues)s::text[]) AS queue(name)
  CROSS JOIN LATERAL (
        SELECT priority FROM orchestrator.tasks
@@ -139,9 +157,31 @@ SELECT queue.name, first.priority
 )
 
 
-def plain_tops(connection: Connection, queues: Iterable[str]) -> dict[str, int]:
-    """Return the priority of the first ready task outside of all lanes, for the queues that have one."""
-    return {row[0]: row[1] for row in _PLAIN_TOPS(connection, {"queues": list(queues)})}
+class Ready(NamedTuple):
+    """What is ready in some queues."""
+
+    plain: dict[str, int]
+    """The priority of the first task outside of all lanes, for the queues that have one."""
+    stocks: dict[tuple[str, str], Stock | None]
+    """By queue and lane, for the lanes that were asked for."""
+
+
+def look(connection: Connection, queues: Iterable[str], lanes: Sequence[tuple[str, str]], room: int) -> Ready:
+    """Return what is ready in queues, and in some of their lanes: counted as far as matters to so much room."""
+    most = max(COUNTED, 2 * room // max(1, len(lanes)))
+    parameters = {
+        "lane_queues": arrays.words(queue for queue, _ in lanes),
+        "lanes": arrays.words(lane for _, lane in lanes),
+        "queues": arrays.words(queues),
+        "most": most,
+    }
+    ready = Ready({}, {})
+    for queue, lane, top, known, total in _LOOK(connection, parameters):
+        if lane is None:
+            ready.plain[queue] = top
+        else:
+            ready.stocks[queue, lane] = _stock_of(top, known, total, most)
+    return ready
 
 
 _LANES_OF = Statement(

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from orchestrator import Rate
 from orchestrator.domain import lanes
-from orchestrator.domain.lanes import Lanes, gate_of, lane_name
+from orchestrator.domain.lanes import Lanes, Rest, Stock, gate_of, lane_name
 from orchestrator.domain.limits import Buckets
 from orchestrator.domain.task import DEFAULT_OPTIONS, TaskOptions
 
@@ -26,31 +26,38 @@ class Bench:
         self.ready: dict[str | None, list[int]] = defaultdict(list)
         """By lane, the priorities of its tasks."""
         self.now = NOW
+        self.counted = 50
+        """How many tasks of a lane are counted at once."""
 
     def add(self, lane: str | None, count: int = 1, priority: int = 0, options: TaskOptions = DEFAULT_OPTIONS) -> None:
         self.ready[lane] += [priority] * count
         self.ready[lane].sort(reverse=True)
         if lane is not None:
-            self.lanes.arrive("q", lane, priority, options)
+            self.lanes.arrive("q", lane, priority, options, is_first=count > 1)
+
+    def look(self) -> None:
+        """Count what is ready in lanes of which that is not known,"""
+        for lane in self.lanes.in_doubt("q", 1_000):
+            found = self.ready[lane][: self.counted]
+            known = found.count(found[0]) if found else 0
+            rest = Rest.NOTHING if known == len(found) < self.counted else Rest.SOMETHING
+            self.lanes.learn("q", lane, Stock(found[0], known, rest) if found else None)
 
     def serve(self, room: int) -> list[str | None]:
         """Hand out `room` tasks as the leader does; return the lanes in the order of the shares."""
         served: list[str | None] = []
         for _ in range(20):
-            plain = self.ready[None][0] if self.ready[None] else None
-            shares = self.lanes.allot("q", room - len(served), plain, self.now) if self.lanes.has("q") else []
-            if not shares:
+            if not self.lanes.has("q") or len(served) == room:
                 break
-            for share in shares:
+            self.look()
+            plain = self.ready[None][0] if self.ready[None] else None
+            for share in self.lanes.allot("q", room - len(served), plain, self.now):
                 mine = [priority for priority in self.ready[share.lane] if priority == share.priority][: share.turns]
                 for priority in mine:
                     self.ready[share.lane].remove(priority)
                 served += [share.lane] * len(mine)
-                if len(mine) < share.turns:
-                    self.lanes.give_back(share, share.turns - len(mine), self.now)
-                    if share.lane is not None:
-                        left = self.ready[share.lane]
-                        self.lanes.settle("q", share.lane, left[0] if left else None)
+                if share.lane is not None and len(mine) < share.turns:
+                    self.lanes.give_back("q", share.lane, share.turns - len(mine), self.now)
         return served
 
 
@@ -174,13 +181,13 @@ def test_a_full_lane_and_a_closed_gate_cost_nothing() -> None:
     assert bench.serve(10) == []
     bench.add("|free", 1)
     looked = Counter[str]()
-    original = bench.lanes._may_serve
+    original = bench.lanes._take
 
-    def counting(lane: lanes._Lane, now: float) -> bool:
+    def counting(lane: lanes._Lane, wanted: int, now: float) -> int:
         looked[lane.name] += 1
-        return original(lane, now)
+        return original(lane, wanted, now)
 
-    bench.lanes._may_serve = counting  # type: ignore[method-assign]
+    bench.lanes._take = counting  # type: ignore[method-assign]
     assert bench.serve(10) == ["|free"]
     assert set(looked) == {"|free"}
 
@@ -264,11 +271,51 @@ def test_whatever_comes_and_goes() -> None:
     run_state_machine_as_test(TurnsMachine, settings=settings(max_examples=150, stateful_step_count=60))
 
 
+def test_nobody_is_served_before_a_lane_that_may_have_more_and_is_more_urgent() -> None:
+    lanes = Lanes(Buckets())
+    lanes.learn("q", "|urgent", Stock(5, 3, Rest.SOMETHING), DEFAULT_OPTIONS)
+    lanes.learn("q", "|other", Stock(0, 100, Rest.SOMETHING), DEFAULT_OPTIONS)
+    assert [(share.lane, share.turns) for share in lanes.allot("q", 10, 0, NOW)] == [("|urgent", 3)]
+    assert lanes.has_next("q", NOW)
+    assert lanes.in_doubt("q", 10) == ["|urgent"]
+    lanes.learn("q", "|urgent", Stock(5, 4, Rest.NOTHING))
+    shares = {share.lane: share.turns for share in lanes.allot("q", 10, None, NOW)}
+    assert shares == {"|urgent": 4, "|other": 6}, "nothing else is there: so there is nobody to wait for"
+
+
+def test_a_lane_is_asked_for_unless_postgres_has_just_said_that_it_has_nothing_else() -> None:
+    lanes = Lanes(Buckets())
+    lanes.learn("q", "|counted", Stock(0, 2, Rest.NOTHING), DEFAULT_OPTIONS)
+    lanes.arrive("q", "|arrived", 0, DEFAULT_OPTIONS)
+    lanes.learn("q", "|both", Stock(0, 1, Rest.NOTHING), DEFAULT_OPTIONS)
+    lanes.arrive("q", "|both", 0, DEFAULT_OPTIONS)
+    assert {share.lane: share.turns for share in lanes.allot("q", 10, None, NOW)} == {
+        "|counted": 2,
+        "|arrived": 1,
+        "|both": 2,
+    }
+    assert not lanes.has_next("q", NOW), "nobody has to hurry"
+    assert lanes.in_doubt("q", 10) == ["|arrived", "|both"]
+    for lane in ("|arrived", "|both"):
+        lanes.learn("q", lane, None)
+    assert not lanes.has("q")
+
+
+def test_a_lane_that_had_less_than_was_known_is_asked_for() -> None:
+    lanes = Lanes(Buckets())
+    lanes.learn("q", "|a", Stock(0, 5, Rest.NOTHING), TaskOptions(concurrency=5))
+    assert lanes.allot("q", 10, None, NOW)[0].turns == 5
+    lanes.give_back("q", "|a", 2, NOW)
+    assert lanes.in_doubt("q", 10) == ["|a"]
+    lanes.learn("q", "|a", Stock(0, 4, Rest.NOTHING))
+    assert lanes.allot("q", 10, None, NOW)[0].turns == 2, "three are in flight"
+
+
 def test_of_many_lanes_each_is_given_several_turns_when_it_is_next() -> None:
     lanes = Lanes(Buckets())
     names = [f"mail|{number}" for number in range(1_000)]
     for name in names:
-        lanes.arrive("q", name, 0, TaskOptions(concurrency=3))
+        lanes.learn("q", name, Stock(0, 16, Rest.SOMETHING), TaskOptions(concurrency=3))
     first = lanes.allot("q", 512, None, NOW)
     assert [(share.lane, share.turns) for share in first[:170]] == [(name, 3) for name in names[:170]], (
         "never more than 3"

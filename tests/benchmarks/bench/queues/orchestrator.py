@@ -60,10 +60,12 @@ class OrchestratorQueue:
         for _ in range(count):
             noop.enqueue()
 
-    def enqueue_keyed(self, count: int, keys: int) -> None:
-        """Enqueue tasks with so many keys, by turns; 0 for none."""
+    def enqueue_keyed(self, count: int, keys: int, *, together: bool) -> None:
+        """Enqueue tasks with so many keys (0 for none): by turns, or all of a key together."""
         if keys:
-            self._last = app.enqueue_many(keyed, [(number % keys,) for number in range(count)])[-1]
+            numbers = range(count)
+            found = [(number * keys // count if together else number % keys,) for number in numbers]
+            self._last = app.enqueue_many(keyed, found)[-1]
         else:
             self.enqueue_bulk(count)
 
@@ -86,6 +88,12 @@ class OrchestratorQueue:
 
     def ended(self) -> int:
         return self._number("SELECT count(*) FROM orchestrator.ended_tasks WHERE ended_at >= :began")
+
+    def span(self) -> float:
+        """Return the seconds from the first end to the last, by the clock that stamps them."""
+        with self._engine.connect() as connection:
+            query = text("SELECT extract(epoch FROM max(ended_at) - min(ended_at)) FROM orchestrator.ended_tasks")
+            return float(connection.execute(query).scalar_one())
 
     def check(self, total: int) -> None:
         expect("open tasks", self._number("SELECT count(*) FROM orchestrator.tasks"), 0)
