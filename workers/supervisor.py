@@ -61,7 +61,8 @@ class Supervisor:
         self._streams = WorkerStreams(connect(settings.require_redis()), Keys(settings.namespace))
         self._inbox = self._streams.order_inbox()
         self._children: dict[int, Child] = {}
-        self._gone: list[str] = []
+        self._gone: dict[str, bool] = {}
+        """Processes that have ended and whether that was in good order; the leader has not been told."""
         """Children that have ended and have not been signed off."""
         self._lost: list[Flush] = []
         self._redis = Outage(log, "Redis", "tasks go on, and nobody can hear of them", settled=settings.worker_ttl)
@@ -212,8 +213,8 @@ class Supervisor:
                 continue
             child.pipe.close()
             self._inbox.remove(child.worker)
-            self._gone.append(child.worker)
             code = os.waitstatus_to_exitcode(status)
+            self._gone[child.worker] = code in (0, EXIT_UNFINISHED)
             reports = child.last_words(code, now)
             if reports:
                 self._lost.append(Flush(child.worker, reports))
@@ -259,8 +260,8 @@ class Supervisor:
     def _report_lost(self) -> None:
         """Sign off dead children and report what they held; while Redis is away, both wait."""
         if self._gone:
-            self._streams.leave(self._gone)
-            self._gone = []
+            self._streams.leave(list(self._gone), [worker for worker, in_order in self._gone.items() if in_order])
+            self._gone = {}
         while self._lost:
             generation = self._streams.generation()
             if generation is None:

@@ -404,6 +404,7 @@ class Scheduler:
                     gathered.nudged or inbound.nudged,
                     gathered.fleet_changed or inbound.fleet_changed,
                     inbound.complete,
+                    gathered.stopped + inbound.stopped,
                 )
                 if inbound.complete:
                     return
@@ -412,6 +413,7 @@ class Scheduler:
         self._hear(read)
         if gathered.fleet_changed:
             self._watch.due_at = 0.0
+        self._watch.heard_of(gathered.stopped)
         return gathered
 
     def _publish(self, tick: Tick, withdraw: dict[str, list[str]], moved_on: bool) -> None:

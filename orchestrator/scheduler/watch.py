@@ -40,6 +40,8 @@ class Watch:
         self._revoked: dict[tuple[bytes, int], float] = {}
         self._orders: dict[str, Order] = {}
         self._mirrored: object = None
+        self._stopped: list[str] = []
+        """Workers that have said that they end."""
         self._mirror_at = 0.0
         self._looked = False
         self._monotonic = 0.0
@@ -76,6 +78,10 @@ class Watch:
                     found.setdefault(queue, []).append(message.entry)
         return found
 
+    def heard_of(self, stopped: Sequence[str]) -> None:
+        """Take note of workers that have ended in good order; people are shown so."""
+        self._stopped += stopped
+
     def record(self, tick: Tick) -> None:
         """After a look: answer workers that ask, and mirror the fleet where it has changed."""
         if not self._looked:
@@ -89,11 +95,12 @@ class Watch:
             elif beat.hungry and waiting.has_ready(tick.connection, beat.queues):
                 self._order(beat.worker, work_waits=True)
         shape = {(beat.worker, beat.running, beat.draining) for beat in self._fleet.beats.values()}
-        if shape != self._mirrored or (shape and self._monotonic >= self._mirror_at):
+        if shape != self._mirrored or self._stopped or (shape and self._monotonic >= self._mirror_at):
             if shape:
                 mirror.mirror(tick.connection, [self._row(beat) for beat in self._fleet.beats.values()], tick.now)
-            mirror.mark_gone(tick.connection, list(self._fleet.beats), tick.now)
+            mirror.mark_gone(tick.connection, list(self._fleet.beats), self._stopped, tick.now)
             self._mirrored = shape
+            self._stopped = []
             self._mirror_at = self._monotonic + _MIRROR_EVERY
 
     def give_orders(self) -> None:

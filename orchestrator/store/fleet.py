@@ -44,8 +44,10 @@ def mirror(connection: Connection, workers: Sequence[WorkerRow], now: datetime) 
 
 
 _GONE = """
-UPDATE orchestrator.workers SET state = CASE state WHEN 'draining' THEN 'stopped' ELSE 'dead' END, running = 0
- WHERE state NOT IN ('dead', 'stopped') AND NOT (id = ANY(%(live)s::text[]))
+UPDATE orchestrator.workers
+   SET state = CASE WHEN state = 'draining' OR id = ANY(%(stopped)s::text[]) THEN 'stopped' ELSE 'dead' END, running = 0
+ WHERE (state NOT IN ('dead', 'stopped') AND NOT (id = ANY(%(live)s::text[])))
+    OR (state = 'dead' AND id = ANY(%(stopped)s::text[]))
 """
 _FORGET = """
 DELETE FROM orchestrator.workers
@@ -54,7 +56,8 @@ DELETE FROM orchestrator.workers
 """
 
 
-def mark_gone(connection: Connection, live: Sequence[str], now: datetime) -> None:
-    """Mark every other worker as dead, or as stopped where it was draining; forget them after an hour, or a minute."""
-    connection.exec_driver_sql(_GONE, {"live": list(live)})
+def mark_gone(connection: Connection, live: Sequence[str], stopped: Sequence[str], now: datetime) -> None:
+    """Mark every other worker as dead, or as stopped where it was draining or has said so; forget them after an hour,
+    or a minute."""
+    connection.exec_driver_sql(_GONE, {"live": list(live), "stopped": list(stopped)})
     connection.exec_driver_sql(_FORGET, {"now": now})

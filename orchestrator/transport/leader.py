@@ -133,6 +133,8 @@ class Inbound(NamedTuple):
     fleet_changed: bool = False
     complete: bool = True
     """Nothing was left to read."""
+    stopped: list[str] = []
+    """Workers that have ended in good order."""
 
 
 class Message(NamedTuple):
@@ -247,15 +249,18 @@ class LeaderStreams:
         reply = self._line.call("XREAD", "COUNT", count, *wait, "STREAMS", *streams)
         entries: list[tuple[str, bytes]] = []
         nudged = fleet_changed = False
+        stopped: list[str] = []
         nudges = self._keys.nudges.encode()
         for stream, items in cast("list[tuple[bytes, list[Entry]]]", reply or []):
             if stream == nudges:
                 self._last_nudge = items[-1][0].decode()
                 nudged = True
                 fleet_changed = any(b"fleet" in (fields or ()) for _, fields in items)
+                for entry in items:
+                    stopped += _decode_or_none(list[Word], field(entry, b"stopped") or None) or []
             else:
                 entries = [(entry[0].decode(), field(entry, b"d")) for entry in items]
-        return Inbound(entries, nudged, fleet_changed, complete=len(entries) < count)
+        return Inbound(entries, nudged, fleet_changed, len(entries) < count, stopped)
 
     def set_aside(self, refused: Sequence[Refused]) -> None:
         """Keep messages that could not be applied, for people to look at."""

@@ -179,8 +179,8 @@ class WorkerStreams:
             pipeline.set(keys.names(digest), encode(list(names)), ex=_NAMES_TTL)
         pipeline.execute()
 
-    def leave(self, workers: Sequence[str]) -> None:
-        """Take back the heartbeats of workers that have ended in good order."""
+    def leave(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
+        """Take back the heartbeats of workers that have ended; tell the leader which of them did in good order."""
         keys = self._keys
         generation = self.generation() or ""
         pipeline = self._redis.pipeline(transaction=True)
@@ -188,13 +188,16 @@ class WorkerStreams:
             pipeline.delete(keys.worker(worker), keys.orders(worker))
             pipeline.expire(keys.queue(generation, private_queue(worker)), PRIVATE_TTL)
             pipeline.srem(keys.workers, worker)
+        self._greet(pipeline, {"fleet": b"", "stopped": encode(list(stopped))})
         pipeline.execute()
-        self.greet()
 
     def greet(self) -> None:
         """Tell the leader that the fleet has changed. If that fails, it sees so at its next look."""
         with contextlib.suppress(*UNAVAILABLE):
-            self._redis.xadd(self._keys.nudges, {"fleet": b""}, maxlen=NUDGE_CAP, approximate=True)
+            self._greet(self._redis, {"fleet": b""})
+
+    def _greet(self, redis: Redis, fields: dict[str, bytes]) -> None:
+        redis.xadd(self._keys.nudges, cast("Any", fields), maxlen=NUDGE_CAP, approximate=True)
 
     def order_inbox(self) -> OrderInbox:
         """Return where the leader's orders arrive."""

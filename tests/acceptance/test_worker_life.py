@@ -256,8 +256,8 @@ def test_processes_are_replaced_after_many_tasks_and_nothing_is_lost(life: Stack
     assert worn[0] < ready[1] < retired[0], "the successor was ready before the old one drained"
     first = served[0]
     eventually(lambda: not is_alive(first), "the first has ended")
-    # One that drains between two looks of the leader is shown as dead: the table of workers is a look old.
     eventually(lambda: "live" in states(life, worker), "one is at work")
+    assert "dead" not in states(life, worker), "all that have ended did in good order"
 
 
 def places(process: Process, words: str) -> list[int]:

@@ -92,6 +92,11 @@ class Worker:
         self.alive = False
         self._redis.delete(KEYS.worker(self.name))
 
+    def leave(self) -> None:
+        """End in good order, all at once."""
+        self.alive = False
+        self._streams.leave([self.name], [self.name])
+
     def take(self) -> list[Dispatch]:
         """Receive what there is, and hold it."""
         generation = self._streams.generation()

@@ -146,7 +146,7 @@ def test_a_history_of_fifty_megabytes_outlives_its_worker(
 
 
 def test_a_history_that_does_not_fit_into_redis_does_not_fill_it_for_long(
-    system: System, gathering: CodeWorkflow[..., Any], code: Code
+    system: System, gathering: CodeWorkflow[..., Any], code: Code, caplog: pytest.LogCaptureFixture
 ) -> None:
     (handle,) = begin(system, code, gathering, results=20, size=990_000)
     turn = next_turn(system, code)
@@ -157,8 +157,8 @@ def test_a_history_that_does_not_fit_into_redis_does_not_fill_it_for_long(
     try:
         system.redis.config_set("maxmemory", used["used_memory"] + 10_000_000)
         pass_time(system)
-        system.look_until(lambda: system.row(raw(handle))["attempt"] > turn.attempt and pages(system))
-        system.look_until(lambda: not pages(system))
+        system.look_until(lambda: "Redis has no room for its history" in caplog.text)
+        system.look_until(lambda: system.row(raw(handle))["attempt"] > turn.attempt and not pages(system))
         system.make_old()
         system.look_until(lambda: system.row(raw(handle))["attempt"] > turn.attempt + 1)
         assert code.turns() == []

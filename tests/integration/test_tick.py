@@ -143,7 +143,7 @@ def test_a_delayed_task_waits_in_postgres(system: System) -> None:
 
 def test_the_fleet_is_mirrored_for_people(system: System) -> None:
     worker = system.worker(slots=4)
-    system.worker("w2", knows=["job", "other"])
+    second = system.worker("w2", knows=["job", "other"])
     system.look()
     rows = {row["id"]: row for row in system.sql("SELECT * FROM orchestrator.workers")}
     assert {name: (row["state"], row["slots"], row["names"]) for name, row in rows.items()} == {
@@ -151,8 +151,10 @@ def test_the_fleet_is_mirrored_for_people(system: System) -> None:
         "w2": ("live", 10, ["job", "other"]),
     }
     worker.die()
+    second.leave()
     system.look()
-    assert [row["id"] for row in system.sql("SELECT id FROM orchestrator.workers WHERE state = 'dead'")] == ["w1"]
+    states = {row["id"]: row["state"] for row in system.sql("SELECT id, state FROM orchestrator.workers")}
+    assert states == {"w1": "dead", "w2": "stopped"}
 
 
 # -- failures
