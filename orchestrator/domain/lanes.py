@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import islice
 from typing import NamedTuple
-from uuid import UUID
 
-from orchestrator.domain.limits import Buckets, Rate
+from orchestrator.domain.allowance import Allowance
+from orchestrator.domain.lane_names import gate_of
+from orchestrator.domain.limits import Buckets
 from orchestrator.domain.task import DEFAULT_OPTIONS, TaskOptions
 
 MOST_LANES = 50_000
@@ -37,31 +38,6 @@ FINE, COARSE = 128, 16
 """Parts into which a queue's room is cut, where it has no more lanes than the first number, and where it has more. A
 lane is given a part when it is next, and its clock moves as far as that takes it. So each of ten thousand lanes is
 looked into seldom, and together they cost no more than ten."""
-
-LONGEST_KEY = 200
-_SEPARATOR = "|"
-
-
-def lane_name(task: str, key: str | None, options: TaskOptions) -> str | None:
-    """Return the lane of a task: None if it has neither key nor limit."""
-    limited = options.concurrency or options.total_concurrency or options.rate or options.total_rate
-    if not limited and key is None:
-        return None
-    return f"{task if limited else ''}{_SEPARATOR}{key or ''}"
-
-
-def key_text(value: object) -> str | None:
-    """Return a key as text that can be stored, compared and shown; None for what is no key."""
-    if isinstance(value, (str, int, UUID)) and not isinstance(value, bool):
-        text = str(value)
-        if 0 < len(text) <= LONGEST_KEY and text.isprintable():
-            return text
-    return None
-
-
-def gate_of(lane: str) -> str:
-    """Return the gate before which a lane stands."""
-    return lane.partition(_SEPARATOR)[0]
 
 
 class Share(NamedTuple):
@@ -137,12 +113,10 @@ class Lanes:
     """The lanes in which something is ready, and what each of them may be given."""
 
     def __init__(self, buckets: Buckets) -> None:
-        self._buckets = buckets
+        self._allowance = Allowance(buckets)
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._queues: dict[str, _Queue] = {}
         self._gates: dict[str, TaskOptions] = {}
-        self._in_flight: dict[str, int] = {}
-        """By lane, and by gate (which has no separator in its name)."""
         self._full: defaultdict[str, list[_Lane]] = defaultdict(list)
         """Lanes that are at their limit, by name."""
         self._asleep: list[tuple[float, int, _Lane]] = []
@@ -248,30 +222,19 @@ class Lanes:
 
     def recount(self, lanes: Iterable[str]) -> None:
         """Start from what is in flight, one name for each task."""
-        self._in_flight.clear()
-        for lane in lanes:
-            self._count(lane, 1)
+        self._allowance.recount(lanes)
         for lane, waiting in list(self._full.items()):
-            if any(self._in_flight.get(lane, 0) < (each.options.concurrency or 0) for each in waiting):
+            if not all(self._allowance.is_full(lane, each.options) for each in waiting):
                 self._release(lane)
 
     def took_off(self, lane: str) -> None:
         """Take note that something of a lane runs of which nobody knew."""
-        self._count(lane, 1)
+        self._allowance.count(lane, 1)
 
     def landed(self, lane: str, number: int = 1) -> None:
         """Take note that tasks of a lane are no longer in flight."""
-        self._count(lane, -number)
+        self._allowance.count(lane, -number)
         self._release(lane)
-
-    def _count(self, lane: str, number: int) -> None:
-        counts = self._in_flight
-        for name in (lane, gate_of(lane)):
-            count = counts.get(name, 0) + number
-            if count > 0:
-                counts[name] = count
-            else:
-                counts.pop(name, None)
 
     def _release(self, name: str) -> None:
         if name in self._full:
@@ -339,29 +302,18 @@ class Lanes:
     def _take(self, lane: _Lane, wanted: int, now: float) -> int:
         """Count as many turns as a lane's own limits allow, and return how many. With fewer than are wanted, it waits
         where it will be found again."""
-        options = lane.options
-        turns = wanted
-        if options.concurrency is not None:
-            turns = min(turns, max(0, options.concurrency - self._in_flight.get(lane.name, 0)))
-        is_full = turns < wanted
-        if options.rate is not None:
-            admitted = self._buckets.admits(_lane_bucket(lane.name), options.rate, now)
-            is_full = is_full and turns <= admitted
-            turns = min(turns, admitted)
-        if turns:
-            self._spend(lane, now, turns)
-        if is_full:
+        granted = self._allowance.take(lane.name, lane.options, wanted, now)
+        if granted.is_full:
             self._full[lane.name].append(lane)
-        elif turns < wanted and options.rate is not None:
+        elif granted.until is not None:
             self._tickets += 1
-            until = self._buckets.next_admission(_lane_bucket(lane.name), options.rate)
-            heapq.heappush(self._asleep, (until, self._tickets, lane))
-        return turns
+            heapq.heappush(self._asleep, (granted.until, self._tickets, lane))
+        return granted.turns
 
     def give_back(self, queue: str, name: str, unused: int, now: float) -> None:
         """Take back turns that a lane was given and could not use."""
         lane = self._lanes[queue, name]
-        self._spend(lane, now, -unused)
+        self._allowance.spend(lane.name, lane.options, now, -unused)
         lane.clock -= unused / lane.options.weight
         self._doubt(lane, Rest.SOMETHING)
         self._release(lane.name)
@@ -371,9 +323,9 @@ class Lanes:
         times = [time for time, _, _ in self._asleep[:1]]
         for place in self._queues.values():
             for gate, line in place.lines.items():
-                rate = self._gates[gate].total_rate if line else None
-                if rate is not None and not self._buckets.admits(_gate_bucket(gate), rate, now):
-                    times.append(self._buckets.next_admission(_gate_bucket(gate), rate))
+                opens_at = self._allowance.opens_at(gate, self._gates[gate], now) if line else None
+                if opens_at is not None:
+                    times.append(opens_at)
         return min(times, default=None)
 
     def _line_up(self, lane: _Lane) -> None:
@@ -397,39 +349,6 @@ class Lanes:
         for gate, line in place.lines.items():
             while line and line[0][2] != line[0][3].ticket:
                 heapq.heappop(line)
-            if line and (best is None or line[0][:3] < best) and self._is_open(gate, now):
+            if line and (best is None or line[0][:3] < best) and self._allowance.is_open(gate, self._gates[gate], now):
                 best, chosen = line[0][:3], line
         return chosen
-
-    def _is_open(self, gate: str, now: float) -> bool:
-        options = self._gates[gate]
-        if options.total_concurrency is not None and self._in_flight.get(gate, 0) >= options.total_concurrency:
-            return False
-        return options.total_rate is None or self._buckets.admits(_gate_bucket(gate), options.total_rate, now) > 0
-
-    def _spend(self, lane: _Lane, now: float, count: int) -> None:
-        self._count(lane.name, count)
-        if lane.options.rate is None and lane.options.total_rate is None:
-            return
-        for bucket, rate in _rates(lane.name, lane.options):
-            self._buckets.spend(bucket, rate, now, count)
-
-
-def _rates(lane: str, options: TaskOptions) -> Iterator[tuple[str, Rate]]:
-    if options.rate is not None:
-        yield _lane_bucket(lane), options.rate
-    if options.total_rate is not None:
-        yield _gate_bucket(gate_of(lane)), options.total_rate
-
-
-def _lane_bucket(lane: str) -> str:
-    return f"lane {lane}"
-
-
-def _gate_bucket(gate: str) -> str:
-    return f"task {gate}"
-
-
-def queue_bucket(queue: str) -> str:
-    """Return the name of a queue's bucket."""
-    return f"queue {queue}"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.domain.definition import Hook, Registered, Step
-from orchestrator.domain.lanes import lane_name
+from orchestrator.domain.lane_names import lane_name
 from orchestrator.domain.retry import RetryPolicy
 from orchestrator.domain.task import DEFAULT_OPTIONS, NewTask, TaskOptions
 

@@ -17,7 +17,7 @@ from typing import Any
 from orchestrator.domain.dag import Graph
 from orchestrator.domain.definition import Step
 from orchestrator.domain.expression import Expression, parse, parse_template
-from orchestrator.domain.lanes import LONGEST_KEY, key_text
+from orchestrator.domain.lane_names import LONGEST_KEY, key_text
 from orchestrator.domain.operators import LARGEST, describe
 from orchestrator.errors import ExpressionError
 

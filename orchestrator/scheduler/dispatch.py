@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from orchestrator.domain.lanes import queue_bucket
+from orchestrator.domain.lane_names import queue_bucket
 from orchestrator.domain.task import Dispatch
 from orchestrator.domain.window import room, smoothed_rate
 from orchestrator.scheduler.claims import Claims

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
-from orchestrator.domain.lanes import LONGEST_KEY, key_text, lane_name
+from orchestrator.domain.lane_names import LONGEST_KEY, key_text, lane_name
 from orchestrator.domain.limits import Rate, parse_rate
 from orchestrator.domain.retry import RetryPolicy
 from orchestrator.domain.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from orchestrator import Rate
 from orchestrator.domain import lanes
-from orchestrator.domain.lanes import Lanes, Rest, Stock, gate_of, lane_name
+from orchestrator.domain.lane_names import gate_of, lane_name
+from orchestrator.domain.lanes import Lanes, Rest, Stock
 from orchestrator.domain.limits import Buckets
 from orchestrator.domain.task import DEFAULT_OPTIONS, TaskOptions
 
