@@ -20,28 +20,25 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Engine
 
-from orchestrator.scheduler.advance import advance_runs, begin_runs, expand_runs
-from orchestrator.scheduler.code import CodeRuns, fire_timers
-from orchestrator.scheduler.code_ends import close_runs
+from orchestrator.scheduler.advance import advance_runs
+from orchestrator.scheduler.code import CodeRuns
 from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.dispatch import Dispatcher
+from orchestrator.scheduler.errands import Errands
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.generations import Generations
 from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.leadership import Leadership, TermOver
 from orchestrator.scheduler.reconcile import Reconciler, Suspicion
-from orchestrator.scheduler.requests import apply_inbox, cancel_runs, settle_ends
-from orchestrator.scheduler.schedules import extend_backfills, fire_schedules
+from orchestrator.scheduler.requests import settle_ends
 from orchestrator.scheduler.status import Reported, apply_carefully, apply_reports
 from orchestrator.scheduler.tick import Tick
-from orchestrator.scheduler.timers import expire, fail_unknown, fire_due, release_known
 from orchestrator.scheduler.triggers import Triggers
 from orchestrator.scheduler.watch import Watch
 from orchestrator.settings import Settings
-from orchestrator.store import database, runs, waiting
+from orchestrator.store import database, waiting
 from orchestrator.store.leases import Cursor
 from orchestrator.store.transitions import Claimed
-from orchestrator.store.waiting import Agenda
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
 from orchestrator.transport.codec import Ended, Malformed, decode_flush
@@ -50,10 +47,6 @@ from orchestrator.transport.quarantine import Refused
 
 log = get_logger("scheduler")
 
-_NOTHING = Agenda(inbox=False, pending_runs=False, cancelling_runs=False, next_due=None, held=False)
-
-_CONTESTED = 0.05
-"""Seconds before the next look at a key that somebody's open transaction may be taking."""
 _SWEEP_EVERY = 10.0
 """Seconds between two looks for messages that belong to nothing."""
 
@@ -161,7 +154,7 @@ class Scheduler:
         self._triggers = Triggers()
         self._code = CodeRuns(self._fleet)
         self._watch = Watch(self._fleet, self._streams, settings)
-        self._agenda = _NOTHING
+        self._errands = Errands(settings, self._fleet, self._code)
         self._careful = False
         self._deaf_until = 0.0
         self._mute_until = 0.0
@@ -207,7 +200,7 @@ class Scheduler:
                     lost, withdraw = self._reconciler.judge(suspicion)
                     self._apply(tick, lost)
                 advance_runs(tick)
-                self._attend(tick, writing.agenda)
+                self._patience = self._errands.run(tick, writing.agenda)
                 settle_ends(tick)
                 if suspicion is not None:
                     self._lanes.look(tick, self._fleet)
@@ -250,60 +243,6 @@ class Scheduler:
             apply_carefully(tick, reports, apply)
         else:
             apply(reports)
-
-    def _attend(self, tick: Tick, found: Agenda | None) -> None:
-        """Do what waits in Postgres: requests, schedules, runs, cancellations, due tasks. Then note what waits next.
-
-        `found` is what waited when the transaction began, if the tick is one that looks at everything.
-        """
-        limit = self._settings.batch
-        thorough = found is not None
-        agenda = found or self._agenda
-        if tick.has_wishes or tick.runs_to_begin or (thorough and tick.has_advanced):
-            agenda = waiting.agenda(tick.connection)
-        if agenda.inbox:
-            apply_inbox(tick, limit)
-            agenda = waiting.agenda(tick.connection)
-        if _is_due(agenda.next_due, tick.now):
-            runs.time_out(tick.connection, tick.now, limit)
-            fire_schedules(tick, limit)
-            agenda = waiting.agenda(tick.connection)
-        if agenda.backfills and thorough:
-            extend_backfills(tick, limit)
-            agenda = waiting.agenda(tick.connection)
-        if agenda.cancelling_runs:
-            cancel_runs(tick, 5 * limit)
-        if agenda.pending_runs:
-            begin_runs(tick, limit)
-        if agenda.expanding_runs:
-            expand_runs(tick, limit)
-        if agenda.closing_runs:
-            close_runs(tick, limit)
-        advance_runs(tick)
-        if agenda.held and thorough:
-            release_known(tick, self._fleet, limit)
-        if thorough:
-            self._code.free_stuck(tick, limit)
-        if _is_due(agenda.next_due, tick.now):
-            fire_due(tick, limit)
-            fire_timers(tick, limit)
-            expire(tick, limit)
-            if self._fleet.is_in_view:  # otherwise nobody can say what is known
-                fail_unknown(tick, self._fleet, limit)
-            advance_runs(tick)
-        busy = agenda.is_busy or _is_due(agenda.next_due, tick.now)
-        if busy or tick.delayed or tick.has_wishes or tick.runs_to_begin:
-            agenda = waiting.agenda(tick.connection)
-        self._agenda = agenda
-        self._patience = max(self._until_next(agenda, tick.now), _CONTESTED if tick.contested else 0.0)
-
-    def _until_next(self, agenda: Agenda, now: datetime) -> float:
-        if agenda.is_busy:
-            return 0.0
-        patience = self._settings.safety_scan
-        if agenda.next_due is not None:
-            patience = min(patience, max(0.0, (agenda.next_due - now).total_seconds()))
-        return patience
 
     # -- around the transaction
 
@@ -455,7 +394,3 @@ def _decode(inbound: Inbound) -> tuple[list[Reported], list[Refused]]:
         else:
             reports.extend((entry, flush.worker, report) for report in flush.reports)
     return reports, set_aside
-
-
-def _is_due(due: datetime | None, now: datetime) -> bool:
-    return due is not None and due <= now

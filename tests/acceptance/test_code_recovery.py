@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import project
 import pytest
 
+from orchestrator.domain.resets import allowed
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 
@@ -65,6 +67,30 @@ def test_fifty_megabytes_are_replayed_by_a_process_of_their_own_and_by_another_w
     stack.worker()
     handle.resolve("enough")
     assert handle.result(90) == 50 * 990_000
+
+
+def test_runs_are_reset_exactly_once_although_schedulers_and_workers_die(stack: Stack) -> None:
+    scheduler, worker = stack.scheduler(), stack.worker(processes=2)
+    old = [project.steps.start(6) for _ in range(30)]
+    assert {handle.result(60) for handle in old} == {6}
+    to = allowed(old[0].history().events)
+    with ThreadPoolExecutor(4) as pool:
+        resets = [pool.submit(handle.reset, to=to[number % len(to)]) for number, handle in enumerate(old)]
+        for least in (35, 45):
+            eventually(lambda least=least: runs(stack) >= least, f"{least - 30} are reset")
+            scheduler.kill()
+            worker.kill()
+            scheduler, worker = stack.scheduler(), stack.worker(processes=2)
+        new = [reset.result(60) for reset in resets]
+    assert {handle.result(60) for handle in new} == {6}
+    assert len({handle.id for handle in new}) == 30
+    assert runs(stack) == 60
+    assert stack.scalar("SELECT count(*) FROM orchestrator.inbox") == 0
+    assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 0
+
+
+def runs(stack: Stack) -> int:
+    return int(str(stack.scalar("SELECT count(*) FROM orchestrator.runs")))
 
 
 def test_code_that_kills_its_process_is_tried_again_alone(stack: Stack, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import psutil
@@ -23,23 +24,20 @@ def idle_cpu(services: Services, seconds: float) -> dict[str, float]:
         client.ask("idle_latencies", 10)
         time.sleep(5.0)  # let go of what the start and the first tasks have left to do
         ours = {name: process for program in fixed for name, process in program.processes().items()}
-        servers = _servers(services)
-        before = cpu_seconds({**ours, **servers})
+        before = {**cpu_seconds(ours), **_servers(services)}
         began = time.monotonic()
         time.sleep(seconds)
         elapsed = time.monotonic() - began
-        after = cpu_seconds({**ours, **servers})
+        after = {**cpu_seconds(ours), **_servers(services)}
     used = {name: 100.0 * (after[name] - before[name]) / elapsed for name in after}
-    shares = {name: used[name] for name in ours}
-    return {
-        **shares,
-        "together": sum(shares.values()),
-        **{name: sum(used[part] for part in servers if part.startswith(name)) for name in ("postgres", "redis")},
-    }
+    return {**used, "together": sum(used[name] for name in ours)}
 
 
-def _servers(services: Services) -> dict[str, psutil.Process]:
-    embedded = services.embedded
-    postgres = psutil.Process(embedded.postgres.pid)
-    parts = {f"postgres {process.pid}": process for process in (postgres, *postgres.children())}
-    return {**parts, "redis": psutil.Process(embedded.redis.pid)}
+def _servers(services: Services) -> dict[str, float]:
+    """Return the CPU seconds of both servers. Processes of Postgres come and go: those that went count too."""
+    postgres = psutil.Process(services.embedded.postgres.pid)
+    seconds = sum(postgres.cpu_times()[:4])
+    for child in postgres.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seconds += sum(child.cpu_times()[:2])
+    return {"postgres": seconds, **cpu_seconds({"redis": psutil.Process(services.embedded.redis.pid)})}

@@ -1,0 +1,90 @@
+"""Do what waits in Postgres: requests, schedules, runs, cancellations, due tasks."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from orchestrator.scheduler.advance import advance_runs, begin_runs, expand_runs
+from orchestrator.scheduler.code import CodeRuns, fire_timers
+from orchestrator.scheduler.code_ends import close_runs
+from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.requests import apply_inbox, cancel_runs
+from orchestrator.scheduler.schedules import extend_backfills, fire_schedules
+from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.timers import expire, fail_unknown, fire_due, release_known
+from orchestrator.settings import Settings
+from orchestrator.store import runs, waiting
+from orchestrator.store.waiting import Agenda
+
+_NOTHING = Agenda(inbox=False, pending_runs=False, cancelling_runs=False, next_due=None, held=False)
+
+_CONTESTED = 0.05
+"""Seconds before the next look at a key that somebody's open transaction may be taking."""
+
+
+class Errands:
+    """Remembers what waits, from one tick to the next."""
+
+    def __init__(self, settings: Settings, fleet: Fleet, code: CodeRuns) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._code = code
+        self._agenda = _NOTHING
+
+    def run(self, tick: Tick, found: Agenda | None) -> float:
+        """Do what waits, and note what waits next; return how many seconds that can wait.
+
+        `found` is what waited when the transaction began, if the tick is one that looks at everything.
+        """
+        limit = self._settings.batch
+        thorough = found is not None
+        agenda = found or self._agenda
+        if tick.has_wishes or tick.runs_to_begin or (thorough and tick.has_advanced):
+            agenda = waiting.agenda(tick.connection)
+        if agenda.inbox:
+            apply_inbox(tick, limit)
+            agenda = waiting.agenda(tick.connection)
+        if _is_due(agenda.next_due, tick.now):
+            runs.time_out(tick.connection, tick.now, limit)
+            fire_schedules(tick, limit)
+            agenda = waiting.agenda(tick.connection)
+        if agenda.backfills and thorough:
+            extend_backfills(tick, limit)
+            agenda = waiting.agenda(tick.connection)
+        if agenda.cancelling_runs:
+            cancel_runs(tick, 5 * limit)
+        if agenda.pending_runs:
+            begin_runs(tick, limit)
+        if agenda.expanding_runs:
+            expand_runs(tick, limit)
+        if agenda.closing_runs:
+            close_runs(tick, limit)
+        advance_runs(tick)
+        if agenda.held and thorough:
+            release_known(tick, self._fleet, limit)
+        if thorough:
+            self._code.free_stuck(tick, limit)
+        if _is_due(agenda.next_due, tick.now):
+            fire_due(tick, limit)
+            fire_timers(tick, limit)
+            expire(tick, limit)
+            if self._fleet.is_in_view:  # otherwise nobody can say what is known
+                fail_unknown(tick, self._fleet, limit)
+            advance_runs(tick)
+        busy = agenda.is_busy or _is_due(agenda.next_due, tick.now)
+        if busy or tick.delayed or tick.has_wishes or tick.runs_to_begin:
+            agenda = waiting.agenda(tick.connection)
+        self._agenda = agenda
+        return max(self._until_next(agenda, tick.now), _CONTESTED if tick.contested else 0.0)
+
+    def _until_next(self, agenda: Agenda, now: datetime) -> float:
+        if agenda.is_busy:
+            return 0.0
+        patience = self._settings.safety_scan
+        if agenda.next_due is not None:
+            patience = min(patience, max(0.0, (agenda.next_due - now).total_seconds()))
+        return patience
+
+
+def _is_due(due: datetime | None, now: datetime) -> bool:
+    return due is not None and due <= now
