@@ -3,7 +3,8 @@
 The child writes a slot when it receives a task and clears it when the report is known to be applied and the code has
 ended. The parent reads them for each heartbeat, however busy the child is, and still has them when the child is dead.
 Beside each attempt stands until when it may run and whether its policy allows another after that, so that the parent
-can end it where the child cannot: code that keeps the interpreter to itself stops the child's own clock too.
+can end it where the child cannot: code that keeps the interpreter to itself stops the child's own clock too. And the
+parent shows when it last beat: a child of a parent that has stopped begins nothing that others may have by now.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ _RUNNING_PLACE = 4
 _PULSE = struct.Struct("<dd")
 """When the child's clock last ticked, and how full the process has been of late (0 to 1)."""
 _PULSE_PLACE = 8
+_NOD = struct.Struct("<d")
+"""When the parent last gave a sign of life."""
+_NOD_PLACE = 24
 _ATTEMPT = struct.Struct(">I")
 _LIMIT = struct.Struct("<dd?")
 """Until when an attempt may run, its timeout, and whether it is tried again after that."""
@@ -109,6 +113,11 @@ class HeldAttempts:
         """Show that the clock of this process ticks, and how full it has been of late."""
         _PULSE.pack_into(self._memory, _PULSE_PLACE, now, load)
 
+    def unheard(self, now: float) -> float:
+        """Return for how many seconds the parent, which beats for this process, has given no sign of life."""
+        (moment,) = _NOD.unpack_from(self._memory, _NOD_PLACE)
+        return now - moment if moment else 0.0
+
     def _use(self, slots: int) -> None:
         self._used = slots
         _NUMBER.pack_into(self._memory, 0, slots)
@@ -117,6 +126,10 @@ class HeldAttempts:
         _LIMIT.pack_into(self._memory, self._limits + slot * _LIMIT.size, deadline, timeout, retryable)
 
     # -- the parent
+
+    def nod(self, now: float) -> None:
+        """Give the child a sign of life."""
+        _NOD.pack_into(self._memory, _NOD_PLACE, now)
 
     def snapshot(self) -> tuple[bytes, int]:
         """Return the attempts as heartbeats carry them, and how many tasks are running."""

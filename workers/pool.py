@@ -49,6 +49,7 @@ class Pool:
         held: HeldAttempts,
         *,
         concurrency: int,
+        ttl: float,
         stop_grace: float,
         on_stuck: Callable[[str], None],
     ) -> None:
@@ -57,6 +58,7 @@ class Pool:
         self._reporter = reporter
         self._held = held
         self.concurrency = concurrency
+        self._ttl = ttl
         self._stop_grace = stop_grace
         self._on_stuck = on_stuck
         self._threads = Threads(concurrency, self._run)
@@ -131,7 +133,14 @@ class Pool:
         if self._begin(job):
             self._end(job, await self._runner.run_async(job))
 
+    def is_unheard(self) -> bool:
+        """Say whether nobody has beaten for this process for so long that others may have what it holds."""
+        return self._held.unheard(time.monotonic()) > self._ttl
+
     def _begin(self, job: Job) -> bool:
+        if self.is_unheard():
+            self._hand_back(job, "its worker cannot be heard")
+            return False
         if not job.begin(time.monotonic()):
             return False
         if job.deadline is not None and job.options.timeout is not None:

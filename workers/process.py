@@ -51,6 +51,8 @@ _TOO_LATE = 2 * _PATIENCE
 """Seconds after which what a read brings may have been given to others: no heartbeat has listed it all that time."""
 _LAST_REPORTS = 5.0
 """Seconds that the last reports have at least, even if running tasks have used up the time to drain."""
+_UNHEARD_PAUSE = 0.1
+"""Seconds between two looks for a sign of life of the parent."""
 _MOST_MESSAGES = 100
 
 
@@ -105,6 +107,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
         process.reporter,
         held,
         concurrency=spec.concurrency,
+        ttl=settings.worker_ttl,
         stop_grace=settings.stop_grace,
         on_stuck=process.leave_behind,
     )
@@ -155,6 +158,9 @@ class WorkerProcess:
         while not self._draining.is_set():
             self._held.shrink()
             if not self._may_start.wait(_PATIENCE):
+                continue
+            if self.pool.is_unheard():
+                self._draining.wait(_UNHEARD_PAUSE)
                 continue
             room = self.pool.wait_for_room(_PATIENCE) if self._has_space() else 0
             if room > 0 and not self._draining.is_set():

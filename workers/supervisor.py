@@ -273,6 +273,8 @@ class Supervisor:
     # -- heartbeats and orders
 
     def _beat(self, now: float) -> None:
+        for child in self._children.values():
+            child.held.nod(now)
         ready = [child for child in self._children.values() if child.names is not None]
         if not ready:
             self._last_beat = None  # nobody was there to be heard

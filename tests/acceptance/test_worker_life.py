@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -258,6 +260,24 @@ def test_processes_are_replaced_after_many_tasks_and_nothing_is_lost(life: Stack
     eventually(lambda: not is_alive(first), "the first has ended")
     eventually(lambda: "live" in states(life, worker), "one is at work")
     assert "dead" not in states(life, worker), "all that have ended did in good order"
+
+
+def test_a_process_whose_parent_is_stopped_begins_nothing(life: Stack) -> None:
+    """Nobody beats for it: others have what it held, and may have what it takes."""
+    worker = life.worker(*APP)
+    mute = stubborn.pid.enqueue().result(20)
+    os.kill(worker.pid, signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    try:
+        eventually(lambda: states(life, worker) == ["dead"], "it is taken for dead")
+        eventually(lambda: time.monotonic() - stopped_at > SETTINGS["worker_ttl"], "it knows that itself")
+        life.worker(*APP)
+        served = {stubborn.pid.enqueue().result(20) for _ in range(20)}
+        assert len(served) == 1
+        assert mute not in served
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+    eventually(lambda: stubborn.pid.enqueue().result(20) == mute, "it is heard, and works again")
 
 
 def places(process: Process, words: str) -> list[int]:

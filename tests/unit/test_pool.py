@@ -46,7 +46,7 @@ def test_a_task_that_does_not_end_has_failed_unless_it_had_completed(completed: 
 
     reports, stuck, held = Reports(), [], HeldAttempts(capacity=4)
     runner = Runner(app, reports, Allowed(app, ()))  # type: ignore[arg-type]
-    pool = Pool(runner, None, reports, held, concurrency=1, stop_grace=0.05, on_stuck=stuck.append)  # type: ignore[arg-type]
+    pool = Pool(runner, None, reports, held, concurrency=1, ttl=5.0, stop_grace=0.05, on_stuck=stuck.append)  # type: ignore[arg-type]
     pool.start()
     assert held.pulse()[0] > 0.0, "its parent sees a clock that stands even if the first task stops it"
     payload = encode_call("hangs", (), {}, 1_000)
