@@ -53,7 +53,7 @@ def pids(path: Path, count: int = 1) -> list[int]:
 def is_alive(pid: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -424,7 +424,9 @@ class MemoryWorkerStreams:
 
         self._call("beat", effect)
 
-    def leave(self, workers: Sequence[str]) -> None:
+    def leave(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
+        del stopped  # which is only shown to people
+
         def effect() -> None:
             for worker in workers:
                 for kept in (self._server.data.beats, self._server.data.orders, self._server.data.workers):
