@@ -63,7 +63,6 @@ class Supervisor:
         self._children: dict[int, Child] = {}
         self._gone: dict[str, bool] = {}
         """Processes that have ended and whether that was in good order; the leader has not been told."""
-        """Children that have ended and have not been signed off."""
         self._lost: list[Flush] = []
         self._redis = Outage(log, "Redis", "tasks go on, and nobody can hear of them", settled=settings.worker_ttl)
         self._beats = 0

@@ -66,17 +66,14 @@ class Allowance:
         turns = wanted
         if options.concurrency is not None:
             turns = min(turns, max(0, options.concurrency - self._in_flight.get(lane, 0)))
-        until: float | None = None
-        if options.rate is not None:
-            admitted = self._buckets.admits(lane_bucket(lane), options.rate, now)
-            is_slowed = admitted < turns
-            turns = min(turns, admitted)
+        if options.rate is None:
             self.spend(lane, options, now, turns)
-            if is_slowed:
-                until = self._buckets.next_admission(lane_bucket(lane), options.rate)
-        else:
-            self.spend(lane, options, now, turns)
-        return Granted(turns, until is None and turns < wanted, until)
+            return Granted(turns, turns < wanted, None)
+        admitted = self._buckets.admits(lane_bucket(lane), options.rate, now)
+        self.spend(lane, options, now, min(turns, admitted))
+        if admitted < turns:
+            return Granted(admitted, False, self._buckets.next_admission(lane_bucket(lane), options.rate))
+        return Granted(turns, turns < wanted, None)
 
     def spend(self, lane: str, options: TaskOptions, now: float, number: int) -> None:
         """Note that so many of a lane start; fewer than none have not started after all."""

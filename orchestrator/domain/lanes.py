@@ -82,6 +82,8 @@ class _Lane:
     rest: Rest = Rest.PERHAPS
     ticket: int = 0
     """Its place in line; an older ticket is void."""
+    waits: bool = False
+    """For its limits, where it will be found again: once, whatever arrives meanwhile."""
 
     @property
     def position(self) -> tuple[int, float]:
@@ -239,6 +241,7 @@ class Lanes:
     def _release(self, name: str) -> None:
         if name in self._full:
             for lane in self._full.pop(name):
+                lane.waits = False
                 self._line_up(lane)
 
     # -- turns
@@ -303,6 +306,7 @@ class Lanes:
         """Count as many turns as a lane's own limits allow, and return how many. With fewer than are wanted, it waits
         where it will be found again."""
         granted = self._allowance.take(lane.name, lane.options, wanted, now)
+        lane.waits = granted.is_full or granted.until is not None
         if granted.is_full:
             self._full[lane.name].append(lane)
         elif granted.until is not None:
@@ -315,6 +319,7 @@ class Lanes:
         lane = self._lanes[queue, name]
         self._allowance.spend(lane.name, lane.options, now, -unused)
         lane.clock -= unused / lane.options.weight
+        lane.waits = False
         self._doubt(lane, Rest.SOMETHING)
         self._release(lane.name)
 
@@ -329,7 +334,7 @@ class Lanes:
         return min(times, default=None)
 
     def _line_up(self, lane: _Lane) -> None:
-        if lane.known and self._lanes.get((lane.queue, lane.name)) is lane:
+        if lane.known and not lane.waits and self._lanes.get((lane.queue, lane.name)) is lane:
             heapq.heappush(self._queues[lane.queue].lines[gate_of(lane.name)], self._entry(lane))
 
     def _entry(self, lane: _Lane) -> _Entry:
@@ -340,7 +345,9 @@ class Lanes:
 
     def _wake(self, now: float) -> None:
         while self._asleep and self._asleep[0][0] <= now:
-            self._line_up(heapq.heappop(self._asleep)[2])
+            lane = heapq.heappop(self._asleep)[2]
+            lane.waits = False
+            self._line_up(lane)
 
     def _next_line(self, place: _Queue, plain: tuple[int, float] | None, now: float) -> list[_Entry] | None:
         """Return the line whose first lane is next; None if it is the plain traffic's turn, or nobody's."""

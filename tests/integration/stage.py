@@ -87,6 +87,9 @@ class Worker:
         )
         self._streams.beat([beat], self._knows, 600.0)
 
+    def close(self) -> None:
+        self._streams._line.close()
+
     def die(self) -> None:
         """Stop beating, as if its heartbeat had expired."""
         self.alive = False
@@ -156,6 +159,7 @@ class System:
         self.clock = Clock()
         self.workers: list[Worker] = []
         self.schedulers: list[Scheduler] = []
+        self._leaders: list[LeaderStreams] = []
         self.app = Orchestrator(settings)
         self.job = self.app.task(name="job")(lambda number=0: number)
 
@@ -166,6 +170,11 @@ class System:
     def close(self) -> None:
         for scheduler in self.schedulers:
             scheduler._leadership.disconnect()
+        for leader in self._leaders:
+            leader._line.close()
+            leader._redis.close()
+        for worker in self.workers:
+            worker.close()
         self.app.close()
 
     # -- the leader
@@ -173,6 +182,7 @@ class System:
     def stand_by(self, *, offset: float = 0.0) -> Scheduler:
         """Return a scheduler that does not lead yet."""
         streams = LeaderStreams(connect(self.settings.redis_url), KEYS)
+        self._leaders.append(streams)
         return Scheduler(
             self.engine, streams, self.settings, clock_offset=timedelta(seconds=offset), monotonic=self.clock
         )

@@ -312,6 +312,21 @@ def test_a_lane_that_had_less_than_was_known_is_asked_for() -> None:
     assert lanes.allot("q", 10, None, NOW)[0].turns == 2, "three are in flight"
 
 
+@pytest.mark.parametrize("options", [TaskOptions(concurrency=1), TaskOptions(rate=Rate(1, 3600.0))])
+def test_a_lane_waits_for_its_limits_once_whatever_arrives(options: TaskOptions) -> None:
+    lanes = Lanes(Buckets())
+    lanes.learn("q", "mail|a", Stock(0, 5, Rest.SOMETHING), options)
+    assert [share.turns for share in lanes.allot("q", 10, None, NOW)] == [1]
+    for number in range(100):
+        lanes.learn("q", "mail|a", Stock(0, 6 + number, Rest.SOMETHING), options)
+        lanes.arrive("q", "mail|a", number % 3, options)
+        assert lanes.allot("q", 10, None, NOW) == []
+    assert len(lanes._asleep) + sum(map(len, lanes._full.values())) == 1
+    lanes.landed("mail|a")
+    later = NOW + (3601.0 if options.rate else 0.0)
+    assert [share.turns for share in lanes.allot("q", 10, None, later)] == [1]
+
+
 def test_of_many_lanes_each_is_given_several_turns_when_it_is_next() -> None:
     lanes = Lanes(Buckets())
     names = [f"mail|{number}" for number in range(1_000)]
