@@ -1,7 +1,9 @@
 """Plain functions, named `module:function` or `file.py:function`, that the worker's operator has allowed.
 
 A name comes over the network, so nothing is imported that `--allow` does not cover: a module and what is below it, one
-file, or every file in a folder.
+file, or every file in a folder but those of virtual environments and installed packages. Where a file lies is told by
+its real path. And of what is imported only public functions that stand there themselves may be named: a module that has
+imported `subprocess.check_output` does not offer it.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+import sysconfig
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from orchestrator.errors import InvalidTask
@@ -22,6 +26,13 @@ from orchestrator.sdk.task import Task
 
 ANYTHING = "*:*"
 """Published with the names that a worker knows: it has an allowed folder, so only trying tells what it finds there."""
+_INSTALLED = ("site-packages", "dist-packages", "node_modules")
+_MARKS_OF_AN_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
+_OF_PYTHON = frozenset(
+    Path(path).resolve()
+    for name, path in sysconfig.get_paths().items()
+    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
 
 class Allowed:
@@ -55,35 +66,78 @@ class Allowed:
 
     def _load(self, name: str) -> Task[..., Any] | None:
         place, _, attribute = name.partition(":")
-        if place.endswith(".py"):
-            path = self._allowed_file(place)
-            module = None if path is None else _load_file(path)
-        else:
-            module = importlib.import_module(place) if self._allows_module(place) else None
-        function = getattr(module, attribute, None)
-        if isinstance(function, Task):
-            return function
-        if not inspect.isfunction(function):
+        if not attribute.isidentifier() or attribute.startswith("_"):
             return None
-        return _as_task(self._app, name, function)
+        module = self._load_file(place) if place.endswith(".py") else self._load_module(place)
+        found = None if module is None else vars(module).get(attribute)
+        function = found.function if isinstance(found, Task) else found
+        if module is None or not inspect.isfunction(function) or function.__module__ != module.__name__:
+            return None
+        return found if isinstance(found, Task) else _as_task(self._app, name, function)
 
-    def _allowed_file(self, place: str) -> Path | None:
-        candidates = [folder / place for folder in self._folders] + [file for file in self._files if file.name == place]
+    def _load_file(self, place: str) -> ModuleType | None:
+        candidates = [folder / place for folder in self._folders]
+        candidates += [file for file in self._files if file.name == place or file == Path(place).resolve()]
         for candidate in candidates:
             path = candidate.resolve()
-            inside = any(path.is_relative_to(folder) for folder in self._folders)
-            if path.is_file() and (inside or path in self._files):
-                return path
+            if path.is_file() and (path in self._files or self._covers(path)):
+                return _execute(path)
         return None
 
-    def _allows_module(self, place: str) -> bool:
+    def _load_module(self, place: str) -> ModuleType | None:
+        if not all(part.isidentifier() for part in place.split(".")):
+            return None
         if any(place == module or place.startswith(f"{module}.") for module in self._modules):
-            return True
-        top = place.split(".")[0]
-        return any((folder / f"{top}.py").is_file() or (folder / top).is_dir() for folder in self._folders)
+            module = importlib.import_module(place)
+            return module if module.__name__ == place else None
+        origin = _origin(place)
+        if origin is None or not self._covers(origin):
+            return None
+        module = importlib.import_module(place)
+        file = getattr(module, "__file__", None)
+        return module if module.__name__ == place and file is not None and Path(file).resolve() == origin else None
+
+    def _covers(self, path: Path) -> bool:
+        """Say whether a real path lies in an allowed folder, and in nothing that was installed below it."""
+        return any(path.is_relative_to(folder) and _is_own(path, folder) for folder in self._folders)
 
 
-def _load_file(path: Path) -> Any:
+def _is_own(path: Path, folder: Path) -> bool:
+    """Say whether a file below a folder is of the project: in no hidden folder, environment or installed package."""
+    inner: Iterable[Path] = (parent for parent in path.parents if parent != folder and parent.is_relative_to(folder))
+    return not any(
+        parent.name.startswith(".")
+        or parent.name in _INSTALLED
+        or parent in _OF_PYTHON
+        or any((parent / mark).exists() for mark in _MARKS_OF_AN_ENVIRONMENT)
+        for parent in inner
+    )
+
+
+def _origin(place: str) -> Path | None:
+    """Return the real path of the file that a module would be imported from; nothing is imported to find it."""
+    top, *inner = place.split(".")
+    loaded = sys.modules.get(top)
+    spec = importlib.util.find_spec(top) if loaded is None else getattr(loaded, "__spec__", None)
+    if spec is None:
+        return None
+    file = spec.origin if spec.has_location else None
+    folders = list(spec.submodule_search_locations or ())
+    for part in inner:
+        found = [Path(folder, part) for folder in folders]
+        files = [
+            file for path in found for file in (path / "__init__.py", path.with_name(f"{part}.py")) if file.is_file()
+        ]
+        file = str(files[0]) if files else None
+        if file is None:
+            folders = [str(path) for path in found if path.is_dir()]  # a package without a file of its own
+        else:
+            folders = [str(files[0].parent)] if files[0].name == "__init__.py" else []
+    return None if file is None else Path(file).resolve()
+
+
+def _execute(path: Path) -> ModuleType:
+    """Import a file that need not be on Python's path."""
     specification = importlib.util.spec_from_file_location(f"orchestrator_file_{path.stem}", path)
     if specification is None or specification.loader is None:
         raise InvalidTask(f"{path} cannot be imported.")

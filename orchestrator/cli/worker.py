@@ -46,7 +46,8 @@ _LEAST_MEMORY = 32 * 2**20
     "--allow",
     multiple=True,
     metavar="MODULE|FILE|FOLDER",
-    help="Let workflows run plain functions from here by name (module:function, file.py:function). May be repeated.",
+    help="Let workflows run public functions that are defined here by name (module:function, file.py:function). May be "
+    "repeated.",
 )
 @click.option(
     "--database", is_flag=True, help="Let tasks use ctx.transaction(): give them the database (setting database_url)."
