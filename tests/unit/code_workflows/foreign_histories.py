@@ -31,13 +31,28 @@ KINDS: dict[str, Kind] = {
     "ClearState": "state",
 }
 ENDS = ("CompleteWorkflow", "FailWorkflow", "CancelWorkflow")
-NAMES = ("kind", "task_type", "taskType", "operation_name", "operationName", "name", "promise_name", "promiseName")
-IDS = ("taskExecutionId", "task_execution_id", "timerId", "timer_id", "promiseId", "promise_id", "child_execution_id")
+NAMES = ("kind", "task_type", "operation_name", "name", "promise_name")
+CHILD_NAMES = ("child_workflow_name", "child_execution_name", "workflow_name")
+CHILD_KINDS = ("child_workflow_kind", "workflow_kind", "kind")
+IDS = (
+    *("task_execution_id", "timer_id", "promise_id"),
+    *("child_execution_id", "child_workflow_execution_id", "workflow_execution_id"),
+)
+CANCELS: dict[str, Kind] = {
+    "CancelTimer": "timer",
+    "RequestCancelTask": "task",
+    "RequestCancelChildWorkflow": "child",
+}
 
 
 def first(data: Json, *names: str, default: Any = None) -> Any:
-    """Return the first of these fields that there is, under any of the spellings that the files use."""
-    return next((data[name] for name in names if name in data), default)
+    """Return the first of these fields that there is; files write `timer_id`, `timerId` and the like as they please."""
+    spelt = {_plain(name): value for name, value in data.items()}
+    return next((spelt[_plain(name)] for name in names if _plain(name) in spelt), default)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
 def encoded(value: Any) -> bytes:
@@ -71,13 +86,17 @@ class Foreign:
     inputs: dict[tuple[Kind, int], Any] = field(default_factory=dict)
     outcomes: dict[tuple[Kind, int], int] = field(default_factory=dict)
     """The number of the event by which something ended."""
-    cancelled: dict[int, int] = field(default_factory=dict)
-    """By the ordinal of a timer, the number of the event that cancelled it."""
+    cancelled: dict[tuple[Kind, int], int] = field(default_factory=dict)
+    """The number of the event by which something was cancelled, or asked to be."""
 
     def __post_init__(self) -> None:
-        self.run_id = UUID(self.content["workflow_execution_id"]).bytes
+        self.run_id = UUID(first(self.content, "workflow_execution_id")).bytes
         for event in self.content["events"]:
             self._translate(event["event_type"], event["data"])
+
+    @property
+    def kind(self) -> str:
+        return str(first(self.content, "workflow_kind", "workflow_name"))
 
     @property
     def recording(self) -> Recording:
@@ -96,13 +115,25 @@ class Foreign:
         return ordinal, command_id(self.run_id, kind, ordinal)
 
     def _ended(self, kind: Kind, data: Json) -> bytes:
-        """Find what an outcome is of: by the file's id if it has one, else the oldest open one of that name."""
-        file_id, name = first(data, *IDS), first(data, *NAMES, "child_workflow_name", "childWorkflowName")
+        """Find what an outcome is of, and note that it has ended."""
+        one = self._find(kind, data)
+        one.ended = True
+        self.outcomes[kind, one.ordinal] = len(self.events) + 1
+        return command_id(self.run_id, kind, one.ordinal)
+
+    def _cancelled(self, kind: Kind, data: Json) -> bytes:
+        """Find what was cancelled by the code."""
+        one = self._find(kind, data)
+        one.ended = kind == "timer"
+        self.cancelled[kind, one.ordinal] = len(self.events) + 1
+        return command_id(self.run_id, kind, one.ordinal)
+
+    def _find(self, kind: Kind, data: Json) -> Opened:
+        """Find something that is open: by the file's id if it has one, else the oldest of that name."""
+        file_id, name = first(data, *IDS), first(data, *(CHILD_NAMES if kind == "child" else NAMES))
         for one in self.opened:
             if one.kind == kind and not one.ended and (one.file_id == file_id if file_id else one.name == name):
-                one.ended = True
-                self.outcomes[kind, one.ordinal] = len(self.events) + 1
-                return command_id(self.run_id, kind, one.ordinal)
+                return one
         raise AssertionError(f"{kind} {file_id or name} ends but was never begun")
 
     def _translate(self, kind: str, data: Json) -> None:
@@ -110,7 +141,7 @@ class Foreign:
         match kind:
             case "WorkflowStarted":
                 payload = encoded(([data.get("input")], {}))
-                self._add(history.RunStarted(self.content["workflow_kind"], 1, payload))
+                self._add(history.RunStarted(self.kind, 1, payload))
             case "TaskScheduled":
                 self._add(history.TaskScheduled(*self._open("task", data, name), name))
             case "TaskCompleted":
@@ -121,16 +152,17 @@ class Foreign:
             case "TaskCancelled":
                 self._add(history.TaskCancelled(self._ended("task", data)))
             case "TimerStarted":
-                name = first(data, "timerId", "timer_id", default="")
-                seconds = first(data, "durationMs", "duration_ms", default=0) / 1000
+                name = first(data, "timer_id", default="")
+                seconds = first(data, "duration_ms", default=0) / 1000
                 self._add(history.TimerStarted(*self._open("timer", data, name), seconds, name))
             case "TimerFired":
                 self._add(history.TimerFired(self._ended("timer", data)))
             case "TimerCancelled":
-                identifier = self._ended("timer", data)
-                (_, ordinal), number = self.outcomes.popitem()
-                self.cancelled[ordinal] = number
-                self._add(history.TimerCancelled(identifier))
+                self._add(history.TimerCancelled(self._cancelled("timer", data)))
+            case "TaskCancelRequested" | "TaskCancellationRequested":
+                self._add(history.TaskCancelRequested(self._cancelled("task", data)))
+            case "ChildWorkflowCancelRequested" | "ChildWorkflowCancellationRequested":
+                self._add(history.ChildCancelRequested(self._cancelled("child", data)))
             case "PromiseCreated":
                 self._add(history.PromiseCreated(*self._open("promise", data, name), name))
             case "PromiseResolved":
@@ -146,8 +178,8 @@ class Foreign:
                 ordinal, _ = self._open("operation", data, name)
                 self._add(history.OperationRecorded(ordinal, name, error=error_of(data)))
             case "ChildWorkflowInitiated":
-                name = first(data, "child_workflow_name", "childWorkflowName", "childExecutionName", default="")
-                child = first(data, "child_workflow_kind", "childWorkflowKind", default=name)
+                name = first(data, *CHILD_NAMES, default="")
+                child = first(data, *CHILD_KINDS, default=name)
                 self._add(history.ChildStarted(*self._open("child", data, name), child, name))
             case "ChildWorkflowCompleted":
                 result = encoded(first(data, "result", "output"))
@@ -163,7 +195,7 @@ class Foreign:
                 ordinal, _ = self._open("state", data, data["key"])
                 self._add(history.StateCleared(ordinal, data["key"]))
             case "SignalReceived":
-                name = first(data, "signal_name", "signalName", "name")
+                name = first(data, "signal_name", "name")
                 self._add(history.SignalReceived(name, encoded(first(data, "value", "payload", "input"))))
             case "CancellationRequested" | "WorkflowCancellationRequested":
                 self._add(history.RunCancelRequested(str(data.get("reason") or "")))
@@ -193,13 +225,13 @@ class Foreign:
         app = Orchestrator()
         for name in {first(one, *NAMES) for one in self.commanded if one["type"] == "ScheduleTask"}:
             app.task(name=name)(_anything)
-        for child in {first(one, "kind", "name") for one in self.commanded if one["type"] == "ScheduleChildWorkflow"}:
+        for child in {_child(one) for one in self.commanded if one["type"] == "ScheduleChildWorkflow"}:
             app.workflow(name=child)(_any_workflow)
 
         async def code(ctx: WorkflowContext, _: Any) -> Any:
             return await self._play(app, ctx)
 
-        return app.workflow(name=self.content["workflow_kind"])(code)
+        return app.workflow(name=self.kind)(code)
 
     async def _play(self, app: Orchestrator, ctx: WorkflowContext) -> Any:
         counts: dict[Kind, int] = {}
@@ -210,13 +242,13 @@ class Foreign:
                 counts[kind] = counts.get(kind, 0) + 1
                 place = kind, counts[kind]
                 at = next((one.number for one in self.opened if (one.kind, one.ordinal) == place), len(self.events))
-            elif command["type"] == "CancelTimer":
-                place = "timer", self._timer(command)
-                at = self.cancelled.get(place[1], len(self.events))
+            elif command["type"] in CANCELS:
+                place = self._begun(CANCELS[command["type"]], command)
+                at = self.cancelled.get(place, self.outcomes.get(place, len(self.events)))
             else:
                 at = len(self.events)
             for waited, number in self.outcomes.items():
-                if number < at and waited in futures:
+                if number < at and waited in futures and not futures[waited].cancelled():
                     with contextlib.suppress(OrchestratorError):
                         await futures[waited]
             match command["type"]:
@@ -224,7 +256,7 @@ class Foreign:
                     return command.get("output", self._output())
                 case "FailWorkflow":
                     raise WorkflowFailed(str(first(command, "error", "message", default="it failed")))
-                case "CancelTimer":
+                case "CancelTimer" | "RequestCancelTask" | "RequestCancelChildWorkflow":
                     futures[place].cancel()
                 case "CancelWorkflow":
                     break  # and wait to be cancelled
@@ -238,9 +270,14 @@ class Foreign:
         ended = [event.what for event in self.events if isinstance(event.what, history.RunCompleted)]
         return decode_value(ended[0].result) if ended else None
 
-    def _timer(self, command: Json) -> int:
-        name = first(command, "timerId", "timer_id")
-        return next(one.ordinal for one in self.opened if one.kind == "timer" and one.name == name)
+    def _begun(self, kind: Kind, command: Json) -> tuple[Kind, int]:
+        """Find what a command cancels: by the file's id or, if it has none, by its name."""
+        file_id, name = first(command, *IDS), first(command, *(CHILD_NAMES if kind == "child" else NAMES))
+        return next(
+            (kind, one.ordinal)
+            for one in self.opened
+            if one.kind == kind and (file_id in (one.file_id, one.name) if file_id else one.name == name)
+        )
 
     def _issue(
         self, app: Orchestrator, ctx: WorkflowContext, command: Json, place: tuple[Kind, int]
@@ -251,13 +288,12 @@ class Foreign:
             case "ScheduleTask":
                 return ctx.schedule(name, given)
             case "StartTimer":
-                milliseconds = first(command, "duration_ms", "durationMs", default=1000)
-                return ctx.sleep(milliseconds / 1000, name=first(command, "timerId", "timer_id", default=""))
+                milliseconds = first(command, "duration_ms", default=1000)
+                return ctx.sleep(milliseconds / 1000, name=first(command, "timer_id", default=""))
             case "CreatePromise":
                 return ctx.promise(name)
             case "ScheduleChildWorkflow":
-                child = app.code_workflows[first(command, "kind", "name")]
-                return child.options(name=command.get("name", "")).schedule(given)
+                return app.code_workflows[_child(command)].options(name=_child_name(command)).schedule(given)
             case "RecordOperation":
                 return ctx.run(name, lambda: command.get("result"))
             case "SetState":
@@ -267,6 +303,14 @@ class Foreign:
             case other:
                 raise AssertionError(f"code may not command {other!r}")
         return None
+
+
+def _child_name(command: Json) -> str:
+    return str(first(command, "name", *CHILD_NAMES, default=""))
+
+
+def _child(command: Json) -> str:
+    return str(first(command, *CHILD_KINDS, default=_child_name(command)))
 
 
 async def _any_workflow(ctx: WorkflowContext, given: Any = None) -> Any: ...
@@ -287,11 +331,17 @@ def as_file_writes(command: commands.Command) -> Json:
             return {"type": "StartTimer", **fields}
         case commands.CancelTimer():
             return {"type": "CancelTimer"}
+        case commands.CancelTask():
+            return {"type": "RequestCancelTask"}
+        case commands.CancelChildRun():
+            return {"type": "RequestCancelChildWorkflow"}
         case commands.CreatePromise(name=name):
             return {"type": "CreatePromise", "promise_name": name, "promiseName": name, "name": name}
         case commands.StartChildRun(workflow=workflow, name=name, payload=payload):
             given = decode_value(payload)[0][0]
-            return {"type": "ScheduleChildWorkflow", "name": name, "kind": workflow, "input": given}
+            names = dict.fromkeys(("name", "workflow_name", "workflowName", "childWorkflowName"), name)
+            kinds = dict.fromkeys(("kind", "workflow_kind", "workflowKind", "childWorkflowKind"), workflow)
+            return {"type": "ScheduleChildWorkflow", **names, **kinds, "input": given}
         case commands.RecordOperation(name=name, result=result):
             value = None if result is None else decode_value(result)
             return {"type": "RecordOperation", "name": name, "operation_name": name, "result": value}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator import DeterminismViolation
+from orchestrator.domain import history
 from orchestrator.testing import replay
 from tests.unit.code_workflows.foreign_histories import Foreign, Json, as_file_writes
 
@@ -95,6 +96,43 @@ def test_every_kind_of_violation_is_found(event: tuple[str, Json], command: Json
             determinism_test={"type": "expect_violation", "expected_error_contains": [contains]},
         )
     )
+
+
+def test_children_are_read_under_every_spelling() -> None:
+    """A file may call a child by `workflowKind` and `workflowName`, and know it by `childworkflowExecutionId`."""
+    known = {"childworkflowExecutionId": "c-1"}
+    events = [
+        ("ChildWorkflowInitiated", {"workflowName": "n", "workflowKind": "k", "input": 1, **known}),
+        ("ChildWorkflowStarted", {"workflowName": "n", **known}),
+        ("ChildWorkflowCompleted", {"workflowName": "n", "result": 2, **known}),
+        ("WorkflowCompleted", {"output": 2}),
+    ]
+    child = {"type": "ScheduleChildWorkflow", "workflowName": "n", "workflowKind": "k", "input": 1}
+    script = [child, {"type": "CompleteWorkflow", "output": 2}]
+    foreign = made_up(events, script, expected_commands=script)
+    assert isinstance(foreign.events[2].what, history.ChildCompleted)
+    check(foreign)
+    with pytest.raises(AssertionError):
+        check(made_up(events, script, expected_commands=[{**child, "workflowKind": "another"}, script[1]]))
+
+
+@pytest.mark.parametrize("asked", [[], [("TaskCancellationRequested", {"taskExecutionId": "1"})]])
+def test_a_task_that_the_code_cancels(asked: list[tuple[str, Json]]) -> None:
+    events = [
+        ("TaskScheduled", {"kind": "slow", "taskExecutionId": "1"}),
+        ("TaskScheduled", {"kind": "fast", "taskExecutionId": "2"}),
+        ("TaskCompleted", {"taskExecutionId": "2", "result": 2}),
+        *asked,
+        ("TaskCancelled", {"taskExecutionId": "1"}),
+        ("WorkflowCompleted", {"output": 2}),
+    ]
+    script = [
+        {"type": "ScheduleTask", "kind": "slow"},
+        {"type": "ScheduleTask", "kind": "fast"},
+        {"type": "RequestCancelTask", "taskExecutionId": "1"},
+        {"type": "CompleteWorkflow", "output": 2},
+    ]
+    check(made_up(events, script, expected_commands=script))
 
 
 def test_what_fails_in_the_history_fails_in_the_code() -> None:
