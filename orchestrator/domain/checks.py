@@ -19,7 +19,8 @@ from orchestrator.errors import ExpressionError, did_you_mean
 RESERVED = frozenset({"params", "run", "item", "index", "count"})
 """Names that expressions know beside the steps."""
 _OF_ITEM = frozenset({"item", "index", "count"})
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,127}")
+_STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _CENTURY = 100 * 365 * 86_400
 _MOST_CYCLES = 10
@@ -84,7 +85,7 @@ def _workflow(definition: Definition) -> Iterator[Problem]:
 def _params(definition: Definition) -> Iterator[Problem]:
     for name, param in definition.params.items():
         if not _IDENTIFIER.fullmatch(name):
-            yield Problem(("params", name), _NOT_AN_IDENTIFIER.format(name))
+            yield Problem(("params", name), _NOT_A_NAME.format("", describe(name)))
         if param.default not in (UNSET, None) and (problem := misfit(param.type, param.default)):
             yield Problem(("params", name, "default"), f"{problem}.")
 
@@ -126,8 +127,8 @@ def _given(path: Path, given: Mapping[str, Any], known: str, params: Mapping[str
 
 def _step(step: Step) -> Iterator[Problem]:
     path: Path = ("tasks", step.name)
-    if not _IDENTIFIER.fullmatch(step.name):
-        yield Problem(path, _NOT_AN_IDENTIFIER.format(step.name))
+    if not _STEP.fullmatch(step.name):
+        yield Problem(path, _NOT_A_NAME.format(" .", describe(step.name)))
     elif step.name in RESERVED | KEYWORDS:
         yield Problem(path, f"{step.name!r} has its own meaning in expressions: choose another name.")
     kinds = [kind for kind in ("task", "workflow", "executor") if getattr(step, kind) is not None]
@@ -195,7 +196,10 @@ def _timeout(path: Path, seconds: float | None) -> Iterator[Problem]:
         yield Problem(path, f"expected more than 0 seconds and at most a hundred years, found {seconds:g}.")
 
 
-_NOT_AN_IDENTIFIER = "a name starts with a letter or _ and goes on with letters, digits, _ or -, found {!r}."
+_NOT_A_NAME = (
+    "a name has 1 to 128 characters, starts with one of a-z, A-Z and _ and goes on with these, digits and any of -{}, "
+    "found {}."
+)
 
 
 # -- expressions
@@ -219,7 +223,8 @@ class _Scope:
                     yield unknown_param(field, self.params)
             elif self.step is None or self.graph is None or (root not in steps and root not in _OF_ITEM):
                 minus = " A minus wants spaces around it." if "-" in root else ""
-                hint = did_you_mean(root, self.known) or (self.graph.hint(root) if self.graph else "")
+                hint = self._quoting(root, steps) or did_you_mean(root, self.known)
+                hint = hint or (self.graph.hint(root) if self.graph else "")
                 yield f"unknown name {root!r}.{hint}{minus}"
             elif root in _OF_ITEM:
                 owner = "foreach" if root == "item" else "foreach or parallel"
@@ -228,6 +233,12 @@ class _Scope:
                 yield f"{root!r} is this task itself, whose output is not known before it ends."
             elif not self.graph.is_above(root, self.step.name):
                 yield f"{root!r} may not have ended by then: add it to depends_on."
+
+    @staticmethod
+    def _quoting(root: str, steps: Mapping[str, Step]) -> str:
+        """Say how a step is named that has a dot in its name, where that may have been meant."""
+        found = next((name for name in steps if name.startswith(f"{root}.")), None)
+        return f" A dot asks for a field; the task {found!r} is written in backquotes: `{found}`." if found else ""
 
 
 def _expression(path: Path, text: str, scope: _Scope) -> Iterator[Problem]:

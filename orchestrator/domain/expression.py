@@ -5,8 +5,8 @@ the tightest:
 
     or    and    not    == != < <= > >= in, not in    + -    * / %    - (sign)    .field [index] function(...)
 
-A name may contain `-`, as names of steps do; so a minus between two names wants spaces around it. Comparisons are not
-chained.
+A name may contain `-`, as names of steps do; so a minus between two names wants spaces around it. A dot always asks for
+a field: the step `load.orders` is written in backquotes, as in ${`load.orders`.rows}. Comparisons are not chained.
 """
 
 from __future__ import annotations

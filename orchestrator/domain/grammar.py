@@ -38,14 +38,16 @@ Path = tuple[str, str | None]
 """The first name of a path and, where that comes next, a plain field."""
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
+_QUOTED = r"`[^`]*+`"
 _STRING = r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+\""""
-WRAPPED = re.compile(rf"\$\{{(?P<inside>(?:[^'\"}}]|{_STRING})*+)\}}", re.DOTALL)
+WRAPPED = re.compile(rf"\$\{{(?P<inside>(?:[^'\"`}}]|{_STRING}|{_QUOTED})*+)\}}", re.DOTALL)
 """One `${...}`."""
 _TOKEN = re.compile(
     rf"""[ \t\r\n]*+(?:
         (?P<number>[0-9]++(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+)
       | (?P<string>{_STRING})
       | (?P<name>{_NAME})
+      | (?P<quoted>{_QUOTED})
       | (?P<sign>==|!=|<=|>=|[<>+\-*/%()\[\],.])
       | (?P<end>\Z)
     )""",
@@ -61,6 +63,7 @@ _ADVICE = {
     "!": "use `not`, or != between two values",
     "'": "this string has no end",
     '"': "this string has no end",
+    "`": "this name in backquotes has no end",
 }
 
 
@@ -147,7 +150,7 @@ class _Reader:
         return self._path()
 
     def _path(self) -> Evaluate:
-        start, name = self._start, self._token
+        start, name = self._start, self._token.strip("`")
         value = self._primary()
         field: str | None = None
         accesses: list[tuple[str | Evaluate, str]] = []
@@ -183,6 +186,9 @@ class _Reader:
             return lambda _: string
         if kind == "name":
             return self._name(token)
+        if kind == "quoted":
+            self._advance()
+            return None
         if token == "(":
             self._advance()
             inner = self._chain(Level.OR)

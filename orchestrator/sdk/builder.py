@@ -52,6 +52,10 @@ class Reference:
 class Output(Reference):
     """The output of a step, which also stands for the step in depends_on."""
 
+    def __init__(self, step: str) -> None:
+        super().__init__(f"`{step}`" if "." in step else step)
+        self._step = step
+
 
 class Defaults(TypedDict, total=False):
     """Options of every step that does not say otherwise."""
@@ -173,7 +177,7 @@ class Workflow:
 
 def _step_names(steps: Iterable[Output | str] | Output | str) -> list[str]:
     listed = [steps] if isinstance(steps, (Output, str)) else steps
-    return [step._path if isinstance(step, Output) else step for step in listed]
+    return [step._step if isinstance(step, Output) else step for step in listed]
 
 
 def _task_name(task: Task[..., Any] | Callable[..., Any] | str) -> str:

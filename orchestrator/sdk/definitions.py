@@ -28,6 +28,7 @@ from orchestrator.domain.definition import (
     Trigger,
 )
 from orchestrator.domain.durations import format_duration
+from orchestrator.domain.operators import shortened
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk import document, fields
 from orchestrator.sdk.document import Node
@@ -35,6 +36,7 @@ from orchestrator.sdk.fields import BAD, Bad, Convert, Fields
 from orchestrator.sdk.schedule_fields import schedule
 
 _MOST_PROBLEMS = 50
+_LONGEST_SHOWN = 128
 
 
 def load(path: str | Path) -> Definition:
@@ -72,6 +74,13 @@ def from_data(data: Any, source: str = "workflow") -> Definition:
     definition, problems = _read(root)
     if problems:
         raise _refusal(f"{source}: {_words(problem)}" for problem in problems)
+    return definition
+
+
+def checked(definition: Definition) -> Definition:
+    """Return a definition that was made by hand, or say everything that is wrong with it."""
+    if problems := check(definition):
+        raise _refusal(f"workflow {shortened(definition.name)}: {_words(problem)}" for problem in problems)
     return definition
 
 
@@ -263,9 +272,13 @@ def _holds(root: Node, path: Place) -> bool:
 def _words(problem: Problem) -> str:
     """Return a problem as people read it. A last index is left out: the message names the value itself."""
     path = problem.path[:-1] if problem.path and isinstance(problem.path[-1], int) else problem.path
-    names = (f"[{key}]" if isinstance(key, int) else f".{key if key.isprintable() else repr(key)}" for key in path)
+    names = (f"[{key}]" if isinstance(key, int) else f".{_shown(key)}" for key in path)
     place = "".join(names).removeprefix(".")
     return f"{place}: {problem.message}" if place else problem.message
+
+
+def _shown(key: str) -> str:
+    return key if key.isprintable() and len(key) <= _LONGEST_SHOWN else shortened(key, _LONGEST_SHOWN)
 
 
 def _refusal(lines: Iterable[str]) -> InvalidWorkflow:

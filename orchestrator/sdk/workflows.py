@@ -39,13 +39,13 @@ class Workflows(Mapping[str, "StoredWorkflow"]):
 
         Steps take over what the application's tasks say of themselves, and that is a part of the version.
         """
+        from orchestrator.sdk import definitions  # loads the YAML parser, which workers do without
+
         if isinstance(source, Definition):
-            definition = source
+            definition = definitions.checked(source)
         elif not isinstance(source, (str, Path)):
             definition = source.definition()
         else:
-            from orchestrator.sdk import definitions  # loads the YAML parser, which workers do without
-
             definition = definitions.load(Path(source))
         registered = take_over(definition, self._app.tasks, f"workflow {definition.name!r}")
         return self._app.backend.workflows.apply(registered).version

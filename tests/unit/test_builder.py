@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator import Orchestrator
-from orchestrator.domain.definition import Param
+from orchestrator.domain.definition import Definition, Param, Step
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.builder import Workflow
 from orchestrator.sdk.definitions import loads
@@ -181,3 +181,18 @@ def test_a_task_with_other_options_is_not_what_workers_know() -> None:
     Workflow("x").task("a", task)
     with pytest.raises(InvalidWorkflow, match=r"A step runs task 't' as it is registered. Give what options\(…\) says"):
         Workflow("x").task("a", task.options(concurrency=3))
+
+
+def test_a_step_with_a_dot_in_its_name_is_referred_to_like_any_other() -> None:
+    flow = Workflow("dots")
+    load = flow.task("load.orders", "t")
+    flow.task("each", "t", depends_on=[load], foreach=load.rows, input={"all": load})
+    step = flow.definition().steps[1]
+    assert (step.depends_on, step.foreach) == (("load.orders",), "`load.orders`.rows")
+    assert step.input == {"all": "${`load.orders`}"}
+
+
+def test_a_definition_made_by_hand_is_checked_before_it_is_stored() -> None:
+    made = Definition(name="by-hand", steps=(Step(name="x" * 6_000, task="t"),))
+    with pytest.raises(InvalidWorkflow, match=r"workflow 'by-hand': tasks\.'x{128}…': a name has 1 to 128 characters"):
+        Orchestrator().workflows.apply(made)

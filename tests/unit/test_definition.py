@@ -112,14 +112,14 @@ def test_a_sound_definition_has_no_problems() -> None:
             "schedule.params.dya",
             "unknown parameter 'dya'. Did you mean 'day'?",
         ),
-        (define(step("a"), params={"1x": Param()}), "params.1x", "a name starts with a letter or _"),
+        (define(step("a"), params={"1x": Param()}), "params.1x", "starts with one of a-z, A-Z and _"),
         (
             define(step("a"), params={"p": Param(type="integer", default="x")}),
             "params.p.default",
             "expected a whole number, found the string 'x'.",
         ),
         (define(step("a"), step("a")), "tasks.a", "two tasks are called 'a'."),
-        (define(step("a.b")), "tasks.a.b", "a name starts with a letter or _"),
+        (define(step("a b")), "tasks.a b", "starts with one of a-z, A-Z and _"),
         (define(step("item")), "tasks.item", "'item' has its own meaning in expressions: choose another name."),
         (define(step("not")), "tasks.not", "'not' has its own meaning"),
         (define(Step(name="a")), "tasks.a", "expected exactly one of task, workflow and executor, found none of them."),
@@ -364,3 +364,37 @@ def test_durations(text: str, seconds: float | None) -> None:
 def test_durations_are_written_exactly(seconds: float) -> None:
     written = format_duration(seconds)
     assert (parse_duration(written) if isinstance(written, str) else written) == seconds
+
+
+# -- names
+
+
+@pytest.mark.parametrize("name", ["a" * 129, "x" * 6_000, "", "1a", ".a", "a b", "ä", "a\n"])
+def test_a_step_is_called_what_can_be_stored_and_written(name: str) -> None:
+    (found,) = (message for path, message in messages(define(step(name))) if path == f"tasks.{name}")
+    assert found.startswith("a name has 1 to 128 characters, starts with one of a-z, A-Z and _")
+    assert len(found) < 250
+
+
+@pytest.mark.parametrize("name", ["a" * 128, "_", "load.orders", "mProject-1.fits_2", "a.b.c"])
+def test_names_with_dots_are_names(name: str) -> None:
+    after = step("last", name, input={"x": f"${{`{name}`.rows[0].id}}"}, when=f"len(`{name}`) > 0")
+    assert messages(define(step(name), after)) == []
+
+
+def test_parameters_have_no_endless_names_and_no_dots() -> None:
+    for name in ("p" * 129, "p.q"):
+        assert messages(define(step("a"), params={name: Param()}))[0][0] == f"params.{name}"
+
+
+def test_a_dot_asks_for_a_field_and_the_message_says_how_a_name_with_one_is_written() -> None:
+    found = messages(define(step("load.orders"), step("b", "load.orders", input={"x": "${load.orders.rows}"})))
+    assert found == [
+        (
+            "tasks.b.input.x",
+            "unknown name 'load'. A dot asks for a field; the task 'load.orders' is written in backquotes: "
+            "`load.orders`.",
+        )
+    ]
+    both = define(step("a"), step("a.b"), step("c", "a", "a.b", input={"field": "${a.b}", "step": "${`a.b`}"}))
+    assert messages(both) == []

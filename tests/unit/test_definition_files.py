@@ -618,3 +618,11 @@ def test_any_text_is_read_or_refused(data: st.DataObject) -> None:
         assert all(line.startswith(("<text>:", "…")) for line in str(error).split("\n"))
     else:
         assert loads(to_yaml(definition)) == definition
+
+
+def test_a_name_that_is_too_long_is_refused_with_its_line_and_not_repeated() -> None:
+    with pytest.raises(
+        InvalidWorkflow, match=r"^f\.yaml:4: tasks\.'x{128}…': a name has 1 to 128 characters"
+    ) as caught:
+        loads(f"name: x\ntasks:\n  a: {{task: t}}\n  {'x' * 600}: {{task: t}}\n", "f.yaml")
+    assert len(str(caught.value)) < 500

@@ -336,3 +336,16 @@ def test_any_text_is_read_or_refused(text: str, a: Any, other: Any) -> None:
             read()
         except InvalidWorkflow as error:
             assert str(error).startswith("Expression ")
+
+
+def test_a_name_in_backquotes_may_have_dots_and_a_plain_dot_asks_for_a_field() -> None:
+    names = {"a": {"b": "a field"}, "a.b": {"c": "a step"}, "in": 5}
+    assert parse("a.b").evaluate(names) == "a field"
+    assert parse("`a.b`.c").evaluate(names) == "a step"
+    assert parse("`a.b`.c == 'a step' and `in` > 4").evaluate(names) is True
+    assert parse_template("${`a.b`.c}, ${a.b}").render(names) == "a step, a field"
+    assert parse("`a.b`.c").paths == {("a.b", "c")}
+    with pytest.raises(ExpressionError, match="no end"):
+        parse("`a.b")
+    with pytest.raises(ExpressionError, match="no end"):
+        parse_template("${`a.b}")
