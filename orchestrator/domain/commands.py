@@ -175,12 +175,14 @@ class CancelRun(msgspec.Struct, frozen=True, array_like=True, tag="cancel_run"):
 class ContinueRun(msgspec.Struct, frozen=True, array_like=True, tag="continue_run"):
     """End this run and go on in a new one of the same workflow, with a new history.
 
-    Signals that the old run was sent and has not taken are handed to the new one; `signals` says how many of each
-    name the code took.
+    What was said to the old run and its code has not heard is said to the new one (`domain/succession.py`); `signals`
+    says how many of each name the code took.
     """
 
     payload: bytes
     signals: dict[str, int] = {}
+    seen: int = 0
+    """The number of the last event that the code was shown: those that came with it after its end are not."""
 
 
 End = CompleteRun | FailRun | CancelRun | ContinueRun

@@ -274,6 +274,7 @@ class RunContinued(msgspec.Struct, frozen=True, array_like=True, tag="run_contin
 
     payload: bytes
     signals: dict[str, int] = {}
+    seen: int = 0
 
 
 Outcome = TaskCompleted | TaskFailed | TaskCancelled | ChildCompleted | ChildFailed | ChildCancelled
@@ -364,5 +365,5 @@ def record(command: commands.Command) -> Record:
             return RunFailed(error)
         case commands.CancelRun():
             return RunCancelled()
-        case commands.ContinueRun(payload=payload, signals=signals):
-            return RunContinued(payload, signals)
+        case commands.ContinueRun(payload=payload, signals=signals, seen=seen):
+            return RunContinued(payload, signals, seen)

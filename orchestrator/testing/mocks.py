@@ -19,7 +19,6 @@ from orchestrator.sdk.task import Task
 
 Mocks = Mapping[Task[..., Any] | CodeWorkflow[..., Any] | str, Any]
 """By task, child workflow or name: a value, an exception to raise, a function of the same arguments, or `After`."""
-_LIMIT = 100_000_000
 _decode_call = msgspec.msgpack.Decoder().decode
 
 
@@ -50,7 +49,7 @@ class MockBook:
         mock = self._mocks.get(name)
         return mock.seconds if isinstance(mock, After) else 0.0
 
-    async def call(self, name: str, payload: bytes, signature: Signature | None) -> bytes | TaskError:
+    async def call(self, name: str, payload: bytes, signature: Signature | None, limit: int) -> bytes | TaskError:
         """Call a mock as a worker would call what it stands for: with typed arguments, and data for a result."""
         try:
             if name not in self._mocks:
@@ -67,6 +66,6 @@ class MockBook:
             value = mock(*arguments, **keywords) if callable(mock) else mock
             if inspect.isawaitable(value):
                 value = await value
-            return encode_value(value, f"The result of the mock of {name!r}", _LIMIT)
+            return encode_value(value, f"The result of the mock of {name!r}", limit)
         except Exception as error:  # noqa: BLE001  # a mock that raises is a task that failed
             return describe(error)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from orchestrator.testing.workflows import WorkflowTest
 
 R = TypeVar("R")
-_LIMIT = 100_000_000
 
 
 class TestedRun(Generic[R]):
@@ -33,6 +32,7 @@ class TestedRun(Generic[R]):
         self._test = test
         self._workflow = workflow
         self._first = run
+        self._limit = workflow.app.settings.max_payload
 
     @property
     def _run(self) -> Run:
@@ -75,11 +75,11 @@ class TestedRun(Generic[R]):
 
     async def signal(self, name: str, value: Any = None) -> None:
         """Send a signal."""
-        await self._tell(history.SignalReceived(name, encode_value(value, f"Signal {name!r}", _LIMIT)))
+        await self._tell(history.SignalReceived(name, encode_value(value, f"Signal {name!r}", self._limit)))
 
     async def resolve(self, promise: str, value: Any = None) -> None:
         """Resolve the oldest open promise of a name."""
-        data = encode_value(value, f"Promise {promise!r}", _LIMIT)
+        data = encode_value(value, f"Promise {promise!r}", self._limit)
         await self._tell(history.PromiseResolved(self._take_promise(promise), data))
 
     async def reject(self, promise: str, reason: str) -> None:
@@ -99,7 +99,7 @@ class TestedRun(Generic[R]):
 
     async def query(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Ask the code something."""
-        query = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, _LIMIT))
+        query = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit))
         answer = (await asyncio.to_thread(self._test.leader.activate, self._run, [query]))[0]
         return _value(f"Query {name!r}", answer.result, answer.error)
 
@@ -107,7 +107,7 @@ class TestedRun(Generic[R]):
         """Ask the code to do something, and return its answer; time does not pass meanwhile."""
         run = self._run
         identifier = derived_id(run.id, "update", len(run.history))
-        await self._tell(history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, _LIMIT)))
+        await self._tell(history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, self._limit)))
         if identifier not in run.answers:
             raise OrchestratorError(f"Update {name!r} has no answer yet: it waits for time to pass, or for more.")
         answer = run.answers[identifier]
@@ -140,6 +140,8 @@ def _how(end: commands.End) -> str:
 
 
 def _value(what: str, result: bytes | None, error: TaskError | None) -> Any:
+    if error is not None and error.kind == "WrongState":
+        raise WrongState(error.message)
     if error is not None:
         raise OrchestratorError(f"{what} failed: {error.kind}: {error.message}")
     return decode_value(result or b"\xc0")

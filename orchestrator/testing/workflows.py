@@ -12,12 +12,12 @@ from orchestrator.domain.ids import derived_id
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.settings import Settings
 from orchestrator.testing.leader import MemoryLeader, Run, told_to_parent
 from orchestrator.testing.mocks import MockBook, Mocks
 from orchestrator.testing.runs import TestedRun
 
 R = TypeVar("R")
-_LIMIT = 100_000_000
 
 
 class WorkflowTest:
@@ -29,7 +29,7 @@ class WorkflowTest:
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._workflow: CodeWorkflow[..., Any] | None = None
-        self._engine = Engine(self._find, _LIMIT)
+        self._engine = Engine(self._find, Settings.max_payload)
         self.leader = MemoryLeader(self._engine, self._find, start.timestamp())
         self._mocks = MockBook()
         self._mocked: set[bytes] = set()
@@ -66,6 +66,7 @@ class WorkflowTest:
     ) -> TestedRun[R]:
         """Start a workflow and let it run until it waits for a timer, or for somebody outside."""
         self._workflow = workflow
+        self._engine.limit = workflow.app.settings.max_payload
         self._mocks.add(mocks or {})
         self._count += 1
         payload = workflow.encode_call(args, kwargs)
@@ -116,7 +117,9 @@ class WorkflowTest:
     async def _mock_task(self, run: Run, task: NewTask) -> None:
         assert self._workflow is not None
         known = self._workflow.app.tasks.get(task.name)
-        outcome = await self._mocks.call(task.name, task.payload, known.signature if known else None)
+        outcome = await self._mocks.call(
+            task.name, task.payload, known.signature if known else None, self._engine.limit
+        )
         fact = (
             history.TaskFailed(task.id, outcome)
             if isinstance(outcome, TaskError)
@@ -139,7 +142,7 @@ class WorkflowTest:
 
     async def _mock_child(self, run: Run, parent: Run) -> None:
         workflow = self._find(run.started.workflow, None)
-        outcome = await self._mocks.call(workflow.name, run.started.payload, workflow.signature)
+        outcome = await self._mocks.call(workflow.name, run.started.payload, workflow.signature, self._engine.limit)
         seconds = self._mocks.seconds(workflow.name)
         end = commands.FailRun(outcome) if isinstance(outcome, TaskError) else commands.CompleteRun(outcome)
         if seconds:

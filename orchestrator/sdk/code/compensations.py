@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.errors import DeterminismViolation, NotDeterministic
+from orchestrator.sdk.code.putting_away import UNSTOPPABLE
 
 
 class Compensations:
@@ -16,7 +16,6 @@ class Compensations:
     def __init__(self, report: Callable[[str, BaseException | None], None]) -> None:
         self._steps: list[tuple[str, Callable[..., Any]]] = []
         self._report = report
-        self.running = False
 
     def add(self, name: str, undo: Callable[[], Any]) -> None:
         """Remember how to undo a step."""
@@ -27,14 +26,13 @@ class Compensations:
         task = asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()  # what follows is a new life: its own timeouts must work
-        self.running = True
         while self._steps:
             name, undo = self._steps.pop()
             try:
                 value = undo()
                 if inspect.isawaitable(value):
                     await value
-            except (DeterminismViolation, NotDeterministic):
+            except UNSTOPPABLE:
                 raise
-            except Exception as error:  # noqa: BLE001  # the workflow's own error is the one to be told
+            except BaseException as error:  # noqa: BLE001  # the workflow's own error is the one to be told
                 self._report(f"compensation {name!r} failed", error)

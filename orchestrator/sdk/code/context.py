@@ -45,6 +45,16 @@ class ContinueAsNew(BaseException):
         self.payload = payload
 
 
+def continuation(error: BaseException) -> ContinueAsNew | None:
+    """Return how a run goes on whose code has raised this: also where a group of tasks has, and nothing else in it."""
+    if isinstance(error, ContinueAsNew):
+        return error
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    ways = [continuation(one) for one in error.exceptions]
+    return None if None in ways else ways[0]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
     """What a run may know of itself."""
@@ -235,6 +245,7 @@ class WorkflowContext:
 
     def continue_as_new(self, *args: Any, **kwargs: Any) -> NoReturn:
         """End this run and go on in a new one, with these arguments and an empty history."""
+        self._flow.check_writable()
         raise ContinueAsNew(self._flow.workflow.encode_call(args, kwargs))
 
     def compensate(self, undo: Any, *args: Any, **kwargs: Any) -> None:

@@ -32,7 +32,8 @@ class Engine:
 
     def __init__(self, find: FindWorkflow, limit: int, capacity: int = 1000) -> None:
         self._find = find
-        self._limit = limit
+        self.limit = limit
+        """The largest value, in bytes, that may be recorded."""
         self._capacity = capacity
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._lock = threading.Lock()
@@ -92,7 +93,7 @@ class Engine:
         if activation.after:
             return None
         workflow = self._find(activation.workflow, activation.version)
-        return Flow(workflow, activation.run_id, self._limit)
+        return Flow(workflow, activation.run_id, self.limit)
 
     def _keep(self, run_id: bytes, flow: Flow, attempt: int) -> None:
         """Put a run into the cache, and the one out of it that has waited longest."""

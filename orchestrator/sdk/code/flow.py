@@ -17,12 +17,12 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.replay import Ledger
 from orchestrator.errors import DeterminismViolation, InvalidWorkflow, NotDeterministic, OrchestratorError
 from orchestrator.sdk.code.compensations import Compensations
-from orchestrator.sdk.code.context import ContinueAsNew, WorkflowContext
+from orchestrator.sdk.code.context import ContinueAsNew, WorkflowContext, continuation
 from orchestrator.sdk.code.entering import inside
 from orchestrator.sdk.code.futures import DurableFuture, Outcome
 from orchestrator.sdk.code.handlers import Handlers
 from orchestrator.sdk.code.loop import Loop, Timer
-from orchestrator.sdk.code.putting_away import PutAway, put_away
+from orchestrator.sdk.code.putting_away import UNSTOPPABLE, PutAway, put_away
 from orchestrator.sdk.code.signals import Mailbox
 from orchestrator.sdk.failure import describe
 from orchestrator.sdk.payload import encode_value
@@ -63,6 +63,10 @@ class Flow:
         self._closed = False
         self._offence: OrchestratorError | None = None
         self._cancel_requested = False
+        self._tidying = False
+        """The function has ended, and what it leaves is closed and undone."""
+        self._continuation: ContinueAsNew | None = None
+        """How the run goes on, if a handler has decided so."""
         self._main: asyncio.Task[Any] | None = None
         self._timers: dict[bytes, tuple[Timer, commands.StartTimer | None]] = {}
         self._pending: dict[bytes, DurableFuture[Any]] = {}
@@ -121,18 +125,18 @@ class Flow:
 
     def next(self, kind: commands.Kind) -> tuple[int, bytes]:
         """Count one more command of a kind."""
-        self._check_writable()
+        self.check_writable()
         return self.ledger.next(kind)
 
     def issue(self, command: Command) -> None:
         """Take a command from the code."""
-        self._check_writable()
+        self.check_writable()
         self.ledger.issue(command)
 
     def issue_once(self, command: Command, key: bytes | str, *, anyway: bool = False) -> None:
         """Take a command that names what it is about; `anyway` is for what the flow itself has to say."""
         if not anyway:
-            self._check_writable()
+            self.check_writable()
         self.ledger.issue_once(command, key)
 
     def expect(self, future: DurableFuture[T]) -> DurableFuture[T]:
@@ -159,6 +163,12 @@ class Flow:
         if name not in self.mailboxes:
             self.mailboxes[name] = Mailbox(name)
         return self.mailboxes[name]
+
+    def continue_as_new(self, how: ContinueAsNew) -> None:
+        """End the function, and go on in a new run: somebody beside it has decided so."""
+        if self._main is not None and self._continuation is None:
+            self._continuation = how
+            self._main.cancel()
 
     def stop(self, error: OrchestratorError) -> None:
         """Let the code run no further: it has done something that cannot be repeated."""
@@ -199,12 +209,23 @@ class Flow:
         arguments, keywords = _decode_call(payload)
         arguments, keywords = self.workflow.signature.restore(arguments, keywords)
         try:
-            value = await self.workflow.function(WorkflowContext(self), *arguments, **keywords)
-        except (Exception, asyncio.CancelledError) as error:
-            if not isinstance(error, (DeterminismViolation, NotDeterministic)):
+            try:
+                value = await self.workflow.function(WorkflowContext(self), *arguments, **keywords)
+            finally:
+                await self._tidy()
+            return encode_value(value, f"The result of workflow {self.workflow.name!r}", self.limit)
+        except UNSTOPPABLE:
+            raise
+        except BaseException as error:
+            if self._continued(error) is None:
                 await self.compensations.run()
             raise
-        return encode_value(value, f"The result of workflow {self.workflow.name!r}", self.limit)
+
+    async def _tidy(self) -> None:
+        """Close the generators that the function has left half-way. From here on, no cancel interrupts anything."""
+        self._tidying = True
+        if not self._closed:
+            await self.loop.close_generators()
 
     def _settle(self, fact: Outcome) -> None:
         future = self._pending.pop(fact.id, None)
@@ -227,9 +248,12 @@ class Flow:
         self.handlers.update(fact)
 
     def _cancel(self, fact: history.RunCancelRequested) -> None:
+        main = self._main
+        assert main is not None, "a run begins before anything else happens in it"
+        is_at_it = self._cancel_requested and main.cancelling()  # unless the code has taken the last one back
         self._cancel_requested = True
-        if self._main is not None and not self.compensations.running:
-            self._main.cancel(fact.reason or None)
+        if not self._tidying and not is_at_it:
+            main.cancel(fact.reason or None)
 
     # -- the rest
 
@@ -250,22 +274,34 @@ class Flow:
         if main is None or not main.done() or self._offence is not None or self.ledger.violation is not None:
             return
         self.ended = True
-        self.ledger.issue_end(self._end(main))
+        end = self._end(main)
+        for answer in self.handlers.last_answers(isinstance(end, commands.ContinueRun)):
+            self.ledger.issue_once(answer, answer.id)
+        self.ledger.issue_end(end)
 
     def _end(self, main: asyncio.Task[Any]) -> commands.End:
         try:
             return commands.CompleteRun(main.result())
-        except asyncio.CancelledError as error:
-            return commands.CancelRun() if self._cancel_requested else commands.FailRun(describe(error))
-        except ContinueAsNew as new:
-            return commands.ContinueRun(new.payload, {box.name: box.taken for box in self.mailboxes.values()})
         except NotDeterministic as error:
             self.stop(error)
             return commands.FailRun(describe(error))  # never leaves: the run is stuck
         except BaseException as error:  # noqa: BLE001  # whatever the code raises fails its run, SystemExit too
+            new = self._continued(error)
+            if new is not None:
+                taken = {box.name: box.taken for box in self.mailboxes.values()}
+                return commands.ContinueRun(new.payload, taken, self.number)
+            if isinstance(error, asyncio.CancelledError) and self._cancel_requested:
+                return commands.CancelRun()
             return commands.FailRun(describe(error))
 
-    def _check_writable(self) -> None:
+    def _continued(self, error: BaseException) -> ContinueAsNew | None:
+        """Return how a run goes on whose function has raised this, if it does."""
+        if isinstance(error, asyncio.CancelledError):
+            return None if self._cancel_requested else self._continuation
+        return continuation(error)
+
+    def check_writable(self) -> None:
+        """Refuse what the code may not do at the moment."""
         if self._closed:
             raise PutAway
         if self.read_only:

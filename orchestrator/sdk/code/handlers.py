@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ import msgspec
 from orchestrator.domain import history
 from orchestrator.domain.activation import Answer, Query
 from orchestrator.domain.commands import AnswerUpdate
+from orchestrator.domain.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
+from orchestrator.sdk.code.context import continuation
+from orchestrator.sdk.code.putting_away import UNSTOPPABLE
 from orchestrator.sdk.failure import describe
 from orchestrator.sdk.payload import encode_value
 from orchestrator.sdk.signature import Signature
@@ -45,6 +49,8 @@ class Handlers:
         self._flow = flow
         self._queries: dict[str, Handler] = {}
         self._updates: dict[str, Handler] = {}
+        self._running: dict[bytes, str] = {}
+        """Updates that have no answer yet, with their names, in order."""
 
     def add_query(self, name: str, function: Callable[..., Any]) -> None:
         """Let a function answer queries."""
@@ -82,7 +88,16 @@ class Handlers:
             return
         finally:
             self._flow.read_only = ""
+        self._running[request.id] = request.name
         self._flow.loop.create_task(self._run(request, handler, arguments, keywords))
+
+    def last_answers(self, continues: bool) -> list[AnswerUpdate]:
+        """Return what those are told, when the run ends, whose updates are not done."""
+        ends = "continued as a new one" if continues else "ended"
+        return [
+            AnswerUpdate(request, error=TaskError("WrongState", f"The run {ends} before update {name!r} was done."))
+            for request, name in self._running.items()
+        ]
 
     async def _run(
         self, request: history.UpdateRequested, handler: Handler, arguments: list[Any], keywords: dict[str, Any]
@@ -93,9 +108,18 @@ class Handlers:
                 value = await value
             data = encode_value(value, f"The answer to update {request.name!r}", self._flow.limit)
             answer = AnswerUpdate(request.id, data)
-        except Exception as error:  # noqa: BLE001  # an update that fails does not fail the workflow
-            answer = AnswerUpdate(request.id, error=describe(error))
+        except UNSTOPPABLE:
+            raise
+        except asyncio.CancelledError:
+            cancelled = TaskError("Cancelled", f"The handler of update {request.name!r} was cancelled.")
+            answer = AnswerUpdate(request.id, error=cancelled)
+        except BaseException as error:  # noqa: BLE001  # an update that fails does not fail the workflow
+            new = continuation(error)
+            if new is not None:
+                self._flow.continue_as_new(new)
+            answer = AnswerUpdate(request.id, error=describe(error)) if new is None else AnswerUpdate(request.id)
         self._flow.issue_once(answer, request.id)
+        self._running.pop(request.id, None)
 
 
 def _find(handlers: dict[str, Handler], what: str, name: str) -> Handler:

@@ -16,7 +16,7 @@ from contextvars import Context
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from orchestrator.errors import InvalidWorkflow, NotDeterministic
-from orchestrator.sdk.code.putting_away import PutAway
+from orchestrator.sdk.code.putting_away import UNSTOPPABLE, PutAway
 
 T = TypeVar("T")
 LONGEST_WAIT = 100 * 365 * 86_400.0
@@ -91,7 +91,8 @@ class Loop(asyncio.AbstractEventLoop):
         while ready and not stop():
             handle = ready.popleft()
             if not handle.cancelled():
-                with contextlib.suppress(SystemExit):  # the task that raised it has it as its exception
+                # The task that raised one of these has it as its exception.
+                with contextlib.suppress(SystemExit, KeyboardInterrupt):
                     handle._run()
             idle = idle + 1 if self._places == places else 0
             places = self._places
@@ -115,6 +116,19 @@ class Loop(asyncio.AbstractEventLoop):
         if len(self._generators) % 100 == 99:
             self._generators = [one for one in self._generators if one.ag_frame is not None]
         self._generators.append(generator)
+
+    async def close_generators(self) -> None:
+        """Close the asynchronous generators that were left half-way, oldest first; one that fails is reported."""
+        while self._generators:
+            generator = self._generators.pop(0)
+            if generator.ag_frame is None or generator.ag_running:  # it has ended, or belongs to a task that waits
+                continue
+            try:
+                await generator.aclose()
+            except UNSTOPPABLE:
+                raise
+            except BaseException as error:  # noqa: BLE001  # how the function itself has ended is what counts
+                self._timers.report(f"closing {generator!r} failed", error)
 
     @property
     def suspended(self) -> tuple[list[Any], list[Any]]:
@@ -163,6 +177,8 @@ class Loop(asyncio.AbstractEventLoop):
         return OrderedFuture(loop=self)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        if asyncio.isfuture(coro):  # what was scheduled is under way, and a task may well wait for it
+            coro = _wait_for(coro)
         if self._closed:
             coro.close()
             raise PutAway
@@ -195,6 +211,10 @@ class Loop(asyncio.AbstractEventLoop):
 
     def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, **_: Any) -> NoReturn:  # type: ignore[override]  # noqa: ARG002
         raise NotDeterministic("Nothing may reach into a workflow from another thread. Send it a signal instead.")
+
+
+async def _wait_for(future: asyncio.Future[T]) -> T:
+    return await future
 
 
 def _refuse(name: str) -> Callable[..., NoReturn]:

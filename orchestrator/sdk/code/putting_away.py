@@ -12,6 +12,8 @@ import logging
 from collections.abc import AsyncGenerator, Coroutine, Iterable
 from typing import Any
 
+from orchestrator.errors import DeterminismViolation, NotDeterministic
+
 logger = logging.getLogger("orchestrator.workflow")
 _MOST_TRIES = 100
 _stubborn: list[Any] = []
@@ -20,6 +22,10 @@ _stubborn: list[Any] = []
 
 class PutAway(BaseException):
     """Ends the code of a workflow that leaves memory. Also raised by whatever that code still commands."""
+
+
+UNSTOPPABLE = (PutAway, GeneratorExit, DeterminismViolation, NotDeterministic)
+"""What ends the code at once, with nothing undone and nobody answered: the run goes on elsewhere, or is stuck."""
 
 
 def put_away(coroutines: Iterable[Coroutine[Any, Any, Any]], generators: Iterable[AsyncGenerator[Any, Any]]) -> None:

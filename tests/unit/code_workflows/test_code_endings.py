@@ -1,0 +1,341 @@
+"""How the code of a workflow ends: what is undone, closed and answered then, and what a cancel interrupts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from orchestrator import Orchestrator, OrchestratorError, RunFailed, WorkflowContext, WrongState
+from orchestrator.testing import After, TestedRun, WorkflowTest
+from tests.unit.code_workflows.playing import played, started
+
+app = Orchestrator()
+
+
+@app.task
+def undo(step: str) -> None: ...
+
+
+@app.task
+def work(number: int = 0) -> int: ...
+
+
+# -- compensation
+
+
+class Own(BaseException):
+    """Nothing that `except Exception` sees."""
+
+
+def too_large() -> Any:
+    return "x" * (app.settings.max_payload + 1)
+
+
+def no_data() -> Any:
+    return object()
+
+
+def raising(error: BaseException) -> Any:
+    def fail() -> Any:
+        raise error
+
+    return fail
+
+
+ENDS = {
+    "too large": (too_large, "PayloadError"),
+    "no data": (no_data, "PayloadError"),
+    "exit": (raising(SystemExit(3)), "SystemExit"),
+    "interrupt": (raising(KeyboardInterrupt()), "KeyboardInterrupt"),
+    "own": (raising(Own("mine")), "Own"),
+}
+
+
+@app.workflow
+async def saga(ctx: WorkflowContext, how: str, late: bool) -> Any:
+    for step in ("first", "second"):
+        ctx.compensate(undo, step)
+    if late:
+        await work.schedule()
+    return ENDS[how][0]()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("how", list(ENDS))
+def test_a_saga_is_undone_whatever_ends_it(how: str, late: bool) -> None:
+    undone: list[str] = []
+    with pytest.raises(RunFailed, match=ENDS[how][1]):
+        played(saga, how, late, mocks={undo: undone.append, work: 1})
+    assert undone == ["second", "first"]
+
+
+@app.workflow
+async def saga_with_bad_steps(ctx: WorkflowContext) -> None:
+    def exits() -> None:
+        raise SystemExit(1)
+
+    async def cancels() -> None:
+        raise asyncio.CancelledError
+
+    def continues() -> None:
+        ctx.continue_as_new()
+
+    ctx.compensate(undo, "first")
+    for bad in (exits, cancels, continues):
+        ctx.compensate(bad)
+    raise ValueError("no")
+
+
+def test_a_step_that_cannot_be_undone_keeps_no_other_from_it() -> None:
+    undone: list[str] = []
+    with pytest.raises(RunFailed, match="ValueError: no"):
+        played(saga_with_bad_steps, mocks={undo: undone.append})
+    assert undone == ["first"]
+
+
+# -- cancelling
+
+
+@app.workflow
+async def tidies(ctx: WorkflowContext) -> None:
+    try:
+        await ctx.sleep(days=1)
+    finally:
+        await undo.schedule("slowly")
+        await undo.schedule("then this")
+
+
+def test_a_second_cancel_does_not_interrupt_the_clean_up() -> None:
+    undone: list[str] = []
+
+    async def cancel_twice(run: TestedRun[None], test: WorkflowTest) -> None:
+        await run.cancel()
+        await test.skip(1)
+        await run.cancel()
+        await run.result()
+
+    with pytest.raises(RunFailed, match="was cancelled"):
+        started(tidies, cancel_twice, mocks={undo: After(60, undone.append)})
+    assert undone == ["slowly", "then this"]
+
+
+@app.workflow
+async def takes_it_back(ctx: WorkflowContext) -> int:
+    for times in range(2):
+        try:
+            await ctx.sleep(days=1)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            continue
+        return times
+    return 2
+
+
+def test_code_that_takes_a_cancel_back_is_cancelled_anew() -> None:
+    async def cancel_twice(run: TestedRun[int], _: WorkflowTest) -> int:
+        await run.cancel()
+        await run.cancel()
+        return await run.result()
+
+    assert started(takes_it_back, cancel_twice) == 2
+
+
+@app.workflow
+async def slow_timeout(ctx: WorkflowContext) -> None:
+    try:
+        async with asyncio.timeout(10):
+            try:
+                await ctx.sleep(days=1)
+            finally:
+                await undo.schedule("slowly")
+    except TimeoutError:
+        await ctx.sleep(days=1)
+
+
+def test_a_cancel_amid_the_clean_up_after_a_timeout_arrives() -> None:
+    async def cancel(run: TestedRun[None], test: WorkflowTest) -> None:
+        await test.skip(11)
+        await run.cancel()
+        await run.result()
+
+    with pytest.raises(RunFailed, match="was cancelled"):
+        started(slow_timeout, cancel, mocks={undo: After(60)})
+
+
+# -- continuing
+
+
+@app.workflow
+async def in_a_group(ctx: WorkflowContext, where: str, rounds: int = 0) -> int:
+    if rounds:
+        return rounds
+
+    async def inner() -> None:
+        await work.schedule()
+        ctx.continue_as_new(where, rounds + 1)
+
+    async with asyncio.TaskGroup() as group:
+        if where == "child":
+            group.create_task(inner())
+            await ctx.sleep(days=1)
+        async with asyncio.TaskGroup():
+            await inner()
+    return -1
+
+
+@pytest.mark.parametrize("where", ["child", "body"])
+def test_a_task_group_continues_as_new(where: str) -> None:
+    assert played(in_a_group, where, mocks={work: 1}) == 1
+
+
+@app.workflow
+async def half_continues(ctx: WorkflowContext) -> None:
+    async def fails() -> None:
+        try:
+            await ctx.sleep(days=1)
+        finally:
+            raise ValueError("in the clean-up")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fails())
+        await ctx.sleep(1)
+        ctx.continue_as_new()
+
+
+def test_a_group_in_which_something_failed_does_not_continue() -> None:
+    with pytest.raises(RunFailed, match="in the clean-up"):
+        played(half_continues)
+
+
+# -- groups of tasks
+
+
+@app.workflow
+async def groups(ctx: WorkflowContext) -> list[int]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work.schedule(number)) for number in range(3)]  # type: ignore[arg-type]
+        alone = asyncio.create_task(work.schedule(3))  # type: ignore[arg-type]
+        group.create_task(ctx.sleep(60))  # type: ignore[arg-type]
+    return [task.result() for task in [*tasks, alone]]
+
+
+def test_a_group_takes_what_was_scheduled() -> None:
+    assert played(groups, mocks={work: lambda number: 2 * number}) == [0, 2, 4, 6]
+
+
+# -- asynchronous generators
+
+
+@app.workflow
+async def abandons(ctx: WorkflowContext, how: str, rounds: int = 0) -> str:
+    async def numbers(name: str) -> AsyncIterator[int]:
+        try:
+            for number in range(10):
+                await ctx.sleep(1)
+                yield number
+        finally:
+            await undo.schedule(name)
+
+    async for _ in numbers("first"):
+        break
+    second = numbers("second")
+    await anext(second)
+    if how == "raise":
+        raise ValueError("no")
+    if how == "continue" and not rounds:
+        ctx.continue_as_new(how, 1)
+    return how
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "continue"])
+def test_generators_that_were_left_half_way_are_closed(how: str) -> None:
+    closed: list[str] = []
+    if how == "raise":
+        with pytest.raises(RunFailed, match="ValueError: no"):
+            played(abandons, how, mocks={undo: closed.append})
+    else:
+        assert played(abandons, how, mocks={undo: closed.append}) == how
+    assert closed == ["first", "second"] * (2 if how == "continue" else 1)
+
+
+# -- updates
+
+
+@app.workflow
+async def updated(ctx: WorkflowContext, rounds: int = 0) -> int:
+    @ctx.update
+    async def cancelled() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await ctx.sleep(1)
+
+    @ctx.update
+    async def exits() -> None:
+        raise SystemExit(1)
+
+    @ctx.update
+    async def again() -> None:
+        ctx.continue_as_new(rounds + 1)
+
+    @ctx.update
+    async def slow() -> None:
+        await ctx.sleep(days=1)
+
+    @ctx.query
+    def sly() -> None:
+        ctx.continue_as_new(rounds + 1)
+
+    how = await ctx.signals("end", type=str).get()
+    if how == "continue":
+        ctx.continue_as_new(rounds + 1)
+    if how == "fail":
+        raise ValueError("no")
+    return rounds
+
+
+@pytest.mark.parametrize(("name", "error"), [("cancelled", "Cancelled"), ("exits", "SystemExit")])
+def test_an_update_is_answered_however_its_handler_ends(name: str, error: str) -> None:
+    async def ask(run: TestedRun[int], _: WorkflowTest) -> int:
+        with pytest.raises(OrchestratorError, match=error):
+            await run.update(name)
+        await run.signal("end", "return")
+        return await run.result()
+
+    assert started(updated, ask) == 0
+
+
+def test_an_update_may_continue_the_run_as_a_new_one() -> None:
+    async def ask(run: TestedRun[int], _: WorkflowTest) -> int:
+        assert await run.update("again") is None
+        await run.signal("end", "return")
+        return await run.result()
+
+    assert started(updated, ask) == 1
+
+
+def test_a_query_may_not() -> None:
+    async def ask(run: TestedRun[int], _: WorkflowTest) -> int:
+        with pytest.raises(OrchestratorError, match="may look at the workflow, but command nothing"):
+            await run.query("sly")
+        await run.signal("end", "return")
+        return await run.result()
+
+    assert started(updated, ask) == 0
+
+
+@pytest.mark.parametrize("how", ["return", "fail", "continue"])
+def test_who_waits_for_an_update_learns_that_the_run_ends(how: str) -> None:
+    async def ask(run: TestedRun[int], _: WorkflowTest) -> None:
+        asked = asyncio.ensure_future(run.update("slow"))
+        await asyncio.sleep(0)
+        await run.signal("end", how)
+        with pytest.raises(WrongState, match="before update 'slow' was done"):
+            await asked
+
+    started(updated, ask)
