@@ -38,6 +38,7 @@ A message names the thing, what was expected, what was found, and what to do.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable
 
 
@@ -205,7 +206,15 @@ class GiveUp(OrchestratorError):
     """Raise it inside a task to fail at once, whatever tries are left."""
 
 
+_MOST_COMPARED = 1_000
+"""Names among which the nearest is looked for: each takes some microseconds, and long ones more."""
+_LONGEST_COMPARED = 200
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` Did you mean 'x'?` for the nearest known name, or nothing."""
-    nearest = difflib.get_close_matches(name, list(known), n=1)
+    if len(name) > _LONGEST_COMPARED:
+        return ""
+    some = [other for other in itertools.islice(known, _MOST_COMPARED) if len(other) <= _LONGEST_COMPARED]
+    nearest = difflib.get_close_matches(name, some, n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -23,9 +24,12 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,127}")
 _STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _CENTURY = 100 * 365 * 86_400
+MOST_STEPS = 10_000
+"""Tasks of a workflow. Planning is linear in them, and a tick has a second."""
+MOST_DEPENDENCIES = 200_000
+MOST_PROBLEMS = 100
+"""Problems that are told at once: nobody reads more, and looking for the nearest of thousands of names takes long."""
 _MOST_CYCLES = 10
-_MOST_HINTS = 50
-"""Nearest names that are looked for; among ten thousand, each takes a while."""
 
 Path = tuple[str | int, ...]
 
@@ -39,19 +43,44 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def check(definition: Definition) -> list[Problem]:
-    """Return everything that is wrong with a definition."""
-    problems = [*_workflow(definition), *_params(definition), *_starts(definition)]
+    """Return everything that is wrong with a definition; of very much, the first part."""
+    if size := _too_large(definition):
+        return [Problem(("tasks",), size)]
+    problems = list(islice(_problems(definition), MOST_PROBLEMS + 1))
+    if len(problems) > MOST_PROBLEMS:
+        problems[-1] = Problem((), f"there is more that is wrong: these are the first {MOST_PROBLEMS}.")
+    return problems
+
+
+def _too_large(definition: Definition) -> str | None:
+    """Say how a definition is larger than the leader can plan in the time that it has."""
+    steps, edges = len(definition.steps), sum(len(step.depends_on) for step in definition.steps)
+    if steps > MOST_STEPS:
+        return (
+            f"{steps:,} tasks, and a workflow may have {MOST_STEPS:,}: let one task fan out with foreach, or let tasks "
+            f"start workflows of their own."
+        )
+    if edges > MOST_DEPENDENCIES:
+        return f"{edges:,} dependencies in depends_on, and a workflow may have {MOST_DEPENDENCIES:,}."
+    return None
+
+
+def _problems(definition: Definition) -> Iterator[Problem]:
+    yield from _workflow(definition)
+    yield from _params(definition)
+    yield from _starts(definition)
     if not definition.steps:
-        problems.append(Problem(("tasks",), "a workflow needs at least one task."))
+        yield Problem(("tasks",), "a workflow needs at least one task.")
     graph = _Graph(definition.steps)
     seen: set[str] = set()
     for step in definition.steps:
         if step.name in seen:
-            problems.append(Problem(("tasks", step.name), f"two tasks are called {step.name!r}."))
+            yield Problem(("tasks", step.name), f"two tasks are called {step.name!r}.")
         seen.add(step.name)
-        problems += [*_step(step), *_dependencies(step, graph), *_expressions(step, definition, graph)]
-    problems += graph.cycles()
-    return problems
+        yield from _step(step)
+        yield from _dependencies(step, graph)
+        yield from _expressions(step, definition, graph)
+    yield from graph.cycles()
 
 
 # -- the workflow
@@ -280,7 +309,6 @@ class _Graph:
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self.steps = {step.name: step for step in steps}
-        self._hints = 0
         self._bits = {name: 1 << place for place, name in enumerate(self.steps)}
         self._upstreams = {
             name: [up for up in dict.fromkeys(step.depends_on) if up in self.steps] for name, step in self.steps.items()
@@ -307,9 +335,8 @@ class _Graph:
         return above
 
     def hint(self, name: str) -> str:
-        """Suggest the nearest name, the first few times."""
-        self._hints += 1
-        return did_you_mean(name, self.steps) if self._hints <= _MOST_HINTS else ""
+        """Suggest the nearest name."""
+        return did_you_mean(name, self.steps)
 
     def is_above(self, name: str, other: str) -> bool:
         """Say whether a step has always ended before another starts. Around a cycle nobody knows: say yes."""

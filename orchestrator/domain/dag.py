@@ -270,6 +270,11 @@ class Plan:
             self.fans_with_room.pop(place, None)
         return positions
 
+    def give_back(self, place: int, number: int) -> None:
+        """Leave the last tasks of a fan-out that were to be created now for later."""
+        self._fans[place].created -= number
+        self.fans_with_room[place] = None
+
     # -- what follows from an end
 
     def _end(self, place: int, state: StepState) -> None:

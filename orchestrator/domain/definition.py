@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
+from itertools import islice
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -165,13 +166,17 @@ def queueing_problem(definition: Definition) -> str | None:
 
 # -- parameters
 
+_MOST_UNKNOWN = 20
+"""Unknown parameters that are told at once."""
+
 
 def resolve_params(definition: Definition, given: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     """Return the parameters of a run as plain data: what was given, and defaults.
 
     `now` is when the run is started or, for a schedule, due. `today` is its date in the schedule's time zone, if any.
     """
-    problems = [unknown_param(name, definition.params) for name in given if name not in definition.params]
+    unknown = (name for name in given if name not in definition.params)
+    problems = [unknown_param(name, definition.params) for name in islice(unknown, _MOST_UNKNOWN)]
     resolved: dict[str, Any] = {}
     for name, param in definition.params.items():
         value = given.get(name, param.default)

@@ -1,7 +1,7 @@
 """A small, safe language for inputs and conditions: `${discover.files[0].name}`, `${len(params.days) > 3}`.
 
-There is no eval, no attribute access, no loop and no way to make a value larger than `LARGEST`. From the loosest to
-the tightest:
+There is no eval, no attribute access, no loop, no way to make a value larger than `LARGEST`, and a limit to the work
+that an evaluation may cost (`scope.py`). From the loosest to the tightest:
 
     or    and    not    == != < <= > >= in, not in    + -    * / %    - (sign)    .field [index] function(...)
 
@@ -20,6 +20,7 @@ import msgspec
 
 from orchestrator.domain.grammar import DEEPEST, WRAPPED, Path, read
 from orchestrator.domain.operators import LARGEST, Evaluate, Fault, Names, describe, shortened
+from orchestrator.domain.scope import Budget, Scope, TooMuch, scope_of
 from orchestrator.errors import ExpressionError
 
 
@@ -41,9 +42,11 @@ class Expression:
     def evaluate(self, names: Names) -> Any:
         """Return the value, or say what does not fit."""
         try:
-            return self._evaluate(names)
+            return self._evaluate(scope_of(names))
         except Fault as fault:
             raise ExpressionError(f"Expression {shortened(self.text)}: {fault}") from None
+        except TooMuch as reason:
+            raise ExpressionError(f"Expression {shortened(self.text)}: {reason}.") from None
         except RecursionError:
             raise ExpressionError(f"Expression {shortened(self.text)}: its values are nested too deeply.") from None
 
@@ -51,18 +54,46 @@ class Expression:
 class Template:
     """A plain value in which strings may hold `${...}`. What it renders is shared: do not change it."""
 
-    __slots__ = ("_render", "is_constant", "paths", "roots")
+    __slots__ = ("_render", "expressions", "is_constant", "paths", "roots")
 
-    def __init__(self, render: Evaluate, paths: Iterable[Path], is_constant: bool) -> None:
+    def __init__(self, render: Evaluate, paths: Iterable[Path], is_constant: bool, expressions: int = 0) -> None:
         self.paths = frozenset(paths)
         self.roots = frozenset(root for root, _ in self.paths)
         self.is_constant = is_constant
         """It renders the same value whatever the names."""
+        self.expressions = expressions
+        """How many there are in it."""
         self._render = render
 
     def render(self, names: Names) -> Any:
         """Return the value with every expression evaluated."""
+        scope = scope_of(names)
+        value = self.fill(scope)
+        if self.expressions > _FEW:
+            _check_size(value, scope.budget)
+        return value
+
+    def fill(self, names: Scope) -> Any:
+        """Return the value as a part of a larger one."""
         return self._render(names)
+
+
+_FEW = 10
+"""Expressions in a template that cannot make much of little: each value that they name has a limited size itself."""
+
+
+def _check_size(value: Any, budget: Budget) -> None:
+    try:
+        size = budget.weight(value)
+    except TooMuch as reason:
+        raise ExpressionError(f"The values that its expressions name: {reason}.") from None
+    except RecursionError:
+        raise ExpressionError("The values that its expressions name are nested too deeply.") from None
+    if budget.most_data is not None and size > budget.most_data:
+        raise ExpressionError(
+            f"The values that its expressions name have about {size:,} bytes together, and at most "
+            f"{budget.most_data:,} are allowed: one may be named too often."
+        )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -98,13 +129,11 @@ def _template(value: Any, depth: int) -> Template:
     if isinstance(value, (list, tuple)):
         items = [_template(item, depth + 1) for item in value]
         plain: Any = [item.render({}) for item in items if item.is_constant]
-        return _collected(items, plain, lambda names: [item.render(names) for item in items])
+        return _collected(items, plain, lambda names: [item.fill(names) for item in items])
     if isinstance(value, Mapping):
         fields = {key: _template(item, depth + 1) for key, item in value.items()}
         plain = {key: item.render({}) for key, item in fields.items() if item.is_constant}
-        return _collected(
-            fields.values(), plain, lambda names: {key: item.render(names) for key, item in fields.items()}
-        )
+        return _collected(fields.values(), plain, lambda names: {key: item.fill(names) for key, item in fields.items()})
     return _constant(value)
 
 
@@ -116,7 +145,8 @@ def _collected(parts: Iterable[Template], plain: Any, render: Evaluate) -> Templ
     parts = list(parts)
     if all(part.is_constant for part in parts):
         return _constant(plain)
-    return Template(render, (path for part in parts for path in part.paths), False)
+    expressions = sum(part.expressions for part in parts)
+    return Template(render, (path for part in parts for path in part.paths), False, expressions)
 
 
 def _text_template(text: str) -> Template:
@@ -143,25 +173,34 @@ def _text_template(text: str) -> Template:
         return _constant("".join(str(piece) for piece in pieces))
     paths = (path for expression in expressions for path in expression.paths)
     if len(pieces) == 1:
-        return Template(expressions[0].evaluate, paths, False)
+        return Template(expressions[0].evaluate, paths, False, 1)
 
-    def fill_in(names: Names) -> str:
-        filled = "".join(piece if isinstance(piece, str) else _as_text(piece, names) for piece in pieces)
-        if len(filled) > LARGEST:
-            raise ExpressionError(f"Expression in {shortened(text)}: the text is longer than {LARGEST:,} characters.")
-        return filled
+    def fill_in(names: Scope) -> str:
+        length = 0
+        filled: list[str] = []
+        for piece in pieces:
+            filled.append(piece if isinstance(piece, str) else _as_text(piece, names))
+            length += len(filled[-1])
+            if length > LARGEST:
+                raise ExpressionError(
+                    f"Expression in {shortened(text)}: the text is longer than {LARGEST:,} characters."
+                )
+        return "".join(filled)
 
-    return Template(fill_in, paths, False)
+    return Template(fill_in, paths, False, len(expressions))
 
 
-def _as_text(expression: Expression, names: Names) -> str:
+def _as_text(expression: Expression, names: Scope) -> str:
     """Return a value as it stands in a text: a string as it is, all else as JSON."""
     value = expression.evaluate(names)
-    if isinstance(value, str):
-        return value
     try:
+        names.budget.copy(names.budget.weight(value))
+        if isinstance(value, str):
+            return value
         plain = msgspec.to_builtins(value)
         return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+    except TooMuch as reason:
+        raise ExpressionError(f"Expression {shortened(expression.text)}: {reason}.") from None
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise ExpressionError(
             f"Expression {shortened(expression.text)}: {describe(value)} cannot stand in a text: {error}."

@@ -1,7 +1,7 @@
 """What the operators and functions of an expression do to values, and what they say when they cannot.
 
-They mean what they mean in Python, but only numbers are multiplied, only like is ordered with like, and nothing can be
-made larger than `LARGEST`.
+They mean what they mean in Python, but only numbers are multiplied, only like is ordered with like, nothing can be
+made larger than `LARGEST`, and whatever goes through long values is charged to a budget before it is done.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from datetime import date, datetime
 from enum import IntEnum
 from typing import Any
 
+from orchestrator.domain.scope import Budget, Scope
 from orchestrator.errors import did_you_mean
 
 LARGEST = 1_000_000
@@ -21,8 +22,8 @@ LARGEST = 1_000_000
 KEYWORDS = frozenset({"and", "or", "not", "in", "true", "false", "null"})
 
 Names = Mapping[str, Any]
-Evaluate = Callable[[Names], Any]
-Operation = Callable[[Any, Any], Any]
+Evaluate = Callable[[Scope], Any]
+Operation = Callable[[Any, Any, Budget], Any]
 Links = list[tuple[Operation, Evaluate]]
 """Operators of one level with what stands to the right of each."""
 
@@ -48,22 +49,30 @@ class Fault(Exception):
 
 
 class Missing(Fault):
-    """What was asked for is not there, which `default` forgives."""
+    """What was asked for is not there, which `default` forgives; so what to say is worked out only if it is said."""
+
+    def __init__(self, say: Callable[[], str]) -> None:
+        self._say = say
+        super().__init__()
+
+    def __str__(self) -> str:
+        self.args = (self._say(),)
+        return super().__str__()
 
 
-def look_up(name: str, names: Names) -> Any:
+def look_up(name: str, names: Scope) -> Any:
     """Return the value of a name."""
     try:
         return names[name]
     except KeyError:
         spaces = ". A minus wants spaces around it" if "-" in name else ""
-        raise Missing(f"there is no {name!r} here. Known: {listed(names)}{spaces}") from None
+        raise Missing(lambda: f"there is no {name!r} here. Known: {listed(names)}{spaces}") from None
 
 
 def follow(base: Evaluate, accesses: list[tuple[str | Evaluate, str]]) -> Evaluate:
     """Return what stands at the end of a path; each access is a field or index, and the text before it."""
 
-    def value_at_end(names: Names) -> Any:
+    def value_at_end(names: Scope) -> Any:
         value = base(names)
         for key, so_far in accesses:
             value = _pick(value, key if isinstance(key, str) else key(names), so_far)
@@ -74,19 +83,23 @@ def follow(base: Evaluate, accesses: list[tuple[str | Evaluate, str]]) -> Evalua
 
 def _pick(value: Any, key: Any, so_far: str) -> Any:
     if value is None:
-        raise Missing(f"{so_far} is null, which has no {_field(key)}")
+        raise Missing(lambda: f"{so_far} is null, which has no {_field(key)}")
     if isinstance(value, Mapping) and isinstance(key, str):
         try:
             return value[key]
         except KeyError:
-            near = did_you_mean(key, [name for name in value if isinstance(name, str)][:1000])
-            raise Missing(f"{so_far} has no {_field(key)}; found {describe(value)}{near and '.'}{near}") from None
+            raise Missing(lambda: _no_field(value, key, so_far)) from None
     if isinstance(value, (list, tuple)) and isinstance(key, int) and not isinstance(key, bool):
         try:
             return value[key]
         except IndexError:
-            raise Missing(f"{so_far} has no {_field(key)}; found {describe(value)}") from None
+            raise Missing(lambda: f"{so_far} has no {_field(key)}; found {describe(value)}") from None
     raise Fault(f"{so_far} has no {_field(key)}; found {describe(value)}")
+
+
+def _no_field(value: Mapping[str, Any], key: str, so_far: str) -> str:
+    near = did_you_mean(key, (name for name in value if isinstance(name, str)))
+    return f"{so_far} has no {_field(key)}; found {describe(value)}{near and '.'}{near}"
 
 
 def _field(key: Any) -> str:
@@ -98,18 +111,18 @@ def _field(key: Any) -> str:
 def chain(level: Level, first: Evaluate, links: Links) -> Evaluate:
     """Return the value of operators of one level in a row. They are run one after another, so depth costs nothing."""
 
-    def value_of_all(names: Names) -> Any:
+    def value_of_all(names: Scope) -> Any:
         value = first(names)
         for operation, operand in links:
             if (level is Level.OR and value) or (level is Level.AND and not value):
                 break
-            value = operation(value, operand(names))
+            value = operation(value, operand(names), names.budget)
         return value
 
     return value_of_all
 
 
-def _second(_: Any, value: Any) -> Any:
+def _second(_: Any, value: Any, __: Budget) -> Any:
     return value
 
 
@@ -122,8 +135,8 @@ def fits(number: int | float) -> bool:
     return -(2**63) <= number < 2**64 if isinstance(number, int) else math.isfinite(number)
 
 
-def _arithmetic(verb: str, operation: Operation) -> Operation:
-    def calculate(left: Any, right: Any) -> Any:
+def _arithmetic(verb: str, operation: Callable[[Any, Any], Any]) -> Operation:
+    def calculate(left: Any, right: Any, _: Budget) -> Any:
         if not _is_number(left) or not _is_number(right):
             raise Fault(f"cannot {verb} {describe(left)} and {describe(right)}: expected two numbers")
         try:
@@ -142,15 +155,16 @@ def _arithmetic(verb: str, operation: Operation) -> Operation:
 _add_numbers = _arithmetic("add", operator.add)
 
 
-def _add(left: Any, right: Any) -> Any:
+def _add(left: Any, right: Any, budget: Budget) -> Any:
     if _is_number(left) and _is_number(right):
-        return _add_numbers(left, right)
+        return _add_numbers(left, right, budget)
     if type(left) is not type(right) or not isinstance(left, (str, list)):
         raise Fault(
             f"cannot add {describe(left)} and {describe(right)}: expected two numbers, two strings or two lists"
         )
     if len(left) + len(right) > LARGEST:
         raise Fault(f"cannot add {describe(left)} and {describe(right)}: the result is longer than {LARGEST:,}")
+    budget.copy(len(left) + len(right))
     return left + right
 
 
@@ -163,11 +177,21 @@ def negate(value: Any) -> Any:
     return -value
 
 
-def _ordering(operation: Operation) -> Operation:
-    def compare(left: Any, right: Any) -> Any:
+def _equal(left: Any, right: Any, budget: Budget) -> bool:
+    budget.compare(left, right)
+    return bool(left == right)
+
+
+def _not_equal(left: Any, right: Any, budget: Budget) -> bool:
+    return not _equal(left, right, budget)
+
+
+def _ordering(operation: Callable[[Any, Any], Any]) -> Operation:
+    def compare(left: Any, right: Any, budget: Budget) -> Any:
         alike = type(left) is type(right) and isinstance(left, (str, date, datetime))
         if not alike and not (_is_number(left) and _is_number(right)):
             raise Fault(f"cannot order {describe(left)} and {describe(right)}: expected two numbers or two strings")
+        budget.compare(left, right)
         try:
             return operation(left, right)
         except TypeError as error:  # one datetime has a time zone and the other has none
@@ -176,23 +200,29 @@ def _ordering(operation: Operation) -> Operation:
     return compare
 
 
-def _in(left: Any, right: Any) -> bool:
+def _in(left: Any, right: Any, budget: Budget) -> bool:
     if isinstance(right, str) and not isinstance(left, str):
         raise Fault(f"cannot look for {describe(left)} in {describe(right)}: expected a string")
     if not isinstance(right, (str, list, tuple, Mapping)):
         raise Fault(f"cannot look in {describe(right)}: expected a list, a string or an object")
     if isinstance(right, Mapping) and not isinstance(left, str):
         return False
+    if isinstance(right, str):
+        budget.copy(len(right))
+    elif isinstance(right, (list, tuple)):
+        if not isinstance(left, (list, tuple, Mapping)):
+            return left in budget.members(right)
+        budget.spend(1 + budget.weight(right))
     return left in right
 
 
-def not_in(left: Any, right: Any) -> bool:
+def not_in(left: Any, right: Any, budget: Budget) -> bool:
     """Say whether a value is not among others."""
-    return not _in(left, right)
+    return not _in(left, right, budget)
 
 
 def _len(argument: Evaluate) -> Evaluate:
-    def length(names: Names) -> int:
+    def length(names: Scope) -> int:
         value = argument(names)
         if not isinstance(value, (str, list, tuple, Mapping)):
             raise Fault(f"len takes a list, a string or an object, found {describe(value)}")
@@ -203,10 +233,11 @@ def _len(argument: Evaluate) -> Evaluate:
 
 def _on_string(name: str, change: Callable[[str], str]) -> Callable[[Evaluate], Evaluate]:
     def function(argument: Evaluate) -> Evaluate:
-        def changed(names: Names) -> str:
+        def changed(names: Scope) -> str:
             value = argument(names)
             if not isinstance(value, str):
                 raise Fault(f"{name} takes a string, found {describe(value)}")
+            names.budget.copy(len(value))
             return change(value)
 
         return changed
@@ -215,7 +246,7 @@ def _on_string(name: str, change: Callable[[str], str]) -> Callable[[Evaluate], 
 
 
 def _default(argument: Evaluate, otherwise: Evaluate) -> Evaluate:
-    def default(names: Names) -> Any:
+    def default(names: Scope) -> Any:
         try:
             value = argument(names)
         except Missing:
@@ -229,8 +260,8 @@ LITERALS = {"true": True, "false": False, "null": None}
 OPERATORS: dict[str, tuple[Level, Operation]] = {
     "or": (Level.OR, _second),
     "and": (Level.AND, _second),
-    "==": (Level.COMPARE, operator.eq),
-    "!=": (Level.COMPARE, operator.ne),
+    "==": (Level.COMPARE, _equal),
+    "!=": (Level.COMPARE, _not_equal),
     "<": (Level.COMPARE, _ordering(operator.lt)),
     "<=": (Level.COMPARE, _ordering(operator.le)),
     ">": (Level.COMPARE, _ordering(operator.gt)),

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.domain.dag import Graph
 from orchestrator.domain.definition import Step
 from orchestrator.domain.expression import Expression, parse, parse_template
 from orchestrator.domain.lane_names import LONGEST_KEY, key_text
 from orchestrator.domain.operators import LARGEST, describe
+from orchestrator.domain.scope import ENOUGH_WORK, Scope
 from orchestrator.errors import ExpressionError
 
 _OF_ITEM = frozenset({"item", "index", "count"})
@@ -44,6 +44,14 @@ class FanOut:
     total: int
 
 
+class Instance(NamedTuple):
+    """What one task, or one child run, of a step is given."""
+
+    input: dict[str, Any]
+    key: str | None
+    """Whom it is for."""
+
+
 class StepProgram:
     """A step's expressions, parsed once."""
 
@@ -65,8 +73,9 @@ class StepProgram:
         self.needs = tuple(graph.index[name] for name in sorted({*roots, *(self._merged if step.task else ())}))
         """Steps whose outputs anything here reads."""
 
-    def decide(self, names: Mapping[str, Any]) -> Skip | Single | FanOut:
+    def decide(self, names: Scope) -> Skip | Single | FanOut:
         """Evaluate the condition and the fan-out."""
+        names.budget.begin()
         if self._when is not None and not self._when.evaluate(names):
             return Skip(f"when: {self.step.when}")
         if self._foreach is not None:
@@ -83,33 +92,40 @@ class StepProgram:
             return FanOut(number)
         return Single()
 
-    def inputs(self, names: Mapping[str, Any], positions: Sequence[int], count: int | None) -> Iterator[dict[str, Any]]:
-        """Yield the input of each of these tasks of the step; `count` is the size of its fan-out."""
+    def instances(self, names: Scope, positions: Sequence[int], count: int | None) -> Iterator[Instance]:
+        """Yield the input of each of these tasks of the step, and whom it is for; `count` is the size of its fan-out.
+
+        It ends before the last of them where evaluating more would take long.
+        """
+        budget = names.budget
+        before = budget.spent
+        budget.begin()
         base = {name: names[name] for name in self._merged} if self.step.task else {}
         if count is None:
-            yield base | self._input.render(names)
+            yield Instance(base | self._input.render(names), self._key_of(names))
+            return
+        if budget.is_half_spent:  # by other steps of the run: this one's turn comes
             return
         items = self._items(names) if self._foreach is not None else None
-        own = None if self._input.roots & _OF_ITEM else self._input.render(names)
+        differ, keys_differ = bool(self._input.roots & _OF_ITEM), bool(self._key.roots & _OF_ITEM)
+        own = {} if differ else self._input.render(names)
+        key = None if keys_differ else self._key_of(names)
+        here = names
         for position in positions:
+            if budget.spent - before > ENOUGH_WORK and position != positions[0]:
+                return
+            budget.begin()
+            if differ or keys_differ:
+                here = names.extended(_of_item(items, position, count))
             item = {"item": items[position]} if items is not None and self.step.task else {}
-            yield (
-                base
-                | item
-                | (own if own is not None else self._input.render({**names, **_of_item(items, position, count)}))
-            )
+            given = self._input.render(here) if differ else own
+            yield Instance(base | item | given, self._key_of(here) if keys_differ else key)
 
-    def keys(self, names: Mapping[str, Any], positions: Sequence[int], count: int | None) -> Iterator[str | None]:
-        """Yield whom each of these tasks of the step is for."""
+    def _key_of(self, names: Scope) -> str | None:
+        """Return whom a task of the step is for."""
         if self.step.concurrency_key is None:
-            registered = self.step.registered
-            yield from repeat(registered.key if registered is not None else None, len(positions))
-        elif count is None or not self._key.roots & _OF_ITEM:
-            yield from repeat(self._checked_key(self._key.render(names)), len(positions))
-        else:
-            items = self._items(names) if self._foreach is not None else None
-            for position in positions:
-                yield self._checked_key(self._key.render({**names, **_of_item(items, position, count)}))
+            return self.step.registered.key if self.step.registered is not None else None
+        return self._checked_key(self._key.render(names))
 
     def _checked_key(self, value: Any) -> str | None:
         key = key_text(value)

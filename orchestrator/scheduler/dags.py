@@ -19,6 +19,7 @@ from orchestrator.domain.definition import Definition, check_size, resolve_param
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.placement import Origin, of_step
 from orchestrator.domain.plain import REFUSALS
+from orchestrator.domain.scope import Budget, Scope
 from orchestrator.domain.steps import FanOut, Skip, StepProgram
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidWorkflow
@@ -29,6 +30,8 @@ from orchestrator.store.dags import Key, NewRun
 
 _CACHE = 500
 """Plans that are kept in memory."""
+_ENOUGH_DATA = 8_000_000
+"""Bytes of input after which a fan-out goes on in the next tick."""
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.decode
 
@@ -169,7 +172,7 @@ class Dags:
         if singles or fans:
             self._create(tick, singles, fans)
 
-    def _open(self, run: DagRun, place: int, names: Mapping[str, Any]) -> bool:
+    def _open(self, run: DagRun, place: int, names: Scope) -> bool:
         """Decide what a candidate becomes; True if that is a single task."""
         try:
             decision = run.compiled.programs[place].decide(names)
@@ -215,30 +218,34 @@ class Dags:
         place: int,
         positions: range,
         count: int | None,
-        names: Mapping[str, Any],
+        names: Scope,
         tasks: list[NewTask],
         children: list[NewRun],
         failed: list[tuple[DagRun, int, int, str]],
     ) -> None:
         step = run.compiled.graph.steps[place]
+        new_tasks: list[NewTask] = []
+        new_runs: list[NewRun] = []
+        size = 0
         try:
-            program = run.compiled.programs[place]
-            inputs = list(program.inputs(names, positions, count))
-            if step.workflow is not None:
-                children.extend(
-                    self._child(tick, run, step.workflow, step.name, position, given)
-                    for position, given in zip(positions, inputs, strict=True)
-                )
-                return
-            keys = program.keys(names, positions, count)
-            new = [
-                self._task(run, place, position, count, given, key)
-                for position, given, key in zip(positions, inputs, keys, strict=True)
-            ]
+            instances = run.compiled.programs[place].instances(names, positions, count)
+            for position, (given, key) in zip(positions, instances, strict=False):
+                if step.workflow is not None:
+                    new_runs.append(self._child(tick, run, step.workflow, step.name, position, given))
+                    size += len(new_runs[-1].params)
+                else:
+                    new_tasks.append(self._task(run, place, position, count, given, key))
+                    size += len(new_tasks[-1].payload)
+                if size > _ENOUGH_DATA:
+                    break
         except (InvalidWorkflow, *REFUSALS) as error:
             failed.append((run, place, len(positions), str(error)))
             return
-        tasks.extend(new)
+        tasks.extend(new_tasks)
+        children.extend(new_runs)
+        created = len(new_tasks) + len(new_runs)
+        if created < len(positions):
+            run.plan.give_back(place, len(positions) - created)
 
     def _task(
         self, run: DagRun, place: int, position: int, count: int | None, given: dict[str, Any], key: str | None
@@ -267,12 +274,13 @@ class Dags:
 
     # -- outputs
 
-    def _names(self, tick: Tick, wanted: Iterable[tuple[DagRun, int]], *, direct: bool = False) -> dict[bytes, Names]:
+    def _names(self, tick: Tick, wanted: Iterable[tuple[DagRun, int]], *, direct: bool = False) -> dict[bytes, Scope]:
         """Return, by run, what expressions of these steps may name; one query for all of them."""
         needed: dict[Key, tuple[DagRun, int]] = {}
-        names: dict[bytes, Names] = {}
+        names: dict[bytes, Scope] = {}
         for run, place in wanted:
-            names.setdefault(run.id, Names({"params": run.params, "run": run.info}))
+            if run.id not in names:
+                names[run.id] = Scope({"params": run.params, "run": run.info}, Budget(self._max_payload))
             for other in [place] if direct else run.compiled.programs[place].needs:
                 needed[run.id, run.compiled.graph.steps[other].name] = (run, other)
         of_tasks = [key for key, (run, place) in needed.items() if run.compiled.graph.steps[place].workflow is None]
@@ -285,19 +293,6 @@ class Dags:
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
                 names[run.id].unreadable[key[1]] = str(error)
         return names
-
-
-class Names(dict[str, Any]):
-    """What expressions may name. An output that cannot be read is missed only by those who ask for it."""
-
-    def __init__(self, names: Mapping[str, Any]) -> None:
-        super().__init__(names)
-        self.unreadable: dict[str, str] = {}
-
-    def __missing__(self, name: str) -> Any:
-        if name in self.unreadable:
-            raise InvalidWorkflow(f"The output of task {name!r} cannot be read: {self.unreadable[name]}.")
-        raise KeyError(name)
 
 
 def _value(plan: Plan, place: int, results: list[tuple[int, bytes | None]]) -> Any:

@@ -253,3 +253,52 @@ def test_an_event_that_does_not_fit_stops_nothing(system: System) -> None:
     system.look(3)
     assert system.count("inbox") == 0
     assert system.count("runs") == 1
+
+
+# -- what is small to write and large to do
+
+
+BOMB = """
+name: bomb
+params: {many: {type: list}, known: {type: list}, large: {type: string, default: ""}}
+tasks: {each: {task: job, foreach: "params.many", input: {INPUT}}}
+"""
+
+
+def created(system: System) -> int:
+    """Return how many tasks there are."""
+    return int(system.sql("SELECT count(*) FROM orchestrator.tasks")[0]["count"])
+
+
+def test_a_fan_out_that_looks_into_a_long_list_for_each_item_is_created(system: System) -> None:
+    system.app.workflows.apply(loads(BOMB.replace("INPUT", 'is_known: "${item in params.known}"')))
+    run = system.app.workflows["bomb"].start(many=list(range(3_000)), known=list(range(1_000, 120_000)))
+    system.look_until(lambda: created(system) == 3_000)
+    assert run.progress().status == "running"
+    system.tick()
+    assert created(system) == 3_000
+
+
+def test_a_fan_out_that_costs_too_much_fails_and_others_go_on(system: System) -> None:
+    """Each of its tasks is given one value a thousand times."""
+    often = ", ".join(f'n{number}: "${{params.known}}"' for number in range(1_000))
+    system.app.workflows.apply(loads(BOMB.replace("INPUT", often)))
+    run = system.app.workflows["bomb"].start(many=list(range(1_000)), known=list(range(100_000)))
+    handle = system.job.enqueue(1)
+    system.look_until(lambda: run.progress().status == "failed")
+    with system.engine.connect() as connection:
+        (step,) = insights.list_steps(connection, UUID(run.id))
+    assert "one may be named too often" in (step.reason or "")
+    (worker,) = system.workers
+    worker.succeed(*worker.take())
+    system.tick()
+    assert handle.status() == "success"
+
+
+def test_tasks_with_large_inputs_are_created_a_few_in_a_tick(system: System) -> None:
+    system.app.workflows.apply(loads(BOMB.replace("INPUT", 'large: "${params.large}"')))
+    system.app.workflows["bomb"].start(many=list(range(30)), known=[], large="x" * 900_000)
+    system.tick()
+    assert 0 < created(system) < 15
+    system.look_until(lambda: created(system) == 30)
+    assert created(system) == 30

@@ -398,3 +398,25 @@ def test_a_dot_asks_for_a_field_and_the_message_says_how_a_name_with_one_is_writ
     ]
     both = define(step("a"), step("a.b"), step("c", "a", "a.b", input={"field": "${a.b}", "step": "${`a.b`}"}))
     assert messages(both) == []
+
+
+def test_a_workflow_beyond_reason_is_refused_at_once() -> None:
+    many = Definition(name="many", steps=tuple(Step(name=f"s{number}", task="t") for number in range(10_001)))
+    assert [text for _, text in messages(many)] == [
+        "10,001 tasks, and a workflow may have 10,000: let one task fan out with foreach, or let tasks start "
+        "workflows of their own."
+    ]
+    names = tuple(f"s{number}" for number in range(501))
+    dense = Definition(name="dense", steps=tuple(Step(name=name, task="t", depends_on=names) for name in names))
+    assert [text for _, text in messages(dense)] == [
+        "251,001 dependencies in depends_on, and a workflow may have 200,000."
+    ]
+
+
+def test_of_very_many_problems_the_first_are_told() -> None:
+    params = {f"p{number}": Param() for number in range(1_000)}
+    steps = tuple(Step(name=f"s{n}", task="t", input={"a": f"${{params.q{n}}}"}) for n in range(5_000))
+    told = [text for _, text in messages(Definition(name="wrong", params=params, steps=steps))]
+    assert len(told) == 101
+    assert told[0].startswith("unknown parameter 'q0'.")
+    assert told[-1] == "there is more that is wrong: these are the first 100."

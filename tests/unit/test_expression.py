@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from orchestrator.domain.expression import parse, parse_template, unwrap
+from orchestrator.domain.scope import Budget, Scope
 from orchestrator.errors import ExpressionError, InvalidWorkflow
 
 NAMES: dict[str, Any] = {
@@ -349,3 +350,72 @@ def test_a_name_in_backquotes_may_have_dots_and_a_plain_dot_asks_for_a_field() -
         parse("`a.b")
     with pytest.raises(ExpressionError, match="no end"):
         parse_template("${`a.b}")
+
+
+# -- what evaluating may cost
+
+
+class Unlisted(dict[str, Any]):
+    """Cannot be gone through."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("somebody goes through all keys")
+
+
+def spent(text: str, times: int = 1, **names: Any) -> int:
+    """Return what it costs to evaluate an expression many times in a row."""
+    scope = Scope(names, Budget())
+    expression = parse(text)
+    for _ in range(times):
+        scope.budget.begin()
+        expression.evaluate(scope)
+    return scope.budget.spent
+
+
+def test_many_looks_into_one_long_list_cost_little_more_than_one() -> None:
+    known = list(range(230_400))
+    assert spent("230399 in known", known=known) < 2 * 230_400 + 10
+    assert spent("230399 in known and not (-1 in known)", 6_000, known=known) < 2 * 230_400 + 10
+    assert parse("1 in known").evaluate({"known": [*range(40), {}]}) is True
+    assert parse("'x' in known").evaluate({"known": [*range(40), {}]}) is False
+    assert parse("1.0 in known and true in known").evaluate({"known": list(range(40))}) is True
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "big == copy",
+        "big != copy",
+        "big in [copy, copy]",
+        "[big, big, big] == [copy, copy, copy]",
+        " or ".join(["'y' in long"] * 200),
+        " or ".join(["lower(long) == 'y'"] * 200),
+        "len(" + " + ".join(["long"] * 2) + ") == 3",
+    ],
+)
+def test_what_takes_too_much_work_is_refused_before_it_is_done(text: str) -> None:
+    big = [list(range(1_000)) for _ in range(4_000)]
+    names = {"big": big, "copy": [list(row) for row in big[:3_000]], "long": "x" * 1_000_000}
+    with pytest.raises(ExpressionError, match="takes too much work|is longer than"):
+        parse(text).evaluate(names)
+
+
+def test_the_expressions_of_a_run_share_a_budget() -> None:
+    with pytest.raises(ExpressionError, match="of this run take too much work together"):
+        spent("long == other", 1_000, long="x" * 1_000_000, other="x" * 999_999 + "y")
+
+
+def test_a_value_that_is_named_a_thousand_times_is_refused_before_it_is_written() -> None:
+    names = Scope({"value": list(range(10_000))}, Budget(most_data=1_000_000))
+    template = parse_template({str(number): "${value}" for number in range(1_000)})
+    with pytest.raises(ExpressionError, match=r"about 40,\d\d\d,\d\d\d bytes together, and at most 1,000,000"):
+        template.render(names)
+    assert len(parse_template({str(number): "${value}" for number in range(20)}).render(names)) == 20
+    with pytest.raises(ExpressionError, match="longer than 1,000,000 characters"):
+        parse_template("${value} " * 1_000).render(names)
+
+
+def test_a_default_does_not_look_for_the_nearest_name() -> None:
+    assert parse("default(params.missing, 1)").evaluate({"params": Unlisted(other=2)}) == 1
+    with pytest.raises(ExpressionError, match="Did you mean 'other'?"):
+        parse("x.othr").evaluate({"x": {"other": 2}})

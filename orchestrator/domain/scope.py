@@ -1,0 +1,136 @@
+"""What the expressions of one run may name, and what evaluating them may cost.
+
+Expressions come from people, and what they name comes from tasks: a comparison of two long lists in each of ten
+thousand items is quickly written. So whatever takes time or makes data is charged here before it is done, and what
+costs too much fails the step that asks for it, not the leader that evaluates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.errors import InvalidWorkflow
+
+MOST_WORK = 5_000_000
+"""What one evaluation may cost; a unit is a simple comparison, some tens of nanoseconds."""
+MOST_WORK_TOGETHER = 2 * MOST_WORK
+"""What the evaluations of one run may cost together while nothing else moves."""
+ENOUGH_WORK = MOST_WORK // 5
+"""After so much of it, a fan-out goes on in the next tick."""
+_INDEXED = 32
+"""Items from which on it pays to look into a list through an index."""
+_COPIED_AT_ONCE = 16
+"""Characters or items that are copied or searched in the time of a unit."""
+_A_NUMBER = 4
+"""Bytes that a number may take, on average."""
+_LONG = (str, list, tuple, dict)
+"""What may be long: plain data has no other."""
+
+
+class TooMuch(Exception):
+    """Evaluating costs more than a run may cost the leader."""
+
+
+class Budget:
+    """What evaluating has cost so far."""
+
+    __slots__ = ("_began", "_members", "_weights", "most_data", "spent")
+
+    def __init__(self, most_data: int | None = None) -> None:
+        self.most_data = most_data
+        """Bytes that one value may be made of; None: any."""
+        self.spent = 0
+        self._began = 0
+        self._weights: dict[int, tuple[int, Any]] = {}
+        self._members: dict[int, tuple[frozenset[Any] | None, Any]] = {}
+
+    def begin(self) -> None:
+        """Begin another evaluation, which may cost as much as each."""
+        self._began = self.spent
+
+    @property
+    def is_half_spent(self) -> bool:
+        """Say whether the evaluations of this run have cost half of what they may together."""
+        return self.spent > MOST_WORK_TOGETHER // 2
+
+    def spend(self, units: int) -> None:
+        """Charge work before it is done."""
+        self.spent += units
+        if self.spent - self._began > MOST_WORK:
+            raise TooMuch("it takes too much work: it goes through too many values, or through some too often")
+        if self.spent > MOST_WORK_TOGETHER:
+            raise TooMuch("the expressions of this run take too much work together")
+
+    def copy(self, length: int) -> None:
+        """Charge the copying, or the searching, of so many characters or items."""
+        self.spend(1 + length // _COPIED_AT_ONCE)
+
+    def compare(self, left: Any, right: Any) -> None:
+        """Charge a comparison, which may go through the smaller of two values."""
+        if isinstance(left, _LONG) and isinstance(right, _LONG):
+            self.spend(1 + min(self.weight(left), self.weight(right)) // _A_NUMBER)
+
+    def weight(self, value: Any) -> int:
+        """Return about how many bytes a value takes. What several values share is looked at, and charged, once."""
+        if isinstance(value, str):
+            return len(value) + 2
+        if not isinstance(value, _LONG):
+            return _A_NUMBER
+        known = self._weights.get(id(value))
+        if known is None:
+            self.spend(len(value))
+            total = 2
+            if isinstance(value, dict):
+                total += sum(len(key) if isinstance(key, str) else _A_NUMBER for key in value)
+            for item in value.values() if isinstance(value, dict) else value:
+                total += self.weight(item)
+            known = self._weights[id(value)] = total, value  # kept, so that nothing else gets this id
+        return known[0]
+
+    def members(self, items: list[Any] | tuple[Any, ...]) -> frozenset[Any] | list[Any] | tuple[Any, ...]:
+        """Return where to look for a simple value among items: an index, if the list is long and has one."""
+        if len(items) < _INDEXED:
+            self.spend(len(items))
+            return items
+        known = self._members.get(id(items))
+        if known is None:
+            self.spend(2 * len(items))
+            try:
+                known = frozenset(items), items
+            except TypeError:  # a list or an object among them
+                known = None, items
+            self._members[id(items)] = known
+        if known[0] is None:
+            self.spend(len(items))
+        return items if known[0] is None else known[0]
+
+
+class Scope(dict[str, Any]):
+    """What expressions may name. An output that cannot be read is missed only by those who ask for it."""
+
+    def __init__(
+        self,
+        names: Mapping[str, Any],
+        budget: Budget | None = None,
+        unreadable: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(names)
+        self.budget = budget or Budget()
+        self.unreadable = {} if unreadable is None else unreadable
+
+    def __missing__(self, name: str) -> Any:
+        if name in self.unreadable:
+            raise InvalidWorkflow(f"The output of task {name!r} cannot be read: {self.unreadable[name]}.")
+        raise KeyError(name)
+
+    def extended(self, more: Mapping[str, Any]) -> Scope:
+        """Return a scope that knows more names, at the same expense."""
+        wider = Scope(self, self.budget, self.unreadable)
+        wider.update(more)
+        return wider
+
+
+def scope_of(names: Mapping[str, Any]) -> Scope:
+    """Return names as a scope, with a budget of its own if they have none."""
+    return names if isinstance(names, Scope) else Scope(names)
