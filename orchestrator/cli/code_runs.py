@@ -150,7 +150,7 @@ def _about(event: Event) -> str:
     words: list[str] = []
     for field in event.what.__struct_fields__:
         found = getattr(event.what, field)
-        if found in (None, "", {}) or found is False:
+        if found in (None, "", {}) or found is False or field == "digest":  # which means nothing to people
             continue
         if isinstance(found, bytes):
             found = to_text(found) if field in ID_FIELDS else _shown(found)

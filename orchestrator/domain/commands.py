@@ -53,6 +53,8 @@ class ScheduleTask(msgspec.Struct, frozen=True, array_like=True, tag="schedule_t
 
     ordinal: int
     task: NewTask
+    digest: str = ""
+    """Of its arguments, so that replay notices if they have become others; empty where they cannot be compared."""
 
 
 class CancelTask(msgspec.Struct, frozen=True, array_like=True, tag="cancel_task"):
@@ -110,6 +112,8 @@ class StartChildRun(msgspec.Struct, frozen=True, array_like=True, tag="start_chi
     """Seconds that the run may take."""
     detached: bool = False
     """It goes on when the parent ends."""
+    digest: str = ""
+    """Of its arguments, as in `ScheduleTask`."""
 
 
 class CancelChildRun(msgspec.Struct, frozen=True, array_like=True, tag="cancel_child_run"):

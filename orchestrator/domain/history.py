@@ -162,6 +162,8 @@ class TaskScheduled(msgspec.Struct, frozen=True, array_like=True, tag="task_sche
     ordinal: int
     id: bytes
     name: str
+    digest: str = ""
+    """Of its arguments; empty in histories that were recorded before there were any."""
 
 
 class TaskCancelRequested(msgspec.Struct, frozen=True, array_like=True, tag="task_cancel_requested"):
@@ -207,6 +209,8 @@ class ChildStarted(msgspec.Struct, frozen=True, array_like=True, tag="child_star
     workflow: str
     name: str = ""
     detached: bool = False
+    digest: str = ""
+    """Of its arguments, as in `TaskScheduled`."""
 
 
 class ChildCancelRequested(msgspec.Struct, frozen=True, array_like=True, tag="child_cancel_requested"):
@@ -333,8 +337,8 @@ def weight(what: Fact | Record | Mark) -> int:
 def record(command: commands.Command) -> Record:
     """Return the event that records a command which has been applied."""
     match command:
-        case commands.ScheduleTask(ordinal=ordinal, task=task):
-            return TaskScheduled(ordinal, task.id, task.name)
+        case commands.ScheduleTask(ordinal=ordinal, task=task, digest=digest):
+            return TaskScheduled(ordinal, task.id, task.name, digest)
         case commands.CancelTask(id=id):
             return TaskCancelRequested(id)
         case commands.StartTimer(ordinal=ordinal, id=id, seconds=seconds, name=name):
@@ -346,7 +350,7 @@ def record(command: commands.Command) -> Record:
         case commands.CancelPromise(id=id):
             return PromiseCancelled(id)
         case commands.StartChildRun(ordinal=ordinal, id=id, workflow=workflow, name=name, detached=detached):
-            return ChildStarted(ordinal, id, workflow, name, detached)
+            return ChildStarted(ordinal, id, workflow, name, detached, command.digest)
         case commands.CancelChildRun(id=id):
             return ChildCancelRequested(id)
         case commands.RecordOperation(ordinal=ordinal, name=name, result=result, error=error):

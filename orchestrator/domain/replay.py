@@ -85,6 +85,7 @@ class Ledger:
             return None
         number, record = found
         self._compare(number, claim, record)
+        self._compare_arguments(number, claim, history.record(command), record)
         if not self._records:
             self._expected.clear()
             self._commanded.clear()
@@ -153,6 +154,20 @@ class Ledger:
                 f"{field.title().replace(' ', '')}Mismatch",
                 f"{field} mismatch at {kind} {ordinal} (event {number}): "
                 f"history has {expected!r} and the code says {found!r}.",
+            )
+
+    def _compare_arguments(self, number: int, claim: Claim, made: Record, record: Record) -> None:
+        """Compare what is passed to a task or a child, as far as both sides have a digest of it."""
+        recorded, found = getattr(record, "digest", ""), getattr(made, "digest", "")
+        if recorded and found and recorded != found:
+            line = _line(claim)
+            del self._expected[self._expected.index(line) + 1 :]
+            self._commanded[-1] = f"{line}, with other arguments"
+            self.violate(
+                number,
+                "ArgumentsMismatch",
+                f"Arguments mismatch at {line} (event {number}): the code passes others than the history records. "
+                f"Either it has changed, or what it does depends on something that is not in the history.",
             )
 
     def violate(self, number: int, kind: str, message: str) -> NoReturn:

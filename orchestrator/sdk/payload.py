@@ -6,6 +6,7 @@ them back in the types that the task's signature names.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ def _decode_other(kind: type, value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
+_orderly = msgspec.msgpack.Encoder(enc_hook=_encode_other, order="deterministic")
 _decoder = msgspec.msgpack.Decoder()
 _parts = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 
@@ -53,6 +55,18 @@ def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
             encode_value(value, f"Argument {place} of task {name!r}", limit)
         return encode_value((arguments, keywords), f"The arguments of task {name!r}", limit)  # a keyword is at fault
     return _checked(data, f"The arguments of task {name!r}", limit)
+
+
+def digest_call(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:
+    """Return a digest of arguments that is the same in every process, whatever the order of sets and mappings.
+
+    It is empty where there is no such order: in a set of objects, say, or a mapping whose keys are no text.
+    """
+    try:
+        data = _orderly.encode((arguments, keywords))
+    except REFUSALS:
+        return ""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def encode_value(value: Any, what: str, limit: int) -> bytes:

@@ -3,7 +3,7 @@
 Nothing in it waits. Callbacks run first in, first out until none is left; time stands still in between and moves only
 when the history says so; `call_later`, and with it `asyncio.sleep`, `wait_for` and `timeout`, asks for a durable timer.
 Tasks and futures hash by the order of their creation, so that the sets that `asyncio.wait` returns, and all others of
-them, have the same order in every process.
+them, have the same order in every process; `ordering.py` sees to those that asyncio makes by itself.
 """
 
 from __future__ import annotations
@@ -135,6 +135,11 @@ class Loop(asyncio.AbstractEventLoop):
         """The coroutines and asynchronous generators that wait, in order of creation."""
         return [task.get_coro() for task in self._tasks], self._generators
 
+    @property
+    def open_tasks(self) -> list[asyncio.Task[Any]]:
+        """The tasks that have not ended, in order of creation."""
+        return [task for task in self._tasks if not task.done()]
+
     def close(self) -> None:
         """Run nothing any more."""
         self._closed = True
@@ -235,21 +240,3 @@ for _name in (
     *("run_forever", "run_until_complete", "set_default_executor", "connect_accepted_socket", "set_task_factory"),
 ):
     setattr(Loop, _name, _refuse(_name))
-
-
-_as_completed = asyncio.as_completed
-
-
-def _ordered_as_completed(fs: Any, **options: Any) -> Any:
-    """Do as `asyncio.as_completed` does; in a workflow, start coroutines in the order in which they are given.
-
-    The original puts them into a set first, whose order is that of their addresses.
-    """
-    if isinstance(asyncio._get_running_loop(), Loop):
-        fs = [asyncio.ensure_future(one) for one in fs]
-    return _as_completed(fs, **options)
-
-
-def keep_order() -> None:
-    """Make `asyncio.as_completed` keep the order of what it is given inside workflows; elsewhere, it is as ever."""
-    asyncio.as_completed = asyncio.tasks.as_completed = _ordered_as_completed

@@ -9,6 +9,7 @@ from orchestrator.domain.commands import CancelTask, ScheduleTask
 from orchestrator.errors import InvalidTask, NotDeterministic, OrchestratorError
 from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.futures import DurableFuture
+from orchestrator.sdk.payload import digest_call
 
 if TYPE_CHECKING:
     from orchestrator.sdk.task import Task
@@ -25,7 +26,7 @@ def schedule_task(task: Task[..., R], args: Sequence[Any], kwargs: Mapping[str, 
         raise InvalidTask("Option on_success=True: only inside a task that runs in a worker; this is a workflow.")
     ordinal, identifier = flow.next("task")
     described = task.as_scheduled(flow.started.queue).described(identifier, args, kwargs, flow.run_id, ordinal)
-    flow.issue(ScheduleTask(ordinal, described))
+    flow.issue(ScheduleTask(ordinal, described, digest_call(args, kwargs)))
     restore = task.signature.restore_result
     return flow.expect(DurableFuture(flow, identifier, f"Task {task.name!r}", restore, CancelTask(identifier)))
 

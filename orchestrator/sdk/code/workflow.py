@@ -15,10 +15,11 @@ from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.code.guards import watch_package_of
 from orchestrator.sdk.code.handle import WorkflowHandle
-from orchestrator.sdk.code.loop import LONGEST_WAIT, keep_order
+from orchestrator.sdk.code.loop import LONGEST_WAIT
+from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import OnConflict, Starting
 from orchestrator.sdk.options import check_name
-from orchestrator.sdk.payload import encode_call
+from orchestrator.sdk.payload import digest_call, encode_call
 from orchestrator.sdk.signature import Signature
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ class CodeWorkflow(Generic[P, R]):
                 queue=options.queue or flow.started.queue,
                 timeout=options.seconds or None,
                 detached=options.detached,
+                digest=digest_call(args, kwargs),
             )
         )
         cancel = None if options.on_cancel == "abandon" else CancelChildRun(identifier)

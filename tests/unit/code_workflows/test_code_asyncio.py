@@ -273,3 +273,28 @@ async def exits(ctx: WorkflowContext) -> None:
 def test_a_workflow_that_exits_fails() -> None:
     with pytest.raises(RunFailed, match="SystemExit: out"):
         played(exits)
+
+
+def test_a_future_made_by_hand_has_no_order_and_is_refused() -> None:
+    own = Orchestrator()
+
+    @own.workflow(name="by_hand")
+    async def by_hand(ctx: WorkflowContext) -> None:
+        await asyncio.wait([asyncio.Future(), asyncio.Future()])
+
+    async def look(run: TestedRun[Any], _: WorkflowTest) -> None:
+        with pytest.raises(NotDeterministic, match="get_running_loop\\(\\).create_future"):
+            await run.result()
+
+    started(by_hand, look)
+
+
+def test_futures_outside_of_workflows_are_as_ever() -> None:
+    async def outside() -> int:
+        first, second = asyncio.gather(asyncio.sleep(0, 1)), asyncio.Future[int]()
+        second.set_result(2)
+        done, _ = await asyncio.wait([first, second])
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return len({*done, first, second})
+
+    assert asyncio.run(outside()) == 2

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from orchestrator import DeterminismViolation, InvalidWorkflow, Orchestrator, RunFailed, WorkflowContext, WorkflowFailed
@@ -127,6 +128,58 @@ def test_replay_names_the_place_and_shows_the_difference() -> None:
     assert found.value.difference.splitlines()[2:] == [
         *("@@ -1,2 +1,2 @@", " operation 1 note", "-state 1 set keys", "+state 1 set keyz")
     ]
+
+
+def passing(value: Any, *, child: bool = False) -> Any:
+    """Return code that passes a value to a task, or to a child."""
+    app = Orchestrator()
+    app.task(name="fetch")(lambda value: value)
+
+    @app.workflow(name="inner")
+    async def inner(ctx: WorkflowContext, value: Any) -> Any:
+        return value
+
+    @app.workflow(name="passes")
+    async def passes(ctx: WorkflowContext) -> Any:
+        await ctx.sleep(1)
+        return await ctx.schedule("inner" if child else "fetch", value)
+
+    return passes
+
+
+def passed(value: Any, *, child: bool = False) -> Recording:
+    async def look(run: TestedRun[Any], _: WorkflowTest) -> Recording:
+        await run.result()
+        return run.history
+
+    return started(passing(value, child=child), look, mocks={"fetch": None})
+
+
+@pytest.mark.parametrize("child", [False, True])
+def test_replay_notices_other_arguments(child: bool) -> None:
+    what = "child 1 inner" if child else "task 1 fetch"
+    with pytest.raises(DeterminismViolation) as found:
+        replay(passing({"amount": 2}, child=child), passed({"amount": 1}, child=child))
+    assert str(found.value).startswith(f"Arguments mismatch at {what} (event 6): the code passes others")
+    assert found.value.difference.splitlines()[-2:] == [f"-{what}", f"+{what}, with other arguments"]
+
+
+def test_the_order_of_sets_and_mappings_makes_no_difference() -> None:
+    replay(passing({"a": 1, "b": {"x", "y"}}), passed({"b": {"y", "x"}, "a": 1}))
+    replay(passing({1: "a"}), passed({1: "b"}))  # keys that are no text have no order: not compared
+
+
+def test_histories_that_were_recorded_without_arguments_still_fit() -> None:
+    old = [
+        Event(event.number, event.at, msgspec.structs.replace(event.what, digest=""))
+        if isinstance(event.what, history.TaskScheduled)
+        else event
+        for event in passed(1).events
+    ]
+    replay(passing(2), Recording(passed(1).run_id, old))
+    packed = msgspec.msgpack.encode(history.TaskScheduled(1, b"1" * 16, "fetch"))[:-1]  # as an older release wrote it
+    short = bytes([packed[0] - 1]) + packed[1:]
+    assert msgspec.msgpack.decode(short, type=history.TaskScheduled).digest == ""
 
 
 def test_replay_notices_code_that_ends_otherwise_or_not_at_all() -> None:

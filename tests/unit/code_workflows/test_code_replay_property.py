@@ -86,3 +86,55 @@ def test_nothing_depends_on_addresses_or_hash_seeds() -> None:
     }
     assert len(outputs) == 1
     assert "TimerFired" in outputs.pop()
+
+
+SETS = """
+import asyncio, random, sys
+from orchestrator import Orchestrator, WorkflowContext
+from orchestrator.testing import WorkflowTest
+
+app = Orchestrator()
+
+@app.task(name="work")
+def work(label: str, among: set[str]) -> str: ...
+
+@app.workflow(name="branches")
+async def branches(ctx: WorkflowContext) -> list[str]:
+    names = [f"branch {number}" for number in range(20)]
+    gathered = [asyncio.gather(work.schedule(name, set(names))) for name in names]
+    done, _ = await asyncio.wait(gathered)
+    again = [await work.schedule(next(iter(await one)), set()) for one in done]
+    assert len(asyncio.all_tasks()) == 1
+    return again
+
+class Litter(asyncio.tasks._GatheringFuture):
+    pass
+
+async def play():
+    litter = [Litter([], loop=asyncio.get_running_loop()) for _ in range(500)]
+    random.Random(sys.argv[1]).shuffle(litter)
+    del litter[:400]  # so that the next ones of that size get addresses in an order of this process
+    async with WorkflowTest() as test:
+        run = await test.start(branches, mocks={work: lambda label, among: label})
+        print(await run.result())
+        print(run.history.to_json())
+
+asyncio.run(play())
+"""
+
+
+def test_sets_of_futures_have_the_same_order_in_every_process() -> None:
+    """Also of those that `asyncio.gather` returns; and sets among arguments have the same digest."""
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", SETS, seed],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(outputs) == 1
