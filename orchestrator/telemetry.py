@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from orchestrator.harmless import indented
+
 LOGGER_NAME = "orchestrator"
 
 
@@ -20,11 +22,18 @@ def get_logger(role: str) -> logging.Logger:
 def configure_logging(level: str = "INFO") -> None:
     """Send the package's log to stderr; called by the commands, never by the library."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+
+
+class _Formatter(logging.Formatter):
+    """Shows what others have written without obeying it: no line but the first of a record begins at the margin."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return indented(super().format(record))
 
 
 def first_line(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from contextlib import suppress
 import click
 
 from orchestrator.cli.parent import FOLLOW
+from orchestrator.harmless import with_styles
 
 _COLOURS = {"dev": "green", "scheduler": "magenta", "worker": "cyan", "schedules": "magenta"}
 _WIDTH = max(map(len, _COLOURS))
@@ -24,7 +25,7 @@ _HURRY = 3.0
 def say(role: str, text: str) -> None:
     """Print a line of one role. If the terminal is gone, the work goes on without it."""
     with suppress(OSError):
-        click.echo(f"{click.style(role.ljust(_WIDTH), fg=_COLOURS[role])} │ {text}")
+        click.echo(f"{click.style(role.ljust(_WIDTH), fg=_COLOURS[role])} │ {with_styles(text)}")
 
 
 class Child:

@@ -9,11 +9,12 @@ import click
 
 from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.options import json_option
-from orchestrator.cli.output import print_table
+from orchestrator.cli.output import echo, print_table
 from orchestrator.cli.resetting import reset
 from orchestrator.cli.sending import sending
 from orchestrator.domain.history import Event
 from orchestrator.domain.ids import to_text
+from orchestrator.harmless import harmless_json
 from orchestrator.sdk.code.recording import ID_FIELDS
 from orchestrator.sdk.payload import decode_value
 
@@ -34,7 +35,7 @@ def signal(run: UUID, name: str, value: str | None) -> None:
     """
     with sending() as app:
         app.workflow_run(run).signal(name, _value(value))
-        click.echo(f"Sent {name!r} to run {run}.")
+        echo(f"Sent {name!r} to run {run}.")
 
 
 @click.command()
@@ -50,7 +51,7 @@ def resolve(run: UUID, promise: str, value: str | None) -> None:
     """
     with sending() as app:
         app.workflow_run(run).resolve(promise, _value(value))
-        click.echo(f"Resolved {promise!r} of run {run}.")
+        echo(f"Resolved {promise!r} of run {run}.")
 
 
 @click.command()
@@ -66,7 +67,7 @@ def reject(run: UUID, promise: str, reason: str) -> None:
     """
     with sending() as app:
         app.workflow_run(run).reject(promise, reason)
-        click.echo(f"Rejected {promise!r} of run {run}.")
+        echo(f"Rejected {promise!r} of run {run}.")
 
 
 @click.command()
@@ -81,7 +82,7 @@ def query(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
       orchestrator runs query 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 items
     """
     with sending() as app:
-        click.echo(data_text(app.workflow_run(run).query(name, *map(parse_value, arguments))))
+        echo(data_text(app.workflow_run(run).query(name, *map(parse_value, arguments))))
 
 
 @click.command()
@@ -96,7 +97,7 @@ def update(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
       orchestrator runs update 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 set_limit 500
     """
     with sending() as app:
-        click.echo(data_text(app.workflow_run(run).update(name, *map(parse_value, arguments))))
+        echo(data_text(app.workflow_run(run).update(name, *map(parse_value, arguments))))
 
 
 @click.command()
@@ -111,7 +112,7 @@ def terminate(runs: tuple[UUID, ...]) -> None:
     with sending() as app:
         for run in runs:
             app.workflow_run(run).terminate()
-            click.echo(f"Asked to terminate run {run}.")
+            echo(f"Asked to terminate run {run}.")
 
 
 @click.command()
@@ -127,7 +128,7 @@ def history(run: UUID, as_json: bool) -> None:
     with sending() as app:
         recording = app.workflow_run(run).history()
     if as_json:
-        click.echo(recording.to_json())
+        echo(harmless_json(recording.to_json()))
         return
     begun = recording.events[0].at if recording.events else 0.0
     rows = [(event.number, f"{event.at - begun:.3f}", _kind(event), _about(event)) for event in recording.events]

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from orchestrator.harmless import harmless_json
 from orchestrator.sdk.payload import decode_value
 
 
@@ -26,7 +27,7 @@ def data_text(plain: Any) -> str:
     if isinstance(plain, bytes):
         return repr(plain)
     try:
-        return json.dumps(msgspec.to_builtins(plain, str_keys=True), ensure_ascii=False)
+        return harmless_json(json.dumps(msgspec.to_builtins(plain, str_keys=True), ensure_ascii=False))
     except (TypeError, ValueError):
         return repr(plain)
 

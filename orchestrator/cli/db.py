@@ -7,7 +7,7 @@ import sys
 import click
 
 from orchestrator.cli.options import json_option
-from orchestrator.cli.output import print_json
+from orchestrator.cli.output import echo, print_json
 from orchestrator.settings import load_settings
 from orchestrator.store import database
 
@@ -34,7 +34,7 @@ def upgrade() -> None:
     """
     settings = load_settings()
     database.upgrade(settings.require_database(), namespace=settings.namespace)
-    click.echo(f"The database is at revision {database.REVISION}.")
+    echo(f"The database is at revision {database.REVISION}.")
 
 
 @command.command()
@@ -59,4 +59,4 @@ def check(as_json: bool) -> None:
             database.check_schema(connection)
     finally:
         engine.dispose()
-    click.echo(f"The database is at revision {found}, as this release needs it.")
+    echo(f"The database is at revision {found}, as this release needs it.")

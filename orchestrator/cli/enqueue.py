@@ -12,6 +12,7 @@ import click
 
 from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.options import app_option
+from orchestrator.cli.output import echo
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import UnknownTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator
@@ -62,9 +63,9 @@ def command(name: str, arguments: tuple[str, ...], app: str | None, wait: bool, 
             handle = _enqueue_registered(_find(application, name), call, given)
         else:
             handle = _enqueue_by_name(application, name, call, given)
-        click.echo(handle.id, err=wait)
+        echo(handle.id, err=wait)
         if wait:
-            click.echo(data_text(handle.result()))
+            echo(data_text(handle.result()))
 
 
 def _parse(words: Sequence[str]) -> Call:

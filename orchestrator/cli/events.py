@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from orchestrator.cli.output import echo
 from orchestrator.cli.sending import sending
 
 
@@ -34,7 +35,7 @@ def post(name: str, payload: str | None) -> None:
     document = None if payload is None else _parse(payload)
     with sending() as app:
         app.post_event(name, document)
-    click.echo(f"Posted {name}.")
+    echo(f"Posted {name}.")
 
 
 def _parse(text: str) -> Any:

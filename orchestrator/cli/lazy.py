@@ -11,6 +11,7 @@ import click
 from redis.exceptions import RedisError
 
 from orchestrator.errors import OrchestratorError, did_you_mean
+from orchestrator.harmless import harmless
 
 
 class LazyGroup(click.Group):
@@ -52,12 +53,15 @@ class LazyGroup(click.Group):
         """Run the command; an error that was raised on purpose, or an outage, ends it with a message."""
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            error.message = harmless(error.message)  # type: ignore[misc]  # it quotes what was typed
+            raise
         except OrchestratorError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(harmless(str(error))) from error
         except RedisError as error:
-            raise click.ClickException(f"Redis cannot be used: {error}") from error
+            raise click.ClickException(harmless(f"Redis cannot be used: {error}")) from error
         except _database_errors() as error:
-            raise click.ClickException(f"Postgres cannot be used: {_store().explain(error)}") from error
+            raise click.ClickException(harmless(f"Postgres cannot be used: {_store().explain(error)}")) from error
 
 
 def _database_errors() -> Any:

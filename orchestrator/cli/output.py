@@ -1,17 +1,24 @@
-"""What commands print: JSON for programs, compact tables for people."""
+"""What commands print: JSON for programs, compact tables for people.
+
+The one door to the terminal: whatever commands show goes through here, and `harmless` takes out what would command it.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import click
 import msgspec
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import TextColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from orchestrator.harmless import harmless, harmless_json, one_line
 
 _COLOURS = {
     "success": "green",
@@ -33,24 +40,52 @@ _NARROW = 8
 Cell = str | int | Text | None
 
 
+def echo(text: str = "", *, err: bool = False, colour: str | None = None, nl: bool = True) -> None:
+    """Print text, which may have several lines."""
+    shown = harmless(text)
+    click.echo(shown if colour is None else click.style(shown, fg=colour), err=err, nl=nl)
+
+
+def confirm(question: str, *, err: bool = False) -> None:
+    """Ask whether to go on, and end the command if not."""
+    click.confirm(one_line(question), abort=True, err=err)
+
+
+def json_text(document: Any) -> str:
+    """Return JSON in one line; the keys of a value object are its fields, and times are ISO 8601."""
+    return harmless_json(msgspec.json.encode(document).decode())
+
+
 def print_json(document: Any) -> None:
-    """Print one JSON document; the keys of a value object are its fields, and times are ISO 8601."""
-    click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+    """Print one JSON document for people and programs."""
+    echo(harmless_json(msgspec.json.format(msgspec.json.encode(document)).decode()))
+
+
+class _Paper(Console):
+    """A console on which data cannot speak to the terminal, wherever it stands."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(harmless(text), style)
+
+
+def text_column(template: str) -> TextColumn:
+    """Return a column of a progress bar; what looks like markup in its words is text."""
+    return TextColumn(template, markup=False)
 
 
 def console() -> Console:
     """Return where people read: as wide as the terminal, or of any width where there is none."""
     width = None if sys.stdout.isatty() else 10_000
-    return Console(
-        file=sys.stdout, width=width, markup=False, highlight=False, emoji=False, soft_wrap=width is not None
-    )
+    return _Paper(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False, soft_wrap=width is not None)
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str = "") -> None:
     """Print an aligned table. A header that ends in `>` is of numbers, one that ends in `…` may be cut short."""
-    lines = [[_cell(value) for value in row] for row in rows]
+    lines = [[_cell(value, one_line) for value in row] for row in rows]
     if not lines:
-        click.echo(empty)
+        echo(empty)
         return
     names = [header.rstrip(">…") for header in headers]
     widths = [max(map(cell_len, (name, *map(str, column)))) for name, *column in zip(names, *lines, strict=True)]
@@ -83,7 +118,7 @@ def print_fields(fields: Mapping[str, Cell]) -> None:
     table.add_column(overflow="fold")
     for name, value in fields.items():
         if value is not None and value != "":
-            table.add_row(name, _cell(value))
+            table.add_row(name, _cell(value, harmless))
     console().print(table)
 
 
@@ -93,7 +128,8 @@ def state(name: str, remark: str = "") -> Text:
     return text.append(f" ({remark})", style="default") if remark else text
 
 
-def _cell(content: Cell) -> Text:
+def _cell(content: Cell, clean: Callable[[str], str]) -> Text:
     if isinstance(content, Text):
+        content.plain = clean(content.plain)  # one for one, so that the styles stay where they are
         return content
-    return Text("" if content is None else str(content))
+    return Text("" if content is None else clean(str(content)))

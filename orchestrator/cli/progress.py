@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import click
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from orchestrator.cli.output import console
+from orchestrator.cli.output import console, echo, text_column
 from orchestrator.cli.run_view import Line, changes, draw, to_lines
 from orchestrator.cli.times import present
 from orchestrator.domain.states import ENDED_RUN_STATES
 from orchestrator.errors import ResultTimeout
+from orchestrator.harmless import one_line
 from orchestrator.sdk.handle import RunHandle
 from orchestrator.store.backfills import BackfillView
 from orchestrator.store.insights import RunView, StepView
@@ -26,10 +26,10 @@ _REFRESH = 0.5
 """Seconds between two looks at the steps of a run; its end is announced."""
 
 _BAR = (
-    TextColumn("{task.description}"),
+    text_column("{task.description}"),
     BarColumn(),
     MofNCompleteColumn(),
-    TextColumn("{task.fields[remark]}"),
+    text_column("{task.fields[remark]}"),
     TimeElapsedColumn(),
     TimeRemainingColumn(),
 )
@@ -43,7 +43,7 @@ def watch_run(look: Callable[[], RunView], *, quiet: bool = False) -> RunView:
         return _follow(look, lambda _: None)
     if sys.stdout.isatty():
         return _with_bar(look)
-    return _follow(look, lambda run: click.echo(_line(run)))
+    return _follow(look, lambda run: echo(_line(run)))
 
 
 def watch_workflow(handle: RunHandle[Any], look: Look) -> RunView:
@@ -75,7 +75,7 @@ def watch_backfill(look: Callable[[], BackfillView]) -> BackfillView:
             time.sleep(_INTERVAL)
 
     if not sys.stdout.isatty():
-        return follow(lambda view: click.echo(backfill_line(view)))
+        return follow(lambda view: echo(backfill_line(view)))
     with Progress(*_BAR, console=console()) as progress:
         bar = progress.add_task("", remark="")
         return follow(
@@ -91,7 +91,7 @@ def watch_backfill(look: Callable[[], BackfillView]) -> BackfillView:
 
 def backfill_line(view: BackfillView) -> str:
     """Return a backfill in a line."""
-    return f"{view.workflow}/{view.name} {view.done}/{view.total} {_troubles(view)}".rstrip()
+    return one_line(f"{view.workflow}/{view.name} {view.done}/{view.total} {_troubles(view)}".rstrip())
 
 
 def _troubles(view: BackfillView) -> str:
@@ -108,10 +108,10 @@ class _Teller:
     def __call__(self, run: RunView, steps: Sequence[StepView]) -> None:
         lines = to_lines(steps)
         for words in changes(self._lines, lines, present()):
-            click.echo(words)
+            echo(words)
         self._lines = lines
         if run.status in ENDED_RUN_STATES:
-            click.echo(_line(run))
+            echo(_line(run))
 
 
 def _follow_steps(handle: RunHandle[Any], look: Look, show: Callable[[RunView, Sequence[StepView]], None]) -> RunView:
@@ -149,7 +149,7 @@ def _follow(look: Callable[[], RunView], show: Callable[[RunView], None]) -> Run
 
 
 def _line(run: RunView) -> str:
-    return f"{run.name} {run.total - run.open}/{run.total} {_remark(run)}"
+    return one_line(f"{run.name} {run.total - run.open}/{run.total} {_remark(run)}")
 
 
 def _remark(run: RunView) -> str:

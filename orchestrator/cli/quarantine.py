@@ -14,7 +14,7 @@ from redis import Redis
 
 from orchestrator.cli.data import data_text
 from orchestrator.cli.options import json_option
-from orchestrator.cli.output import print_fields, print_json, print_table
+from orchestrator.cli.output import confirm, echo, print_fields, print_json, print_table
 from orchestrator.cli.times import ago, present, when
 from orchestrator.errors import NotFound
 from orchestrator.settings import load_settings
@@ -119,8 +119,8 @@ def clear(yes: bool) -> None:
     """
     with _redis() as (redis, keys):
         if not yes:
-            click.confirm("Drop everything that was set aside?", abort=True)
-        click.echo(f"Dropped {quarantine.clear(redis, keys):,} messages.")
+            confirm("Drop everything that was set aside?")
+        echo(f"Dropped {quarantine.clear(redis, keys):,} messages.")
 
 
 @contextmanager

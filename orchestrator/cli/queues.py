@@ -6,10 +6,10 @@ import sys
 from typing import Any
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from orchestrator.cli.options import json_option
-from orchestrator.cli.output import console, print_json, print_table
+from orchestrator.cli.output import confirm, console, echo, print_json, print_table, text_column
 from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
 from orchestrator.cli.times import duration
@@ -86,7 +86,7 @@ def pause(name: str) -> None:
     """
     with sending() as app:
         app.queue(name).pause()
-    click.echo(f"Queue {name} is paused.")
+    echo(f"Queue {name} is paused.")
 
 
 @command.command("resume")
@@ -100,7 +100,7 @@ def resume(name: str) -> None:
     """
     with sending() as app:
         app.queue(name).resume()
-    click.echo(f"Queue {name} is not paused.")
+    echo(f"Queue {name} is not paused.")
 
 
 @command.command("limit")
@@ -122,7 +122,7 @@ def limit(name: str, concurrency: int | None, rate: str | None, lift: bool) -> N
         raise click.UsageError("Give --concurrency, --rate or both; or --none.")
     with sending() as app:
         app.queue(name).limit(concurrency=concurrency, rate=rate)
-    click.echo(f"Queue {name} has no limits." if lift else f"Queue {name} is limited.")
+    echo(f"Queue {name} has no limits." if lift else f"Queue {name} is limited.")
 
 
 class _Retention(click.ParamType["float"]):
@@ -162,9 +162,7 @@ def retain(name: str, success: float | None, failed: float | None, lift: bool) -
         for kind, kept in (("success", success), ("failed", failed))
         if kept is not None
     ]
-    click.echo(
-        f"Queue {name} keeps {', '.join(said)}." if said else f"Queue {name} keeps tasks as long as the settings say."
-    )
+    echo(f"Queue {name} keeps {', '.join(said)}." if said else f"Queue {name} keeps tasks as long as the settings say.")
 
 
 @command.command("purge")
@@ -181,13 +179,13 @@ def purge(name: str, yes: bool) -> None:
         found = next((queue for queue in insights.list_queues(connection) if queue.queue == name), None)
     waiting = 0 if found is None else found.ready + found.delayed + found.unknown + found.blocked
     if not waiting:
-        click.echo(f"Nothing waits in queue {name}.")
+        echo(f"Nothing waits in queue {name}.")
         return
     if not yes:
-        click.confirm(f"Cancel {waiting:,} tasks that wait in queue {name}?", abort=True)
+        confirm(f"Cancel {waiting:,} tasks that wait in queue {name}?")
     with sending() as app:
         app.queue(name).purge()
-    click.echo(f"The scheduler cancels {waiting:,} tasks.")
+    echo(f"The scheduler cancels {waiting:,} tasks.")
 
 
 @command.command("drain")
@@ -206,12 +204,12 @@ def drain(name: str, timeout: float | None) -> None:
             _drain_with_bar(queue, timeout)
         else:
             queue.drain(timeout)
-    click.echo(f"Queue {name} is empty.")
+    echo(f"Queue {name} is empty.")
 
 
 def _drain_with_bar(queue: Queue, timeout: float | None) -> None:
     columns: tuple[Any, ...] = (
-        TextColumn("{task.description}"),
+        text_column("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

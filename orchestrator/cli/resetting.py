@@ -7,7 +7,7 @@ from uuid import UUID
 import click
 
 from orchestrator.cli.options import json_option
-from orchestrator.cli.output import print_json, print_table
+from orchestrator.cli.output import confirm, echo, print_json, print_table
 from orchestrator.cli.sending import sending
 from orchestrator.domain.reset_preview import preview
 
@@ -35,9 +35,9 @@ def reset(run: UUID, to: int, reason: str, dry_run: bool, yes: bool, as_json: bo
         if not as_json and (dry_run or not yes):
             print_table(("number>", "what…", "fate…"), lines, empty="Nothing has happened but its start.")
         if not dry_run and not yes:
-            click.confirm(f"Reset run {run} to event {to}?", abort=True, err=True)
+            confirm(f"Reset run {run} to event {to}?", err=True)
         new = None if dry_run else handle.reset(to=to, reason=reason).id
     if as_json:
         print_json({"run": new, "reset_from": str(run), "to": to, "preview": [line._asdict() for line in lines]})
     elif new is not None:
-        click.echo(new)
+        echo(new)

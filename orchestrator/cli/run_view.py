@@ -12,6 +12,7 @@ from rich.text import Text
 
 from orchestrator.cli.run_layout import gutters, layers
 from orchestrator.cli.times import between
+from orchestrator.harmless import one_line
 from orchestrator.store.insights import RunView, StepView
 
 MOST_LINES = 40
@@ -132,7 +133,7 @@ def trouble(step: StepView) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() or c.isspace() else "�" for c in text).split())
+    return " ".join(one_line(text).split())
 
 
 def _some(names: Sequence[str]) -> str:
@@ -254,6 +255,7 @@ def _width(text: Text) -> int:
 
 
 def _crop(text: Text) -> Text:
+    text.plain = one_line(text.plain)
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
@@ -281,4 +283,4 @@ def _words(line: Line, now: datetime) -> str:
     if line.state in _ENDED and (took := between(line.started_at, line.ended_at or now)):
         parts.append(f"in {took}")
     remark = line.trouble or (f"{line.failed:,} failed" if line.failed and line.bar else "")
-    return " ".join(parts) + (f" ({remark})" if remark else "")
+    return one_line(" ".join(parts) + (f" ({remark})" if remark else ""))

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from orchestrator.cli import code_runs
 from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.options import app_option, json_option, moment, page_options, status_option
-from orchestrator.cli.output import console, print_fields, print_json, print_table, state
+from orchestrator.cli.output import console, echo, print_fields, print_json, print_table, state
 from orchestrator.cli.progress import watch_run, watch_workflow
 from orchestrator.cli.reading import reading
 from orchestrator.cli.run_view import MOST_LINES, draw_lines, to_lines
@@ -86,12 +86,12 @@ def start(
             code.app.close()
             handle = application.run(started.id)
         if not (watch and sys.stdout.isatty()):  # where it stands above the drawing
-            click.echo(handle.id, err=wait or watch)
+            echo(handle.id, err=wait or watch)
         if watch:
             sys.exit(_watch(application, UUID(handle.id), as_json=False))
         if wait:
             ended = handle.wait()
-            click.echo(ended)
+            echo(ended)
             sys.exit(0 if ended == RunState.SUCCESS else 1)
 
 
@@ -123,7 +123,7 @@ def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: b
         return
     _print_runs(runs, present())
     if more:
-        click.echo(f"Older ones: add --before {more}", err=True)
+        echo(f"Older ones: add --before {more}", err=True)
 
 
 @command.command()
@@ -147,18 +147,18 @@ def show(run: UUID, as_json: bool) -> None:
     now = present()
     _print(found, now)
     if steps:
-        click.echo()
+        echo()
         _print_steps(steps, now)
     if children:
-        click.echo("\nChild runs:")
+        echo("\nChild runs:")
         _print_runs(children, now)
         if len(children) == _MOST_CHILDREN:
-            click.echo(f"All of them: orchestrator runs list --parent {run}", err=True)
+            echo(f"All of them: orchestrator runs list --parent {run}", err=True)
     if found.stuck:
-        click.echo(f"\n{found.stuck['difference']}" if found.stuck["difference"] else "", err=True)
-        click.echo(f"It goes on when workers with code that fits come, or: orchestrator runs retry {run}", err=True)
+        echo(f"\n{found.stuck['difference']}" if found.stuck["difference"] else "", err=True)
+        echo(f"It goes on when workers with code that fits come, or: orchestrator runs retry {run}", err=True)
     if found.failed:
-        click.echo(f"\nIts failures: orchestrator tasks list --run {run} --status failed", err=True)
+        echo(f"\nIts failures: orchestrator tasks list --run {run} --status failed", err=True)
 
 
 @command.command()
@@ -189,7 +189,7 @@ def cancel(runs: tuple[UUID, ...]) -> None:
     with sending() as app:
         for run in runs:
             app.run(run).cancel()
-            click.echo(f"Asked to cancel run {run}.")
+            echo(f"Asked to cancel run {run}.")
 
 
 @command.command()
@@ -204,7 +204,7 @@ def retry(runs: tuple[UUID, ...]) -> None:
     with sending() as app:
         for run in runs:
             app.run(run).retry()
-            click.echo(f"Asked to retry run {run}.")
+            echo(f"Asked to retry run {run}.")
 
 
 @command.command()
@@ -218,7 +218,7 @@ def rerun(run: UUID, from_step: str | None) -> None:
       orchestrator runs rerun 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --from report
     """
     with sending() as app:
-        click.echo(app.run(run).rerun(from_step=from_step).id)
+        echo(app.run(run).rerun(from_step=from_step).id)
 
 
 for _about_code in code_runs.COMMANDS:
@@ -279,7 +279,7 @@ def _watch(app: Orchestrator, run: UUID, *, as_json: bool) -> int:
                     ),
                 )
         except KeyboardInterrupt:
-            click.echo(f"\nThe run goes on. To cancel it: orchestrator runs cancel {run}", err=True)
+            echo(f"\nThe run goes on. To cancel it: orchestrator runs cancel {run}", err=True)
             return 130
         if as_json:
             print_json(_document(connection, ended))
@@ -326,7 +326,7 @@ def _print_steps(steps: Sequence[StepView], now: datetime) -> None:
     for line in draw_lines(to_lines(steps), now):
         paper.print(line)
     if len(steps) > MOST_LINES:
-        click.echo(f"\nEach of the {len(steps):,} steps: add --json", err=True)
+        echo(f"\nEach of the {len(steps):,} steps: add --json", err=True)
 
 
 def _print(run: RunDetail, now: datetime) -> None:

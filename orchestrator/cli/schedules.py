@@ -14,7 +14,7 @@ from rich.text import Text
 
 from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.options import app_option, json_option, require_app
-from orchestrator.cli.output import print_fields, print_json, print_table, state
+from orchestrator.cli.output import confirm, echo, print_fields, print_json, print_table, state
 from orchestrator.cli.progress import watch_backfill
 from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
@@ -157,9 +157,9 @@ def next_(key: str | None, count: int, as_json: bool, **given: str | None) -> No
         return
     now = present()
     for fire in fires:
-        click.echo(f"{_local(fire, schedule)}  {fire:%Y-%m-%dT%H:%M:%SZ}  {ago(fire, now)}")
+        echo(f"{_local(fire, schedule)}  {fire:%Y-%m-%dT%H:%M:%SZ}  {ago(fire, now)}")
     if not fires:
-        click.echo("It will not fire again.")
+        echo("It will not fire again.")
 
 
 @command.command("set")
@@ -182,7 +182,7 @@ def set_(workflow: str, params: tuple[str, ...], **given: Any) -> None:
     data = {name: value for name, value in given.items() if value is not None} | {"params": _params(params)}
     with sending() as app:
         stored = app.backend.schedules.set(workflow, data)
-    click.echo(f"{stored.key}: next fire {_next(stored, present())}")
+    echo(f"{stored.key}: next fire {_next(stored, present())}")
 
 
 @command.command()
@@ -201,9 +201,9 @@ def apply(app: str | None, quiet: bool) -> None:
         names = application.schedules.apply()
         now = present()
         for name in names:
-            click.echo(f"{name}: next fire {_next(application.schedules[f'{name}/default'].status(), now)}")
+            echo(f"{name}: next fire {_next(application.schedules[f'{name}/default'].status(), now)}")
     if not names and not quiet:
-        click.echo("The application declares no schedule. Declare one with @app.schedule(...) above @app.task.")
+        echo("The application declares no schedule. Declare one with @app.schedule(...) above @app.task.")
 
 
 @command.command()
@@ -218,7 +218,7 @@ def pause(keys: tuple[str, ...]) -> None:
     with sending() as app:
         for key in keys:
             app.schedules[key].pause()
-            click.echo(f"Paused {key}. Runs that are under way go on.")
+            echo(f"Paused {key}. Runs that are under way go on.")
 
 
 @command.command()
@@ -233,7 +233,7 @@ def resume(keys: tuple[str, ...]) -> None:
     with sending() as app:
         for key in keys:
             app.schedules[key].resume()
-            click.echo(f"Resumed {key}: next fire {_next(app.schedules[key].status(), present())}")
+            echo(f"Resumed {key}: next fire {_next(app.schedules[key].status(), present())}")
 
 
 @command.command()
@@ -246,7 +246,7 @@ def trigger(key: str) -> None:
       orchestrator runs watch $(orchestrator schedules trigger nightly)
     """
     with sending() as app:
-        click.echo(app.schedules[key].trigger().id)
+        echo(app.schedules[key].trigger().id)
 
 
 @command.command()
@@ -262,9 +262,9 @@ def delete(key: str, yes: bool) -> None:
     with sending() as app:
         stored = app.schedules[key].status()
         if not yes:
-            click.confirm(f"Delete schedule {stored.key}, {stored.schedule.words()}?", abort=True)
+            confirm(f"Delete schedule {stored.key}, {stored.schedule.words()}?")
         app.schedules[stored.key].delete()
-    click.echo(f"Deleted schedule {stored.key}.")
+    echo(f"Deleted schedule {stored.key}.")
 
 
 # -- backfills
@@ -288,13 +288,13 @@ def backfill(key: str, start: str, end: str | None, concurrency: int | None, aga
     """
     with sending() as app:
         started = app.schedules[key].backfill(start, end, concurrency=concurrency, again=again)
-        click.echo(started.id, err=watch)
+        echo(str(started.id), err=watch)
         if not watch:
             return
         try:
             ended = watch_backfill(started.progress)
         except KeyboardInterrupt:
-            click.echo(f"\nIt goes on. To cancel it: orchestrator schedules cancel-backfill {started.id}", err=True)
+            echo(f"\nIt goes on. To cancel it: orchestrator schedules cancel-backfill {started.id}", err=True)
             sys.exit(130)
     sys.exit(1 if ended.failed or ended.error else 0)
 
@@ -332,7 +332,7 @@ def cancel_backfill(number: int) -> None:
     """
     with sending() as app:
         app.backend.schedules.cancel_backfill(number)
-    click.echo(f"Asked to cancel backfill {number}.")
+    echo(f"Asked to cancel backfill {number}.")
 
 
 # -- printing

@@ -9,7 +9,7 @@ import msgspec
 
 from orchestrator.cli import trouble
 from orchestrator.cli.options import json_option
-from orchestrator.cli.output import print_fields, print_json
+from orchestrator.cli.output import echo, print_fields, print_json
 from orchestrator.cli.reading import reading
 from orchestrator.cli.times import ago, duration, present
 from orchestrator.settings import load_settings
@@ -60,7 +60,7 @@ def command(as_json: bool) -> None:
         }
     )
     for found in troubles:
-        click.secho(f"! {found.message}", fg="yellow")
+        echo(f"! {found.message}", colour="yellow")
 
 
 def _leader(leader: Leader | None) -> str:

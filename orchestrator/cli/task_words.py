@@ -8,14 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import click
-import msgspec
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
-from orchestrator.cli.output import console, print_json
+from orchestrator.cli.output import console, echo, json_text, print_json, text_column
 from orchestrator.cli.times import duration
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import OrchestratorError
+from orchestrator.harmless import indented, one_line
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.progress import TaskProgress, read_progress
 from orchestrator.settings import Settings
@@ -47,7 +46,7 @@ def bar(progress: TaskProgress) -> str:
 
 
 def _words(progress: TaskProgress) -> str:
-    return f"{progress.fraction * 100:.0f} % {_printable(progress.text)}".rstrip()
+    return f"{progress.fraction * 100:.0f} % {one_line(progress.text)}".rstrip()
 
 
 # -- watching
@@ -71,12 +70,12 @@ def watch_task(app: Orchestrator, task: bytes, name: str, *, quiet: bool) -> str
     if quiet:
         return _follow(app, task, lambda _: None)
     if not sys.stdout.isatty():
-        return _follow(app, task, lambda sight: click.echo(str(sight)))
+        return _follow(app, task, lambda sight: echo(str(sight)))
     columns = (
-        TextColumn("{task.description}"),
+        text_column("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
-        TextColumn("{task.fields[remark]}"),
+        text_column("{task.fields[remark]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console()) as progress:
@@ -85,7 +84,7 @@ def watch_task(app: Orchestrator, task: bytes, name: str, *, quiet: bool) -> str
         def show(sight: _Sight) -> None:
             said = sight.progress
             done = 1.0 if sight.status == "success" else said.fraction if said is not None else 0.0
-            text = _printable(said.text) if said is not None and sight.status not in ENDED_TASK_STATES else ""
+            text = one_line(said.text) if said is not None and sight.status not in ENDED_TASK_STATES else ""
             progress.update(line, completed=done, remark=f"{sight.status} {text}".rstrip())
 
         return _follow(app, task, show)
@@ -117,10 +116,10 @@ def print_log(app: Orchestrator, task: bytes, *, follow: bool, as_json: bool) ->
     for line in lines:
         silent = False
         at = datetime.fromtimestamp(line.at, UTC)
-        plain = f"{at:%H:%M:%S} {line.level:<8} {_printable(line.text)}"
-        click.echo(msgspec.json.encode(_document(line)).decode() if as_json else plain)
+        plain = indented(f"{at:%H:%M:%S} {line.level:<8} {line.text}")
+        echo(json_text(_document(line)) if as_json else plain)
     if silent:
-        click.echo("The task has said nothing, or more than an hour ago.", err=True)
+        echo("The task has said nothing, or more than an hour ago.", err=True)
 
 
 def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]:
@@ -143,10 +142,3 @@ def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]
 def _document(line: LogLine) -> dict[str, object]:
     at = datetime.fromtimestamp(line.at, UTC)
     return {"at": at, "attempt": line.attempt, "level": line.level, "text": line.text}
-
-
-def _printable(text: str) -> str:
-    """Return text without what would command the terminal."""
-    return "".join(
-        letter if letter.isprintable() or letter in "\t\n" else "\N{REPLACEMENT CHARACTER}" for letter in text
-    )

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from orchestrator.cli.data import as_json as data_json
 from orchestrator.cli.data import call_text, data_text
 from orchestrator.cli.options import json_option, moment, page_options, status_option
-from orchestrator.cli.output import print_fields, print_json, print_table, state
+from orchestrator.cli.output import confirm, echo, print_fields, print_json, print_table, state
 from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
 from orchestrator.cli.task_words import bar, last_words, print_log, watch_task
@@ -88,7 +88,7 @@ def list_(
         empty="No task matches.",
     )
     if more:
-        click.echo(f"Older ones: add --before {more}", err=True)
+        echo(f"Older ones: add --before {more}", err=True)
 
 
 @command.command()
@@ -125,7 +125,7 @@ def watch(task: UUID, as_json: bool) -> None:
         try:
             ended = watch_task(app, task.bytes, detail.name, quiet=as_json)
         except KeyboardInterrupt:
-            click.echo(f"\nThe task goes on. To cancel it: orchestrator tasks cancel {task}", err=True)
+            echo(f"\nThe task goes on. To cancel it: orchestrator tasks cancel {task}", err=True)
             sys.exit(130)
         if as_json:
             print_json(_document(_found(connection, task)))
@@ -164,7 +164,7 @@ def cancel(tasks: tuple[UUID, ...]) -> None:
     with sending() as app:
         for task in tasks:
             app.handle(task).cancel()
-            click.echo(f"Asked to cancel task {task}.")
+            echo(f"Asked to cancel task {task}.")
 
 
 @command.command()
@@ -191,15 +191,15 @@ def retry(tasks: tuple[UUID, ...], dry_run: bool, yes: bool, **wanted: Any) -> N
         with sending() as app:
             for task in tasks:
                 app.handle(task).retry()
-                click.echo(f"Asked to retry task {task}.")
+                echo(f"Asked to retry task {task}.")
         return
     count = _preview(matching)
     if dry_run or not count:
         return
     if not yes:
-        click.confirm(f"Open {count:,} tasks again?", abort=True)
+        confirm(f"Open {count:,} tasks again?")
     with sending() as app:
-        click.echo(f"Asked to retry {app.retry_failed(**wanted):,} tasks.")
+        echo(f"Asked to retry {app.retry_failed(**wanted):,} tasks.")
 
 
 def _preview(wanted: FailedFilter) -> int:
@@ -262,7 +262,7 @@ def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
         }
     )
     if detail.attempts:
-        click.echo()
+        echo()
         print_table(
             ("attempt>", "outcome", "worker…", "started", "took>", "error…"),
             [
@@ -279,9 +279,9 @@ def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
         )
     failed = next((attempt.error for attempt in reversed(detail.attempts) if attempt.error), detail.error)
     if failed and detail.status != TaskState.CANCELLED:
-        click.echo(f"\nLast error: {failed.kind}: {failed.message}")
+        echo(f"\nLast error: {failed.kind}: {failed.message}")
         if failed.traceback:
-            click.echo(f"\nRemote traceback:\n{failed.traceback.rstrip()}")
+            echo(f"\nRemote traceback:\n{failed.traceback.rstrip()}")
 
 
 def _error(attempt: AttemptView) -> str:

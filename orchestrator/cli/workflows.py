@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.cli.options import app_option, json_option, moment, require_app
-from orchestrator.cli.output import print_json, print_table
+from orchestrator.cli.output import confirm, echo, print_json, print_table
 from orchestrator.cli.reading import reading
 from orchestrator.cli.times import ago, present
 from orchestrator.domain.definition import Definition
@@ -75,10 +75,10 @@ def replay_check(app: str | None, since: datetime | None) -> None:
                 replay(application.code_workflows.find(name, version), recording)
             except (DeterminismViolation, NotDeterministic) as error:
                 misfits += 1
-                click.secho(f"{name}, run {to_text(run)}: {error}", fg="red", err=True)
+                echo(f"{name}, run {to_text(run)}: {error}", colour="red", err=True)
                 if isinstance(error, DeterminismViolation) and error.difference:
-                    click.echo(error.difference, err=True)
-    click.echo(f"{_number(checked, 'open run')}: the code fits {checked - misfits:,}, and does not fit {misfits:,}.")
+                    echo(error.difference, err=True)
+    echo(f"{_number(checked, 'open run')}: the code fits {checked - misfits:,}, and does not fit {misfits:,}.")
     sys.exit(1 if misfits else 0)
 
 
@@ -100,9 +100,9 @@ def validate(files: tuple[str, ...], app: str | None, as_json: bool) -> None:
     else:
         for file, result in found.items():
             if isinstance(result, Definition):
-                click.echo(f"{file}: {result.name}, {_number(len(result.steps), 'task')}, valid")
+                echo(f"{file}: {result.name}, {_number(len(result.steps), 'task')}, valid")
             else:
-                click.secho(str(result), fg="red", err=True)
+                echo(str(result), colour="red", err=True)
     sys.exit(0 if all(isinstance(result, Definition) for result in found.values()) else 1)
 
 
@@ -132,10 +132,10 @@ def apply(files: tuple[str, ...], app: str | None, as_json: bool) -> None:
             version, is_new = application.backend.workflows.apply(definition)
             applied.append({"name": definition.name, "version": version, "new": is_new})
             if not as_json:
-                click.echo(f"{definition.name}: version {version} ({'new' if is_new else 'unchanged'})")
+                echo(f"{definition.name}: version {version} ({'new' if is_new else 'unchanged'})")
         is_new = any(item["new"] for item in applied)
         if is_new and not application.tasks and any(_names_a_task(definition) for definition in checked):
-            click.echo(_WITHOUT_APPLICATION, err=True)
+            echo(_WITHOUT_APPLICATION, err=True)
     if as_json:
         print_json({"applied": applied})
 
@@ -190,7 +190,7 @@ def show(name: str, version: int | None, as_json: bool) -> None:
     if as_json:
         print_json(_summary(stored) | {"hash": stored.hash, "definition": stored.definition})
     else:
-        click.echo(definitions.to_yaml(stored.definition), nl=False)
+        echo(definitions.to_yaml(stored.definition), nl=False)
 
 
 @command.command()
@@ -219,7 +219,7 @@ def diff(file: str, app: str | None, as_json: bool) -> None:
         print_json({"name": definition.name, "different": bool(lines), "diff": "".join(lines)})
     else:
         for line in lines:
-            click.secho(line, fg=_DIFF_COLOURS.get(line[0]), nl=False)
+            echo(line, colour=_DIFF_COLOURS.get(line[0]), nl=False)
     sys.exit(1 if lines else 0)
 
 
@@ -237,9 +237,9 @@ def delete(name: str, yes: bool) -> None:
     with reading() as connection:  # which commits every statement
         stored = _stored(connection, name)
         if not yes:
-            click.confirm(f"Delete workflow {name!r}, version {stored.version} and all before it?", abort=True)
+            confirm(f"Delete workflow {name!r}, version {stored.version} and all before it?")
         workflows.delete(connection, name)
-    click.echo(f"Deleted workflow {name!r} and its schedules. Its runs and their history stay.")
+    echo(f"Deleted workflow {name!r} and its schedules. Its runs and their history stay.")
 
 
 @command.command()
@@ -252,7 +252,7 @@ def schema() -> None:
       # and in the first line of a file: # yaml-language-server: $schema=workflow.schema.json
     """
     path = resources.files("orchestrator.sdk") / "workflow.schema.json"
-    click.echo(path.read_text(encoding="utf-8").rstrip())
+    echo(path.read_text(encoding="utf-8").rstrip())
 
 
 _WITHOUT_APPLICATION = (

@@ -93,8 +93,8 @@ def _workflow(definition: Definition) -> Iterator[Problem]:
     if definition.version is not None and definition.version < 1:
         yield Problem(("version",), f"expected 1 or more, found {definition.version}.")
     for place, tag in enumerate(definition.tags):
-        if not 1 <= len(tag) <= 128:
-            yield Problem(("tags", place), f"a tag has 1 to 128 characters, found {describe(tag)}.")
+        if not 1 <= len(tag) <= 128 or not tag.isprintable():
+            yield Problem(("tags", place), f"a tag has 1 to 128 printable characters, found {describe(tag)}.")
     if definition.concurrency is not None:
         if definition.concurrency.limit < 1:
             yield Problem(("concurrency", "limit"), f"expected 1 or more, found {definition.concurrency.limit}.")

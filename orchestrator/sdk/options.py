@@ -266,17 +266,13 @@ def check_tags(tags: object) -> tuple[str, ...]:
 
 
 def check_label(what: str, text: object) -> str:
-    """Refuse a key or tag that could not be stored and looked for; any other text will do."""
-    if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_LABEL or not _is_storable(text):
+    """Refuse a key or tag that could not be stored, looked for and shown; any other text will do."""
+    if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_LABEL or not text.isprintable():
         raise InvalidWorkflow(
-            f"A {what} is a text of 1 to {_LONGEST_LABEL} characters, without NUL and lone surrogates; "
+            f"A {what} is a text of 1 to {_LONGEST_LABEL} printable characters, in one line and without controls; "
             f"found {shown(text)}."
         )
     return text
-
-
-def _is_storable(text: str) -> bool:
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def shown(value: object) -> str:

@@ -85,7 +85,7 @@ def test_a_sound_definition_has_no_problems() -> None:
         (define(step("a"), version=0), "version", "expected 1 or more, found 0."),
         (define(step("a"), timeout=0.0), "timeout", "expected more than 0 seconds"),
         (define(step("a"), queue=""), "queue", "found the string ''."),
-        (define(step("a"), tags=("",)), "tags.0", "a tag has 1 to 128 characters"),
+        (define(step("a"), tags=("",)), "tags.0", "a tag has 1 to 128 printable characters"),
         (define(step("a"), concurrency=Concurrency(limit=0)), "concurrency.limit", "expected 1 or more"),
         (
             define(step("a"), concurrency=Concurrency(limit=1, key="${a.x}")),

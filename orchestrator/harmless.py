@@ -1,0 +1,56 @@
+"""What is shown to people: text of others, without what would command the terminal or forge what stands around it.
+
+Errors, results, tags, log lines and heartbeats come from tasks, from whoever enqueues, and from whoever reaches Redis.
+All that the command line and the log show of them passes through here.
+"""
+
+from __future__ import annotations
+
+import re
+
+_COMMANDS = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, but for tab and newline; those beyond ASCII begin sequences, too
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # turn the direction of what follows
+    "\u2028\u2029\ufeff\ufff9-\ufffb"  # lines and marks that one does not see
+    "\ud800-\udfff"  # cannot be written at all
+    "\U000e0000-\U000e007f"  # tags, which nobody sees
+    "]"
+)
+_LINES = re.compile("[\n\t]")
+_STYLES = re.compile("(\x1b\\[[0-9;:]{0,30}m)")
+_INDENT = "\n    "
+
+
+def harmless(text: str) -> str:
+    """Return text in which each character that would command a terminal is replaced, one for one; lines stay."""
+    return _COMMANDS.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def one_line(text: str) -> str:
+    """Return text for a place that has one line: newlines and tabs are spaces, one for one."""
+    return _LINES.sub(" ", harmless(text))
+
+
+def indented(text: str) -> str:
+    """Return text of a log: no line but the first begins where records begin, so nobody can forge one."""
+    return harmless(text).replace("\n", _INDENT)
+
+
+def with_styles(text: str) -> str:
+    """Return a line of a program's output: colours stay, and end with it."""
+    *styled, rest = _STYLES.split(text)
+    if not styled:
+        return harmless(rest)
+    kept = "".join(part if place % 2 else harmless(part) for place, part in enumerate(styled))
+    return f"{kept}{harmless(rest)}\x1b[0m"
+
+
+def harmless_json(document: str) -> str:
+    """Return JSON that says the same, with escapes for what would command a terminal: it stands only within strings."""
+    return _COMMANDS.sub(_escape, document)
+
+
+def _escape(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", errors="surrogatepass")
+    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))

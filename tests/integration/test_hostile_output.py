@@ -1,0 +1,194 @@
+"""What is shown commands no terminal and forges no line, whatever the data: every command that reads, every field."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from sqlalchemy.exc import DBAPIError
+
+from orchestrator.cli import main
+from orchestrator.cli.progress import watch_run
+from orchestrator.domain.task import Failed, TaskError
+from orchestrator.sdk.definitions import loads
+from orchestrator.store import insights
+from orchestrator.transport import journal
+from orchestrator.transport.codec import LogLine, ProgressMark
+from orchestrator.transport.quarantine import Refused
+from tests.integration.stage import KEYS, System, raw
+from tests.unit.test_cli_help import ALL, READS
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b5n\r\x08\x7f\u202e[/red][bold]\u2028"
+FORGED = "\n12:00:00 INFO    forged"
+HOSTILE = f"evil{EVIL}{FORGED}{EVIL}"
+COMMANDS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
+OUR_STYLES = re.compile(r"\x1b\[[0-9;]*m")
+STATES = {"status", "state", "kind", "outcome", "scope", "hash", "generation", "position", "server", "catch_up"}
+"""Columns that hold nothing but words of ours."""
+WORKFLOW = """
+name: hostile
+description: "evil \\e[2J\\u202e"
+params: {any: {type: any, default: null}}
+tasks:
+  first: {task: job, input: {number: "evil \\e[2J"}}
+  second: {task: job, depends_on: [first]}
+"""
+
+
+@pytest.fixture
+def places(system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[object, ...]]:
+    """A system whose every field is hostile; return the arguments of each command that shows it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+    system.app.workflows.apply(loads(WORKFLOW))
+    assert invoke("schedules", "set", "hostile", "--name", "nightly", "--cron", "0 3 * * *").exit_code == 0
+    worker = system.worker()
+    failed, won = system.dispatch(2)
+    tasks = {task.id: task for task in worker.take()}
+    error = TaskError(HOSTILE, HOSTILE, HOSTILE)
+    worker.report(Failed(raw(failed), tasks[raw(failed)].attempt, 0.1, error, False))
+    worker.succeed(tasks[raw(won)], result=msgspec.msgpack.encode([HOSTILE, {HOSTILE: HOSTILE}]))
+    run = system.app.workflows["hostile"].start(any=HOSTILE)
+    system.look()
+    worker.report(*(Failed(task.id, task.attempt, 0.1, error, False) for task in worker.take()))
+    many = system.app.start_many(system.job, [HOSTILE])
+    system.look()
+    marks = {raw(won): ProgressMark(1, 0.5, HOSTILE)}
+    journal.write(system.redis, KEYS, marks, [(raw(won), LogLine(1_700_000_000.0, 1, HOSTILE, HOSTILE))])
+    system.scheduler._streams.set_aside([Refused(HOSTILE, HOSTILE.encode(), HOSTILE)])
+    system.redis.set(KEYS.complaint, HOSTILE)
+    message = json.loads(invoke("quarantine", "list", "--json").stdout)["messages"][0]["id"]
+    Path("hostile.yaml").write_text(WORKFLOW.replace("job", "jobs"), encoding="utf-8")
+    Path("bad.yaml").write_text(WORKFLOW + "  \u202ethird\x9b: 3\n", encoding="utf-8")
+    poison(system)
+    return {
+        "db check": (),
+        "tasks list": (),
+        "tasks show": (failed.id,),
+        "tasks watch": (failed.id,),
+        "tasks logs": (won.id,),
+        "workflows validate": ("bad.yaml",),
+        "workflows list": (),
+        "workflows show": ("hostile",),
+        "workflows diff": ("hostile.yaml",),
+        "runs list": (),
+        "runs show": (run.id,),
+        "runs watch": (run.id,),
+        "runs history": (many.id,),
+        "schedules list": (),
+        "schedules show": ("hostile/nightly",),
+        "schedules next": ("hostile/nightly",),
+        "schedules backfills": (),
+        "queues": (),
+        "workers": (),
+        "status": (),
+        "quarantine list": (),
+        "quarantine show": (message,),
+    }
+
+
+def poison(system: System) -> None:
+    """Put hostile text behind whatever text the tables hold, where their rules allow it."""
+    columns = system.sql(
+        "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = 'orchestrator'"
+    )
+    changed: set[str] = set()
+    for column in columns:
+        table, name, kind = column["table_name"], column["column_name"], column["data_type"]
+        if name in STATES or (table, name) in {("workflows", "name"), ("schedules", "workflow"), ("schedules", "name")}:
+            continue
+        if kind == "text":
+            value = f"coalesce({name}, '') || :evil"
+        elif kind == "ARRAY":
+            value = f"{name} || ARRAY[:evil]"
+        else:
+            continue
+        try:
+            system.sql(f"UPDATE orchestrator.{table} SET {name} = {value}", evil=HOSTILE)
+            changed.add(f"{table}.{name}")
+        except DBAPIError:
+            continue  # a rule of the table
+    assert {"tasks.name", "runs.tags", "runs.name", "workers.host", "schedules.error", "ended_tasks.reason"} <= changed
+
+
+def invoke(*words: object, terminal: bool = False) -> Result:
+    """Run a command as if its output were a terminal's: what commands a terminal is not taken out."""
+    return CliRunner().invoke(main, [str(word) for word in words], color=terminal or None)
+
+
+def commands_in(shown: str) -> set[str]:
+    return set(COMMANDS.findall(OUR_STYLES.sub("", shown)))
+
+
+def test_no_command_lets_data_speak_to_the_terminal(
+    places: dict[str, tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(places) == READS
+    seen = 0
+    for name, arguments in places.items():
+        for more in ([], ["--json"]):
+            for terminal in (True, False):
+                result = invoke(*name.split(), *arguments, *more, terminal=terminal)
+                assert result.exception is None or isinstance(result.exception, SystemExit), (name, result.exception)
+                assert commands_in(result.stdout + result.stderr) == set(), (name, more, result.output)
+                seen += "evil" in result.output
+                if more and result.exit_code == 0:
+                    assert "�" not in result.stdout, name  # programs get it all, with escapes
+                    json.loads(result.stdout)
+    assert seen > 50, "and it was shown"
+
+
+def test_tables_and_logs_have_no_forged_lines(places: dict[str, tuple[object, ...]]) -> None:
+    for name in ("tasks list", "tasks logs", "runs list", "schedules list", "workers", "quarantine list", "queues"):
+        result = invoke(*name.split(), *places[name])
+        assert "evil" in result.stdout, name
+        assert not [line for line in result.stdout.splitlines() if line.startswith("12:00:00")], (name, result.stdout)
+
+
+def test_programs_read_what_it_was(places: dict[str, tuple[object, ...]]) -> None:
+    logged = json.loads(invoke("tasks", "logs", *places["tasks logs"], "--json").stdout)
+    assert logged["lines"][0]["text"] == HOSTILE
+    task = json.loads(invoke("tasks", "show", *places["tasks show"], "--json").stdout)
+    assert task["error"]["message"] == HOSTILE
+
+
+@pytest.mark.parametrize(
+    "words", [("tasks", "retry", "--queue", "default", "--dry-run"), ("tasks", "cancel", "evil\x9b")]
+)
+def test_nor_do_commands_that_act(places: dict[str, tuple[object, ...]], words: tuple[str, ...]) -> None:
+    assert commands_in(invoke(*words, terminal=True).output) == set()
+
+
+def test_nor_does_what_is_drawn(
+    places: dict[str, tuple[object, ...]], system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bar of a run on a terminal; markup of rich in a name is text."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+    @click.command()
+    def watch() -> None:
+        with system.engine.connect() as connection:
+            run = next(run for run in insights.list_runs(connection, insights.RunFilter(), limit=9) if run.ended_at)
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        watch_run(lambda: run)
+
+    result = CliRunner().invoke(watch, color=True)
+    assert result.exception is None, result.exception
+    assert "[bold]" in result.output
+    assert not commands_in(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", result.output))
+
+
+def test_no_command_prints_past_the_one_door() -> None:
+    """So that the next one does not, either."""
+    folder = Path(main.callback.__code__.co_filename).parent  # type: ignore[union-attr]
+    doors = re.compile(r"click\.s?echo\(|(?<![\w.])print\(|Console\(|TextColumn\(|sys\.std(out|err)\.write")
+    found = {path.name for path in folder.glob("*.py") if doors.search(path.read_text(encoding="utf-8"))}
+    assert found <= {"output.py", "children.py"}
+    assert set(ALL) >= READS

@@ -1,0 +1,98 @@
+"""What others have written is shown, and not obeyed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator
+from orchestrator.harmless import harmless, harmless_json, indented, one_line, with_styles
+from orchestrator.telemetry import LOGGER_NAME, configure_logging, get_logger
+
+EVIL = "a\x1b[2J\x9b\r\x00\x7f\u202e\u2066\u2028\ud800\U000e0041b"
+
+
+@given(st.text())
+def test_it_keeps_its_length_and_everything_that_is_harmless(text: str) -> None:
+    shown = harmless(text)
+    assert len(shown) == len(one_line(text)) == len(text)
+    assert all(new == old or new == "�" for new, old in zip(shown, text, strict=True))
+    assert not set("\x1b\r\x08\x9b\u202e") & set(shown)
+    assert len(one_line(text).splitlines()) <= 1
+    assert harmless(shown) == shown
+
+
+@given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_json_says_the_same(value: object) -> None:
+    document = json.dumps(value, ensure_ascii=False)
+    safe = harmless_json(document)
+    assert json.loads(safe) == json.loads(document)
+    assert harmless(safe) == safe
+
+
+@pytest.mark.parametrize("text", ["Grüße, 世界 🙂", "👩‍👩‍👧 می‌خواهم", "tab\tand\nline", "no\u00a0break"])
+def test_words_of_people_stay(text: str) -> None:
+    assert harmless(text) == text
+
+
+def test_colours_of_a_programs_output_stay_and_end_with_its_line() -> None:
+    assert with_styles("\x1b[31mred\x1b[0m \x1b[2Jclear") == "\x1b[31mred\x1b[0m �[2Jclear\x1b[0m"
+    assert with_styles(EVIL) == harmless(EVIL)
+
+
+@pytest.fixture
+def log() -> Iterator[logging.Logger]:
+    logger = logging.getLogger(LOGGER_NAME)
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield get_logger("worker")
+    logger.handlers[:], logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
+
+
+def test_a_log_has_no_forged_lines(log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging()
+    forged = f"oh no{EVIL}\n12:00:00 INFO    all is well"
+    log.warning("task %s failed: %s", forged, forged)
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        log.exception("it failed")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "all is well" in line] != []
+    assert not [line for line in lines if line.startswith("12:00:00")]
+    assert len([line for line in lines if not line.startswith("    ")]) == 2, "one line at the margin for each record"
+    assert harmless("\n".join(lines)) == "\n".join(lines)
+
+
+@pytest.mark.parametrize("text", ["a\x1b[2J", "a\nb", "a\tb", "a\x9bb", "a\u202eb", "a\0", "\ud800", "", "x" * 501])
+def test_tags_and_keys_with_controls_are_refused(text: str) -> None:
+    app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
+    task = app.task(name="job")(lambda: None)
+
+    @app.workflow(name="code")
+    async def code(ctx: object) -> None: ...
+
+    for give in (
+        lambda: app.workflows["nightly"].options(tags=[text]),
+        lambda: app.workflows["nightly"].options(key=text),
+        lambda: code.starting(id=text),
+        lambda: code.starting(tags=[text]),
+    ):
+        with pytest.raises(InvalidWorkflow, match=r"printable"):
+            give()
+    for name in ("idempotency_key", "unique_key", "concurrency_key"):
+        with pytest.raises(InvalidTask, match=r"printable"):
+            task.options(**{name: text})
+
+
+def test_what_is_not_text_at_all_can_be_printed() -> None:
+    code = f"from orchestrator.harmless import *; print(harmless({EVIL!r}), one_line({EVIL!r}), indented({EVIL!r}))"
+    subprocess.run([sys.executable, "-X", "utf8", "-c", code], check=True, capture_output=True)
+    assert indented("a\nb") == "a\n    b"
