@@ -61,6 +61,8 @@ class Registered(_Data, frozen=True, kw_only=True):
     """Its concurrency_key."""
     callbacks: str | None = None
     """What follows it, as JSON."""
+    ignored: tuple[str, ...] = ()
+    """What its step would be given and it has no parameter for: outputs of other steps, and `item`."""
 
 
 class Step(_Data, frozen=True, kw_only=True):

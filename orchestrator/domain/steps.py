@@ -64,7 +64,9 @@ class StepProgram:
         self._input = parse_template(step.input)
         self._key = parse_template(step.concurrency_key)
         source = fan_out_sources(step)
-        self._merged = tuple(name for name in step.depends_on if name not in source)
+        ignored = step.registered.ignored if step.registered is not None else ()
+        self._merged = tuple(name for name in step.depends_on if name not in source and name not in ignored)
+        self._with_item = step.foreach is not None and step.task is not None and "item" not in ignored
         roots = {*self._input.roots, *self._key.roots, *source, *(self._when.roots if self._when else ())} - _NOT_STEPS
         self.decision_needs = tuple(
             graph.index[name] for name in sorted({*source, *(self._when.roots if self._when else ())} - _NOT_STEPS)
@@ -117,7 +119,7 @@ class StepProgram:
             budget.begin()
             if differ or keys_differ:
                 here = names.extended(_of_item(items, position, count))
-            item = {"item": items[position]} if items is not None and self.step.task else {}
+            item = {"item": items[position]} if items is not None and self._with_item else {}
             given = self._input.render(here) if differ else own
             yield Instance(base | item | given, self._key_of(here) if keys_differ else key)
 

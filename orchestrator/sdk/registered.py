@@ -80,7 +80,17 @@ def _of_step(task: Task[..., Any], step: Step) -> Registered:
     if step.concurrency_key is not None:
         options = dataclasses.replace(options, concurrency_key=None)
     advice = 'Give the step a concurrency_key of its own, such as "${params.customer}"; a schedule, constant params.'
-    return _registered(task, options, known, unknown, advice)
+    registered = _registered(task, options, known, unknown, advice)
+    return msgspec.structs.replace(registered, ignored=_ignored(task, step))
+
+
+def _ignored(task: Task[..., Any], step: Step) -> tuple[str, ...]:
+    """Return what a step would be given and its task has no parameter for."""
+    given = {name: None for name in step.depends_on if name not in fan_out_sources(step)}
+    if step.foreach is not None:
+        given["item"] = None
+    taken = task.signature.pick(given)
+    return tuple(name for name in given if name not in taken)
 
 
 def _with_task(hook: Hook, tasks: Mapping[str, Task[..., Any]]) -> Hook:

@@ -302,3 +302,29 @@ def test_tasks_with_large_inputs_are_created_a_few_in_a_tick(system: System) -> 
     assert 0 < created(system) < 15
     system.look_until(lambda: created(system) == 30)
     assert created(system) == 30
+
+
+JOIN = """
+name: join
+tasks:
+  one: {task: job}
+  two: {task: job}
+  both: {task: nothing, depends_on: [one, two]}
+"""
+
+
+def test_a_task_that_only_follows_two_large_results_is_not_sent_them(system: System) -> None:
+    system.app.task(name="nothing")(lambda: None)
+    system.app.workflows.apply(loads(JOIN))
+    run = system.app.workflows["join"].start()
+    worker = system.worker("w2", knows=("job", "nothing"))
+    large = msgspec.msgpack.encode("x" * 700_000)
+    system.look()
+    for member in system.workers:
+        member.succeed(*member.take(), result=large)
+    system.look()
+    (last,) = [task for member in system.workers for task in member.take()]
+    assert (last.name, len(last.payload) < 1_000) == ("nothing", True)
+    worker.succeed(last)
+    system.tick()
+    assert run.wait(timeout=10) == "success"

@@ -41,6 +41,15 @@ def test_what_is_taken_over(app: Orchestrator) -> None:
     assert take_over(again, app.tasks, "flow") == again, "what is not known here is left alone"
 
 
+def test_what_a_task_has_no_parameter_for_is_not_sent_to_it(app: Orchestrator) -> None:
+    app.task(name="some")(lambda wanted: None)
+    app.task(name="all")(lambda **given: None)
+    some = registered(app, Step(name="a", task="some", depends_on=("wanted", "other"), foreach="wanted.files"))
+    assert some == Registered(ignored=("other", "item"))
+    assert registered(app, Step(name="a", task="all", depends_on=("wanted", "other"), foreach="[1]")) is None
+    assert registered(app, Step(name="a", task="some", depends_on=("wanted",))) is None
+
+
 def test_a_key_of_arguments_that_stand_in_the_definition(app: Orchestrator) -> None:
     @app.task(name="send", concurrency=1, concurrency_key=lambda to, **_: f"c-{to}", weight=lambda to, **_: len(to))
     def send(to: str = "nobody", text: str = "") -> None: ...
