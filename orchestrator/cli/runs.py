@@ -209,7 +209,9 @@ def retry(runs: tuple[UUID, ...]) -> None:
 
 @command.command()
 @click.argument("run", type=click.UUID, metavar="ID")
-@click.option("--from", "from_step", metavar="STEP", help="Keep what succeeded and is not below this step.")
+@click.option(
+    "--from", "from_step", metavar="STEP", help="Repeat this step and what is below it; keep all else that succeeded."
+)
 def rerun(run: UUID, from_step: str | None) -> None:
     """Start a workflow's run over, as a new run of the same version and parameters, and print its id.
 

@@ -13,9 +13,10 @@ cost of an event is the number of its edges.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
@@ -320,7 +321,7 @@ class Plan:
 
 
 def kept_state(graph: Graph, state: DagState, from_step: str) -> DagState:
-    """Return the state with which a run is started over from a step: what succeeded and is not below it stays."""
+    """Return the state with which a run is started over from a step: all that succeeded and is not below it stays."""
     below = {graph.index[from_step]}
     unvisited = list(below)
     while unvisited:
@@ -328,14 +329,28 @@ def kept_state(graph: Graph, state: DagState, from_step: str) -> DagState:
             if child not in below:
                 below.add(child)
                 unvisited.append(child)
-    steps = bytearray(StepState.SUCCESS if place not in below else 0 for place in range(len(graph.steps)))
-    dropped = [place for place, now in enumerate(state.steps) if now != StepState.SUCCESS]
-    while dropped:  # a step is kept only with all that it came from, or its input would not be what it was
-        place = dropped.pop()
-        if steps[place]:
-            steps[place] = StepState.WAITING
-            dropped.extend(graph.downstream[place])
-    return DagState(bytes(steps), {place: fan for place, fan in state.fans.items() if steps[place]})
+    steps = bytes(
+        StepState.SUCCESS if now == StepState.SUCCESS and place not in below else StepState.WAITING
+        for place, now in enumerate(state.steps)
+    )
+    return DagState(steps, {place: fan for place, fan in state.fans.items() if steps[place]})
+
+
+def step_output(
+    state: int, fan: Fan | None, results: Iterable[tuple[int, bytes | None]], decode: Callable[[bytes], Any]
+) -> Any:
+    """Return a step's output from the results of its tasks, by position.
+
+    Of a fan-out that is the ordered list, with None for what did not succeed; of a step that did not succeed, None.
+    """
+    if fan is not None:
+        values: list[Any] = [None] * fan.total
+        for position, result in results:
+            values[position] = None if result is None else decode(result)
+        return values
+    if state != StepState.SUCCESS:
+        return None
+    return next((decode(result) for _, result in results if result is not None), None)
 
 
 def decide(trigger: Trigger, parents: int, tally: Mapping[int, int] | list[int]) -> bool | None:

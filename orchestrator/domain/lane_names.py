@@ -8,6 +8,7 @@ from orchestrator.domain.task import TaskOptions
 
 LONGEST_KEY = 200
 _SEPARATOR = "|"
+"""No name of a task or workflow has it."""
 
 
 def lane_name(task: str, key: str | None, options: TaskOptions) -> str | None:
@@ -16,6 +17,13 @@ def lane_name(task: str, key: str | None, options: TaskOptions) -> str | None:
     if not limited and key is None:
         return None
     return f"{task if limited else ''}{_SEPARATOR}{key or ''}"
+
+
+def scoped(workflow: str, key: str) -> str:
+    """Return a key of one workflow as it stands among those of all; no two that differ give the same."""
+    if "/" in workflow:  # of which `a/b` and `c` would read like `a` and `b/c`
+        return f"{_SEPARATOR}{workflow}{_SEPARATOR}{key}"
+    return f"{workflow}/{key}"
 
 
 def key_text(value: object) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.dag import STATE_OF_TASK, DagState, Delta, Graph, Plan, StepState
+from orchestrator.domain.dag import STATE_OF_TASK, DagState, Delta, Graph, Plan, step_output
 from orchestrator.domain.definition import Definition, check_size, resolve_params
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.placement import Origin, of_step
@@ -289,23 +289,11 @@ class Dags:
         found |= dags.child_outputs(tick.connection, of_runs) if of_runs else {}
         for key, (run, place) in needed.items():
             try:
-                names[run.id][key[1]] = _value(run.plan, place, found[key])
+                plan = run.plan
+                names[run.id][key[1]] = step_output(plan.step_state(place), plan.fan(place), found[key], _decode)
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
                 names[run.id].unreadable[key[1]] = str(error)
         return names
-
-
-def _value(plan: Plan, place: int, results: list[tuple[int, bytes | None]]) -> Any:
-    """Return a step's output: of a fan-out the ordered list, of anything that did not succeed None."""
-    fan = plan.fan(place)
-    if fan is not None:
-        values: list[Any] = [None] * fan.total
-        for position, result in results:
-            values[position] = None if result is None else _decode(result)
-        return values
-    if plan.step_state(place) is not StepState.SUCCESS or not results or results[0][1] is None:
-        return None
-    return _decode(results[0][1])
 
 
 def _drain(plan: Plan) -> Iterable[int]:

@@ -213,20 +213,23 @@ class RunHandle(Generic[R]):
             yield self._task.signature.restore_result(value) if self._task else value
 
     def outputs(self, timeout: float | None = None) -> dict[str, Any]:
-        """Wait for the end of a workflow's run and return the output of each step; of a fan-out, the ordered list."""
+        """Wait for the end of a workflow's run and return the output of each step that was not skipped.
+
+        Of a fan-out it is the ordered list, of a child workflow the mapping of its last steps' outputs; None stands for
+        what did not succeed.
+        """
         self.wait(timeout)
-        found: dict[str, list[Any]] = {}
-        for step, _, data in self._app.backend.runs.step_results(self._id):
-            found.setdefault(step, []).append(None if data is None else decode_value(data))
-        fans = self._app.backend.runs.fan_outs(self._id)
-        return {step: values if step in fans else values[0] for step, values in found.items()}
+        return self._app.backend.runs.outputs(self._id)
 
     def cancel(self) -> None:
         """Cancel its open tasks, and with them the run."""
         self._app.backend.runs.cancel(self._id)
 
     def rerun(self, from_step: str | None = None) -> RunHandle[R]:
-        """Start a workflow's run over as a new one; with `from_step`, keep what succeeded and is not below it."""
+        """Start a workflow's run over as a new one, with its parameters and tags.
+
+        With `from_step`, all that succeeded and is not that step or below it is kept.
+        """
         new = self._app.new_id()
         self._app.backend.runs.rerun(self._id, new, from_step)
         return RunHandle(self._app, new, self._task)

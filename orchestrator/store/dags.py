@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.definition import Definition
 from orchestrator.domain.expression import parse_template
+from orchestrator.domain.lane_names import scoped
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
@@ -27,11 +28,12 @@ class WorkflowRun(NamedTuple):
     state: bytes | None
     fire_time: datetime
     """The time that it is for: that of its schedule, or when it was started."""
+    tags: tuple[str, ...] = ()
 
 
 _LOAD = Statement(
     """
-SELECT r.id::text, r.workflow, r.version, r.params::text, r.state, coalesce(r.fire_time, r.created_at)
+SELECT r.id::text, r.workflow, r.version, r.params::text, r.state, coalesce(r.fire_time, r.created_at), r.tags
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  WHERE r.workflow IS NOT NULL AND NOT r.code
@@ -50,6 +52,7 @@ def load(connection: Connection, ids: Sequence[bytes]) -> list[WorkflowRun]:
             msgspec.json.decode(row[3] or "{}"),
             None if row[4] is None else bytes(row[4]),
             row[5],
+            tuple(row[6]),
         )
         for row in rows
     ]
@@ -128,9 +131,9 @@ class NewRun(NamedTuple):
 
 
 _START = """
-INSERT INTO orchestrator.runs (id, name, workflow, version, params, total, open, deadline, tags, key, lane, lane_limit,
-                               parent_run, parent_step, parent_position, schedule, fire_time)
-SELECT n.id, n.name, n.workflow, n.version, n.params, 0, 0, now() + n.timeout * interval '1 second',
+INSERT INTO orchestrator.runs (id, name, workflow, version, params, total, open, timeout, deadline, tags, key, lane,
+                               lane_limit, parent_run, parent_step, parent_position, schedule, fire_time)
+SELECT n.id, n.name, n.workflow, n.version, n.params, 0, 0, n.timeout, now() + n.timeout * interval '1 second',
        ARRAY(SELECT jsonb_array_elements_text(n.tags)), n.key, n.lane, n.lane_limit,
        n.parent_run, n.parent_step, n.parent_position, n.schedule, n.fire_time
   FROM jsonb_to_recordset(%(runs)s::jsonb)
@@ -189,28 +192,33 @@ def _lane(name: str, key: str) -> str:
     """Return the name of a lane; a key that is too long for an index stands there as its digest."""
     if len(key) > _LONGEST_KEY:
         key = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
-    return f"{name}/{key}"
+    return scoped(name, key)
 
 
-_BY_KEY = "SELECT id::text FROM orchestrator.runs WHERE key = %(key)s"
+_BY_KEY = "SELECT id::text FROM orchestrator.runs WHERE key = %(key)s AND workflow = %(workflow)s"
 
 
-def find_by_key(connection: Connection, key: str) -> bytes | None:
-    """Return the run that was started with an idempotency key."""
-    row = connection.exec_driver_sql(_BY_KEY, {"key": key}).one_or_none()
+def find_by_key(connection: Connection, workflow: str, key: str) -> bytes | None:
+    """Return the run of a workflow that was started with an idempotency key."""
+    row = connection.exec_driver_sql(_BY_KEY, {"workflow": workflow, "key": key}).one_or_none()
     return identifier(row[0]) if row else None
 
 
 _RESULTS_OF_RUN = """
-SELECT step, position, status, result FROM orchestrator.ended_tasks
- WHERE run_id = %(run)s::uuid AND step IS NOT NULL ORDER BY step, position
+SELECT step, position, CASE WHEN status = 'success' THEN result END FROM orchestrator.ended_tasks
+ WHERE run_id = %(run)s::uuid AND step IS NOT NULL
+ UNION ALL
+SELECT parent_step, parent_position, output FROM orchestrator.runs
+ WHERE parent_run = %(run)s::uuid AND parent_step IS NOT NULL AND status = 'success'
 """
 
 
-def results_of_run(connection: Connection, run: bytes) -> list[tuple[str, int, bytes | None]]:
-    """Return step, position and result of every task of a run that has ended; None for one that did not succeed."""
-    rows = connection.exec_driver_sql(_RESULTS_OF_RUN, {"run": run.hex()})
-    return [(row[0], row[1], bytes(row[3]) if row[2] == "success" and row[3] is not None else None) for row in rows]
+def results_of_run(connection: Connection, run: bytes) -> dict[str, list[tuple[int, bytes | None]]]:
+    """Return, by step, positions and results of the tasks and child runs of a run; None if one did not succeed."""
+    found: dict[str, list[tuple[int, bytes | None]]] = {}
+    for step, position, result in connection.exec_driver_sql(_RESULTS_OF_RUN, {"run": run.hex()}):
+        found.setdefault(step, []).append((position, None if result is None else bytes(result)))
+    return found
 
 
 _KEEP_TASKS = """

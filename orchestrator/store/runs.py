@@ -60,14 +60,16 @@ def _rows(result: Iterable[Any]) -> list[RunRow]:
     ]
 
 
-# A run whose lane is full is parked, so that it is not looked at again until one of the lane's runs ends.
+# A run whose lane is full is parked, so that it is not looked at again until one of the lane's runs ends. Its time
+# begins when it does; the deadline that it was created with is for leaders of the release before.
 _BEGIN = Statement(
     f"""
 WITH next AS (
-    SELECT id, lane, lane_limit FROM orchestrator.runs
+    SELECT id, lane, lane_limit, coalesce(timeout, extract(epoch FROM deadline - created_at)) AS timeout
+      FROM orchestrator.runs
      WHERE status = 'pending' AND NOT parked AND NOT cancelling ORDER BY id LIMIT %(limit)s
 ), admitted AS (
-    SELECT n.id, n.lane IS NULL OR n.lane_limit >
+    SELECT n.id, n.timeout, n.lane IS NULL OR n.lane_limit >
            (SELECT count(*) FROM orchestrator.runs o
              WHERE o.lane = n.lane AND o.ended_at IS NULL AND o.status = 'running')
            + row_number() OVER (PARTITION BY n.lane ORDER BY n.id) - 1 AS free
@@ -76,6 +78,8 @@ WITH next AS (
 UPDATE orchestrator.runs r
    SET status = CASE WHEN a.free THEN 'running' ELSE r.status END,
        started_at = CASE WHEN a.free THEN %(now)s::timestamptz END,
+       timeout = a.timeout,
+       deadline = CASE WHEN a.free THEN %(now)s::timestamptz + a.timeout * interval '1 second' END,
        parked = NOT a.free
   FROM admitted a
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = a.id LIMIT 1) AS found
@@ -193,7 +197,8 @@ _TIME_OUT = Statement(
 UPDATE orchestrator.runs SET cancelling = true, reason = '{TIMED_OUT}'
  WHERE ctid = ANY (ARRAY(
        SELECT ctid FROM orchestrator.runs
-        WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL AND NOT code AND NOT cancelling
+        WHERE deadline <= %(now)s::timestamptz AND status = 'running' AND ended_at IS NULL AND NOT code
+              AND NOT cancelling
         ORDER BY deadline LIMIT %(limit)s))
 """
 )

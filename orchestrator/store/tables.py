@@ -189,6 +189,7 @@ runs = Table(
     Column("output", LargeBinary, comment="what a child run gives to its parent"),
     Column("reason", Text, comment="why it did not succeed, where no task says so"),
     Column("deadline", DateTime(timezone=True)),
+    Column("timeout", Double, comment="seconds that it may take from when it begins"),
     Column("tags", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     Column("key", Text, comment="idempotency key"),
     Column("lane", Text, comment="what it shares a limit of running runs with"),
@@ -239,7 +240,7 @@ runs = Table(
     CheckConstraint("open >= 0", name="runs_open_not_negative"),
 )
 Index("runs_pending", runs.c.id, postgresql_where=text("status = 'pending' AND NOT parked"))
-Index("runs_by_key", runs.c.key, unique=True, postgresql_where=text("key IS NOT NULL"))
+Index("runs_by_workflow_key", runs.c.key, runs.c.workflow, unique=True, postgresql_where=text("key IS NOT NULL"))
 Index("runs_expanding", runs.c.id, postgresql_where=text("expanding"))
 Index("runs_of_parent", runs.c.parent_run, postgresql_where=text("parent_run IS NOT NULL"))
 Index("runs_due", runs.c.deadline, postgresql_where=text("deadline IS NOT NULL AND ended_at IS NULL"))

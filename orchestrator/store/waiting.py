@@ -119,7 +119,7 @@ AGENDA = """
              (SELECT min(expires_at) FROM orchestrator.tasks WHERE expires_at IS NOT NULL AND status = 'pending'),
              (SELECT min(due) FROM orchestrator.timers),
              (SELECT min(deadline) FROM orchestrator.runs
-               WHERE deadline IS NOT NULL AND ended_at IS NULL AND NOT cancelling),
+               WHERE deadline IS NOT NULL AND ended_at IS NULL AND NOT cancelling AND status = 'running'),
              (SELECT min(due_at) FROM orchestrator.schedules WHERE due_at IS NOT NULL AND NOT paused)),
        EXISTS (SELECT FROM orchestrator.tasks WHERE hold IS NOT NULL),
        EXISTS (SELECT FROM orchestrator.runs WHERE expanding),

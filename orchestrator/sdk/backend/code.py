@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain import history, resets
 from orchestrator.domain.ids import successor_id, to_text
+from orchestrator.domain.lane_names import scoped
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.task import TaskError
 from orchestrator.errors import (
@@ -74,7 +75,7 @@ class CodeBackend:
             facts.append(signal)
         run = NewCodeRun(run_id, facts, timeout, tags=tags, pinned=pinned)
         with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
-            full_key = f"{started.workflow}/{key}"
+            full_key = scoped(started.workflow, key or "")
             anew = signal is not None or on_conflict == "anew"
             held = None if key is None else run_keys.take(connection, full_key, run.id, anew=anew)
             if held is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
-from orchestrator.domain.dag import DagState, Graph, kept_state
+from orchestrator.domain.dag import DagState, Graph, StepState, kept_state, step_output
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.run import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
@@ -16,6 +17,7 @@ from orchestrator.sdk.backend.asking import ask
 from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Waiting
+from orchestrator.sdk.payload import decode_value
 from orchestrator.store import dags, enqueue, results, workflows
 from orchestrator.store.inbox import Wish
 from orchestrator.transport.codec import Ended
@@ -51,7 +53,7 @@ class RunBackend:
             state = msgspec.msgpack.decode(found.state, type=DagState) if found.state is not None else None
             kept = kept_state(graph, state, from_step) if from_step is not None and state is not None else None
             again = dags.new_run(definition, found.version, new, found.params)
-            dags.start(connection, [again._replace(fire_time=found.fire_time.isoformat())])
+            dags.start(connection, [again._replace(fire_time=found.fire_time.isoformat(), tags=found.tags)])
             if kept is not None:
                 names = [graph.steps[place].name for place in kept.successes]
                 dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))
@@ -86,17 +88,20 @@ class RunBackend:
         with self._connections.reading() as connection:
             yield from results.run_results(connection, run)
 
-    def step_results(self, run: bytes) -> list[tuple[str, int, bytes | None]]:
-        """Return step, position and result of every ended task of a workflow's run."""
+    def outputs(self, run: bytes) -> dict[str, Any]:
+        """Return the output of every step of a workflow's run that was not skipped; none of other runs."""
         with self._connections.reading() as connection:
-            return dags.results_of_run(connection, run)
-
-    def fan_outs(self, run: bytes) -> set[str]:
-        """Return the names of the steps of a run that fan out."""
-        with self._connections.reading() as connection:
+            found = next(iter(dags.load(connection, [run])), None)
             definition = workflows.of_run(connection, run)
-        steps = definition.steps if definition is not None else ()
-        return {step.name for step in steps if step.foreach is not None or step.parallel is not None}
+            if found is None or definition is None or found.state is None:
+                return {}
+            results = dags.results_of_run(connection, run)
+        state = msgspec.msgpack.decode(found.state, type=DagState)
+        return {
+            step.name: step_output(state.steps[place], state.fans.get(place), results.get(step.name, []), decode_value)
+            for place, step in enumerate(definition.steps)
+            if state.steps[place] != StepState.SKIPPED
+        }
 
     def wait(self, run: bytes, timeout: float | None) -> Ended | None:
         """Wait until a run ends; None if it has not by then."""

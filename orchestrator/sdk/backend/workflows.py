@@ -66,7 +66,7 @@ class WorkflowBackend:
         check_size(run.params, f"The parameters of workflow {name!r}", self._limit)
         with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
             if not dags.start(connection, [run]) and key is not None:
-                run_id = dags.find_by_key(connection, key) or run_id
+                run_id = dags.find_by_key(connection, name, key) or run_id
         self._connections.nudge()
         return run_id
 

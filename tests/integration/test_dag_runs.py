@@ -1,0 +1,200 @@
+"""Runs of DAGs: their keys and limits, their time, what they give, and runs that repeat them."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from orchestrator import Orchestrator, RunHandle
+from orchestrator.domain.task import Dispatch
+from orchestrator.sdk.definitions import loads
+from tests.integration.stage import System, Worker
+
+
+def apply(system: System, *texts: str) -> None:
+    for text in texts:
+        system.app.workflows.apply(loads(text))
+
+
+def begin(system: System, text: str, **params: Any) -> RunHandle[Any]:
+    """Apply a workflow and start a run of it, which has begun when this returns."""
+    apply(system, text)
+    run = system.app.workflows[loads(text).name].start(**params)
+    system.look()
+    return run
+
+
+def steps_of(taken: list[Dispatch]) -> list[str]:
+    """Return the steps of dispatched tasks."""
+    return [msgspec.msgpack.decode(task.payload)[2]["step"] for task in taken]
+
+
+def finish(system: System, worker: Worker, *, fail: tuple[str, ...] = (), **results: Any) -> list[str]:
+    """Run what there is until nothing more comes; return the steps in their order."""
+    ran: list[str] = []
+    system.tick(2)
+    while taken := worker.take():
+        for task, step in zip(taken, steps_of(taken), strict=True):
+            ran.append(step)
+            if step in fail:
+                worker.fail(task)
+            else:
+                worker.succeed(task, result=msgspec.msgpack.encode(results.get(step, step)))
+        system.tick(2)
+    return ran
+
+
+def row(system: System, run: RunHandle[Any]) -> dict[str, Any]:
+    return dict(system.sql("SELECT * FROM orchestrator.runs WHERE id = CAST(:id AS uuid)", id=run.id)[0])
+
+
+# -- keys and limits
+
+
+ONE = "tasks: {a: {task: job}}"
+
+
+def test_a_key_belongs_to_its_workflow(system: System) -> None:
+    apply(system, f"name: bill\n{ONE}", f"name: ship\n{ONE}")
+    first = {name: system.app.workflows[name].options(key="order-7").start() for name in ("bill", "ship")}
+    again = {name: system.app.workflows[name].options(key="order-7").start() for name in ("bill", "ship")}
+    assert first["bill"].id != first["ship"].id, "the second workflow starts, too"
+    assert {name: run.id for name, run in again.items()} == {name: run.id for name, run in first.items()}
+    assert system.count("runs") == 2
+
+
+def test_limits_of_two_workflows_are_never_the_same(system: System) -> None:
+    text = "name: {}\nparams: {{key: {{}}}}\nconcurrency: {{limit: 1, key: '${{params.key}}'}}\n" + ONE.replace(
+        "{", "{{"
+    ).replace("}", "}}")
+    apply(system, text.format("a"), text.format("a/b"))
+    system.worker()
+    pairs = [("a", "b/c"), ("a/b", "c"), ("a", "b|c"), ("a/b", "|c"), ("a", "/b/c"), ("a", "b/c")]
+    runs = [system.app.workflows[name].start(key=key) for name, key in pairs]
+    system.look()
+    assert [run.progress().status for run in runs] == ["running"] * 5 + ["pending"]
+
+
+def test_ids_of_two_workflows_as_code_are_never_the_same(system: System) -> None:
+    started: list[str] = []
+    for name, key in (("a", "b/c"), ("a/b", "c")):
+        app = Orchestrator(system.settings)
+
+        @app.workflow(name=name)
+        async def flow(ctx: Any) -> None: ...
+
+        started.append(flow.starting(id=key, on_conflict="return").start().id)
+        app.close()
+    assert len(set(started)) == 2
+
+
+# -- time
+
+
+def test_a_run_that_waits_for_its_limit_has_all_of_its_time_left(system: System) -> None:
+    text = f"name: timed\nconcurrency: 1\ntimeout: 1m\n{ONE}"
+    first = begin(system, text)
+    second = system.app.workflows["timed"].start()
+    system.look()
+    system.sql("UPDATE orchestrator.runs SET deadline = NULL WHERE id = CAST(:id AS uuid)", id=first.id)
+    system.lead(offset=3_600)
+    system.worker()
+    system.look(3)
+    assert second.progress().status == "pending", "an hour in line is not its own"
+    first.cancel()
+    system.look_until(lambda: second.progress().status == "running")
+    left = system.sql(
+        "SELECT extract(epoch FROM deadline - started_at) AS left FROM orchestrator.runs WHERE id = CAST(:id AS uuid)",
+        id=second.id,
+    )
+    assert float(left[0]["left"]) == pytest.approx(60.0)
+    system.lead(offset=3_600 + 61)
+    system.look_until(lambda: second.progress().status == "failed")
+    assert row(system, second)["reason"] == "timed out"
+
+
+def test_a_run_of_the_release_before_has_its_time_when_it_begins(system: System) -> None:
+    """That release writes a deadline and no timeout."""
+    apply(system, f"name: older\ntimeout: 1m\n{ONE}")
+    run = system.app.workflows["older"].start()
+    system.sql(
+        "UPDATE orchestrator.runs SET timeout = NULL, created_at = now() - interval '1 hour', "
+        "deadline = now() - interval '59 minutes' WHERE id = CAST(:id AS uuid)",
+        id=run.id,
+    )
+    system.look(2)
+    found = row(system, run)
+    assert (found["status"], found["timeout"]) == ("running", 60.0)
+    assert (found["deadline"] - found["started_at"]).total_seconds() == pytest.approx(60.0)
+
+
+# -- what it gives
+
+
+def test_outputs_have_child_workflows_and_fan_outs_of_nothing(system: System) -> None:
+    worker = system.worker()
+    apply(system, "name: child\nparams: {n: {default: 0}}\ntasks: {x: {task: job}, y: {task: job, depends_on: [x]}}")
+    run = begin(
+        system,
+        """
+        name: giving
+        params: {none: {default: []}, two: {default: [1, 2]}}
+        tasks:
+          child:    {workflow: child}
+          children: {workflow: child, foreach: params.two, input: {n: "${item}"}}
+          nobody:   {workflow: child, foreach: params.none}
+          nothing:  {task: job, foreach: params.none}
+          single:   {task: job}
+          bad:      {task: job}
+          never:    {task: job, depends_on: [bad]}
+        """,
+    )
+    finish(system, worker, fail=("bad",), y={"z": 1})
+    assert run.outputs(timeout=5) == {
+        "child": {"y": {"z": 1}},
+        "children": [{"y": {"z": 1}}] * 2,
+        "nobody": [],
+        "nothing": [],
+        "single": "single",
+        "bad": None,
+    }
+
+
+# -- runs that repeat another
+
+
+REPEATED = """
+name: repeated
+tags: [nightly]
+tasks:
+  bad:   {task: job}
+  after: {task: job, depends_on: [bad], trigger: all_ended}
+  a:     {task: job}
+  b:     {task: job, depends_on: [a]}
+  c:     {task: job, depends_on: [b]}
+  empty: {task: job, foreach: "[]"}
+"""
+
+
+def test_a_rerun_repeats_a_step_and_what_is_below_and_what_did_not_succeed(system: System) -> None:
+    worker = system.worker()
+    apply(system, REPEATED)
+    run = system.app.workflows["repeated"].options(tags=["manual"]).start()
+    system.look()
+    finish(system, worker, fail=("bad",))
+    assert run.progress().status == "failed"
+    again = run.rerun(from_step="b")
+    system.look()
+    assert sorted(finish(system, worker)) == ["b", "bad", "c"], "`after` succeeded, and is not below `b`"
+    assert again.progress().status == "success"
+    assert row(system, again)["tags"] == ["nightly", "manual"]
+    assert again.outputs()["after"] == "after"
+    assert (again.progress().counters.total, again.progress().counters.open) == (5, 0)
+    whole = run.rerun()
+    system.look()
+    assert sorted(finish(system, worker)) == ["a", "after", "b", "bad", "c"]
+    assert row(system, whole)["tags"] == ["nightly", "manual"]
+    assert UUID(whole.id) != UUID(again.id)
