@@ -38,7 +38,7 @@ def command(as_json: bool) -> None:
         )
     health, held = trouble.look_at_redis(settings, overview.events, queues)
     on_redis = [*trouble.of_redis(health), *trouble.of_what_redis_holds(held)]
-    troubles = [*trouble.of_the_system(overview), *on_redis, *on_postgres]
+    troubles = [*trouble.of_the_system(overview, settings.lease), *on_redis, *on_postgres]
     if as_json:
         redis = msgspec.to_builtins(held) | msgspec.to_builtins(health)
         print_json({**msgspec.to_builtins(overview), "redis": redis, "trouble": troubles})

@@ -42,13 +42,22 @@ def look_at_redis(settings: Settings, events: Events | None, queues: Iterable[st
         return RedisHealth(reachable=False, error=str(error)), RedisView()
 
 
-def of_the_system(overview: Overview) -> Iterator[Trouble]:
+def of_the_system(overview: Overview, lease: float) -> Iterator[Trouble]:
     """Say what is wrong with our own processes: nobody leads, nobody serves a queue, nobody knows a task."""
-    if overview.leader is None:
+    leader = overview.leader
+    is_useless = leader is not None and leader.idle is not None and leader.idle > lease
+    if leader is None:
         yield Trouble(
             kind="no leader", message="No scheduler leads, so nothing moves. Start one: orchestrator scheduler"
         )
-    for queue in overview.unserved_queues:
+    elif is_useless:
+        yield Trouble(
+            kind="leader in trouble",
+            message=f"The scheduler {leader.address} leads and has not done its work for {duration(leader.idle)}: "
+            f"{leader.trouble or 'it does not say why'}. A standby that can do better takes over by itself; none has. "
+            f"Mend that, or start a scheduler elsewhere: orchestrator scheduler",
+        )
+    for queue in () if is_useless else overview.unserved_queues:  # such a leader does not see who serves what
         yield Trouble(
             kind="no worker",
             message=f"Queue {queue!r} has ready tasks and no live worker. Start one: "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +14,11 @@ from sqlalchemy import Connection, Engine
 
 from orchestrator.store import leases
 from orchestrator.store.driver import send
-from orchestrator.store.leases import Cursor
+from orchestrator.store.leases import Cursor, Outlook
 from orchestrator.store.waiting import Agenda
+
+_PATIENCE = 3.0
+"""Leases without a useful tick after which another scheduler may take a leader's place."""
 
 
 class TermOver(Exception):
@@ -47,26 +49,34 @@ class Leadership:
         self._renew_at = 0.0
         self._connection: Connection | None = None
         self.term = 0
+        self.trouble: str | None = None
+        """What keeps this process from its work while it leads: people are shown so, and others may take over."""
 
-    def acquire(self) -> bool:
-        """Try to become leader."""
+    @property
+    def patience(self) -> float:
+        """Seconds without a useful tick after which another scheduler may take a leader's place."""
+        return _PATIENCE * self._lease
+
+    def acquire(self, *, depose: bool = False) -> bool:
+        """Try to become leader; `depose` also one that has not been useful for a while."""
         connection = self._connect()
         with connection.begin():
             address = f"{socket.gethostname()}:{os.getpid()}"
-            term = leases.acquire(connection, self._shard, self._owner, self._lease, address)
+            patience = self.patience if depose else None
+            term = leases.acquire(
+                connection, self._shard, self._owner, self._lease, address, trouble=self.trouble, patience=patience
+            )
         if term is None:
             return False
         self.term = term
         self._renew_at = 0.0
         return True
 
-    def wait(self, awake: threading.Event) -> None:
-        """Wait as standby until the present lease could have expired, or somebody has a reason to look earlier."""
+    def outlook(self) -> Outlook:
+        """Return how the lease stands."""
         connection = self._connect()
         with connection.begin():
-            remaining = leases.remaining(connection, self._shard)
-        awake.wait(min(max(remaining, 0.05), self._lease / 3))
-        awake.clear()
+            return leases.outlook(connection, self._shard, self._owner)
 
     def cursor(self) -> Cursor | None:
         """Return how far events have been applied."""
@@ -82,7 +92,7 @@ class Leadership:
         renew = monotonic >= self._renew_at
         with self._transaction() as connection:
             lease = self._lease if renew else None
-            begun = leases.begin(connection, self._shard, self.term, renew=lease, look=look)
+            begun = leases.begin(connection, self._shard, self.term, renew=lease, look=look, trouble=self.trouble)
             if begun is None:
                 raise TermOver
             now, agenda = begun

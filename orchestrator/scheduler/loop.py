@@ -21,6 +21,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine
 
 from orchestrator.scheduler.advance import advance_runs
+from orchestrator.scheduler.candidacy import Candidacy
 from orchestrator.scheduler.code import CodeRuns
 from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.dispatch import Dispatcher
@@ -73,6 +74,7 @@ class Scheduler:
         self._monotonic = monotonic
         self._on_ended = on_ended
         self._leadership = Leadership(engine, lease=settings.lease, clock_offset=clock_offset)
+        self._candidacy = Candidacy(self._leadership, streams, settings.lease, monotonic)
         self._stopping = threading.Event()
         self._awake = threading.Event()
         """Wakes a standby: the lease is free, or it is time to stop."""
@@ -91,31 +93,43 @@ class Scheduler:
         """Lead, or stand by, until told to stop."""
         pause = 0.1
         while not self._stopping.is_set():
+            leads = False
             try:
-                if not self._leadership.acquire():
+                if not self._candidacy.stand():
                     self._postgres.worked()
-                    self._leadership.wait(self._awake)
+                    self._candidacy.wait(self._awake)
                     continue
+                leads = True
                 self.take_over()
                 pause = 0.1
                 while not self._stopping.is_set():
                     self.tick()
                     self._postgres.worked()
+                    if self._leadership.trouble is None:
+                        self._candidacy.worked()
             except (TermOver, Deposed):
                 log.warning("another scheduler leads now; standing by")
+                if self._leadership.trouble is not None:
+                    self._candidacy.failed()
                 self._stopping.wait(0.1)
             except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
                 self._cannot_work(error)
-                self._leadership.disconnect()
-                self._stopping.wait(pause)
+                self._start_again(leads, pause)
                 pause = min(pause * 2, 2.0)
-            except Exception:  # a defect: say so loudly, and go on rather than leave the queue alone
+            except Exception as error:  # a defect: say so loudly, and go on rather than leave the queue alone
                 log.exception("this should not have happened; starting again from what is committed")
-                self._leadership.disconnect()
-                self._stopping.wait(2.0)
+                self._leadership.trouble = f"its ticks fail: {type(error).__name__}: {first_line(error)}"
+                self._start_again(leads, 2.0)
             finally:
                 self.leading.clear()
         self._resign()
+
+    def _start_again(self, led: bool, pause: float) -> None:
+        """Wait a moment before the next try; nothing is carried over but who has failed."""
+        if led:
+            self._candidacy.failed()
+        self._leadership.disconnect()
+        self._stopping.wait(pause)
 
     def stop(self) -> None:
         """Finish the tick that is under way, give the lease up, and return from `run`."""
@@ -128,10 +142,16 @@ class Scheduler:
 
     def _cannot_work(self, error: Exception) -> None:
         if isinstance(error, transport.UNAVAILABLE):
-            self._redis.failed(transport.describe(error))
+            self._miss_redis(error)
         else:
             self._postgres.failed(first_line(error))
+            self._leadership.trouble = f"it cannot use Postgres: {first_line(error)}"
             self._streams.complain(database.explain(error))
+
+    def _miss_redis(self, error: Exception) -> None:
+        reason = transport.describe(error)
+        self._redis.failed(reason)
+        self._leadership.trouble = f"it cannot use Redis: {reason}"
 
     def _resign(self) -> None:
         try:
@@ -270,7 +290,7 @@ class Scheduler:
             self._generations.give_up()
             self._watch.due_at = 0.0
         except transport.UNAVAILABLE as error:
-            self._redis.failed(transport.describe(error))
+            self._miss_redis(error)
             self._mute_until = self._monotonic() + 0.5
             if not isinstance(error, transport.REFUSED):
                 self._deaf_until = self._mute_until
@@ -296,6 +316,7 @@ class Scheduler:
                 found = self._reconciler.suspects(self._streams, self._cursor.generation, away, sweep)
                 suspicion.tasks, suspicion.where, suspicion.stale = found.tasks, found.where, found.stale
             self._redis.worked()
+            self._leadership.trouble = None
 
         self._hear(look)
         return suspicion

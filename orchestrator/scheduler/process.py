@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 
@@ -64,6 +65,9 @@ def _stop_on_signal(scheduler: Scheduler, settings: Settings, keys: Keys) -> Non
     def stop() -> None:
         scheduler.stop()
         nudge(waker, keys)  # it may be waiting for an event
+        threading.Event().wait(settings.lease)
+        log.warning("stopped while something did not answer; the lease was not given up, and expires by itself")
+        os._exit(0)
 
     def on_signal(*_: object) -> None:
         # A handler interrupts the main thread anywhere, also while it holds the very lock that stopping needs.

@@ -2,7 +2,7 @@
 
     standby ── acquire: term + 1 ──▶ leader ── begin: every tick locks the row and checks the term ──▶ …
                  ▲                     │
-                 └── lease expired ────┘  or released
+                 └── lease expired ────┘  or released, or taken by one that can do what the leader cannot
 
 `begin` takes the row FOR SHARE until the tick's transaction ends, and `acquire` updates it, so a takeover waits
 for a tick that is under way, and a tick that comes too late finds another term and does nothing.
@@ -10,8 +10,9 @@ for a tick that is under way, and a tick that comes too late finds another term 
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -21,43 +22,75 @@ from orchestrator.store.statement import Statement
 from orchestrator.store.waiting import AGENDA, Agenda
 
 _ACQUIRE = """
-INSERT INTO orchestrator.leases AS held (shard, owner, term, expires_at, address)
+INSERT INTO orchestrator.leases AS held (shard, owner, term, expires_at, address, useful_at, useful_term)
 VALUES (%(shard)s, %(owner)s::uuid, 1, clock_timestamp() + %(lease)s::double precision * interval '1 second',
-        %(address)s)
+        %(address)s, clock_timestamp(), 1)
     ON CONFLICT (shard) DO UPDATE
    SET owner = excluded.owner, term = held.term + 1, address = excluded.address,
-       expires_at = clock_timestamp() + %(lease)s::double precision * interval '1 second'
+       expires_at = clock_timestamp() + %(lease)s::double precision * interval '1 second',
+       useful_term = held.term + 1,
+       useful_at = CASE WHEN held.owner = excluded.owner AND held.useful_term = held.term
+                        THEN held.useful_at ELSE clock_timestamp() END,
+       trouble = %(trouble)s
  WHERE held.owner = excluded.owner OR held.expires_at < clock_timestamp()
+    OR (held.useful_term = held.term
+        AND held.useful_at < clock_timestamp() - %(patience)s::double precision * interval '1 second')
 RETURNING term
 """
 
 
-def acquire(connection: Connection, shard: int, owner: str, lease: float, address: str) -> int | None:
-    """Become leader if nobody else is; return the new term, or None."""
+def acquire(
+    connection: Connection,
+    shard: int,
+    owner: str,
+    lease: float,
+    address: str,
+    *,
+    trouble: str | None = None,
+    patience: float | None = None,
+) -> int | None:
+    """Become leader if nobody else is; return the new term, or None.
+
+    With `patience`, also in the place of one that has done nothing useful for so many seconds. Who takes its own lease
+    again has not been useful by that.
+    """
     parameters = {"shard": shard, "owner": owner, "lease": lease, "address": address}
-    row = connection.exec_driver_sql(_ACQUIRE, parameters).one_or_none()
+    row = connection.exec_driver_sql(_ACQUIRE, {**parameters, "trouble": trouble, "patience": patience}).one_or_none()
     return row[0] if row else None
 
 
-_REMAINING = """
-SELECT extract(epoch FROM expires_at - clock_timestamp())::double precision
+class Outlook(NamedTuple):
+    """The lease as somebody sees it who might want it."""
+
+    remaining: float = -math.inf
+    """Seconds until it expires, unless it is renewed; below zero since it is free."""
+    is_mine: bool = False
+    idle: float | None = None
+    """Seconds since its holder last did all of its work; None if it does not say."""
+
+
+_OUTLOOK = """
+SELECT extract(epoch FROM expires_at - clock_timestamp())::double precision, owner = %(owner)s::uuid,
+       CASE WHEN useful_term = term THEN extract(epoch FROM clock_timestamp() - useful_at)::double precision END
   FROM orchestrator.leases WHERE shard = %(shard)s
 """
 
 
-def remaining(connection: Connection, shard: int) -> float:
-    """Return the seconds until the present lease expires, unless it is renewed."""
-    row = connection.exec_driver_sql(_REMAINING, {"shard": shard}).one_or_none()
-    return row[0] if row else 0.0
+def outlook(connection: Connection, shard: int, owner: str) -> Outlook:
+    """Return how the lease stands."""
+    row = connection.exec_driver_sql(_OUTLOOK, {"shard": shard, "owner": owner}).one_or_none()
+    return Outlook(*row) if row else Outlook()
 
 
 _MINE = "WHERE shard = %(shard)s AND term = %(term)s"
 _HOLD = "SELECT {} FROM orchestrator.leases " + _MINE + " FOR SHARE"
-_RENEW = (
-    "UPDATE orchestrator.leases SET expires_at = clock_timestamp() + %(lease)s::double precision * interval '1 second' "
-    + _MINE
-    + " RETURNING {}"
-)
+_RENEW = f"""
+UPDATE orchestrator.leases
+   SET expires_at = clock_timestamp() + %(lease)s::double precision * interval '1 second',
+       useful_at = CASE WHEN %(trouble)s::text IS NULL THEN clock_timestamp() ELSE useful_at END,
+       useful_term = term, trouble = %(trouble)s
+{_MINE} RETURNING {{}}
+"""
 _BEGIN = {
     (renew, look): Statement((_RENEW if renew else _HOLD).format(f"now(), {AGENDA}" if look else "now()"))
     for renew in (False, True)
@@ -66,15 +99,16 @@ _BEGIN = {
 
 
 def begin(
-    connection: Connection, shard: int, term: int, *, renew: float | None, look: bool
+    connection: Connection, shard: int, term: int, *, renew: float | None, look: bool, trouble: str | None = None
 ) -> tuple[datetime, Agenda | None] | None:
     """Begin a transaction that holds the lease until it ends, and renew it if asked: one round trip.
 
+    Who renews it says what keeps it from its work, if anything does.
     Return the time and, if asked to look, what waits; or None if deposed.
     """
-    parameters: dict[str, float] = {"shard": shard, "term": term}
+    parameters: dict[str, Any] = {"shard": shard, "term": term}
     if renew is not None:
-        parameters["lease"] = renew
+        parameters |= {"lease": renew, "trouble": trouble}
     rows = _BEGIN[renew is not None, look].begin(connection, parameters)
     if not rows:
         return None

@@ -438,6 +438,16 @@ leases = Table(
     Column("term", BigInteger, nullable=False),
     Column("expires_at", DateTime(timezone=True), nullable=False),
     Column("address", Text, nullable=False, comment="for people: host and process id of the owner"),
+    Column("useful_at", DateTime(timezone=True), comment="when the leader last did all of its work"),
+    Column("useful_term", BigInteger, comment="the term that useful_at is about; earlier releases say nothing"),
+    Column("trouble", Text, comment="what keeps the leader from its work"),
+    Column(
+        "fence",
+        Integer,
+        nullable=False,
+        server_default=text("0"),
+        comment="attempts that are claimed from now on have greater numbers",
+    ),
 )
 
 cursors = Table(

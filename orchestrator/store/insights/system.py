@@ -24,6 +24,10 @@ class Leader:
     """The number of its term."""
     lease_remaining: float
     """Seconds until another may take over, unless it renews its lease."""
+    idle: float | None = None
+    """Seconds since it last did all of its work; None if it does not say."""
+    trouble: str | None = None
+    """What keeps it from its work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +148,10 @@ def _open(queues: Sequence[QueueCounts]) -> dict[str, int]:
 
 
 _LEADER = """
-SELECT address, term, extract(epoch FROM expires_at - clock_timestamp())::double precision
+SELECT address, term, extract(epoch FROM expires_at - clock_timestamp())::double precision AS lease_remaining,
+       CASE WHEN useful_term = term
+            THEN extract(epoch FROM clock_timestamp() - useful_at)::double precision END AS idle,
+       CASE WHEN useful_term = term THEN trouble END AS trouble
   FROM orchestrator.leases WHERE shard = %(shard)s AND expires_at > clock_timestamp()
 """
 
@@ -152,7 +159,7 @@ SELECT address, term, extract(epoch FROM expires_at - clock_timestamp())::double
 def _leader(connection: Connection, shard: int) -> Leader | None:
     """Return who leads now."""
     row = connection.exec_driver_sql(_LEADER, {"shard": shard}).one_or_none()
-    return Leader(address=row[0], term=row[1], lease_remaining=row[2]) if row else None
+    return Leader(**row._asdict()) if row else None
 
 
 _ENDED = """

@@ -1,0 +1,92 @@
+"""When a standby tries to lead.
+
+    the lease is its own                    at once: Postgres was away, or a tick failed
+    the lease is free                       if it could do the work
+    its holder does nothing useful          if it could do the work: a leader that cannot reach Redis, or fails in every
+                                            tick, would keep its lease for ever
+    it could not do the work itself         only where the lease has been free for a while: better a leader that can
+                                            do half of it than none
+
+Whoever has led and failed stands back for a while, as if it could not do the work.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from orchestrator.scheduler.leadership import Leadership
+from orchestrator.telemetry import get_logger
+from orchestrator.transport import connection as transport
+from orchestrator.transport.leader import LeaderStreams
+
+log = get_logger("scheduler")
+
+_OTHERS_FIRST = 2.0
+"""Leases for which a free lease is left to those who could do the work."""
+_STANDS_BACK = 10.0
+"""Leases for which one stands back that has failed."""
+
+
+class Candidacy:
+    """Decides for one process, whenever it does not lead."""
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        streams: LeaderStreams,
+        lease: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._leadership = leadership
+        self._streams = streams
+        self._lease = lease
+        self._monotonic = monotonic
+        self._back_until: float | None = None
+        self._pause = 0.0
+        self._said = False
+
+    def stand(self) -> bool:
+        """Try to become leader, if that is a good idea now."""
+        leadership, lease = self._leadership, self._lease
+        outlook = leadership.outlook()
+        self._pause = min(max(outlook.remaining, 0.05), lease / 3)
+        if outlook.is_mine:
+            return leadership.acquire()
+        is_useless = outlook.idle is not None and outlook.idle > leadership.patience
+        if outlook.remaining > 0 and not is_useless:
+            self._said = False
+            return False
+        reason = self._unfitness()
+        if reason is None:
+            return leadership.acquire(depose=True)
+        self._pause = lease / 3
+        if not self._said:
+            self._said = True
+            who = "the leader does nothing useful" if outlook.remaining > 0 else "nobody leads"
+            log.warning("%s, and this scheduler could not do better: %s", who, reason)
+        return outlook.remaining < -_OTHERS_FIRST * lease and leadership.acquire()
+
+    def wait(self, awake: threading.Event) -> None:
+        """Wait until the lease could have expired, or somebody has a reason to look earlier."""
+        awake.wait(self._pause)
+        awake.clear()
+
+    def failed(self) -> None:
+        """This process has led, and could not do its work: others first, if there are any."""
+        self._back_until = self._monotonic() + _STANDS_BACK * self._lease
+
+    def worked(self) -> None:
+        """This process has led, and done its work."""
+        self._back_until = None
+
+    def _unfitness(self) -> str | None:
+        """Return why this process could not do a leader's work, as far as it can know; it has just used Postgres."""
+        if self._back_until is not None and self._monotonic() < self._back_until:
+            return "it has led, and failed."
+        try:
+            self._streams.write_canary()
+        except transport.UNAVAILABLE as error:
+            return f"it cannot use Redis: {transport.describe(error)}"
+        return None

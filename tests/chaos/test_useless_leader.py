@@ -1,0 +1,133 @@
+"""A leader that holds its lease and cannot do its work, while another scheduler could."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.acceptance.conftest import fresh_stack, project
+from tests.acceptance.stack import Process, Stack
+from tests.chaos.breakable import trouble
+from tests.chaos.real.proxy import Proxies, Proxy
+from tests.waiting import eventually
+
+LEASE = 0.6
+GIVES_UP = 3 * LEASE
+"""Seconds without a useful tick after which another scheduler may take over."""
+
+
+@pytest.fixture
+def lease() -> float:
+    return LEASE
+
+
+@pytest.fixture
+def stack(database_url: str, redis_url: str, tmp_path: Path, lease: float) -> Iterator[Stack]:
+    """Services without processes."""
+    with fresh_stack(database_url, redis_url, tmp_path, lease=lease, worker_ttl=1.0, heartbeat=0.25) as stack:
+        yield stack
+
+
+@pytest.fixture
+def wire(redis_url: str) -> Iterator[Proxy]:
+    """A wire to Redis that can be cut."""
+    with Proxies() as proxies:
+        yield proxies.to(Path(urlsplit(redis_url).path))
+
+
+def scheduler_with(stack: Stack, **environment: str) -> Process:
+    """Start a scheduler whose settings differ from the others', and wait until it leads."""
+    before = dict(stack.environment)
+    stack.environment |= environment
+    try:
+        process = stack.scheduler()
+    finally:
+        stack.environment = before
+    eventually(lambda: stack.leader() is process, "it leads")
+    return process
+
+
+def behind(wire: Proxy) -> dict[str, str]:
+    return {"ORCHESTRATOR_REDIS_URL": f"redis://127.0.0.1:{wire.port}/0"}
+
+
+def test_a_leader_that_redis_refuses_makes_way_for_a_standby_that_redis_takes(stack: Stack, wire: Proxy) -> None:
+    cut_off = scheduler_with(stack, **behind(wire))
+    healthy = stack.scheduler()
+    stack.worker()
+    assert project.add.enqueue(1, 1).result(timeout=20) == 2
+    wire.cut()
+    began = time.monotonic()
+    assert project.add.enqueue(1, 2).result(timeout=20) == 3
+    assert time.monotonic() - began < GIVES_UP + 5.0
+    assert stack.leader() is healthy
+    wire.heal()
+    assert project.add.enqueue(2, 2).result(timeout=20) == 4
+    assert cut_off.stop() == 0
+
+
+@pytest.mark.parametrize("lease", [2.5])  # longer than the pause after a defect: it takes its own lease again
+def test_a_leader_that_cannot_tick_makes_way_for_one_that_can(stack: Stack, database_url: str) -> None:
+    """As behind a pooler that keeps no session: it can take the lease, and every tick fails."""
+    with stack.engine.connect() as connection:
+        if not connection.exec_driver_sql("SELECT 1 FROM pg_roles WHERE rolname = 'clumsy'").all():
+            connection.exec_driver_sql("CREATE ROLE clumsy LOGIN")
+        connection.exec_driver_sql("GRANT USAGE ON SCHEMA orchestrator TO clumsy")
+        connection.exec_driver_sql("GRANT SELECT ON ALL TABLES IN SCHEMA orchestrator TO clumsy")
+        connection.exec_driver_sql("GRANT INSERT, UPDATE ON orchestrator.leases TO clumsy")
+    url = database_url.replace("postgres@", "clumsy@", 1)
+    assert url != database_url
+    clumsy = scheduler_with(stack, ORCHESTRATOR_DATABASE_URL=url)
+    healthy = stack.scheduler()
+    stack.worker(wait=False)
+    assert project.add.enqueue(1, 2).result(timeout=30) == 3
+    assert stack.leader() is healthy
+    assert clumsy.stop() == 0
+
+
+def test_where_no_other_could_do_better_the_leader_leads_on_and_status_says_why(stack: Stack, wire: Proxy) -> None:
+    first = scheduler_with(stack, **behind(wire))
+    before = dict(stack.environment)
+    stack.environment |= behind(wire)
+    second = stack.scheduler()
+    stack.environment = before
+    stack.worker()
+    assert project.add.enqueue(1, 1).result(timeout=20) == 2
+    wire.cut()
+    handle = project.add.enqueue(1, 2)
+
+    def complains() -> str | None:
+        return trouble(stack).get("leader in trouble")
+
+    said = eventually(complains, "status says that the leader cannot work")
+    assert str(first.pid) in said
+    assert "it cannot use Redis" in said
+    assert "no worker" not in trouble(stack), "nobody can say so"
+    eventually(lambda: second.logged("could not do better"), "the standby says that it could not do better")
+    assert stack.leader() is first
+    wire.heal()
+    assert handle.result(timeout=20) == 3
+    eventually(lambda: not trouble(stack), "nothing is wrong any more")
+
+
+@pytest.mark.parametrize("role", ["leader", "standby"])
+@pytest.mark.parametrize("stroke", ["cut", "stall"])
+def test_a_scheduler_obeys_sigterm_in_such_trouble(stack: Stack, wire: Proxy, role: str, stroke: str) -> None:
+    if role == "standby":
+        stack.scheduler()
+        stack.leader()
+        stack.environment |= behind(wire)
+        process = stack.scheduler()
+    else:
+        process = scheduler_with(stack, **behind(wire))
+    getattr(wire, stroke)()
+    eventually(lambda: process.logged("cannot be used") or role == "standby" or stroke == "stall", "it notices")
+    began = time.monotonic()
+    process.signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert time.monotonic() - began < LEASE + 3.0
