@@ -18,7 +18,7 @@ from orchestrator.settings import DEFAULT_NAMESPACE
 from orchestrator.store.namespaces import namespace_of, use_namespace
 from orchestrator.store.tables import SCHEMA
 
-REVISION = "0006"
+REVISION = "0007"
 """The newest migration. `orchestrator db upgrade` brings a database here."""
 
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
