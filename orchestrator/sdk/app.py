@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -25,10 +23,12 @@ from orchestrator.sdk.context import TaskContext
 from orchestrator.sdk.handle import Handle, RunHandle
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
+from orchestrator.sdk.per_process import ProcessLock
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.schedules import Schedules, T, Times
 from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.task import Task, task_name
+from orchestrator.sdk.threads import Threads
 from orchestrator.sdk.workflows import Workflows
 from orchestrator.settings import Settings, load_settings
 
@@ -55,7 +55,8 @@ class Orchestrator:
         self._settings: Settings | None = None
         self._backend: Backend | None = None
         self._transactions: Transactions | None = None
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
+        self._threads = Threads()
         self.tasks: dict[str, Task[..., Any]] = {}
         self.workflows = Workflows(self)
         """Workflows that are data: files and graphs, stored in the database."""
@@ -233,7 +234,7 @@ class Orchestrator:
                 if self._backend is None:
                     from orchestrator.sdk.backend import Backend  # loads SQLAlchemy, which workers do without
 
-                    self._backend = Backend(self.settings)
+                    self._backend = Backend(self.settings, self._threads)
         return self._backend
 
     @property
@@ -250,6 +251,7 @@ class Orchestrator:
     def close(self) -> None:
         """Close all connections; the application can be used again afterwards."""
         with self._lock:
+            self._threads.close()
             if self._transactions is not None:
                 self._transactions.close()
                 self._transactions = None
@@ -262,10 +264,9 @@ class Orchestrator:
         """Return a new id, later in order than those before it."""
         return new_id()
 
-    @staticmethod
-    async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a blocking call beside the event loop."""
-        return await asyncio.to_thread(function, *args, **kwargs)
+        return await self._threads.run(function, *args, **kwargs)
 
 
 class _Decorator(Protocol):

@@ -184,16 +184,19 @@ class RunHandle(Generic[R]):
     def wait(self, timeout: float | None = None) -> str:
         """Wait until the run has ended and return its state."""
         _refuse_inside_task()
-        ended = self._app.backend.runs.wait(self._id, timeout)
+        return self._state(self._app.backend.runs.wait(self._id, timeout), timeout)
+
+    async def await_end(self, timeout: float | None = None) -> str:
+        """Do the same as `wait` without blocking the event loop."""
+        _refuse_inside_task()
+        return self._state(await self._app.backend.runs.wait_async(self._id, timeout), timeout)
+
+    def _state(self, ended: Ended | None, timeout: float | None) -> str:
         if ended is None:
             raise ResultTimeout(
                 f"{self!r} had not ended after {timeout} s. It goes on; see `orchestrator runs show {self.id}`."
             )
         return ended.state
-
-    async def await_end(self, timeout: float | None = None) -> str:
-        """Do the same as `wait` without blocking the event loop."""
-        return await self._app.in_thread(self.wait, timeout)
 
     def results(self, timeout: float | None = None) -> list[R]:
         """Wait for the end and return every task's result, in order; raise RunFailed unless all succeeded."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import AttemptOver, WrongState
+from orchestrator.sdk.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import completions, database, enqueue, unique
 from orchestrator.store.namespaces import borrowed
@@ -22,20 +23,19 @@ class Transactions:
     """The database connections of the tasks in one worker process."""
 
     def __init__(self, settings: Settings) -> None:
-        self._engine = database.engine_for(
-            settings.require_database(), pool_size=_POOL, max_overflow=0, name="orchestrator task"
-        )
+        self._engine = PerProcess(lambda: _engine(settings))
         self._namespace = settings.namespace
-        event.listen(self._engine, "commit", _refuse_commit)
 
     def close(self) -> None:
         """Close every connection."""
-        self._engine.dispose()
+        engine = self._engine.take()
+        if engine is not None:
+            engine.dispose()
 
     @contextmanager
     def begin(self, task: bytes, attempt: int) -> Iterator[TaskTransaction]:
         """Open a transaction for an attempt, which must still count; what is not committed is rolled back."""
-        with self._engine.connect() as connection:
+        with self._engine().connect() as connection:
             with borrowed(connection, self._namespace):
                 if not completions.begin(connection, task, attempt):
                     raise _attempt_over(task, attempt)
@@ -44,6 +44,13 @@ class Transactions:
             except BaseException:
                 connection.invalidate()  # whatever the block has done to it, Postgres rolls back what it held
                 raise
+
+
+def _engine(settings: Settings) -> Engine:
+    url = settings.require_database()
+    engine = database.engine_for(url, pool_size=_POOL, max_overflow=0, name="orchestrator task")
+    event.listen(engine, "commit", _refuse_commit)
+    return engine
 
 
 class TaskTransaction:

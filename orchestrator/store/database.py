@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 import select
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from psycopg2 import ProgrammingError
 from psycopg2.extensions import make_dsn
 from sqlalchemy import Connection, Engine, create_engine, event, exc, text
 from sqlalchemy.engine import ExceptionContext, make_url
+from sqlalchemy.pool import NullPool
 
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE
+from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
 from orchestrator.store.namespaces import namespace_of, use_namespace
 from orchestrator.store.tables import SCHEMA
 
@@ -52,9 +56,12 @@ _ADVICE = (
     ("too many connections for", "Close some of them, or raise the limit of the role or the database."),
     ("QueuePool limit", "This process uses all the connections that it may open: make fewer calls at the same time."),
     ("read-only", "Postgres is read-only: a standby, or an administrator's setting. Check the setting database_url."),
+    ("no answer within", "It hangs, is overloaded, or something holds a lock: `orchestrator status` says who."),
     ("statement timeout", "The database is busy, or something holds a lock: `orchestrator status` says who."),
     ("lock timeout", "The database is busy, or something holds a lock: `orchestrator status` says who."),
 )
+
+_HOST = re.compile(r"(?P<host>\[[^\]]*\]|[^:,]*)(?::(?P<port>\d*))?")
 
 _MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _UPGRADE_LOCK = 0x6F7263685F6462
@@ -68,21 +75,25 @@ def engine_for(
     max_overflow: int = 20,
     name: str = "orchestrator",
     namespace: str = DEFAULT_NAMESPACE,
+    deadlines: Deadlines | None = None,
 ) -> Engine:
-    """Return an engine for a Postgres URL; psycopg2 unless the URL names another driver."""
+    """Return an engine for a Postgres URL; psycopg2 unless the URL names another driver. A pool of 0 keeps nothing."""
+    patience = _POOL_PATIENCE if deadlines is None else min(_POOL_PATIENCE, deadlines.seconds)
+    pool: dict[str, Any] = {"poolclass": NullPool}
+    if pool_size:
+        pool = {"pool_size": pool_size, "max_overflow": max_overflow, "pool_timeout": patience}
     try:
+        url, hosts = _several_hosts(url)
         parsed = make_url(url)
         if parsed.drivername in ("postgres", "postgresql"):
             parsed = parsed.set(drivername="postgresql+psycopg2")
         # In autocommit mode every statement is one round trip, and there is nothing to roll back on return.
         engine = create_engine(
             parsed,
-            pool_size=pool_size,
-            max_overflow=max_overflow,
-            pool_timeout=_POOL_PATIENCE,
+            **pool,
             pool_reset_on_return=None if autocommit else "rollback",
             isolation_level="AUTOCOMMIT" if autocommit else "READ COMMITTED",
-            connect_args={"application_name": name, "connect_timeout": int(_POOL_PATIENCE), **_NOTICE_SILENCE},
+            connect_args={"application_name": name, "connect_timeout": math.ceil(patience), **_NOTICE_SILENCE, **hosts},
             skip_autocommit_rollback=autocommit,
         )
         if engine.driver == "psycopg2":  # which says only when it connects that it does not know an option
@@ -95,7 +106,26 @@ def engine_for(
     use_namespace(engine, namespace)
     event.listen(engine, "checkout", _refuse_if_closed)
     event.listen(engine, "handle_error", _as_outage, retval=True)
+    if deadlines is not None:
+        use_deadlines(engine, deadlines)
     return engine
+
+
+def _several_hosts(url: str) -> tuple[str, dict[str, str]]:
+    """Take several hosts, as libpq writes them (`host1:5432,host2:5432`), out of a URL: the driver wants them apart."""
+    scheme, separator, rest = url.partition("://")
+    authority = re.split("[/?]", rest, maxsplit=1)[0]
+    user, at, places = authority.rpartition("@")
+    if "," not in places:
+        return url, {}
+    found = [_HOST.fullmatch(place) for place in places.split(",")]
+    if not all(found):
+        raise ValueError(f"{places!r} are no hosts with ports")
+    hosts = {
+        "host": ",".join(unquote(match["host"]).strip("[]") for match in found if match),
+        "port": ",".join(match["port"] or "" for match in found if match),
+    }
+    return f"{scheme}{separator}{user}{at}{rest[len(authority) :]}", hosts
 
 
 def _refuse_if_closed(connection: Any, record: Any, proxy: object) -> None:
@@ -115,6 +145,8 @@ def _refuse_if_closed(connection: Any, record: Any, proxy: object) -> None:
 
 def _as_outage(context: ExceptionContext) -> exc.OperationalError | None:
     """Call a broken connection an outage; the driver calls it a mere DatabaseError if the server has crashed."""
+    if late := missed(context.connection, context.statement or ""):
+        return late
     error = context.sqlalchemy_exception
     if not context.is_disconnect or not isinstance(error, exc.DBAPIError) or isinstance(error, UNAVAILABLE):
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Dialect, Engine, exc
 
+from orchestrator.store.deadlines import deadlines_of, limited
 from orchestrator.store.namespaces import in_namespace, namespace_of
 
 Rows = list[tuple[Any, ...]]
@@ -24,7 +25,8 @@ def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = N
     lent = connection.connection
     cursor = lent.cursor()
     try:
-        cursor.execute(sql, parameters)
+        with limited(connection, sql):
+            cursor.execute(sql, parameters)
         return list(cursor.fetchall()) if cursor.description else []
     except connection.dialect.loaded_dbapi.Error as error:
         known = _known(error, connection.dialect, lent.dbapi_connection, sql, None)
@@ -41,10 +43,14 @@ def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> None:
         connection = engine.raw_connection()
     except engine.dialect.loaded_dbapi.Error as error:
         raise _known(error, engine.dialect, None, sql, parameters) from error
+    deadlines = deadlines_of(engine)
+    watched = 0 if deadlines is None else deadlines.begin(connection.dbapi_connection)
     try:
         connection.cursor().execute(in_namespace(sql, namespace_of(engine)), parameters)
     except engine.dialect.loaded_dbapi.Error as error:
         known = _known(error, engine.dialect, connection.dbapi_connection, sql, parameters)
+        if deadlines is not None and not deadlines.end(watched):
+            known = deadlines.missed(sql)
         if known.connection_invalidated:
             connection.invalidate(error)
         raise known from error
@@ -52,6 +58,8 @@ def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> None:
         connection.invalidate(error)  # interrupted, and nobody knows what it was doing
         raise
     finally:
+        if deadlines is not None:
+            deadlines.end(watched)
         connection.close()
 
 
@@ -60,7 +68,8 @@ def copy(connection: Connection, sql: str, lines: Any) -> None:
     lent = connection.connection
     cursor: Any = lent.cursor()
     try:
-        cursor.copy_expert(in_namespace(sql, namespace_of(connection)), lines, _BLOCK)
+        with limited(connection, sql):
+            cursor.copy_expert(in_namespace(sql, namespace_of(connection)), lines, _BLOCK)
     except connection.dialect.loaded_dbapi.Error as error:
         known = _known(error, connection.dialect, lent.dbapi_connection, sql, None)
         if known.connection_invalidated:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -38,7 +37,7 @@ def nudge(redis: Redis, keys: Keys) -> bool:
 
 
 class Nudges:
-    """The nudges of a client. Nobody waits for the answer to one: it is read when the next is sent.
+    """The nudges of a client's process. Nobody waits for the answer to one: it is read when the next is sent.
 
     After one that failed there are none for a while, so that no caller is held up.
     """
@@ -46,10 +45,11 @@ class Nudges:
     def __init__(self, url: str, keys: Keys) -> None:
         self._redis = connect(url, patience=_PATIENCE)
         self._words = ("XADD", keys.nudges, "MAXLEN", "~", NUDGE_CAP, "*", "new", b"")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_sending = False
+        self._once_more = False
         self._connection: Any = None
         self._command: Any = None
-        self._process = 0
         self._silent_until = 0.0
 
     def send(self) -> None:
@@ -57,19 +57,27 @@ class Nudges:
         if time.monotonic() < self._silent_until:
             return
         with self._lock:
+            if self._is_sending:
+                self._once_more = True  # a signal handler has interrupted one that may have left already
+                return
             if time.monotonic() < self._silent_until:
                 return  # whoever had the lock has found out
+            self._is_sending = True
             try:
-                self._send()
+                self._once_more = True
+                while self._once_more:
+                    self._once_more = False
+                    self._send()
             except UNAVAILABLE:
                 self._silent_until = time.monotonic() + _SILENCE
                 self._connection.disconnect()  # and forget the answers that are still to come
+            finally:
+                self._is_sending = False
 
     def _send(self) -> None:
-        if self._process != os.getpid():  # the first, or a fork, which must not use its parent's connection
+        if self._connection is None:
             self._connection = self._redis.connection_pool.make_connection()
             self._command = self._connection.pack_command(*self._words)
-            self._process = os.getpid()
         try:
             while self._connection.can_read(0):
                 self._connection.read_response()
@@ -86,7 +94,7 @@ class Nudges:
 
 
 class Announcements:
-    """Waits on Redis pub/sub, in one thread, for everyone in this process who waits for a result.
+    """Waits on Redis pub/sub, in one thread, for everyone in one process who waits for a result.
 
     Nothing depends on it but speed: waiters subscribe, then read Postgres, and read again whenever the
     connection was lost.

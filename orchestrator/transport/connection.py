@@ -128,8 +128,13 @@ def _passing(error: Exception) -> str | None:
 
 
 def check_server(redis: Redis) -> None:
-    """Refuse a server that is too old, or that may throw keys away when its memory is full."""
+    """Refuse a server that is too old, part of a cluster, or that may throw keys away when its memory is full."""
     info = redis.info()
+    if info.get("redis_mode") == "cluster" or info.get("cluster_enabled"):
+        raise ConfigurationError(
+            "Setting redis_url: this is a node of a Redis Cluster, which spreads keys over servers, and ours must "
+            "stand together. Use a Redis without cluster mode, with replicas if you like: it holds only what is under way."
+        )
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < OLDEST_SUPPORTED:
         raise ConfigurationError(f"Redis 6.2 or newer is needed; this server is {info['redis_version']}.")

@@ -1,4 +1,7 @@
-"""A socket in front of Postgres that can break a connection when a statement is done and nobody has heard of it yet."""
+"""A socket in front of Postgres that can break a connection when a statement is done and nobody has heard of it yet.
+
+It can also hang: then it takes what it is sent, and says nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,21 @@ class Cutting:
         self._listening.bind(str(folder / _NAME))
         self._listening.listen()
         self._armed = b""
+        self._flows = threading.Event()
+        self._flows.set()
         self.cuts = 0
 
     def arm(self, statement: bytes) -> None:
         """Cut at the next statement that holds these bytes."""
         self._armed = statement
+
+    def hang(self) -> None:
+        """Pass nothing on from now on."""
+        self._flows.clear()
+
+    def go_on(self) -> None:
+        """Pass on what was kept back, and what comes."""
+        self._flows.set()
 
     @property
     def is_armed(self) -> bool:
@@ -56,7 +69,9 @@ class Cutting:
             if self._armed and self._armed in data:
                 self._armed = b""
                 pair.is_doomed.set()
-            pair.server.sendall(data)
+            self._flows.wait()
+            with contextlib.suppress(OSError):
+                pair.server.sendall(data)
         pair.close()
 
     def _back(self, pair: _Pair) -> None:
@@ -64,7 +79,9 @@ class Cutting:
             if pair.is_doomed.is_set():
                 self.cuts += 1
                 break
-            pair.client.sendall(data)
+            self._flows.wait()
+            with contextlib.suppress(OSError):
+                pair.client.sendall(data)
         pair.close()
 
 

@@ -195,7 +195,7 @@ def _terminate_scheduler(connection: psycopg2.extensions.connection) -> None:
 def test_the_pool_is_exhausted(database_url: str, redis_url: str, place: Path) -> None:
     with fresh_stack(database_url, redis_url, place) as stack:
         app = Orchestrator(stack.settings)
-        engine = app.backend.connections._engine
+        engine = app.backend.connections._links().engine
         engine.pool._timeout = 0.2  # type: ignore[attr-defined]
         try:
             taken = [engine.connect() for _ in range(25)]

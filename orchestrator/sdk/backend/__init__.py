@@ -18,6 +18,7 @@ from orchestrator.sdk.backend.schedules import ScheduleBackend
 from orchestrator.sdk.backend.tasks import TaskBackend
 from orchestrator.sdk.backend.waiting import Waiting
 from orchestrator.sdk.backend.workflows import WorkflowBackend
+from orchestrator.sdk.threads import Threads
 from orchestrator.settings import Settings
 
 __all__ = ["Backend"]
@@ -26,11 +27,11 @@ __all__ = ["Backend"]
 class Backend:
     """What an application can do with the things that it has stored. Connections are opened on first use."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, threads: Threads) -> None:
         self.connections = Connections(settings)
-        self.waiting = Waiting(settings)
+        self.waiting = Waiting(settings, threads)
         self.tasks = TaskBackend(self.connections, self.waiting)
-        self.code = CodeBackend(self.connections, self.waiting, settings.max_payload)
+        self.code = CodeBackend(self.connections, self.waiting, threads, settings.max_payload)
         """Runs of workflows as code."""
         self.runs = RunBackend(self.connections, self.waiting, self.code)
         self.workflows = WorkflowBackend(self.connections, settings.max_payload)

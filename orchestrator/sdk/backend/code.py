@@ -31,6 +31,7 @@ from orchestrator.sdk.code.starting import OnConflict
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.payload import decode_value, encode_call, encode_value
+from orchestrator.sdk.threads import Threads
 from orchestrator.store import code_runs, expectations, histories, inbox, results, run_keys, signals
 from orchestrator.store.code_runs import NewCodeRun, Outcome
 from orchestrator.store.inbox import Wish
@@ -44,9 +45,10 @@ _ASK_AGAIN = 5.0
 class CodeBackend:
     """What a client can do with runs of code."""
 
-    def __init__(self, connections: Connections, waiting: Waiting, max_payload: int) -> None:
+    def __init__(self, connections: Connections, waiting: Waiting, threads: Threads, max_payload: int) -> None:
         self._connections = connections
         self._waiting = waiting
+        self._threads = threads
         self._limit = max_payload
 
     # -- starting
@@ -230,7 +232,7 @@ class CodeBackend:
         while True:
             left = None if deadline is None else max(0.0, deadline - loop.time())
             ended = await self._waiting.wait_async(run, self._looking(run, sent), left)
-            following = None if ended is None else await asyncio.to_thread(self._following, run, ended, sent)
+            following = None if ended is None else await self._threads.run(self._following, run, ended, sent)
             if following is None:
                 return ended
             run, sent = following

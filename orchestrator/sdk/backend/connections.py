@@ -2,75 +2,105 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from redis import Redis
 from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import SchemaError, Unavailable, Uncertain
+from orchestrator.sdk.per_process import PerProcess
 from orchestrator.settings import Settings
-from orchestrator.store import database, enqueue
+from orchestrator.store import database, deadlines, enqueue
 from orchestrator.transport.client import Nudges
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 
 
 class Connections:
-    """Pools of connections whose errors a caller can act on, and the way to tell the leader that something is new."""
+    """Pools of connections whose errors a caller can act on, and the way to tell the leader that something is new.
+
+    A fork opens its own. So does a signal handler that has interrupted a call: that holds locks, and goes on only when
+    the handler has returned.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        url, name = settings.require_database(), "orchestrator client"
         self.namespace = settings.namespace
         self.keys = Keys(settings.namespace)
-        self.redis = connect(settings.require_redis())
-        self._nudges = Nudges(settings.require_redis(), self.keys)
-        self._engine = database.engine_for(url, autocommit=True, name=name, namespace=settings.namespace)
-        # A pool of its own: changing the mode of a connection that had died would leave it in the pool, dead for ever.
-        self._transactions = database.engine_for(url, name=name, namespace=settings.namespace)
+        self._settings = settings
+        self._links = PerProcess(lambda: _Links(settings))
+        self._links()  # and so refuse settings that will not do
+        self._thread = _Thread()
 
     def close(self) -> None:
         """Close every connection."""
-        self._nudges.close()
-        self.redis.close()
-        self._engine.dispose()
-        self._transactions.dispose()
+        links = self._links.take()
+        if links is not None:
+            links.close()
+
+    @property
+    def redis(self) -> Redis:
+        """The connections to Redis."""
+        return self._links().redis
 
     def nudge(self) -> None:
         """Tell the leader that something is new, which must be committed by now."""
-        self._nudges.send()
+        self._links().nudges.send()
 
     def reading(self) -> AbstractContextManager[Connection]:
         """Open a connection to read."""
-        return self._connected(self._engine, "")
+        return self._connected("", transaction=False)
 
     @contextmanager
     def writing(self, what: str, *, transaction: bool = False) -> Iterator[Connection]:
         """Open a connection to write: one statement, or as many as the transaction needs. `what` is then done."""
-        with self._connected(self._transactions if transaction else self._engine, what) as connection:
-            if transaction:
-                with connection.begin():
-                    yield connection
-            else:
+        with self._connected(what, transaction=transaction) as connection:
+            if not transaction:
                 yield connection
+                return
+            connection.begin()
+            yield connection
+            with deadlines.limited(connection, "COMMIT"):
+                connection.commit()
 
     def insert(self, task: NewTask) -> None:
         """Create one task without a unique key, on the shortest way."""
+        thread = self._thread
+        if thread.is_busy:
+            with self._connected(f"task {to_text(task.id)} was stored", transaction=False) as connection:
+                enqueue.insert_task(connection, task)
+            return
+        thread.is_busy = True
         try:
-            enqueue.insert_alone(self._engine, task)
+            enqueue.insert_alone(self._links().engine, task)
         except exc.SQLAlchemyError as error:
             self._tell(error, f"task {to_text(task.id)} was stored")
             raise
+        finally:
+            thread.is_busy = False
 
     @contextmanager
-    def _connected(self, engine: Engine, written: str) -> Iterator[Connection]:
+    def _connected(self, written: str, *, transaction: bool) -> Iterator[Connection]:
         try:
-            with engine.connect() as connection:
+            connection = self._open(transaction=transaction)
+            try:
                 yield connection
+            finally:
+                with self._thread.busy():
+                    connection.close()
         except exc.SQLAlchemyError as error:
             self._tell(error, written)
             raise
+
+    def _open(self, *, transaction: bool) -> Connection:
+        links = self._links()
+        if self._thread.is_busy:
+            return _engine(self._settings, links.deadlines, autocommit=not transaction, pool_size=0).connect()
+        with self._thread.busy():
+            return (links.transactions if transaction else links.engine).connect()
 
     def _tell(self, error: exc.SQLAlchemyError, written: str) -> None:
         """Raise what a caller can act on, where it is that."""
@@ -84,3 +114,49 @@ class Connections:
                 f"The connection to Postgres broke, and it is not known whether {written}: {reason}"
             ) from error
         raise Unavailable(f"Postgres cannot be used: {reason}") from error
+
+
+class _Links:
+    """What one process has open."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.redis = connect(settings.require_redis())
+        self.nudges = Nudges(settings.require_redis(), Keys(settings.namespace))
+        self.deadlines = deadlines.Deadlines(settings.database_timeout)
+        self.engine = _engine(settings, self.deadlines, autocommit=True)
+        # A pool of its own: changing the mode of a connection that had died would leave it in the pool, dead for ever.
+        self.transactions = _engine(settings, self.deadlines, autocommit=False)
+
+    def close(self) -> None:
+        self.nudges.close()
+        self.redis.close()
+        self.engine.dispose()
+        self.transactions.dispose()
+        self.deadlines.close()
+
+
+class _Thread(threading.local):
+    """What one thread is about."""
+
+    is_busy = False
+    """It is taking a connection from a pool or giving it back; who comes in between is a signal handler."""
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Mark what must not be entered a second time."""
+        before, self.is_busy = self.is_busy, True
+        try:
+            yield
+        finally:
+            self.is_busy = before
+
+
+def _engine(settings: Settings, limit: deadlines.Deadlines, *, autocommit: bool, pool_size: int = 5) -> Engine:
+    return database.engine_for(
+        settings.require_database(),
+        autocommit=autocommit,
+        pool_size=pool_size,
+        name="orchestrator client",
+        namespace=settings.namespace,
+        deadlines=limit,
+    )

@@ -107,6 +107,10 @@ class RunBackend:
         """Wait until a run ends; None if it has not by then."""
         return self._waiting.wait(run, lambda: self._look(run), timeout)
 
+    async def wait_async(self, run: bytes, timeout: float | None) -> Ended | None:
+        """Do the same as `wait` on the event loop."""
+        return await self._waiting.wait_async(run, lambda: self._look(run), timeout)
+
     def _look(self, run: bytes) -> Ended | None:
         state, _ = self.progress(run)
         return Ended(run, state) if state in ENDED_RUN_STATES else None

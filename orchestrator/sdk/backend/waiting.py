@@ -20,6 +20,8 @@ import msgspec
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import Unavailable
 from orchestrator.sdk.payload import decode_value
+from orchestrator.sdk.per_process import PerProcess
+from orchestrator.sdk.threads import Threads
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.client import Announcements
@@ -45,13 +47,23 @@ LookAtMany = Callable[[Sequence[bytes]], Sequence[Ended]]
 class Waiting:
     """Everyone in this process who waits for something to end."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.announcements = Announcements(connect(settings.require_redis()), Keys(settings.namespace))
+    def __init__(self, settings: Settings, threads: Threads) -> None:
+        self._threads = threads
+        self._announcements = PerProcess(
+            lambda: Announcements(connect(settings.require_redis()), Keys(settings.namespace))
+        )
         self._postgres = Outage(log, "Postgres", "those who wait for results go on waiting")
 
     def close(self) -> None:
         """Stop listening."""
-        self.announcements.close()
+        announcements = self._announcements.take()
+        if announcements is not None:
+            announcements.close()
+
+    @property
+    def announcements(self) -> Announcements:
+        """What is announced to this process."""
+        return self._announcements()
 
     def wait(self, identifier: bytes, look: Look, timeout: float | None) -> Ended | None:
         """Wait until `look` finds an end, or one is announced; None if there is none by then."""
@@ -88,9 +100,9 @@ class Waiting:
             heard.append(ended)
             loop.call_soon_threadsafe(woken.set)
 
-        await asyncio.to_thread(self.announcements.listen, identifier, wake)
+        await self._threads.run(self.announcements.listen, identifier, wake)
         try:
-            found = await asyncio.to_thread(self._try, look)
+            found = await self._threads.run(self._try, look)
             while found is None:
                 left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - loop.time())
                 if left <= 0:
@@ -98,7 +110,7 @@ class Waiting:
                 with contextlib.suppress(TimeoutError):  # then it is time to look again
                     await asyncio.wait_for(woken.wait(), left)
                 woken.clear()
-                found = _complete(heard) or await asyncio.to_thread(self._try, look)
+                found = _complete(heard) or await self._threads.run(self._try, look)
             return found
         finally:
             self.announcements.forget(identifier, wake)

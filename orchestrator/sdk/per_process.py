@@ -1,0 +1,68 @@
+"""What a process has for itself: connections, threads and locks, none of which a fork may share with its parent.
+
+A fork is noticed by its process id, not by a hook of the interpreter, because some servers fork without telling Python.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class ProcessLock:
+    """A lock that a fork finds open, whoever held it, and that a signal handler may take a second time."""
+
+    def __init__(self) -> None:
+        self._locks: dict[int, threading.RLock] = {}
+
+    def __enter__(self) -> None:
+        self._mine.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._mine.release()
+
+    @property
+    def _mine(self) -> threading.RLock:
+        return self._locks.setdefault(os.getpid(), threading.RLock())
+
+
+class PerProcess(Generic[T]):
+    """Something that each process makes when it first needs it. What a fork inherits, it neither uses nor closes."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._lock = ProcessLock()
+        self._process = 0
+        self._made: T | None = None
+        self._inherited: list[T | None] = []
+        """Kept, because a driver may take leave of the server when it is forgotten, on a line that is not its own."""
+
+    def __call__(self) -> T:
+        """Return what this process has."""
+        if self._process != os.getpid():
+            self._renew()
+        assert self._made is not None
+        return self._made
+
+    def take(self) -> T | None:
+        """Return what this process has made, and forget it; None if there is nothing."""
+        with self._lock:
+            if self._process != os.getpid():
+                return None
+            made, self._made, self._process = self._made, None, 0
+            return made
+
+    def _renew(self) -> None:
+        process = os.getpid()
+        with self._lock:
+            if self._process == process:
+                return
+            made = self._make()
+            if self._process != process:  # a signal handler has been here meanwhile
+                self._inherited.append(self._made)
+                self._made = made
+                self._process = process

@@ -1,0 +1,134 @@
+"""A process that has used the application forks, as gunicorn --preload, uWSGI and multiprocessing do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import project
+import pytest
+
+from orchestrator import as_completed
+from tests.acceptance.stack import Stack
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+_PATIENCE = 60.0
+
+
+def _forked(work: Callable[[], None]) -> int:
+    """Run something in a fork; return its process id. It ends with 0 if nothing was raised."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:  # noqa: BLE001  # the parent looks at how it ends
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _ends_well(child: int) -> bool:
+    """Wait for a fork, but not for ever: a hanging one is killed."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status == 0
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return False
+
+
+@contextmanager
+def _load(threads: int) -> Iterator[list[BaseException]]:
+    """Enqueue and wait in threads while the block lasts, so that every lock is held now and then."""
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            while not stop.is_set():
+                assert project.add.enqueue(number, 1).result(_PATIENCE) == number + 1
+        except BaseException as error:  # noqa: BLE001  # the test looks at it
+            errors.append(error)
+
+    running = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for thread in running:
+        thread.start()
+    try:
+        yield errors
+    finally:
+        stop.set()
+        for thread in running:
+            thread.join(_PATIENCE)
+
+
+def test_forks_under_load_have_connections_of_their_own(running: Stack) -> None:
+    def work() -> None:
+        for number in range(3):
+            assert project.add.enqueue(number, os.getpid()).result(20) == number + os.getpid()
+            many = project.app.enqueue_many(project.add, [(1, number)])
+            assert [handle.result(20) for handle in many] == [1 + number]
+
+    with _load(4) as errors:
+        children = []
+        for _ in range(12):
+            assert project.add.enqueue(1, 1).result(20) == 2
+            children.append(_forked(work))
+        assert [_ends_well(child) for child in children] == [True] * len(children)
+        assert project.add.enqueue(1, 1).result(20) == 2
+    assert errors == []
+
+
+def _add(number: int) -> int:
+    return project.add.enqueue(number, 1).result(20)
+
+
+def test_a_pool_of_forked_processes(running: Stack) -> None:
+    assert _add(0) == 1
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        assert pool.map_async(_add, range(9), chunksize=1).get(_PATIENCE) == list(range(1, 10))
+    assert _add(1) == 2
+
+
+def test_who_forks_while_it_waits_goes_on_waiting_in_both(running: Stack) -> None:
+    handles = [project.add.enqueue(number, 0) for number in range(3)]
+    waiting = as_completed(handles, timeout=30)
+    next(waiting)
+    late = project.add.enqueue(7, 0)
+
+    def work() -> None:
+        assert len(list(waiting)) == 2
+        assert late.result(20) == 7
+
+    child = _forked(work)
+    assert len(list(waiting)) == 2
+    assert late.result(20) == 7
+    assert _ends_well(child)
+
+
+def test_a_fork_that_forgets_what_it_inherited_disturbs_nobody(running: Stack) -> None:
+    assert _add(1) == 2
+    waiting = as_completed([project.add.enqueue(1, 1)], timeout=30)
+
+    def work() -> None:
+        nonlocal waiting
+        del waiting
+        project.app.close()
+        assert _add(1) == 2
+
+    for _ in range(3):
+        assert _ends_well(_forked(work))
+        assert _add(1) == 2
+    assert len(list(waiting)) == 1

@@ -1,0 +1,102 @@
+"""A Postgres that takes what it is sent and never answers: calls end, and the rest of the program goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from orchestrator import Orchestrator, Unavailable, Uncertain
+from tests.chaos.cutting import Cutting
+
+_LIMIT = 0.5
+
+
+@pytest.fixture
+def line(database_url: str, tmp_path: Path) -> Iterator[Cutting]:
+    with Cutting(database_url, tmp_path) as line:
+        yield line
+        line.go_on()
+
+
+@pytest.fixture
+def app(line: Cutting, redis_url: str) -> Iterator[Orchestrator]:
+    app = Orchestrator(database_url=line.url, redis_url=redis_url, database_timeout=_LIMIT)
+    yield app
+    app.close()
+
+
+def test_every_call_ends(app: Orchestrator, line: Cutting) -> None:
+    task = app.task(name="job")(lambda: None)
+    many = app.enqueue_many(task, [()])  # and so there are connections, with and without transactions
+    handle = task.enqueue()
+    line.hang()
+    begun = time.monotonic()
+    with pytest.raises(
+        Uncertain, match=rf"whether task .* was stored: no answer within {_LIMIT} s .*orchestrator status"
+    ):
+        task.enqueue()
+    with pytest.raises(Uncertain, match=r"all of them or none: no answer within"):
+        app.enqueue_many(task, [()])
+    with pytest.raises(Unavailable, match="timeout expired"):  # a new connection
+        task.enqueue()
+    assert time.monotonic() - begun < 15
+    line.go_on()
+    assert handle.status() == many[0].status() == "pending"
+    task.enqueue()
+    line.hang()
+    with pytest.raises(Unavailable, match="no answer within"):
+        handle.status()
+
+
+def test_a_key_and_a_request_end_too(app: Orchestrator, line: Cutting) -> None:
+    task = app.task(name="job")(lambda: None)
+    handle = task.enqueue()
+    line.hang()
+    with pytest.raises(Uncertain, match="no answer within"):
+        task.options(unique_key="a").enqueue()
+    line.go_on()
+    handle.cancel()
+
+
+def test_a_commit_that_is_not_answered_is_uncertain(app: Orchestrator, line: Cutting) -> None:
+    task = app.task(name="job")(lambda number: number)
+    writing = app.backend.connections.writing("run 7 was stored", transaction=True)
+    with pytest.raises(Uncertain, match=r"run 7 was stored: no answer within"), writing as connection:
+        connection.exec_driver_sql("SELECT 1")
+        line.hang()
+    line.go_on()
+    assert app.start_many(task, [1]).progress().counters.total == 1
+
+
+def test_a_statement_just_within_the_limit_is_left_alone(app: Orchestrator) -> None:
+    for _ in range(5):
+        with app.backend.connections.reading() as connection:
+            connection.exec_driver_sql(f"SELECT pg_sleep({_LIMIT * 0.5})")
+            connection.exec_driver_sql(f"SELECT pg_sleep({_LIMIT * 0.5})")
+            assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+
+
+def test_async_calls_leave_the_threads_of_the_event_loop_alone(app: Orchestrator, line: Cutting) -> None:
+    task = app.task(name="job")(lambda: None)
+    handle = task.enqueue()
+
+    async def main() -> None:
+        line.hang()
+        stuck = [asyncio.create_task(task.aenqueue()) for _ in range(40)]
+        stuck += [asyncio.create_task(handle.aresult(1)) for _ in range(40)]
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        await asyncio.gather(*(asyncio.to_thread(time.monotonic) for _ in range(10)))
+        assert time.monotonic() - began < _LIMIT
+        line.go_on()
+        for one in stuck:
+            with suppress(Exception):
+                await one
+
+    asyncio.run(main())
+    assert asyncio.run(task.aenqueue()).status() == "pending"

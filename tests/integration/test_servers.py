@@ -1,0 +1,101 @@
+"""Postgres and Redis as people set them up: several hosts, two-phase commits, a cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from orchestrator import Orchestrator
+from orchestrator.embedded.postgres import EmbeddedPostgres
+from orchestrator.embedded.redis import find_redis
+from orchestrator.errors import ConfigurationError
+from orchestrator.store import database
+from orchestrator.transport.connection import check_server, connect
+from tests.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """A Postgres that prepares transactions."""
+    folder = tmp_path_factory.mktemp("postgres")
+    folder.chmod(0o755)
+    server = EmbeddedPostgres(folder, {"max_prepared_transactions": 5})
+    server.start()
+    database.upgrade(server.url)
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port"),
+    [
+        ("postgresql://a:1,b:2/db", "a,b", "1,2"),
+        ("postgresql://user:p%40ss@a,b:2/db?target_session_attrs=read-write", "a,b", ",2"),
+        ("postgresql+psycopg2://[::1]:1,b.example:2", "::1,b.example", "1,2"),
+        ("postgres://%2Frun%2Fa,%2Frun%2Fb/db", "/run/a,/run/b", ","),
+    ],
+)
+def test_several_hosts_are_given_to_the_driver(url: str, host: str, port: str) -> None:
+    given, hosts = database._several_hosts(url)
+    assert hosts == {"host": host, "port": port}
+    assert "," not in given
+    database.engine_for(url).dispose()
+
+
+def test_hosts_that_are_none(redis_url: str) -> None:
+    with pytest.raises(ConfigurationError, match="Setting database_url: expected .* are no hosts with ports"):
+        database.engine_for("postgresql://a:1,b:x/db")
+
+
+def test_the_first_host_that_can_be_used_is(postgres: EmbeddedPostgres, redis_url: str, tmp_path: Path) -> None:
+    nobody, place = (quote(str(path), safe="") for path in (tmp_path, postgres.url.partition("?host=")[2]))
+    url = f"postgresql://postgres@{nobody}:5432,{place}:5432/postgres?target_session_attrs=read-write"
+    app = Orchestrator(database_url=url, redis_url=redis_url)
+    assert app.task(name="job")(lambda: None).enqueue().status() == "pending"
+    app.close()
+
+
+def test_a_task_in_a_transaction_of_two_phases(postgres: EmbeddedPostgres, redis_url: str) -> None:
+    app = Orchestrator(database_url=postgres.url, redis_url=redis_url)
+    task = app.task(name="job")(lambda: None)
+    engine = database.engine_for(postgres.url)
+    with Session(engine, twophase=True) as session:
+        first = task.enqueue_in(session.connection())
+        session.prepare()
+        session.commit()
+    with engine.connect() as connection:
+        transaction = connection.begin_twophase()
+        second = task.options(unique_key="a").enqueue_in(connection)
+        transaction.prepare()
+        transaction.commit()
+    assert [first.status(), second.status()] == ["pending", "pending"]
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM pg_prepared_xacts")).scalar() == 0
+    engine.dispose()
+    app.close()
+
+
+def test_a_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
+    binary = find_redis()
+    if binary is None:
+        pytest.skip("only a real Redis has a cluster mode")
+    socket = tmp_path / "redis.sock"
+    settings = f"port 0\nunixsocket {socket}\ncluster-enabled yes\ndir {tmp_path}\nsave ''\n".replace("''", '""')
+    (tmp_path / "redis.conf").write_text(settings)
+    process = subprocess.Popen([str(binary), str(tmp_path / "redis.conf")], stdout=subprocess.DEVNULL, env=os.environ)
+    redis = connect(f"unix://{socket}")
+    try:
+        eventually(socket.exists, "the server listens")
+        with pytest.raises(ConfigurationError, match="redis_url: this is a node of a Redis Cluster"):
+            check_server(redis)
+    finally:
+        redis.close()
+        process.kill()
+        process.wait()

@@ -1,0 +1,72 @@
+"""A signal handler that enqueues, wherever it interrupts an enqueue."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from orchestrator import Orchestrator
+from orchestrator.store import database
+
+_OURS = ("/orchestrator/sdk/", "/orchestrator/store/driver", "/orchestrator/transport/client", "/sqlalchemy/pool/")
+_STEP = 5
+"""Of how many places one is interrupted."""
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = database.engine_for(database_url, autocommit=True)
+    yield engine
+    engine.dispose()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("opens", [False, True], ids=["a connection of the pool", "a new connection"])
+def test_enqueue_in_a_signal_handler_that_interrupts_enqueue(
+    database_url: str, redis_url: str, engine: Engine, opens: bool
+) -> None:
+    app = Orchestrator(database_url=database_url, redis_url=redis_url)
+    task = app.task(name="job")(lambda: None)
+    task.enqueue()
+    places = interruptions = 0
+    made = {task.enqueue().id}
+
+    def interrupt(*_: object) -> None:
+        made.add(task.enqueue().id)
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal places, interruptions
+        if not any(part in frame.f_code.co_filename for part in _OURS):
+            return None
+        if event == "line":
+            places += 1
+            if places == target:
+                interruptions += 1
+                signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    target = 1
+    try:
+        while interruptions == (target - 1) // _STEP:  # until no place is left
+            if opens:
+                app.backend.connections._links().engine.pool.dispose()
+            places = 0
+            sys.settrace(trace)
+            made.add(task.enqueue().id)
+            sys.settrace(None)
+            target += _STEP
+    finally:
+        sys.settrace(None)
+        signal.signal(signal.SIGUSR1, before)
+    assert interruptions > 10
+    with engine.connect() as connection:
+        stored = {str(row[0]) for row in connection.execute(text("SELECT id FROM orchestrator.tasks"))}
+    assert made <= stored
+    app.close()
