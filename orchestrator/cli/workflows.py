@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import sys
 from contextlib import closing
-from datetime import datetime
 from importlib import resources
 from typing import Any
 
@@ -13,28 +12,24 @@ import click
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.cli.options import app_option, json_option, moment, require_app
+from orchestrator.cli.options import app_option, json_option
 from orchestrator.cli.output import confirm, echo, print_json, print_table
 from orchestrator.cli.reading import reading
+from orchestrator.cli.replay_check import replay_check
 from orchestrator.cli.times import ago, present
 from orchestrator.domain.definition import Definition
-from orchestrator.domain.ids import to_text
 from orchestrator.domain.schedule import from_data
 from orchestrator.errors import (
-    DeterminismViolation,
     InvalidWorkflow,
-    NotDeterministic,
     NotFound,
     OrchestratorError,
     did_you_mean,
 )
 from orchestrator.sdk import definitions
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.code.recording import Recording
-from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.registered import take_over
 from orchestrator.settings import load_settings
-from orchestrator.store import code_runs, histories, workflows
+from orchestrator.store import workflows
 from orchestrator.store.workflows import Stored
 from orchestrator.workers.loading import load_app
 
@@ -54,32 +49,7 @@ def command() -> None:
     """
 
 
-@command.command("replay-check")
-@app_option
-@click.option("--since", type=moment, metavar="TIME", help="Only runs created since then: 7d (ago), or 2024-01-31.")
-def replay_check(app: str | None, since: datetime | None) -> None:
-    """Run the code of workflows against the histories of open runs, before a deploy; exit with 1 if it does not fit.
-
-    \b
-    Example:
-      orchestrator workflows replay-check --app shop:app --since 7d
-    """
-    settings = load_settings(app=app) if app else load_settings()
-    application = load_app(require_app(settings))
-    checked = misfits = 0
-    with reading() as connection:
-        for run, name, version in code_runs.open_runs(connection, sorted(application.code_workflows), since):
-            checked += 1
-            try:
-                recording = Recording(run, histories.read(connection, run))
-                replay(application.code_workflows.find(name, version), recording)
-            except (DeterminismViolation, NotDeterministic) as error:
-                misfits += 1
-                echo(f"{name}, run {to_text(run)}: {error}", colour="red", err=True)
-                if isinstance(error, DeterminismViolation) and error.difference:
-                    echo(error.difference, err=True)
-    echo(f"{_number(checked, 'open run')}: the code fits {checked - misfits:,}, and does not fit {misfits:,}.")
-    sys.exit(1 if misfits else 0)
+command.add_command(replay_check)
 
 
 @command.command()

@@ -3,7 +3,7 @@
 On replay the code commands again what it commanded before. The n-th command of a kind meets the n-th record of that
 kind: if they agree, nothing happens, for it was applied long ago; if they do not, the code no longer fits. A command
 without a record is progress, and goes into the next batch. A record without a command is allowed, too: code may have
-become shorter.
+become shorter. But code that raises where it went on before does not fit: a deploy never fails a run.
 
 Cancelling is the one thing that is not counted: `CancelTimer` and its like name what they cancel, and answers to
 updates name the update.
@@ -20,6 +20,7 @@ from orchestrator.domain import commands, history
 from orchestrator.domain.activation import Violation
 from orchestrator.domain.commands import Command, Kind
 from orchestrator.domain.history import Event, Record
+from orchestrator.domain.task import TaskError
 from orchestrator.errors import DeterminismViolation
 
 _LONGEST_DIFFERENCE = 60
@@ -36,13 +37,15 @@ class Ledger:
         self._counts: dict[Kind, int] = {}
         self._records: dict[tuple[Kind, int], tuple[int, Record]] = {}
         """Records that the code has not come to yet, with their event's number."""
-        self._named: set[bytes | str] = set()
+        self._named: dict[bytes | str, tuple[int, Record]] = {}
         """Ids that were cancelled or answered, and names of patches: records without ordinals."""
         self._batch: list[Command] = []
         self._expected: list[str] = []
         self._commanded: list[str] = []
         self.shown = 0
         """The number of the last event that the code had been shown when its last batch was applied."""
+        self.went_on = 0
+        """The number of the last event after which the code is known to have gone on."""
         self.violation: Violation | None = None
         self.end: Record | None = None
         """How the run ended, according to the history."""
@@ -54,16 +57,18 @@ class Ledger:
         for event in events:
             what = event.what
             if isinstance(what, history.ActivationApplied):
-                self.shown = max(self.shown, what.through)
+                self.went_on, self.shown = self.shown, max(self.shown, what.through)
             elif isinstance(what, history.PatchRecorded):
-                self._named.add(what.name)
+                self._named[what.name] = event.number, what
             elif isinstance(what, _NAMED_RECORDS):
-                self._named.add(what.id)
+                self._named[what.id] = event.number, what
             elif isinstance(what, history.End):
                 self.end = what
             elif (claim := _claim(what)) is not None:
                 self._records[claim[:2]] = event.number, what  # type: ignore[assignment]  # a fact makes no claim
                 self._expected.append(_line(claim))
+        if self.end is None:
+            self.went_on = self.shown
 
     def next(self, kind: Kind) -> tuple[int, bytes]:
         """Count one more command of a kind; return its ordinal and the id of what it creates."""
@@ -94,14 +99,17 @@ class Ledger:
     def issue_once(self, command: Command, key: bytes | str) -> None:
         """Take a command that has no ordinal but names what it is about."""
         self._note(command)
-        if key in self._named:
-            self._named.remove(key)
-        else:
+        found = self._named.pop(key, None)
+        if found is None:
             self._batch.append(command)
+        elif isinstance(command, commands.AnswerUpdate) and command.error is not None:
+            self._compare_answer(*found, command.error)
 
-    def issue_end(self, command: commands.End) -> None:
-        """Take the last command of all."""
+    def issue_end(self, command: commands.End, number: int) -> None:
+        """Take the last command of all, which the code gives when it has been shown event `number`."""
         self._note(command)
+        if isinstance(command, commands.FailRun) and number <= self.went_on:
+            self.violate_by_raising(number, command.error)
         if self.end is None:
             self._batch.append(command)
         elif type(history.record(command)) is not type(self.end):
@@ -156,6 +164,28 @@ class Ledger:
                 f"history has {expected!r} and the code says {found!r}.",
             )
 
+    def violate_by_raising(self, number: int, error: TaskError) -> NoReturn:
+        """Remember that the code raises where, according to the history, it went on."""
+        self.violate(
+            number,
+            "RunEndMismatch",
+            f"Run end mismatch (event {number}): the history has the code go on, and the code raises "
+            f"{error.kind}: {error.message}",
+            error.traceback,
+        )
+
+    def _compare_answer(self, number: int, record: Record, error: TaskError) -> None:
+        """Hold an update that is refused, or has failed, against what its sender was told."""
+        assert isinstance(record, history.UpdateAnswered)
+        if record.error is None:
+            self.violate(
+                number,
+                "UpdateAnswerMismatch",
+                f"Update answer mismatch (event {number}): the history has a result, and the code raises "
+                f"{error.kind}: {error.message}",
+                error.traceback,
+            )
+
     def _compare_arguments(self, number: int, claim: Claim, made: Record, record: Record) -> None:
         """Compare what is passed to a task or a child, as far as both sides have a digest of it."""
         recorded, found = getattr(record, "digest", ""), getattr(made, "digest", "")
@@ -170,11 +200,11 @@ class Ledger:
                 f"Either it has changed, or what it does depends on something that is not in the history.",
             )
 
-    def violate(self, number: int, kind: str, message: str) -> NoReturn:
+    def violate(self, number: int, kind: str, message: str, difference: str = "") -> NoReturn:
         """Remember that the code no longer fits its history, and stop it."""
         if self.violation is None:
             lines = difflib.unified_diff(self._expected, self._commanded, "history", "code", lineterm="")
-            difference = "\n".join(islice(lines, _LONGEST_DIFFERENCE))
+            difference = difference or "\n".join(islice(lines, _LONGEST_DIFFERENCE))
             self.violation = Violation(number, kind, message, difference)
         raise DeterminismViolation(self.violation.message, self.violation.event, self.violation.difference)
 

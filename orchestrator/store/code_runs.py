@@ -315,14 +315,38 @@ def outcome(connection: Connection, run: bytes) -> Outcome | None:
 
 
 _OPEN = """
-SELECT id::text, workflow, version FROM orchestrator.runs
- WHERE code AND ended_at IS NULL AND workflow = ANY(%(workflows)s::text[])
-   AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
- ORDER BY id
+SELECT r.id::text, r.workflow, r.version, t.name <> r.workflow
+  FROM orchestrator.runs r JOIN orchestrator.tasks t ON t.id = r.id
+ WHERE r.code AND r.ended_at IS NULL AND r.workflow = ANY(%(workflows)s::text[])
+   AND (%(since)s::timestamptz IS NULL OR r.created_at >= %(since)s::timestamptz)
+ ORDER BY r.id
 """
 
 
-def open_runs(connection: Connection, workflows: Sequence[str], since: datetime | None) -> list[tuple[bytes, str, int]]:
-    """Return id, workflow and version of the open runs of these workflows, oldest first."""
+class OpenRun(NamedTuple):
+    """A run that has not ended."""
+
+    id: bytes
+    workflow: str
+    version: int
+    pinned: bool
+
+
+def open_runs(connection: Connection, workflows: Sequence[str], since: datetime | None) -> list[OpenRun]:
+    """Return the open runs of these workflows, oldest first."""
     rows = connection.exec_driver_sql(_OPEN, {"workflows": list(workflows), "since": since})
-    return [(identifier(row[0]), row[1], row[2]) for row in rows]
+    return [OpenRun(identifier(row[0]), *row[1:]) for row in rows]
+
+
+_OPEN_OTHERS = """
+SELECT workflow, count(*) FROM orchestrator.runs
+ WHERE code AND ended_at IS NULL AND NOT workflow = ANY(%(workflows)s::text[])
+   AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
+ GROUP BY workflow ORDER BY workflow
+"""
+
+
+def count_open_others(connection: Connection, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:
+    """Return how many runs of workflows that are none of these are open, by workflow."""
+    rows = connection.exec_driver_sql(_OPEN_OTHERS, {"workflows": list(workflows), "since": since})
+    return {row[0]: row[1] for row in rows}

@@ -133,7 +133,7 @@ def check_server(redis: Redis) -> None:
     if info.get("redis_mode") == "cluster" or info.get("cluster_enabled"):
         raise ConfigurationError(
             "Setting redis_url: this is a node of a Redis Cluster, which spreads keys over servers, and ours must "
-            "stand together. Use a Redis without cluster mode, with replicas if you like: it holds only what is under way."
+            "stand together. Use a Redis without cluster mode, with replicas if you like."
         )
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < OLDEST_SUPPORTED:

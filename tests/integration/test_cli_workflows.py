@@ -15,12 +15,17 @@ from click.testing import CliRunner, Result
 from sqlalchemy import Connection, Engine
 
 from orchestrator.cli import main
+from orchestrator.domain import history
+from orchestrator.domain.commands import command_id
 from orchestrator.domain.dag import Graph, Plan, StepState
 from orchestrator.domain.definition import Definition, Step
+from orchestrator.domain.ids import derived_id
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.task import NewTask
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.store import dags, database, enqueue, insights, runs, transitions, workflows
+from orchestrator.sdk.payload import digest_call, encode_call
+from orchestrator.store import code_runs, dags, database, enqueue, insights, runs, transitions, workflows
+from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.insights import RunFilter
 from orchestrator.store.transitions import Beginning, Ending, Success
 from tests.acceptance.stack import Stack
@@ -506,3 +511,83 @@ def test_events_are_posted(engine: Engine, run: Callable[..., Result]) -> None:
     refused = run("events", "post", "file.arrived", "{path")
     assert refused.exit_code == 2
     assert "The payload is not JSON" in refused.stderr
+
+
+# -- replay-check
+
+ORDERS = """
+from orchestrator import Orchestrator, WorkflowContext
+
+app = Orchestrator()
+
+@app.task(name="ship")
+def ship(item: str) -> str: ...
+
+@app.workflow(name="order")
+async def order(ctx: WorkflowContext, item: str) -> str:
+    return await ship.schedule(item)
+
+@app.workflow(name="refund")
+async def refund(ctx: WorkflowContext, item: str) -> str:
+    return await ship.schedule(item)
+"""
+
+
+@pytest.fixture
+def open_orders(run: Callable[..., Result], connection: Connection) -> None:
+    """Two runs of `order` and one of `refund`, each of which waits for a task."""
+    write(ORDERS, "orders.py")
+    for number, workflow in enumerate(("order", "order", "refund"), 1):
+        identifier = derived_id(bytes(16), workflow, number)
+        task = NewTask(command_id(identifier, "task", 1), "ship", "default", b"")
+        events = [
+            history.RunStarted(workflow, 1, encode_call(workflow, ["tea"], {}, 1000)),
+            history.ActivationApplied(1),
+            history.TaskScheduled(1, task.id, "ship", digest_call(["tea"], {})),
+        ]
+        code_runs.start(connection, [NewCodeRun(identifier, events, pinned=workflow == "refund")])
+    connection.commit()
+
+
+@pytest.mark.usefixtures("open_orders")
+@pytest.mark.parametrize(
+    ("old", "new", "exit_code", "said"),
+    [
+        ("", "", 0, "3 open runs: the code fits 3, and does not fit 0."),
+        (
+            "order(ctx: WorkflowContext, item: str)",
+            "order(ctx: WorkflowContext, item: int)",
+            1,
+            "Signature mismatch (event 1): the run was started with arguments that do not fit: Workflow 'order'",
+        ),
+        ("item: str) -> str:\n    return", "item: str) -> str:\n    1 / 0\n    return", 1, "raises ZeroDivisionError"),
+        ("ship.schedule(item)", 'ship.schedule(item + "s")', 1, "Arguments mismatch at task 1 ship (event 3)"),
+        (
+            '"order"',
+            '"orders"',
+            1,
+            "order: 2 open runs, and the application has no workflow of this name. Did you mean",
+        ),
+        ('"refund"', '"refund", version=2', 0, "1 open run held to a version that the application does not have"),
+    ],
+)
+def test_replay_check_finds_what_a_deploy_would_make_stuck(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, old: str, new: str, exit_code: int, said: str
+) -> None:
+    name = f"orders_{abs(hash(new))}"
+    write(ORDERS.replace(old, new) if old else ORDERS, f"{name}.py")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    result = run("workflows", "replay-check", "--app", f"{name}:app")
+    assert said in result.output
+    assert result.exit_code == exit_code, result.output
+
+
+@pytest.mark.usefixtures("open_orders")
+def test_replay_check_leaves_out_what_another_application_has(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(ORDERS.replace('"order"', '"orders"'), "orders_elsewhere.py")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    result = run("workflows", "replay-check", "--app", "orders_elsewhere:app", "--elsewhere", "order")
+    assert result.exit_code == 0, result.output
+    assert "1 open run: the code fits 1" in result.output

@@ -15,7 +15,8 @@ from orchestrator.domain.commands import Command
 from orchestrator.domain.history import Event
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.replay import Ledger
-from orchestrator.errors import DeterminismViolation, InvalidWorkflow, NotDeterministic, OrchestratorError
+from orchestrator.domain.task import TaskError
+from orchestrator.errors import DeterminismViolation, InvalidTask, InvalidWorkflow, NotDeterministic, OrchestratorError
 from orchestrator.sdk.code.compensations import Compensations
 from orchestrator.sdk.code.context import ContinueAsNew, WorkflowContext, continuation
 from orchestrator.sdk.code.entering import inside
@@ -62,6 +63,8 @@ class Flow:
         self.began_at = 0.0
         self._closed = False
         self._offence: OrchestratorError | None = None
+        self._raised: TaskError | None = None
+        """What the code has raised while it was shown what it had been shown before."""
         self._cancel_requested = False
         self._tidying = False
         """The function has ended, and what it leaves is closed and undone."""
@@ -131,13 +134,19 @@ class Flow:
     def issue(self, command: Command) -> None:
         """Take a command from the code."""
         self.check_writable()
-        self.ledger.issue(command)
+        self._allow(self.ledger.issue(command))
 
     def issue_once(self, command: Command, key: bytes | str, *, anyway: bool = False) -> None:
         """Take a command that names what it is about; `anyway` is for what the flow itself has to say."""
         if not anyway:
             self.check_writable()
         self.ledger.issue_once(command, key)
+
+    def _allow(self, record: history.Record | None) -> history.Record | None:
+        """Refuse what undoes the steps of a run that, according to its history, has not failed."""
+        if record is None and self._raised is not None and self.number <= self.ledger.went_on:
+            self.ledger.violate_by_raising(self.number, self._raised)
+        return record
 
     def expect(self, future: DurableFuture[T]) -> DurableFuture[T]:
         """Let a future be settled by what comes of it; that may be known already."""
@@ -179,7 +188,7 @@ class Flow:
     def start_timer(self, timer: Timer, seconds: float, name: str) -> None:
         ordinal, timer.id = self.next("timer")
         command = commands.StartTimer(ordinal, timer.id, seconds, self.now, name)
-        recorded = self.ledger.issue(command)
+        recorded = self._allow(self.ledger.issue(command))
         if self._early.pop(timer.id, None) is not None:
             self.loop.fire(timer)
         else:
@@ -206,8 +215,7 @@ class Flow:
         self._main = self.loop.create_task(self._run(fact.payload), name=self.workflow.name)
 
     async def _run(self, payload: bytes) -> bytes:
-        arguments, keywords = _decode_call(payload)
-        arguments, keywords = self.workflow.signature.restore(arguments, keywords)
+        arguments, keywords = self._arguments(payload)
         try:
             try:
                 value = await self.workflow.function(WorkflowContext(self), *arguments, **keywords)
@@ -218,6 +226,8 @@ class Flow:
             raise
         except BaseException as error:
             if self._continued(error) is None:
+                if self.number <= self.ledger.went_on and not isinstance(error, asyncio.CancelledError):
+                    self._raised = describe(error)
                 await self.compensations.run()
             raise
 
@@ -226,6 +236,15 @@ class Flow:
         self._tidying = True
         if not self._closed:
             await self.loop.close_generators()
+
+    def _arguments(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
+        """Return what the run was started with; who started it has checked that against the signature of then."""
+        arguments, keywords = _decode_call(payload)
+        try:
+            return self.workflow.signature.restore(arguments, keywords)
+        except InvalidTask as error:
+            message = f"Signature mismatch (event 1): the run was started with arguments that do not fit: {error}"
+            self.ledger.violate(1, "SignatureMismatch", message)
 
     def _settle(self, fact: Outcome) -> None:
         future = self._pending.pop(fact.id, None)
@@ -277,7 +296,7 @@ class Flow:
         end = self._end(main)
         for answer in self.handlers.last_answers(isinstance(end, commands.ContinueRun)):
             self.ledger.issue_once(answer, answer.id)
-        self.ledger.issue_end(end)
+        self.ledger.issue_end(end, self.number)
 
     def _end(self, main: asyncio.Task[Any]) -> commands.End:
         try:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
 
+import msgspec
+
 from orchestrator.domain.commands import CancelChildRun, OnCancel, StartChildRun
 from orchestrator.errors import InvalidWorkflow, NotDeterministic, NotFound, OrchestratorError, did_you_mean
 from orchestrator.sdk.code.current import current_flow
@@ -68,6 +70,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, timedelta)) and not isinstance(value, bool)
 
 
+_decode_call = msgspec.msgpack.Decoder().decode
 _OPTION_NAMES = tuple(field.name for field in fields(CodeOptions))
 
 
@@ -164,7 +167,9 @@ class CodeWorkflow(Generic[P, R]):
     def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """Check a call and return its arguments as data."""
         self.signature.check(args, kwargs)
-        return encode_call(self.name, args, kwargs, self.app.settings.max_payload)
+        payload = encode_call(self.name, args, kwargs, self.app.settings.max_payload)
+        self.signature.restore(*_decode_call(payload))  # what does not fit is refused here, not where the code runs
+        return payload
 
 
 class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):

@@ -164,10 +164,10 @@ def test_bad_input_is_named_and_nothing_of_it_is_applied(what: str, error: str) 
     started(clumsy, look, what)
 
 
-def test_arguments_that_do_not_fit_fail_the_run_or_the_start() -> None:
+def test_arguments_that_do_not_fit_are_refused_at_the_start() -> None:
     with pytest.raises(InvalidTask, match="Workflow 'typed': missing a required argument"):
         played(typed)
-    with pytest.raises(RunFailed, match="Workflow 'typed', argument 'item': expected Item"):
+    with pytest.raises(InvalidTask, match="Workflow 'typed', argument 'item': expected Item"):
         played(typed, 7)
 
 

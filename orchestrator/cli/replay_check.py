@@ -1,0 +1,66 @@
+"""`orchestrator workflows replay-check`."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+
+import click
+
+from orchestrator.cli.options import app_option, moment, require_app
+from orchestrator.cli.output import echo
+from orchestrator.cli.reading import reading
+from orchestrator.domain.ids import to_text
+from orchestrator.errors import DeterminismViolation, NotDeterministic, did_you_mean
+from orchestrator.sdk.code.recording import Recording
+from orchestrator.sdk.code.replaying import replay
+from orchestrator.settings import load_settings
+from orchestrator.store import code_runs, histories
+from orchestrator.workers.loading import load_app
+
+
+@click.command("replay-check")
+@app_option
+@click.option("--since", type=moment, metavar="TIME", help="Only runs created since then: 7d (ago), or 2024-01-31.")
+@click.option(
+    "--elsewhere",
+    metavar="WORKFLOW",
+    multiple=True,
+    help="A workflow that another application has: its runs are none of this one's business. May be repeated.",
+)
+def replay_check(app: str | None, since: datetime | None, elsewhere: tuple[str, ...]) -> None:
+    """Run the code of workflows against the histories of open runs, before a deploy; exit with 1 if it does not fit.
+
+    Open runs of workflows that the application does not have would be stuck, and count as such.
+
+    \b
+    Example:
+      orchestrator workflows replay-check --app shop:app --since 7d
+    """
+    settings = load_settings(app=app) if app else load_settings()
+    known = load_app(require_app(settings)).code_workflows
+    checked = misfits = waiting = 0
+    with reading() as connection:
+        for run in code_runs.open_runs(connection, sorted(known), since):
+            if run.pinned and f"{run.workflow}@{run.version}" not in known.announced:
+                waiting += 1
+                continue
+            checked += 1
+            try:
+                replay(known.find(run.workflow, run.version), Recording(run.id, histories.read(connection, run.id)))
+            except (DeterminismViolation, NotDeterministic) as error:
+                misfits += 1
+                echo(f"{run.workflow}, run {to_text(run.id)}: {error}", colour="red", err=True)
+        gone = code_runs.count_open_others(connection, sorted({*known, *elsewhere}), since)
+    for name, count in gone.items():
+        checked, misfits = checked + count, misfits + count
+        what = f"{name}: {_open_runs(count)}, and the application has no workflow of this name."
+        echo(f"{what}{did_you_mean(name, known)} If another one has it: --elsewhere {name}", colour="red", err=True)
+    if waiting:
+        echo(f"{_open_runs(waiting)} held to a version that the application does not have: not checked.")
+    echo(f"{_open_runs(checked)}: the code fits {checked - misfits:,}, and does not fit {misfits:,}.")
+    sys.exit(1 if misfits else 0)
+
+
+def _open_runs(count: int) -> str:
+    return f"{count:,} open run" if count == 1 else f"{count:,} open runs"

@@ -1,0 +1,254 @@
+"""Other code meets the open runs of older code: what does not fit makes them stuck, and never fails them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator import DeterminismViolation, InvalidTask, Orchestrator, WorkflowContext, WorkflowFailed
+from orchestrator.domain import history
+from orchestrator.domain.activation import Query
+from orchestrator.domain.ids import derived_id
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.payload import encode_call, encode_value
+from orchestrator.testing import Recording, replay
+from orchestrator.testing.leader import MemoryLeader, Run
+from tests.unit.code_workflows.playing import played
+
+LIMIT = 1_000_000
+
+
+def application(code: Callable[..., Any]) -> Orchestrator:
+    """Return an application that has this code under the name `order`."""
+    app = Orchestrator()
+    for name in ("charge", "refund", "ship"):
+        app.task(name=name)(lambda item: item)
+    app.workflow(name="order")(code)
+    return app
+
+
+def encoded(value: Any) -> bytes:
+    return encode_value(value, "a value", LIMIT)
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., World]]:
+    """Begin a run; what is in memory of it in the end is put away."""
+    worlds: list[World] = []
+
+    def begin(*args: Any) -> World:
+        worlds.append(World(*args))
+        return worlds[-1]
+
+    yield begin
+    for world in worlds:
+        world.engine.close()
+
+
+class World:
+    """One run, and code that can be replaced while it is open."""
+
+    def __init__(self, code: Callable[..., Any], *args: Any) -> None:
+        self.deploy(code)
+        self.leader = MemoryLeader(self.engine, self.app.code_workflows.find, 1_700_000_000.0)
+        started = history.RunStarted("order", 1, encode_call("order", args, {}, LIMIT))
+        self.run: Run = self.leader.start(started, derived_id(bytes(16), "deploy"))
+        self.leader.activate(self.run)
+
+    def deploy(self, code: Callable[..., Any]) -> None:
+        self.app = application(code)
+        self.engine = Engine(self.app.code_workflows.find, LIMIT)
+
+    def redeploy(self, code: Callable[..., Any]) -> None:
+        self.engine.close()
+        self.deploy(code)
+        self.leader._engine, self.leader._find = self.engine, self.app.code_workflows.find
+
+    def complete(self, result: Any) -> None:
+        """Let the oldest open task return, and show it to the code."""
+        task = next(iter(self.run.tasks))
+        self.leader.settle(self.run, task, history.TaskCompleted(task, encoded(result)))
+        self.leader.activate(self.run)
+
+    def ask(self, name: str) -> list[Any]:
+        return self.leader.activate(self.run, [Query(derived_id(bytes(16), "query"), name, encoded(([], {})))])
+
+    def check(self) -> None:
+        """Hold the present code against the history, as `workflows replay-check` does."""
+        replay(self.app.code_workflows["order"], Recording(self.run.id, self.run.history))
+
+
+async def order(ctx: WorkflowContext, item: str) -> str:
+    @ctx.query
+    def item_name() -> str:
+        return item
+
+    charge = await ctx.schedule("charge", item)
+    ctx.compensate(ctx.schedule, "refund", charge)
+    await ctx.schedule("ship", item)
+    return "done"
+
+
+async def other_type(ctx: WorkflowContext, item: int) -> str:
+    return await order(ctx, str(item))
+
+
+async def one_more(ctx: WorkflowContext, item: str, colour: str) -> str:
+    return await order(ctx, item)
+
+
+async def raises_first(ctx: WorkflowContext, item: str) -> str:
+    raise ValueError("a typo in the new release")
+
+
+async def raises_later(ctx: WorkflowContext, item: str) -> str:
+    await ctx.schedule("charge", item)
+    raise WorkflowFailed("nobody buys this any more")
+
+
+async def raises_and_undoes(ctx: WorkflowContext, item: str) -> str:
+    charge = await ctx.schedule("charge", item)
+    ctx.compensate(ctx.schedule, "refund", charge)
+    raise ValueError("a typo in the new release")
+
+
+MISFITS = {
+    other_type: "SignatureMismatch",
+    one_more: "SignatureMismatch",
+    raises_first: "RunEndMismatch",
+    raises_later: "RunEndMismatch",
+}
+
+
+@pytest.mark.parametrize("code", MISFITS, ids=lambda code: code.__name__)
+@pytest.mark.parametrize("how", ["an event", "a query"])
+def test_code_that_does_not_fit_makes_a_run_stuck_and_the_right_code_frees_it(
+    begin: Callable[..., World], code: Callable[..., Any], how: str
+) -> None:
+    world = begin(order, "tea")
+    world.complete("charge-7")
+    before = list(world.run.history)
+    world.redeploy(code)
+    if how == "a query":
+        world.ask("item_name")
+        assert world.run.history == before
+    else:
+        world.complete("parcel-1")
+    assert world.run.stuck is not None
+    assert world.run.stuck.kind == MISFITS[code]
+    assert world.run.end is None
+    with pytest.raises(DeterminismViolation):
+        world.check()
+
+    world.redeploy(order)
+    world.check()
+    world.leader.activate(world.run)
+    assert world.run.stuck is None
+    if how == "a query":
+        world.complete("parcel-1")
+    assert world.run.end is not None
+    assert "refund" not in str(world.run.history)
+
+
+def test_nothing_is_undone_by_code_that_raises_where_the_run_went_on(begin: Callable[..., World]) -> None:
+    async def waits(ctx: WorkflowContext, item: str) -> None:
+        charge = await ctx.schedule("charge", item)
+        ctx.compensate(ctx.schedule, "refund", charge)
+        await ctx.promise("approval")
+
+    world = begin(waits, "tea")
+    world.complete("charge-7")
+    world.redeploy(raises_and_undoes)
+    world.ask("item_name")
+    assert not world.run.tasks
+    assert world.run.stuck is not None
+    assert world.run.stuck.kind == "RunEndMismatch"
+    with pytest.raises(DeterminismViolation, match="a typo in the new release"):
+        world.check()
+
+
+def test_the_reason_names_the_error_and_its_place(begin: Callable[..., World]) -> None:
+    world = begin(order, "tea")
+    world.complete("charge-7")
+    world.redeploy(raises_later)
+    world.ask("item_name")
+    stuck = world.run.stuck
+    assert stuck is not None
+    assert stuck.message.startswith("Run end mismatch (event 4): the history has the code go on, and the code raises")
+    assert "WorkflowFailed: nobody buys this any more" in stuck.message
+    assert "in raises_later" in stuck.difference
+
+
+def test_what_raises_after_all_that_is_known_is_a_failure_of_the_run(begin: Callable[..., World]) -> None:
+    async def fails(ctx: WorkflowContext, item: str) -> None:
+        await ctx.schedule("charge", item)
+        await ctx.schedule("ship", item)
+        raise WorkflowFailed("lost")
+
+    world = begin(order, "tea")
+    world.complete("charge-7")
+    world.redeploy(fails)
+    world.complete("parcel-1")
+    assert world.run.stuck is None
+    assert isinstance(world.run.history[-1].what, history.RunFailed)
+    world.check()
+
+
+async def undoes(ctx: WorkflowContext, item: str) -> None:
+    ctx.compensate(ctx.schedule, "refund", 1)
+    ctx.compensate(ctx.schedule, "refund", 2)
+    await ctx.schedule("charge", item)
+    raise WorkflowFailed("no")
+
+
+def test_a_run_that_is_being_undone_goes_on_with_that_after_a_replay(begin: Callable[..., World]) -> None:
+    world = begin(undoes, "tea")
+    world.complete("charge-7")
+    assert [task.name for task in world.run.tasks.values()] == ["refund"]
+    world.redeploy(undoes)
+    world.check()
+    world.complete(None)
+    world.redeploy(undoes)
+    world.complete(None)
+    assert isinstance(world.run.history[-1].what, history.RunFailed)
+    world.check()
+
+
+def test_an_update_that_raises_on_replay_and_did_not_is_a_misfit(begin: Callable[..., World]) -> None:
+    def answering(answer: Callable[[], int]) -> Callable[..., Any]:
+        async def asked(ctx: WorkflowContext) -> None:
+            ctx.update("count")(answer)
+            await ctx.promise("never")
+
+        return asked
+
+    def raises() -> int:
+        raise ValueError("no more")
+
+    world = begin(answering(lambda: 1))
+    world.leader.append(world.run, history.UpdateRequested(b"u" * 16, "count", encoded(([], {}))))
+    world.leader.activate(world.run)
+    world.redeploy(answering(lambda: 2))
+    world.check()
+    world.redeploy(answering(raises))
+    with pytest.raises(DeterminismViolation, match="answer mismatch.*ValueError: no more"):
+        world.check()
+
+
+def test_arguments_of_the_wrong_type_are_refused_where_a_run_is_started() -> None:
+    app = application(other_type)
+    with pytest.raises(InvalidTask, match="Workflow 'order', argument 'item': expected int"):
+        played(app.code_workflows["order"], "tea")
+
+    @app.workflow(name="parent")
+    async def parent(ctx: WorkflowContext) -> str:
+        try:
+            return str(await ctx.schedule("order", "tea"))
+        except InvalidTask as error:
+            await asyncio.sleep(1)
+            return str(error)
+
+    assert "argument 'item': expected int" in played(parent)
