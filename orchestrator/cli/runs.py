@@ -100,7 +100,7 @@ def start(
 @status_option(RunState)
 @click.option("--tag", "tags", multiple=True, help="Only with this tag; given again, with all of them.")
 @click.option("--name", help="Only of this name.")
-@click.option("--stuck", is_flag=True, help="Only those whose code no longer fits their history.")
+@click.option("--stuck", is_flag=True, help="Only those that cannot go on.")
 @click.option("--parent", type=click.UUID, metavar="ID", help="Only those that this run started.")
 @click.option("--since", type=moment, metavar="TIME", help="Only created since then: 2h (ago), or 2024-01-31T09:30.")
 @click.option("--until", type=moment, metavar="TIME", help="Only created before then.")
@@ -154,7 +154,11 @@ def show(run: UUID, as_json: bool) -> None:
         _print_runs(children, now)
         if len(children) == _MOST_CHILDREN:
             echo(f"All of them: orchestrator runs list --parent {run}", err=True)
-    if found.stuck:
+    if found.stuck and found.stuck.get("release"):
+        echo(
+            f"\nNobody waits for it. It is tried again by the next release, or: orchestrator runs retry {run}", err=True
+        )
+    elif found.stuck:
         echo(f"\n{found.stuck['difference']}" if found.stuck["difference"] else "", err=True)
         echo(f"It goes on when workers with code that fits come, or: orchestrator runs retry {run}", err=True)
     if found.failed:

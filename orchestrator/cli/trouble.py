@@ -74,7 +74,7 @@ def of_the_system(overview: Overview, lease: float) -> Iterator[Trouble]:
     if overview.stuck_runs:
         yield Trouble(
             kind="stuck runs",
-            message=f"{overview.stuck_runs:,} runs are stuck: their code cannot go on with their history. "
+            message=f"{overview.stuck_runs:,} runs are stuck and cannot go on; the newest: {overview.stuck_reason}. "
             f"Look at them: orchestrator runs list --stuck",
         )
     for failing in overview.failing_schedules:

@@ -146,8 +146,8 @@ class Plan:
         for place in range(len(self._steps)):
             self._consider(place)
 
-    def task_ended(self, place: int, state: StepState) -> None:
-        """A task of a step has ended; its run's counters are kept by whoever moved the task."""
+    def task_ended(self, place: int, state: StepState, number: int = 1) -> None:
+        """Tasks of a step have ended; their run's counters are kept by whoever moved the tasks."""
         if self._steps[place] != StepState.OPEN:
             return
         fan = self._fans.get(place)
@@ -155,11 +155,17 @@ class Plan:
             self._end(place, state)
             return
         name = _COUNTER[state]
-        setattr(fan, name, getattr(fan, name) + 1)
+        setattr(fan, name, getattr(fan, name) + number)
         if fan.ended >= fan.total:
             self._end(place, StepState.FAILED if fan.failed or fan.cancelled else StepState.SUCCESS)
         elif fan.created < fan.total:
             self.fans_with_room[place] = None
+
+    def resume(self) -> None:
+        """Go on with fan-outs that were too large for one tick."""
+        for place, fan in self._fans.items():
+            if fan.created < fan.total and self._steps[place] == StepState.OPEN and not self._stopping:
+                self.fans_with_room[place] = None
 
     def stop(self) -> None:
         """Start nothing more: what waits is cancelled at once, what is open ends by its tasks."""

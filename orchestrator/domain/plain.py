@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -53,6 +55,42 @@ def unstorable(value: Any) -> str | None:
             if isinstance(item, str) and "\0" in item:
                 return "it holds a NUL character, which cannot be stored"
     return None
+
+
+_POSSIBLY_LARGE = re.compile(rb"[0-9]e[0-9]")
+_POSSIBLY_TOO_LARGE = re.compile(r"[0-9]{19}")
+_INTEGER_LIKE = 1e16
+"""From here on, a float is written without a point, and jsonb takes it for a whole number."""
+
+
+def stored_json(value: Any) -> str:
+    """Return data as it is kept in a jsonb column, from which floats come back as floats."""
+    text = msgspec.json.encode(value)
+    if _POSSIBLY_LARGE.search(text):
+        text = msgspec.json.encode(_with_points(msgspec.to_builtins(value, str_keys=True)))
+    return text.decode()
+
+
+def _with_points(plain: Any) -> Any:
+    if isinstance(plain, float) and abs(plain) >= _INTEGER_LIKE:
+        return msgspec.Raw(f"{Decimal(repr(plain)):f}.0".encode())
+    if isinstance(plain, dict):
+        return {key: _with_points(value) for key, value in plain.items()}
+    return [_with_points(item) for item in plain] if isinstance(plain, (list, tuple)) else plain
+
+
+def read_json(text: str) -> Any:
+    """Return data of a jsonb column. A whole number that no message can carry was a float when it was written."""
+    plain = msgspec.json.decode(text)
+    return _without_giants(plain) if _POSSIBLY_TOO_LARGE.search(text) else plain
+
+
+def _without_giants(plain: Any) -> Any:
+    if isinstance(plain, int) and not fits(plain):
+        return float(plain)
+    if isinstance(plain, dict):
+        return {key: _without_giants(value) for key, value in plain.items()}
+    return [_without_giants(item) for item in plain] if isinstance(plain, list) else plain
 
 
 def _levels(plain: Any) -> Iterator[list[Any]]:

@@ -1,13 +1,15 @@
 """Advance the runs that a tick has touched: count what moved, plan what follows, end what is complete.
 
-An end may touch another run, the parent of a child; so this repeats until nothing is touched.
+An end may touch another run, the parent of a child; so this repeats until nothing is touched. A run with which it fails
+is set aside, and what there is no time for waits for the next tick.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from orchestrator.domain.happened import Happened, OwnEnd, total
 from orchestrator.domain.history import Outcome
 from orchestrator.domain.ids import is_derived
 from orchestrator.domain.run import verdict
@@ -15,52 +17,123 @@ from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_
 from orchestrator.scheduler.code import tell
 from orchestrator.scheduler.code_ends import end_runs, task_fact
 from orchestrator.scheduler.dags import Saved
+from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import dags, runs
 from orchestrator.store.runs import TIMED_OUT, RunRow
 from orchestrator.transport.codec import Ended
 
 Deltas = dict[bytes, dict[str, int]]
-Events = dict[bytes, list[tuple[str, str]]]
 Facts = dict[bytes, list[Outcome]]
+Told = tuple[bytes, Sequence[Happened]]
+"""A run, and what happened to it since it was last told."""
+
+_FROM_BACKLOG = 100
+"""Runs that are taken from the backlog between two looks at the clock."""
 
 
 def begin_runs(tick: Tick, limit: int) -> None:
     """Start the runs that were created since the last tick."""
     begun = runs.begin(tick.connection, tick.now, limit)
-    planned = [row.id for row in begun if row.is_planned]
     conclude(tick, [row for row in begun if not row.is_planned])
-    if planned:
-        _save(tick, defaultdict(lambda: defaultdict(int)), tick.dags.advance(tick, ended={}, begun=planned))
+    tell_runs(tick, [(row.id, [Happened(begun=True)]) for row in begun if row.is_planned])
     advance_runs(tick)
 
 
 def advance_runs(tick: Tick) -> None:
     """Count the tasks that moved, once per run, and go on with the runs that they belong to."""
     while tick.moved or tick.children or tick.reopened or tick.told or tick.own_ends:
-        deltas, ended, reopened, facts = _fold(tick)
-        planned = {**dict.fromkeys(ended), **dict.fromkeys(reopened)}
-        saved = tick.dags.advance(tick, ended=ended, reopened=reopened) if planned else {}
-        if deltas or saved:
-            _save(tick, deltas, saved, facts)
+        happened = _fold(tick)
+        if happened:
+            tell_runs(tick, [(run, [one]) for run, one in happened.items()])
         if tick.own_ends:
-            end_runs(tick)
+            ends = list(tick.own_ends)
+            tick.own_ends.clear()
+            isolate(tick, ends, lambda some: end_runs(tick, some), lambda end, error: _keep_end(tick, end, error))
 
 
 def expand_runs(tick: Tick, limit: int) -> None:
     """Create more tasks of large fan-outs."""
-    _save(tick, defaultdict(lambda: defaultdict(int)), tick.dags.expand(tick, limit))
+    expanding = dags.expanding(tick.connection, limit)
+    tell_runs(tick, [(run, [Happened(is_expanding=True)]) for run in expanding], is_marked=True)
     advance_runs(tick)
 
 
 def stop_runs(tick: Tick, rows: Iterable[RunRow]) -> None:
     """Start nothing more of runs that are being cancelled."""
     planned = [row.id for row in rows if row.is_planned and row.state is RunState.RUNNING]
-    if planned:
-        _save(tick, defaultdict(lambda: defaultdict(int)), tick.dags.advance(tick, ended={}, stopped=planned))
+    tell_runs(tick, [(run, [Happened(stopped=True)]) for run in planned])
 
 
-def conclude(tick: Tick, rows: Iterable[RunRow]) -> None:
+def catch_up(tick: Tick) -> None:
+    """Tell runs what there was no time for, or what happened while they were stuck."""
+    while not tick.budget.is_spent:
+        taken = tick.backlog.take(tick, _FROM_BACKLOG)
+        if not taken:
+            break
+        # A run that was set aside is no longer marked as one that expands.
+        tell_runs(tick, [(run, [*some, Happened(is_expanding=True)]) for run, some in taken.items()])
+        advance_runs(tick)
+
+
+def tell_runs(tick: Tick, some: Sequence[Told], *, is_marked: bool = False) -> None:
+    """Tell runs what happened to them, as far as there is time; what happened to those that wait, waits with them.
+
+    What is marked in their rows need not be kept: they are found again.
+    """
+    waiting = tick.backlog.waiting(tick)
+    late: list[Told] = []
+    if waiting:
+        late = [told for told in some if told[0] in waiting]
+        some = [told for told in some if told[0] not in waiting]
+    for slice_ in _slices(tick, some):
+        if tick.budget.is_spent:
+            late += slice_
+        else:
+            isolate(tick, slice_, lambda part: _tell(tick, part), lambda told, error: _set_aside(tick, told, error))
+    if late and not is_marked:
+        tick.backlog.add(tick, [(run, one) for run, happened in late for one in happened])
+
+
+def _slices(tick: Tick, some: Sequence[Told]) -> Iterator[list[Told]]:
+    """Divide what is to be told into what can be done between two looks at the clock."""
+    sizes = tick.dags.sizes(tick, [run for run, happened in some if any(one.is_for_all_steps for one in happened)])
+    slice_: list[Told] = []
+    size = 0
+    for told in some:
+        size += sizes.get(told[0], 0) + 1
+        if slice_ and size > tick.budget.slice:
+            yield slice_
+            slice_, size = [], sizes.get(told[0], 0) + 1
+        slice_.append(told)
+    if slice_:
+        yield slice_
+
+
+def _tell(tick: Tick, some: Sequence[Told]) -> None:
+    """Tell runs what happened to them: count, plan, and end what is complete."""
+    saved = tick.dags.advance(tick, {run: happened for run, happened in some if any(h.is_for_plan for h in happened)})
+    deltas: Deltas = {
+        run: total(happened) for run, happened in some if run in saved or any(h.delta or h.facts for h in happened)
+    }
+    facts = {run: [fact for one in happened for fact in one.facts] for run, happened in some}
+    _save(tick, deltas, saved, {run: learned for run, learned in facts.items() if learned})
+    for run, happened in some:
+        tick.own_ends.extend(one.own_end for one in happened if one.own_end is not None)
+        tick.continuing.update((run, one.continuing) for one in happened if one.continuing is not None)
+
+
+def _set_aside(tick: Tick, told: Told, error: Exception) -> None:
+    run, happened = told
+    tick.backlog.set_aside(tick, run, happened, error)
+
+
+def _keep_end(tick: Tick, end: OwnEnd, error: Exception) -> None:
+    """Set a run aside whose own task has ended, and which cannot be ended itself."""
+    tick.backlog.set_aside(tick, end.id, [Happened(own_end=end, continuing=tick.continuing.get(end.id))], error)
+
+
+def conclude(tick: Tick, rows: Iterable[RunRow], *, hooks: bool = True) -> None:
     """End the runs among these that are complete, and tell their parents and lanes. Code ends its runs itself."""
     complete: dict[RunState, dict[bytes, RunRow]] = defaultdict(dict)
     for row in rows:
@@ -86,51 +159,60 @@ def conclude(tick: Tick, rows: Iterable[RunRow]) -> None:
     if lanes:
         runs.unpark(tick.connection, lanes)
         tick.runs_to_begin = True
-    if workflow_ends:
+    if workflow_ends and hooks:
         tick.triggers.runs_ended(tick, workflow_ends)
 
 
-def _fold(tick: Tick) -> tuple[Deltas, Events, Events, Facts]:
+def _fold(tick: Tick) -> dict[bytes, Happened]:
     """Sum up, by run, what moved: counters, for runs with a definition what ended or was opened again, and for those
     that may be runs of code what that learns.
     """
-    deltas: Deltas = defaultdict(lambda: defaultdict(int))
-    ended: Events = defaultdict(list)
-    reopened: Events = defaultdict(list)
-    facts: Facts = defaultdict(list)
+    found: dict[bytes, Happened] = {}
+
+    def of(run: bytes) -> Happened:
+        happened = found.get(run)
+        if happened is None:
+            happened = found[run] = Happened(Counter(), ended=Counter(), reopened=Counter(), facts=[])
+        return happened
+
     for task in tick.moved:
         if task.run_id is None:
             continue
+        happened = of(task.run_id)
         if task.state in ENDED_TASK_STATES:
-            deltas[task.run_id][task.state] += 1
-            deltas[task.run_id]["opened"] -= 1
+            happened.delta[task.state] += 1
+            happened.delta["opened"] -= 1
             if task.step is not None:
-                ended[task.run_id].append((task.step, task.state))
+                happened.ended[task.step, task.state] += 1
             else:
-                facts[task.run_id].append(task_fact(task, *tick.outcomes.pop(task.id, (None, None))))
+                happened.facts.append(task_fact(task, *tick.outcomes.pop(task.id, (None, None))))
         elif task.before in ENDED_TASK_STATES:
-            deltas[task.run_id][task.before] -= 1
-            deltas[task.run_id]["opened"] += 1
+            happened.delta[task.before] -= 1
+            happened.delta["opened"] += 1
             if task.step is not None:
-                reopened[task.run_id].append((task.step, task.before))
+                happened.reopened[task.step, task.before] += 1
     for run, step, state in tick.children:
-        deltas[run][state] += 1
-        deltas[run]["opened"] -= 1
-        ended[run].append((step, state))
+        happened = of(run)
+        happened.delta[state] += 1
+        happened.delta["opened"] -= 1
+        happened.ended[step, state] += 1
     for run, steps in tick.reopened.items():
-        reopened[run].extend((step, "failed") for step in steps)
-        for _ in steps:
-            deltas[run]["failed"] -= 1
-            deltas[run]["opened"] += 1
+        happened = of(run)
+        for step in steps:
+            happened.reopened[step, "failed"] += 1
+            happened.delta["failed"] -= 1
+            happened.delta["opened"] += 1
+        happened.is_reopened = True
     for run, state, fact in tick.told:
-        deltas[run][state] += 1
-        deltas[run]["opened"] -= 1
-        facts[run].append(fact)
+        happened = of(run)
+        happened.delta[state] += 1
+        happened.delta["opened"] -= 1
+        happened.facts.append(fact)
     tick.moved.clear()
     tick.told.clear()
     tick.children.clear()
     tick.reopened.clear()
-    return deltas, ended, reopened, facts
+    return found
 
 
 def _save(tick: Tick, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts | None = None) -> None:

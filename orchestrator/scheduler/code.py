@@ -65,8 +65,7 @@ class CodeRuns:
         self._members = members
         known = sorted({name for _, name in self._fleet.known()})
         freed = stuck.free(tick.connection, limit, workflows=known) if known else []
-        if freed:
-            log.info("%d stuck runs try again: the fleet has changed", len(freed))
+        tick.backlog.freed(tick, freed)
 
     # -- out
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import msgspec
 
 from orchestrator.domain import history
+from orchestrator.domain.happened import OwnEnd
 from orchestrator.domain.history import Outcome
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.code import ask_to_cancel
 from orchestrator.scheduler.tasks import cancel_tasks
-from orchestrator.scheduler.tick import OwnEnd, Tick
+from orchestrator.scheduler.tick import Tick
 from orchestrator.store import code_runs, histories, run_keys, runs
 from orchestrator.store.code_runs import EndedRun, NewCodeRun
 from orchestrator.store.transitions import Moved
@@ -31,13 +32,12 @@ def task_fact(task: Moved, result: bytes | None, error: TaskError | None) -> Out
     return history.TaskCancelled(task.id)
 
 
-def end_runs(tick: Tick) -> None:
+def end_runs(tick: Tick, some: Sequence[OwnEnd]) -> None:
     """End the runs whose own tasks have ended: cancel what is open in them, and tell all who wait for them.
 
     A run that goes on in another has not ended for anyone but the clients, who follow it.
     """
-    ends = {end.id: end for end in tick.own_ends}
-    tick.own_ends.clear()
+    ends = {end.id: end for end in some}
     states = ((run, RunState(end.state), _reason(tick, run)) for run, end in ends.items())
     ended = code_runs.end(tick.connection, states, tick.now)
     tick.has_wishes = tick.has_wishes or any(run.open for run in ended)  # the agenda says that they are closing

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.domain import history
+from orchestrator.domain.happened import OwnEnd
 from orchestrator.domain.history import Event, Outcome
 from orchestrator.domain.ids import derived_id, successor_id, to_text
 from orchestrator.domain.resets import NewRun, reset
@@ -26,7 +27,7 @@ from orchestrator.scheduler.advance import advance_runs
 from orchestrator.scheduler.code import reply
 from orchestrator.scheduler.code_ends import told_to_parent
 from orchestrator.scheduler.tasks import cancel_tasks
-from orchestrator.scheduler.tick import OwnEnd, Tick
+from orchestrator.scheduler.tick import Tick
 from orchestrator.store import code_runs, expectations, histories, resets, run_keys, runs
 from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.expectations import Answered, NewPromise

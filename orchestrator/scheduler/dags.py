@@ -7,15 +7,17 @@ rebuilt from what Postgres has.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
 
 import msgspec
 
+from orchestrator.domain.checks import MOST_STEPS
 from orchestrator.domain.dag import STATE_OF_TASK, DagState, Delta, Graph, Plan, step_output
 from orchestrator.domain.definition import Definition, check_size, resolve_params
+from orchestrator.domain.happened import Happened
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.placement import Origin, of_step
 from orchestrator.domain.plain import REFUSALS
@@ -84,41 +86,29 @@ class Dags:
     def advance(
         self,
         tick: Tick,
-        *,
-        ended: Mapping[bytes, list[tuple[str, str]]],
-        begun: Iterable[bytes] = (),
-        stopped: Iterable[bytes] = (),
-        reopened: Mapping[bytes, list[tuple[str, str]]] | None = None,
+        happened: Mapping[bytes, Sequence[Happened]],
     ) -> dict[bytes, Saved]:
-        """Bring runs up to date with what happened to them; return what their rows are to remember.
-
-        `ended` and `reopened` hold, by run, (step, state) of each task that ended or was opened again.
-        """
-        begun, stopped, reopened = set(begun), set(stopped), reopened or {}
-        runs = self._load(tick, {*ended, *begun, *stopped, *reopened})
+        """Bring runs up to date with what happened to them; return what the rows of those with a plan remember."""
+        runs = self._load(tick, happened) if happened else []
         for run in runs:
-            plan, index = run.plan, run.compiled.graph.index
-            if run.id in begun:
-                plan.begin()
-            for step, state in ended.get(run.id, ()):
-                plan.task_ended(index[step], STATE_OF_TASK[state])
-            if run.id in stopped:
-                plan.stop()
-            if run.id in reopened:
-                plan.reopen((index[step], STATE_OF_TASK[state]) for step, state in reopened[run.id])
+            for one in happened[run.id]:
+                _tell(run, one)
         self._settle(tick, runs)
         return {run.id: self._save(run) for run in runs}
 
-    def expand(self, tick: Tick, limit: int) -> dict[bytes, Saved]:
-        """Create more tasks of fan-outs that are too large for one tick."""
-        runs = self._load(tick, dags.expanding(tick.connection, limit))
-        for run in runs:
-            for place, step in enumerate(run.compiled.graph.steps):
-                fan = run.plan.fan(place)
-                if fan is not None and fan.created < fan.total and (step.foreach or step.parallel):
-                    run.plan.fans_with_room[place] = None
-        self._settle(tick, runs)
-        return {run.id: self._save(run) for run in runs}
+    def sizes(self, tick: Tick, ids: Sequence[bytes]) -> dict[bytes, int]:
+        """Return how many steps runs have that are planned; more than any has where that is still to be worked out."""
+        unknown = [run for run in ids if run not in self._runs]
+        found = dags.versions(tick.connection, unknown) if unknown else {}
+        sizes = {run: len(self._runs[run].compiled.graph.steps) for run in ids if run in self._runs}
+        for run, version in found.items():
+            compiled = self._compiled.get(version)
+            sizes[run] = len(compiled.graph.steps) if compiled is not None else MOST_STEPS
+        return sizes
+
+    def definition(self, tick: Tick, name: str, version: int) -> Definition:
+        """Return a version of a workflow."""
+        return self._compile(tick, name, version).definition
 
     def output(self, tick: Tick, run_id: bytes) -> bytes:
         """Return what a run gives to its parent: the outputs of the steps that nothing depends on."""
@@ -294,6 +284,25 @@ class Dags:
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
                 names[run.id].unreadable[key[1]] = str(error)
         return names
+
+
+def _tell(run: DagRun, happened: Happened) -> None:
+    """Tell a plan what happened."""
+    plan, index = run.plan, run.compiled.graph.index
+    if happened.begun:
+        plan.begin()
+    for (step, state), number in happened.ended.items():
+        plan.task_ended(index[step], STATE_OF_TASK[state], number)
+    if happened.stopped:
+        plan.stop()
+    if happened.is_reopened or happened.reopened:
+        plan.reopen(
+            (index[step], STATE_OF_TASK[state])
+            for (step, state), number in happened.reopened.items()
+            for _ in range(number)
+        )
+    if happened.is_expanding:
+        plan.resume()
 
 
 def _drain(plan: Plan) -> Iterable[int]:

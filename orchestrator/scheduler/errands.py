@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from orchestrator.scheduler.advance import advance_runs, begin_runs, expand_runs
+from orchestrator.scheduler.advance import advance_runs, begin_runs, catch_up, expand_runs
 from orchestrator.scheduler.code import CodeRuns, fire_timers
 from orchestrator.scheduler.code_ends import close_runs
 from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.isolation import attempt
 from orchestrator.scheduler.requests import apply_inbox, cancel_runs
 from orchestrator.scheduler.schedules import extend_backfills, fire_schedules
 from orchestrator.scheduler.tick import Tick
@@ -41,35 +42,39 @@ class Errands:
         agenda = found or self._agenda
         if tick.has_wishes or tick.runs_to_begin or (thorough and tick.has_advanced):
             agenda = waiting.agenda(tick.connection)
+        if thorough:
+            tick.backlog.free_older(tick)
         if agenda.inbox:
-            apply_inbox(tick, limit)
+            attempt(tick, "apply requests", lambda: apply_inbox(tick, limit))
             agenda = waiting.agenda(tick.connection)
         if _is_due(agenda.next_due, tick.now):
-            runs.time_out(tick.connection, tick.now, limit)
-            fire_schedules(tick, limit)
+            attempt(tick, "time runs out", lambda: runs.time_out(tick.connection, tick.now, limit))
+            attempt(tick, "fire schedules", lambda: fire_schedules(tick, limit))
             agenda = waiting.agenda(tick.connection)
         if agenda.backfills and thorough:
-            extend_backfills(tick, limit)
+            attempt(tick, "go on with backfills", lambda: extend_backfills(tick, limit))
             agenda = waiting.agenda(tick.connection)
         if agenda.cancelling_runs:
-            cancel_runs(tick, 5 * limit)
-        if agenda.pending_runs:
-            begin_runs(tick, limit)
-        if agenda.expanding_runs:
-            expand_runs(tick, limit)
+            attempt(tick, "cancel runs", lambda: cancel_runs(tick, 5 * limit))
+        if agenda.untold_runs:
+            attempt(tick, "tell runs what has waited", lambda: catch_up(tick))
+        if agenda.pending_runs and not tick.budget.is_spent:
+            attempt(tick, "begin runs", lambda: begin_runs(tick, limit))
+        if agenda.expanding_runs and not tick.budget.is_spent:
+            attempt(tick, "create tasks of fan-outs", lambda: expand_runs(tick, limit))
         if agenda.closing_runs:
-            close_runs(tick, limit)
+            attempt(tick, "cancel what ended runs have left", lambda: close_runs(tick, limit))
         advance_runs(tick)
         if agenda.held and thorough:
-            release_known(tick, self._fleet, limit)
+            attempt(tick, "release tasks", lambda: release_known(tick, self._fleet, limit))
         if thorough:
-            self._code.free_stuck(tick, limit)
+            attempt(tick, "free stuck runs", lambda: self._code.free_stuck(tick, limit))
         if _is_due(agenda.next_due, tick.now):
-            fire_due(tick, limit)
-            fire_timers(tick, limit)
-            expire(tick, limit)
+            attempt(tick, "make due tasks ready", lambda: fire_due(tick, limit))
+            attempt(tick, "fire timers", lambda: fire_timers(tick, limit))
+            attempt(tick, "expire tasks", lambda: expire(tick, limit))
             if self._fleet.is_in_view:  # otherwise nobody can say what is known
-                fail_unknown(tick, self._fleet, limit)
+                attempt(tick, "fail unknown tasks", lambda: fail_unknown(tick, self._fleet, limit))
             advance_runs(tick)
         busy = agenda.is_busy or _is_due(agenda.next_due, tick.now)
         if busy or tick.delayed or tick.has_wishes or tick.runs_to_begin:

@@ -21,6 +21,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine
 
 from orchestrator.scheduler.advance import advance_runs
+from orchestrator.scheduler.backlog import Backlog
+from orchestrator.scheduler.budget import SHARE, Budget
 from orchestrator.scheduler.candidacy import Candidacy
 from orchestrator.scheduler.code import CodeRuns
 from orchestrator.scheduler.dags import Dags
@@ -28,6 +30,7 @@ from orchestrator.scheduler.dispatch import Dispatcher
 from orchestrator.scheduler.errands import Errands
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.generations import Generations
+from orchestrator.scheduler.isolation import is_about_all
 from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.leadership import Leadership, TermOver
 from orchestrator.scheduler.reconcile import Reconciler, Suspicion
@@ -173,6 +176,7 @@ class Scheduler:
         self._dags = Dags(settings.max_payload, settings.batch)
         self._triggers = Triggers()
         self._code = CodeRuns(self._fleet)
+        self._backlog = Backlog()
         self._watch = Watch(self._fleet, self._streams, settings)
         self._errands = Errands(settings, self._fleet, self._code)
         self._careful = False
@@ -233,9 +237,10 @@ class Scheduler:
         except Exception as error:
             self._dags.forget()
             self._lanes.forget()
-            if isinstance(error, TermOver) or database.is_outage(error) or self._careful:
+            self._backlog.forget()
+            if is_about_all(error) or self._careful:
                 raise
-            log.error("a report could not be applied; looking for it: %s", first_line(error))
+            log.error("a tick failed, and the next one looks for what is at fault: %s", first_line(error))
             self._careful = True
             return
         self._careful = False
@@ -249,7 +254,9 @@ class Scheduler:
         self._hear(self._publish, tick, withdraw, bool(inbound.entries))
 
     def _begin_tick(self, connection: Connection, now: datetime, set_aside: list[Refused]) -> Tick:
-        return Tick(connection, now, self._dags, self._triggers, self._lanes, self._code, set_aside=set_aside)
+        parts = self._dags, self._triggers, self._lanes, self._code, self._backlog
+        budget = Budget(self._monotonic, self._monotonic() + SHARE * self._settings.lease)
+        return Tick(connection, now, *parts, budget, self._careful, set_aside=set_aside)
 
     def _apply(self, tick: Tick, reports: Sequence[Reported]) -> None:
         if not reports:
@@ -259,10 +266,7 @@ class Scheduler:
         def apply(some: Sequence[Reported]) -> None:
             apply_reports(tick, some, loss_limit=settings.loss_limit, inline_result=settings.inline_result)
 
-        if self._careful:
-            apply_carefully(tick, reports, apply)
-        else:
-            apply(reports)
+        apply_carefully(tick, reports, apply)
 
     # -- around the transaction
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import groupby
 
 import msgspec
 
+from orchestrator.domain.happened import total
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import RunState
-from orchestrator.domain.task import NewTask
+from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
-from orchestrator.scheduler.code import ask_to_cancel
+from orchestrator.scheduler.code import ask_to_cancel, reply
 from orchestrator.scheduler.code_requests import ABOUT_CODE, CODE_WISHES
 from orchestrator.scheduler.code_resets import reset_runs
+from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tasks import adopt, cancel_tasks
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Posted
@@ -28,17 +33,31 @@ from orchestrator.store import (
     transitions,
     unique,
 )
+from orchestrator.store.expectations import Answered
 from orchestrator.store.inbox import Wish
 from orchestrator.store.redrive import FailedFilter
 from orchestrator.store.revival import Revived
 from orchestrator.store.runs import RunRow
+from orchestrator.transport.quarantine import Refused
 
 
 def apply_inbox(tick: Tick, limit: int) -> None:
     """Apply the oldest requests in their order, neighbours of a kind at once."""
     items = inbox.read(tick.connection, limit)
-    if not items:
-        return
+    isolate(tick, items, lambda some: _apply(tick, some, limit), lambda item, error: _refuse(tick, item, error))
+
+
+def _refuse(tick: Tick, item: inbox.Item, error: Exception) -> None:
+    """Forget a request that cannot be applied; whoever waits for an answer is told, and people find it set aside."""
+    body = msgspec.json.encode({"kind": item.kind, "target": to_text(item.target), "body": item.body})
+    tick.set_aside.append(Refused(f"inbox/{item.id}", body, f"{type(error).__name__}: {error}"))
+    if isinstance(item.body, dict) and isinstance(item.body.get("request"), str):
+        reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {error}")
+        reply(tick, [Answered(base64.b64decode(item.body["request"]), None, reason)])
+    inbox.remove(tick.connection, [item.id])
+
+
+def _apply(tick: Tick, items: Sequence[inbox.Item], limit: int) -> None:
     unfinished: set[int] = set()
     for kind, neighbours in groupby(items, key=lambda item: item.kind):
         same = list(neighbours)
@@ -65,7 +84,8 @@ def apply_inbox(tick: Tick, limit: int) -> None:
         elif kind == Wish.COMPLETE_TASK:
             complete_tasks(tick, same)
         elif kind == Wish.RETRY_RUN:
-            stuck.free(tick.connection, len(ids), runs=ids)
+            freed = tick.backlog.free(tick, ids)
+            same = [item for item in same if item.target not in freed]
             unfinished.update(item.id for item in same if not retry_run(tick, item, 10 * limit))
         elif kind == Wish.ARRIVAL:
             tick.lanes.arrive(tick, [(item.target, bool(item.body)) for item in same])
@@ -133,11 +153,17 @@ def enqueue_with_keys(tick: Tick, items: list[inbox.Item]) -> set[int]:
 
 def settle_ends(tick: Tick) -> None:
     """Create what was to follow the tasks that ended, and free their keys."""
-    adopt(tick, tick.follow_ups)
+    follow_ups = list(tick.follow_ups)
     tick.follow_ups.clear()
+    isolate(tick, follow_ups, lambda some: adopt(tick, some), lambda task, error: _refuse_task(tick, task, error))
     if tick.keys:
         unique.free(tick.connection, tick.keys, ended=True)
         tick.keys.clear()
+
+
+def _refuse_task(tick: Tick, task: NewTask, error: Exception) -> None:
+    """Go on without a task that cannot be created."""
+    tick.set_aside.append(Refused(f"task/{to_text(task.id)}", task.payload, f"{task.name}: {error}"))
 
 
 def cancel_runs(tick: Tick, limit: int) -> None:
@@ -146,14 +172,28 @@ def cancel_runs(tick: Tick, limit: int) -> None:
     if not cancelling:
         return
     ids = [row.id for row in cancelling]
+    waiting = tick.backlog.waiting(tick)
+    planned = [row for row in cancelling if row.id not in waiting]
     runs.cancel_children(tick.connection, ids)
-    stop_runs(tick, cancelling)
+    stop_runs(tick, planned)
     tasks = runs.open_tasks(tick.connection, ids, limit)
     if tasks:
         cancel_tasks(tick, tasks)
         advance_runs(tick)
     else:
-        conclude(tick, cancelling)
+        conclude(tick, planned)
+        _close_stuck(tick, [row.id for row in cancelling if row.id in waiting and not row.code])
+
+
+def _close_stuck(tick: Tick, ids: list[bytes]) -> None:
+    """End runs that are being cancelled and cannot be planned: nothing of them is open but what was never created."""
+    over = stuck.without_children(tick.connection, ids) if ids else []
+    if not over:
+        return
+    untold = tick.backlog.take_of(tick, over)
+    rows = runs.count(tick.connection, {run: total(untold.get(run, ())) for run in over})
+    rest = {row.id: {"cancelled": row.counters.open, "opened": -row.counters.open} for row in rows}
+    conclude(tick, runs.count(tick.connection, rest), hooks=False)
 
 
 def retry_run(tick: Tick, item: inbox.Item, limit: int) -> bool:

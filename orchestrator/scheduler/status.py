@@ -26,10 +26,10 @@ from orchestrator.domain.task import (
 )
 from orchestrator.scheduler.code import stick
 from orchestrator.scheduler.code_batches import apply_activations
+from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tasks import adopt_children, error_json
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import details, transitions, waiting
-from orchestrator.store.database import is_outage
 from orchestrator.store.transitions import Again, Beginning, Ending, Success
 from orchestrator.transport.codec import encode
 from orchestrator.transport.quarantine import Refused
@@ -162,26 +162,17 @@ def lost_error(losses: int, limit: int) -> TaskError:
 
 
 def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Sequence[Reported]], None]) -> None:
-    """Apply reports although one of them cannot be: halve under savepoints until it is alone, and set it aside."""
-    try:
-        with tick.connection.begin_nested():
-            before = tick.mark()
-            apply(reports)
-    except Exception as error:
-        if is_outage(error):
-            raise
-        tick.reset(before)
-        if len(reports) == 1:
-            entry, worker, report = reports[0]
-            if isinstance(report, Failed) and report.duration < 0:
-                return  # not even its failure can be stored; the report itself has been set aside
-            tick.set_aside.append(Refused(entry, encode(report), f"{worker}: {error}"))
-            if isinstance(report, (Succeeded, Failed, Activated)):
-                apply_carefully(tick, [(entry, worker, _refused(report, error))], apply)
-            return
-        middle = len(reports) // 2
-        apply_carefully(tick, reports[:middle], apply)
-        apply_carefully(tick, reports[middle:], apply)
+    """Apply reports although one of them cannot be: it is set aside, and a failure takes its place."""
+
+    def refuse(reported: Reported, error: Exception) -> None:
+        entry, worker, report = reported
+        if isinstance(report, Failed) and report.duration < 0:
+            return  # not even its failure can be stored; the report itself has been set aside
+        tick.set_aside.append(Refused(entry, encode(report), f"{worker}: {error}"))
+        if isinstance(report, (Succeeded, Failed, Activated)):
+            apply_carefully(tick, [(entry, worker, _refused(report, error))], apply)
+
+    isolate(tick, reports, apply, refuse)
 
 
 def _refused(report: Succeeded | Failed | Activated, error: Exception) -> Failed:

@@ -6,10 +6,12 @@ Nothing outside Postgres may be told before the commit, so the pieces of a tick 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
@@ -17,9 +19,12 @@ from sqlalchemy import Connection
 from orchestrator.domain.activation import Activation
 from orchestrator.domain.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.commands import ContinueRun
+from orchestrator.domain.happened import OwnEnd
 from orchestrator.domain.history import Outcome
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.task import NewTask, TaskError
+from orchestrator.scheduler.backlog import Backlog
+from orchestrator.scheduler.budget import Budget
 from orchestrator.store.transitions import Claimed, Moved
 from orchestrator.store.turns import Unshown
 from orchestrator.transport.codec import Ended
@@ -31,18 +36,8 @@ if TYPE_CHECKING:
     from orchestrator.scheduler.lanes import LaneService
     from orchestrator.scheduler.triggers import Triggers
 
-Mark = tuple[list[int], Counter[str], Counter[str]]
 
-
-class OwnEnd(NamedTuple):
-    """The end of the own task of a run of a workflow as code, which ends the run."""
-
-    id: bytes
-    state: str
-    result: bytes | None
-    error: TaskError | None
-    inline: bytes | None = None
-    """The result where it is small enough to be told to waiting clients."""
+_NO_NEWS = frozenset({"connection", "now", "dags", "triggers", "lanes", "code", "backlog", "budget"})
 
 
 class Paged(NamedTuple):
@@ -64,6 +59,10 @@ class Tick:
     triggers: Triggers
     lanes: LaneService
     code: CodeRuns
+    backlog: Backlog = field(default_factory=Backlog)
+    budget: Budget = field(default_factory=Budget)
+    is_careful: bool = False
+    """The tick before this one failed: what belongs to runs is tried, so that the one at fault is found."""
     moved: list[Moved] = field(default_factory=list)
     """Tasks whose state changed and whose runs have not been counted yet."""
     children: list[tuple[bytes, str, str]] = field(default_factory=list)
@@ -116,6 +115,8 @@ class Tick:
     """Attempts that a worker may still be running and that no longer count."""
     set_aside: list[Refused] = field(default_factory=list)
     """Events that could not be applied."""
+    failed_parts: list[str] = field(default_factory=list)
+    """What a careful tick could not do, and nobody in particular is at fault."""
 
     def note(
         self,
@@ -162,19 +163,25 @@ class Tick:
                     self.follow_ups.extend(_follow_ups(task, result, error))
                 self.ended.append(Ended(task.id, task.state, inline, error))
 
-    def mark(self) -> Mark:
-        """Return how far the news has come, to go back there."""
-        return [len(news) for news in self._lists()], Counter(self.landed), Counter(self.finished)
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Do something that may fail: its statements and its news count together, or not at all."""
+        news = [field.name for field in fields(self) if field.name not in _NO_NEWS]
+        before = {name: copy(getattr(self, name)) for name in news}
+        try:
+            with self.connection.begin_nested():
+                yield
+        except BaseException:
+            for name, value in before.items():
+                setattr(self, name, value)
+            self.forget()
+            raise
 
-    def reset(self, mark: Mark) -> None:
-        """Forget the news since a mark: the statements behind it were rolled back."""
-        lengths, self.landed, self.finished = mark
-        for news, length in zip(self._lists(), lengths, strict=True):
-            del news[length:]
-
-    def _lists(self) -> tuple[list[Any], ...]:
-        ends = self.ended, self.own_ends, self.turns_over
-        return *ends, self.moved, self.left_lanes, self.lingering, self.keys, self.follow_ups
+    def forget(self) -> None:
+        """Have what is remembered between ticks read again from Postgres: something was rolled back."""
+        self.dags.forget()
+        self.lanes.forget()
+        self.backlog.forget()
 
 
 def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> Iterable[NewTask]:

@@ -12,6 +12,7 @@ from orchestrator.domain.definition import Definition, EventTrigger, resolve_par
 from orchestrator.domain.expression import parse, parse_template
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.placement import Origin, of_hook
+from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.tasks import adopt
@@ -19,10 +20,11 @@ from orchestrator.scheduler.tick import Tick
 from orchestrator.store import dags, histories, workflows
 from orchestrator.store.code_runs import EndedRun
 from orchestrator.store.dags import NewRun, WorkflowRun
-from orchestrator.store.workflows import Stored
+from orchestrator.store.workflows import Triggered
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
+_triggers = msgspec.json.Decoder(tuple[EventTrigger, ...])
 
 
 class Posted(NamedTuple):
@@ -36,12 +38,20 @@ class Posted(NamedTuple):
     state: str | None = None
 
 
+class Waiting(NamedTuple):
+    """A workflow that something starts."""
+
+    name: str
+    version: int
+    triggers: tuple[EventTrigger, ...]
+
+
 class Triggers:
     """Knows which workflows wait for what; read again when a definition has changed."""
 
     def __init__(self) -> None:
         self._stamp: object = None
-        self._waiting: list[Stored] = []
+        self._waiting: list[Waiting] = []
 
     def runs_ended(self, tick: Tick, ended: Mapping[bytes, str]) -> None:
         """Run the hooks of runs that ended, and start the workflows that waited for them."""
@@ -49,10 +59,9 @@ class Triggers:
         hooks: list[NewTask] = []
         for run in dags.load(tick.connection, list(ended)):
             state = ended[run.id]
-            stored = workflows.read(tick.connection, run.workflow, run.version)
+            definition = tick.dags.definition(tick, run.workflow, run.version)
             body = {"run_id": to_text(run.id), "workflow": run.workflow, "state": state, "params": run.params}
-            if stored is not None:
-                hooks.extend(_hooks(stored.definition, run, state, body, tick.now))
+            hooks.extend(_hooks(definition, run, state, body, tick.now))
             posted.append(Posted(run.id, None, body, run.workflow, state))
         if hooks:
             adopt(tick, hooks)
@@ -62,7 +71,7 @@ class Triggers:
     def code_ended(self, tick: Tick, ended: Sequence[EndedRun]) -> None:
         """Start the workflows that waited for runs of code. These have no hooks: their code does what is to follow."""
         self._refresh(tick)
-        awaited = {trigger.workflow for stored in self._waiting for trigger in stored.definition.on}
+        awaited = {trigger.workflow for waiting in self._waiting for trigger in waiting.triggers}
         heard = [run for run in ended if run.workflow in awaited]
         if heard:
             beginnings = histories.beginnings(tick.connection, [run.id for run in heard])
@@ -77,10 +86,10 @@ class Triggers:
     def _fire(self, tick: Tick, posted: Iterable[Posted]) -> None:
         started: list[NewRun] = []
         for event in posted:
-            for stored in self._waiting:
-                for place, trigger in enumerate(stored.definition.on):
+            for waiting in self._waiting:
+                for place, trigger in enumerate(waiting.triggers):
                     if _matches(trigger, event):
-                        started.extend(_start(tick, stored, trigger, place, event))
+                        started.extend(_start(tick, waiting, place, event))
         if started:
             dags.start(tick.connection, started)
             tick.runs_to_begin = True
@@ -88,8 +97,16 @@ class Triggers:
     def _refresh(self, tick: Tick) -> None:
         stamp = workflows.stamp(tick.connection)
         if stamp != self._stamp:
-            self._waiting = [stored for stored in workflows.list_latest(tick.connection) if stored.definition.on]
+            self._waiting = [*_readable(workflows.list_triggered(tick.connection))]
             self._stamp = stamp
+
+
+def _readable(found: Iterable[Triggered]) -> Iterable[Waiting]:
+    for workflow in found:
+        try:
+            yield Waiting(workflow.name, workflow.version, _triggers.decode(workflow.triggers))
+        except REFUSALS as error:  # of another release; whatever ends is not to blame
+            log.error("what starts workflow %s cannot be read, so nothing does: %s", workflow.name, error)
 
 
 def _matches(trigger: EventTrigger, event: Posted) -> bool:
@@ -101,18 +118,19 @@ def _matches(trigger: EventTrigger, event: Posted) -> bool:
         return right
     try:
         return bool(parse(trigger.filter).evaluate({"event": event.body}))
-    except InvalidWorkflow as error:
+    except (InvalidWorkflow, *REFUSALS) as error:
         log.warning("filter %s does not fit event %s: %s", trigger.filter, to_text(event.id), error)
         return False
 
 
-def _start(tick: Tick, stored: Stored, trigger: EventTrigger, place: int, event: Posted) -> Iterable[NewRun]:
+def _start(tick: Tick, waiting: Waiting, place: int, event: Posted) -> Iterable[NewRun]:
     try:
-        given = parse_template(trigger.params).render({"event": event.body})
-        params = resolve_params(stored.definition, given, tick.now)
-        yield dags.new_run(stored.definition, stored.version, derived_id(event.id, "on", stored.name, place), params)
-    except InvalidWorkflow as error:
-        log.warning("workflow %s cannot be started by event %s: %s", stored.name, to_text(event.id), error)
+        given = parse_template(waiting.triggers[place].params).render({"event": event.body})
+        definition = tick.dags.definition(tick, waiting.name, waiting.version)
+        params = resolve_params(definition, given, tick.now)
+        yield dags.new_run(definition, waiting.version, derived_id(event.id, "on", waiting.name, place), params)
+    except (InvalidWorkflow, *REFUSALS) as error:  # which is not the fault of whoever ended or posted
+        log.warning("workflow %s cannot be started by event %s: %s", waiting.name, to_text(event.id), error)
 
 
 def _end_of_code(run: EndedRun, call: bytes) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.ids import time_ordered_id
+from orchestrator.domain.plain import stored_json
 from orchestrator.domain.schedule import Schedule, from_data, key_of
 from orchestrator.store.fires import NEWEST_OF_S, Target
 from orchestrator.store.inbox import Wish
@@ -85,7 +85,7 @@ def add(connection: Connection, new: NewBackfill) -> int:
     parameters = {
         "workflow": new.workflow,
         "name": new.schedule.name,
-        "definition": msgspec.json.encode(new.schedule).decode(),
+        "definition": stored_json(new.schedule),
         "start": new.start,
         "end": new.end,
         "concurrency": new.concurrency,

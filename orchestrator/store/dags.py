@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.definition import Definition
 from orchestrator.domain.expression import parse_template
 from orchestrator.domain.lane_names import scoped
+from orchestrator.domain.plain import read_json, stored_json
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
@@ -49,13 +50,28 @@ def load(connection: Connection, ids: Sequence[bytes]) -> list[WorkflowRun]:
             identifier(row[0]),
             row[1],
             row[2],
-            msgspec.json.decode(row[3] or "{}"),
+            read_json(row[3] or "{}"),
             None if row[4] is None else bytes(row[4]),
             row[5],
             tuple(row[6]),
         )
         for row in rows
     ]
+
+
+_VERSIONS = Statement(
+    """
+SELECT r.id::text, r.workflow, r.version FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
+ WHERE r.workflow IS NOT NULL AND NOT r.code
+"""
+)
+
+
+def versions(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, tuple[str, int]]:
+    """Return which version of which workflow these are runs of, as far as they have a definition."""
+    rows = _VERSIONS(connection, {"ids": arrays.uuids(ids)})
+    return {identifier(row[0]): (row[1], row[2]) for row in rows}
 
 
 _EXPANDING = Statement("SELECT id::text FROM orchestrator.runs WHERE expanding ORDER BY id LIMIT %(limit)s")
@@ -180,7 +196,7 @@ def new_run(definition: Definition, version: int, run_id: bytes, params: Mapping
         name=definition.name,
         workflow=definition.name,
         version=version,
-        params=msgspec.json.encode(params).decode(),
+        params=stored_json(params),
         timeout=definition.timeout,
         tags=definition.tags,
         lane=_lane(definition.name, str(key)) if limit is not None else None,

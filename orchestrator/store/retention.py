@@ -182,6 +182,8 @@ WITH gone AS (
     RETURNING 1
 ), keys AS (
     DELETE FROM orchestrator.run_keys WHERE run_id = ANY (%(runs)s::uuid[])
+), untold AS (
+    DELETE FROM orchestrator.untold WHERE run_id = ANY (%(runs)s::uuid[])
 )
 SELECT count(*) FROM gone
 """

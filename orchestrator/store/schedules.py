@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.definition import Definition
+from orchestrator.domain.plain import stored_json
 from orchestrator.domain.schedule import Schedule, delay_of, from_data, key_of, next_fire
 
 
@@ -103,7 +103,7 @@ def put(connection: Connection, workflow: str, schedule: Schedule, now: datetime
     parameters = {
         "workflow": workflow,
         "name": schedule.name,
-        "definition": msgspec.json.encode(schedule).decode(),
+        "definition": stored_json(schedule),
         "declared": declared,
         "paused": schedule.paused,
         "next_fire": fire,

@@ -1,4 +1,4 @@
-"""Runs of workflows as code that cannot go on, and how they are woken again."""
+"""Runs that cannot go on, and how they are freed: those whose code does not fit, and those that cannot be planned."""
 
 from __future__ import annotations
 
@@ -62,22 +62,59 @@ def stick_unknown(connection: Connection, reasons: Iterable[tuple[bytes, str]]) 
     return {identifier(row[0]) for row in _STICK_HELD(connection, parameters)}
 
 
-_FREE = Statement(
+_SET_ASIDE = Statement(
     """
+WITH marked AS (
+    UPDATE orchestrator.runs r SET stuck = s.reason, expanding = false
+      FROM unnest(%(ids)s::uuid[], %(reasons)s::jsonb[]) AS s(id, reason)
+     WHERE r.id = s.id RETURNING r.id
+)
+UPDATE orchestrator.untold u SET held = true FROM marked WHERE u.run_id = marked.id
+"""
+)
+
+
+def set_aside(connection: Connection, reasons: Iterable[tuple[bytes, str]]) -> None:
+    """Note that runs cannot be told what happened to them, with the reason as JSON; it waits until they are freed."""
+    rows = list(reasons)
+    _SET_ASIDE(connection, {"ids": arrays.uuids(run for run, _ in rows), "reasons": [reason for _, reason in rows]})
+
+
+_FREED = """
 WITH freed AS (
     UPDATE orchestrator.runs r SET stuck = NULL, cached = 0
-     WHERE r.id IN (SELECT id FROM orchestrator.runs
-                     WHERE stuck IS NOT NULL AND ended_at IS NULL
-                       AND (id = ANY(%(ids)s::uuid[]) OR workflow = ANY(%(workflows)s::text[]))
-                     ORDER BY id LIMIT %(limit)s)
+     WHERE r.id IN ({which} LIMIT %(limit)s)
     RETURNING r.id
 ), woken AS (
     UPDATE orchestrator.tasks t SET blockers = 0
       FROM freed WHERE t.id = freed.id AND t.status = 'pending'
+), told AS (
+    UPDATE orchestrator.untold u SET held = false FROM freed WHERE u.run_id = freed.id
 )
 SELECT id::text FROM freed
 """
+_FREE = Statement(
+    _FREED.format(
+        which="""
+        SELECT id FROM orchestrator.runs
+         WHERE stuck IS NOT NULL AND ended_at IS NULL
+           AND (id = ANY(%(ids)s::uuid[]) OR (code AND workflow = ANY(%(workflows)s::text[])))
+         ORDER BY id"""
+    )
 )
+_FREE_OLDER = Statement(
+    _FREED.format(
+        which="""
+        SELECT id FROM orchestrator.runs
+         WHERE stuck IS NOT NULL AND ended_at IS NULL AND stuck->>'release' <> %(release)s::text
+         ORDER BY id"""
+    )
+)
+
+
+def free_older(connection: Connection, release: str, limit: int) -> list[bytes]:
+    """Let runs try again that another release could not plan."""
+    return [identifier(row[0]) for row in _FREE_OLDER(connection, {"release": release, "limit": limit})]
 
 
 def free(
@@ -86,6 +123,29 @@ def free(
     """Let stuck runs try again: these, and those of these workflows."""
     parameters = {"ids": arrays.uuids(runs), "workflows": list(workflows), "limit": limit}
     return [identifier(row[0]) for row in _FREE(connection, parameters)]
+
+
+_IS_STUCK = "SELECT FROM orchestrator.runs WHERE id = %(run)s::uuid AND stuck IS NOT NULL AND ended_at IS NULL"
+
+
+def is_stuck(connection: Connection, run: bytes) -> bool:
+    """Say whether a run cannot go on."""
+    return connection.exec_driver_sql(_IS_STUCK, {"run": run.hex()}).one_or_none() is not None
+
+
+_WITHOUT_CHILDREN = Statement(
+    """
+SELECT r.id::text FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (SELECT id FROM orchestrator.runs WHERE id = wanted.id AND stuck IS NOT NULL LIMIT 1) AS r
+ WHERE NOT EXISTS (SELECT FROM orchestrator.runs c
+                    WHERE c.parent_run = wanted.id AND c.ended_at IS NULL AND NOT c.detached)
+"""
+)
+
+
+def without_children(connection: Connection, ids: Sequence[bytes]) -> list[bytes]:
+    """Return those of these runs that are stuck and have no open child runs."""
+    return [identifier(row[0]) for row in _WITHOUT_CHILDREN(connection, {"ids": arrays.uuids(ids)})]
 
 
 _WAKE = Statement(

@@ -225,7 +225,7 @@ runs = Table(
         server_default=text("0"),
         comment="the attempt that left its code in the memory of a worker",
     ),
-    Column("stuck", JSONB, comment="why its code cannot go on with this history"),
+    Column("stuck", JSONB, comment="why it cannot go on"),
     Column("child_id", Uuid, comment="the id under which its parent waits for it"),
     Column("detached", Boolean, nullable=False, server_default=text("false"), comment="goes on when its parent ends"),
     Column(
@@ -257,6 +257,18 @@ Index("runs_by_end", runs.c.ended_at, postgresql_where=text("ended_at IS NOT NUL
 Index("runs_stuck", runs.c.id, postgresql_where=text("stuck IS NOT NULL AND ended_at IS NULL"))
 Index("runs_closing", runs.c.id, postgresql_where=text("closing"))
 Index("runs_cancelling", runs.c.id, postgresql_where=text("cancelling AND ended_at IS NULL"))
+
+untold = Table(
+    "untold",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("run_id", Uuid, nullable=False),
+    Column("held", Boolean, nullable=False, comment="the run is stuck; else it is told in one of the next ticks"),
+    Column("body", LargeBinary, nullable=False),
+    comment="what happened to runs that could not be told in the same tick",
+)
+Index("untold_of_run", untold.c.run_id)
+Index("untold_next", untold.c.id, postgresql_where=text("NOT held"))
 
 histories = Table(
     "histories",
@@ -318,6 +330,7 @@ workflows = Table(
     Column("definition", JSONB, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
     Column("deleted_at", DateTime(timezone=True)),
+    Column("triggers", JSONB, comment="what starts runs of it, as the definition says"),
     comment="definitions, immutable under (name, version)",
 )
 

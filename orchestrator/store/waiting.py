@@ -104,11 +104,13 @@ class Agenda(NamedTuple):
     expanding_runs: bool = False
     backfills: bool = False
     closing_runs: bool = False
+    untold_runs: bool = False
 
     @property
     def is_busy(self) -> bool:
         """Say whether the next tick has something to do at once."""
-        return self.inbox or self.pending_runs or self.cancelling_runs or self.expanding_runs or self.closing_runs
+        of_runs = self.pending_runs or self.cancelling_runs or self.expanding_runs or self.closing_runs
+        return self.inbox or of_runs or self.untold_runs
 
 
 AGENDA = """
@@ -124,7 +126,8 @@ AGENDA = """
        EXISTS (SELECT FROM orchestrator.tasks WHERE hold IS NOT NULL),
        EXISTS (SELECT FROM orchestrator.runs WHERE expanding),
        EXISTS (SELECT FROM orchestrator.backfills WHERE next_fire IS NOT NULL),
-       EXISTS (SELECT FROM orchestrator.runs WHERE closing)
+       EXISTS (SELECT FROM orchestrator.runs WHERE closing),
+       EXISTS (SELECT FROM orchestrator.untold WHERE NOT held)
 """
 """The columns of an agenda."""
 _AGENDA = Statement(f"SELECT {AGENDA}")

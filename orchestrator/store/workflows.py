@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.definition import Definition, content_hash
+from orchestrator.domain.plain import stored_json
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.store import schedules
 
@@ -76,6 +77,29 @@ def list_latest(connection: Connection) -> list[Stored]:
     return [_stored(row) for row in connection.exec_driver_sql(_LIST)]
 
 
+class Triggered(NamedTuple):
+    """The newest version of a workflow that something starts, without its definition, which may be large."""
+
+    name: str
+    version: int
+    triggers: str
+    """As JSON."""
+
+
+# What the release before this one stores has no triggers beside it.
+_TRIGGERED = """
+SELECT name, version, triggers::text FROM (
+       SELECT DISTINCT ON (name) name, version, coalesce(triggers, definition->'on') AS triggers
+         FROM orchestrator.workflows WHERE deleted_at IS NULL ORDER BY name, version DESC) AS newest
+ WHERE jsonb_array_length(triggers) > 0
+"""
+
+
+def list_triggered(connection: Connection) -> list[Triggered]:
+    """Return the workflows that events and ends of other runs start."""
+    return [Triggered(*row) for row in connection.exec_driver_sql(_TRIGGERED)]
+
+
 _STAMP = "SELECT count(*), max(created_at), count(deleted_at) FROM orchestrator.workflows"
 
 
@@ -87,8 +111,8 @@ def stamp(connection: Connection) -> tuple[object, ...]:
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('orchestrator.' || %(name)s))"
 _NEWEST_VERSION = "SELECT coalesce(max(version), 0) FROM orchestrator.workflows WHERE name = %(name)s"
 _ADD = """
-INSERT INTO orchestrator.workflows (name, version, hash, definition)
-VALUES (%(name)s, %(version)s, %(hash)s, %(definition)s::jsonb)
+INSERT INTO orchestrator.workflows (name, version, hash, definition, triggers)
+VALUES (%(name)s, %(version)s, %(hash)s, %(definition)s::jsonb, %(triggers)s::jsonb)
 """
 
 
@@ -132,8 +156,9 @@ def _store(connection: Connection, definition: Definition) -> Application:
             {"name": definition.name, "version": version},
         )
         return Application(version, created=False)
-    body = msgspec.json.encode(msgspec.structs.replace(definition, version=version)).decode()
+    body = stored_json(msgspec.structs.replace(definition, version=version))
     parameters = {"name": definition.name, "version": version, "hash": digest, "definition": body}
+    parameters["triggers"] = stored_json(definition.on)
     connection.exec_driver_sql(_ADD, parameters)
     return Application(version, created=True)
 

@@ -468,6 +468,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
     after = read("status")
     assert set(after) == {
         "stuck_runs",
+        "stuck_reason",
         "leader",
         "revision",
         "open",

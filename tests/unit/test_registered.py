@@ -42,8 +42,8 @@ def test_what_is_taken_over(app: Orchestrator) -> None:
 
 
 def test_what_a_task_has_no_parameter_for_is_not_sent_to_it(app: Orchestrator) -> None:
-    app.task(name="some")(lambda wanted: None)
-    app.task(name="all")(lambda **given: None)
+    app.task(name="some")(lambda wanted: wanted)
+    app.task(name="all")(lambda **given: given)
     some = registered(app, Step(name="a", task="some", depends_on=("wanted", "other"), foreach="wanted.files"))
     assert some == Registered(ignored=("other", "item"))
     assert registered(app, Step(name="a", task="all", depends_on=("wanted", "other"), foreach="[1]")) is None

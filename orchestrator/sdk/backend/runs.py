@@ -18,7 +18,7 @@ from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Waiting
 from orchestrator.sdk.payload import decode_value
-from orchestrator.store import dags, enqueue, results, workflows
+from orchestrator.store import dags, enqueue, results, stuck, workflows
 from orchestrator.store.inbox import Wish
 from orchestrator.transport.codec import Ended
 
@@ -71,7 +71,10 @@ class RunBackend:
         if self._code.retry(run):
             return
         state, _ = self.progress(run)
-        ask(self._connections, Wish.RETRY_RUN, run, state, allowed=state == RunState.FAILED)
+        if state == RunState.RUNNING:
+            with self._connections.reading() as connection:
+                state = "stuck" if stuck.is_stuck(connection, run) else state
+        ask(self._connections, Wish.RETRY_RUN, run, state, allowed=state in (RunState.FAILED, "stuck"))
 
     # -- reading
 

@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from orchestrator.domain.definition import Definition, check_size, resolve_params
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.plain import unstorable
+from orchestrator.domain.plain import stored_json, unstorable
 from orchestrator.errors import NotFound, PayloadError, did_you_mean
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.store import dags, inbox, workflows
@@ -74,12 +72,12 @@ class WorkflowBackend:
         """Tell the leader that something happened."""
         if problem := unstorable(payload):
             raise PayloadError(f"The payload of event {name!r} cannot be kept as JSON: {problem}.")
-        body = msgspec.json.encode({"name": name, "payload": payload})
+        body = stored_json({"name": name, "payload": payload})
         if len(body) > self._limit:
             raise PayloadError(
                 f"The payload of event {name!r} has {len(body):,} bytes, and at most {self._limit:,} are allowed. "
                 f"Pass a reference to the data instead, or raise the setting max_payload."
             )
         with self._connections.writing(f"event {name!r} was stored") as connection:
-            inbox.add(connection, Wish.EVENT, event_id, body.decode())
+            inbox.add(connection, Wish.EVENT, event_id, body)
         self._connections.nudge()

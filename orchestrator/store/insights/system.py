@@ -111,7 +111,9 @@ class Overview:
     storage: Storage
     """What is kept, and what that takes."""
     stuck_runs: int
-    """Runs of workflows as code whose code no longer fits their history."""
+    """Runs that cannot go on."""
+    stuck_reason: str | None
+    """Which is the newest of them, and why."""
 
 
 _OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
@@ -123,6 +125,7 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
     live = [worker for worker in list_workers(connection) if worker.state == "live"]
     minute, hour = _ended(connection)
     cursor = leases.read_cursor(connection, shard)
+    stuck_runs, stuck_reason = connection.exec_driver_sql(_STUCK).one()
     return Overview(
         leader=_leader(connection, shard),
         revision=current_revision(connection),
@@ -139,7 +142,8 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
         schedules=_schedules(connection),
         failing_schedules=_failing_schedules(connection),
         storage=_storage(connection),
-        stuck_runs=connection.exec_driver_sql(_STUCK).scalar_one(),
+        stuck_runs=stuck_runs,
+        stuck_reason=stuck_reason,
     )
 
 
@@ -208,7 +212,11 @@ def _schedules(connection: Connection) -> dict[str, int]:
     return dict(connection.exec_driver_sql(_SCHEDULES).one()._asdict())
 
 
-_STUCK = "SELECT count(*) FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL"
+_STUCK = """
+SELECT count(*), (SELECT concat(id::text, ': ', stuck->>'kind', ': ', left(rtrim(stuck->>'message', '.'), 300))
+                    FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL ORDER BY id DESC LIMIT 1)
+  FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL
+"""
 
 _FAILING_SCHEDULES = """
 SELECT workflow || '/' || name AS key, error FROM orchestrator.schedules

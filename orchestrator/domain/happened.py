@@ -1,0 +1,72 @@
+"""What happened to a run: what its counters, its plan or its code have not been told yet.
+
+Mostly a run is told in the tick in which something happens. Where it cannot be, because it is stuck or because the
+tick has no time left, this waits in Postgres, in order, and nothing that comes later overtakes it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from orchestrator.domain.commands import ContinueRun
+from orchestrator.domain.history import Outcome
+from orchestrator.domain.task import TaskError
+
+
+class OwnEnd(NamedTuple):
+    """The end of the own task of a run of a workflow as code, which ends the run."""
+
+    id: bytes
+    state: str
+    result: bytes | None
+    error: TaskError | None
+    inline: bytes | None = None
+    """The result where it is small enough to be told to waiting clients."""
+
+
+Steps = dict[tuple[str, str], int]
+"""By step and state, how many of its tasks or child runs."""
+
+
+class Happened(msgspec.Struct, array_like=True):
+    """What happened to one run, in one tick. Its plan is told in the order of the fields."""
+
+    delta: dict[str, int] = msgspec.field(default_factory=Counter)
+    """How much each counter changes by what moved."""
+    begun: bool = False
+    ended: Steps = {}
+    stopped: bool = False
+    """It is being cancelled, or has timed out."""
+    is_reopened: bool = False
+    """A person retries it."""
+    reopened: Steps = {}
+    """With the states that these had."""
+    is_expanding: bool = False
+    """More of its tasks are to be created."""
+    facts: list[Outcome] = []
+    """What its code learns, if it has any."""
+    own_end: OwnEnd | None = None
+    continuing: ContinueRun | None = None
+
+    @property
+    def is_for_plan(self) -> bool:
+        """Say whether a plan has to be told, if the run has one."""
+        return bool(self.ended) or self.is_for_all_steps
+
+    @property
+    def is_for_all_steps(self) -> bool:
+        """Say whether a plan has to look at every step."""
+        return self.begun or self.stopped or self.is_reopened or bool(self.reopened) or self.is_expanding
+
+
+def total(some: Iterable[Happened]) -> Counter[str]:
+    """Return how much each counter changes by all of these."""
+    delta: Counter[str] = Counter()
+    for happened in some:
+        for name, number in happened.delta.items():
+            delta[name] += number
+    return delta

@@ -1,0 +1,94 @@
+"""Runs that are not told what happens to them for the moment, because they are stuck or because time was up.
+
+What happened to them waits in Postgres. Who waits is remembered here, and can be had from Postgres at any time.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import orchestrator
+from orchestrator.domain.happened import Happened
+from orchestrator.domain.ids import to_text
+from orchestrator.store import stuck, untold
+from orchestrator.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from orchestrator.scheduler.tick import Tick
+
+log = get_logger("scheduler")
+
+_MOST_FREED = 1_000
+"""Runs that a new release tries again in one tick."""
+
+
+class Backlog:
+    """The leader's view of the runs that wait to be told."""
+
+    def __init__(self) -> None:
+        self._waiting: set[bytes] | None = None
+        self._has_older = True
+        """Another release may have set runs aside, which this one tries again."""
+
+    def forget(self) -> None:
+        """Something was rolled back: what is known may not be true."""
+        self._waiting = None
+
+    def waiting(self, tick: Tick) -> set[bytes]:
+        """Return the runs that are told nothing now."""
+        if self._waiting is None:
+            self._waiting = untold.waiting(tick.connection)
+        return self._waiting
+
+    def free_older(self, tick: Tick) -> None:
+        """Let runs try again, once, that another release has set aside."""
+        if self._has_older:
+            freed = stuck.free_older(tick.connection, orchestrator.__version__, _MOST_FREED)
+            self._has_older = len(freed) == _MOST_FREED
+            self.freed(tick, freed)
+
+    def free(self, tick: Tick, runs: Sequence[bytes]) -> set[bytes]:
+        """Let stuck runs try again; return those among these."""
+        freed = stuck.free(tick.connection, len(runs), runs=runs)
+        self.freed(tick, freed)
+        return set(freed)
+
+    def freed(self, tick: Tick, runs: Sequence[bytes]) -> None:
+        """Take note that stuck runs may go on."""
+        if runs:
+            log.info("%d stuck runs try again", len(runs))
+            self.forget()
+            tick.has_wishes = True
+
+    def add(self, tick: Tick, some: Iterable[tuple[bytes, Happened]]) -> None:
+        """Keep what happened to runs for another tick."""
+        rows = list(some)
+        untold.add(tick.connection, rows)
+        self.waiting(tick).update(run for run, _ in rows)
+        tick.has_wishes = True
+
+    def set_aside(self, tick: Tick, run: bytes, happened: Sequence[Happened], error: Exception) -> None:
+        """Let a run be stuck that cannot be told what happened to it; nobody else waits for it."""
+        reason = {"event": 0, "kind": type(error).__name__, "message": str(error), "difference": ""}
+        reason |= {"release": orchestrator.__version__}
+        told = "".join(traceback.format_exception(error))
+        log.error("run %s is stuck, and nobody waits for it: %s", to_text(run), told)
+        stuck.set_aside(tick.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
+        self.waiting(tick).add(run)
+        self.add(tick, [(run, one) for one in happened])
+
+    def take(self, tick: Tick, limit: int) -> Mapping[bytes, Sequence[Happened]]:
+        """Return what the next runs in the line are to be told; they no longer wait."""
+        taken = untold.take(tick.connection, limit)
+        self.waiting(tick).difference_update(taken)
+        return taken
+
+    def take_of(self, tick: Tick, runs: Sequence[bytes]) -> Mapping[bytes, Sequence[Happened]]:
+        """Return all that these runs have not been told; they are no longer stuck."""
+        taken = untold.take_of(tick.connection, runs)
+        self.waiting(tick).difference_update(runs)
+        return taken

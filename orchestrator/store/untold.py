@@ -1,0 +1,90 @@
+"""What happened to runs that could not be told in the same tick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain.happened import Happened
+from orchestrator.store import arrays
+from orchestrator.store.statement import Statement
+from orchestrator.store.transitions import identifier
+
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.Decoder(Happened).decode
+
+_WAITING = Statement(
+    """
+SELECT id::text FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL AND NOT code
+ UNION
+SELECT run_id::text FROM orchestrator.untold
+"""
+)
+
+
+def waiting(connection: Connection) -> set[bytes]:
+    """Return the runs that are not told anything at the moment: some are stuck, others have to wait for their turn."""
+    return {identifier(row[0]) for row in _WAITING(connection)}
+
+
+_ADD = Statement(
+    """
+INSERT INTO orchestrator.untold (run_id, held, body)
+SELECT n.run_id, coalesce((SELECT stuck IS NOT NULL FROM orchestrator.runs WHERE id = n.run_id), true), n.body
+  FROM unnest(%(runs)s::uuid[], %(bodies)s::bytea[]) WITH ORDINALITY AS n(run_id, body, place) ORDER BY n.place
+"""
+)
+
+
+def add(connection: Connection, some: Iterable[tuple[bytes, Happened]]) -> None:
+    """Keep what happened until runs can be told: those that are stuck when they are freed, others in the next tick."""
+    rows = list(some)
+    parameters = {
+        "runs": arrays.uuids(run for run, _ in rows),
+        "bodies": arrays.blobs(_encode(happened) for _, happened in rows),
+    }
+    _ADD(connection, parameters)
+
+
+_TAKE = Statement(
+    """
+WITH gone AS (
+    DELETE FROM orchestrator.untold WHERE NOT held AND run_id = ANY (ARRAY(
+           SELECT next.run_id FROM (
+                  SELECT run_id FROM orchestrator.untold WHERE NOT held ORDER BY id LIMIT %(limit)s) AS next))
+    RETURNING id, run_id, body
+)
+SELECT run_id::text, body FROM gone ORDER BY id
+"""
+)
+
+
+def take(connection: Connection, limit: int) -> dict[bytes, list[Happened]]:
+    """Return, and no longer keep, all that the next runs in the line are to be told, in order."""
+    return _by_run(_TAKE(connection, {"limit": limit}))
+
+
+_TAKE_OF = Statement(
+    """
+WITH gone AS (
+    DELETE FROM orchestrator.untold WHERE run_id = ANY (%(runs)s::uuid[]) RETURNING id, run_id, body
+), freed AS (
+    UPDATE orchestrator.runs SET stuck = NULL WHERE id = ANY (%(runs)s::uuid[])
+)
+SELECT run_id::text, body FROM gone ORDER BY id
+"""
+)
+
+
+def take_of(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[Happened]]:
+    """Return, and no longer keep, all that these runs have not been told; none of them is stuck any more."""
+    return _by_run(_TAKE_OF(connection, {"runs": arrays.uuids(runs)}))
+
+
+def _by_run(rows: Iterable[tuple[str, bytes]]) -> dict[bytes, list[Happened]]:
+    found: dict[bytes, list[Happened]] = {}
+    for run, body in rows:
+        found.setdefault(identifier(run), []).append(_decode(body))
+    return found

@@ -1,0 +1,265 @@
+"""A run that cannot be planned is set aside; everybody else goes on, and it goes on when it can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator import RunHandle, WorkflowContext, WrongState
+from orchestrator.domain.activation import Activated
+from orchestrator.domain.commands import CancelTask, StartTimer
+from orchestrator.domain.definition import Definition, Hook, Param, Step
+from orchestrator.sdk.code.engine import Engine
+from tests.integration.code_stage import act
+from tests.integration.stage import System, Worker
+
+CHAIN = Definition(
+    name="chain",
+    steps=(
+        Step(name="one", task="job"),
+        Step(name="each", task="job", depends_on=("one",), parallel=3),
+        Step(name="last", task="job", depends_on=("each",)),
+    ),
+)
+
+
+def row_of(system: System, run: RunHandle[Any] | str) -> dict[str, Any]:
+    identifier = run if isinstance(run, str) else run.id
+    return dict(system.sql("SELECT * FROM orchestrator.runs WHERE id = CAST(:id AS uuid)", id=identifier)[0])
+
+
+def counters(system: System, run: RunHandle[Any]) -> tuple[int, ...]:
+    row = row_of(system, run)
+    return tuple(row[name] for name in ("total", "open", "success", "failed", "cancelled", "skipped"))
+
+
+def work(system: System, worker: Worker, rounds: int = 10) -> None:
+    """Do whatever is handed out, until nothing is."""
+    for _ in range(rounds):
+        system.look()
+        worker.succeed(*worker.take())
+
+
+def corrupt(system: System, run: RunHandle[Any]) -> bytes:
+    """Make what the planner remembers of a run unreadable, for a leader that has to read it; return what it was."""
+    before = row_of(system, run)["state"]
+    system.sql("UPDATE orchestrator.runs SET state = '\\xc1' WHERE id = CAST(:id AS uuid)", id=run.id)
+    system.lead()
+    system.settle()
+    return bytes(before)
+
+
+def mend(system: System, run: RunHandle[Any], state: bytes) -> None:
+    system.sql("UPDATE orchestrator.runs SET state = :state WHERE id = CAST(:id AS uuid)", id=run.id, state=state)
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    system.app.workflows.apply(CHAIN)
+    return system.worker(slots=100)
+
+
+def start(system: System) -> RunHandle[Any]:
+    return system.app.workflows["chain"].start()
+
+
+def test_a_run_that_cannot_be_planned_stops_nobody_else(system: System, worker: Worker) -> None:
+    poisoned, healthy = start(system), start(system)
+    system.look(2)
+    tasks = worker.take()
+    state = corrupt(system, poisoned)
+    alone = system.job.enqueue(1)
+    worker.succeed(*tasks)
+    work(system, worker)
+    assert row_of(system, healthy)["status"] == "success"
+    assert system.row(alone)["status"] == "success"
+    stuck = row_of(system, poisoned)
+    assert (stuck["status"], stuck["stuck"]["kind"]) == ("running", "DecodeError")
+    assert "release" in stuck["stuck"]
+    assert [row["status"] for row in system.sql("SELECT status FROM orchestrator.ended_tasks")] == ["success"] * 7
+    mend(system, poisoned, state)
+    poisoned.retry()
+    work(system, worker)
+    assert row_of(system, poisoned)["stuck"] is None
+    assert poisoned.progress().status == "success"
+    assert counters(system, poisoned) == (5, 0, 5, 0, 0, 0)
+    assert system.count("untold") == 0
+
+
+def test_what_happens_while_a_run_is_stuck_is_counted_when_it_is_freed(system: System, worker: Worker) -> None:
+    poisoned = start(system)
+    system.look(2)
+    worker.succeed(*worker.take())
+    system.look()
+    each = worker.take()
+    assert len(each) == 3
+    state = corrupt(system, poisoned)
+    worker.succeed(each[0])
+    system.look(3)
+    worker.fail(each[1], retryable=False)
+    system.look()
+    worker.succeed(each[2])
+    system.look(2)
+    assert row_of(system, poisoned)["stuck"] is not None
+    assert counters(system, poisoned) == (5, 4, 1, 0, 0, 0), "it has not been told"
+    mend(system, poisoned, state)
+    poisoned.retry()
+    system.look(3)
+    assert poisoned.progress().status == "failed"
+    assert counters(system, poisoned) == (5, 0, 3, 1, 0, 1)
+    poisoned.retry()
+    work(system, worker)
+    assert poisoned.progress().status == "success"
+    assert counters(system, poisoned) == (5, 0, 5, 0, 0, 0)
+
+
+def test_a_stuck_run_can_be_cancelled(system: System, worker: Worker) -> None:
+    poisoned = start(system)
+    system.look(2)
+    worker.succeed(*worker.take())
+    system.look()
+    each = worker.take()
+    corrupt(system, poisoned)
+    worker.succeed(each[0])
+    system.look(3)
+    assert row_of(system, poisoned)["stuck"] is not None
+    poisoned.cancel()
+    system.look(4)
+    row = row_of(system, poisoned)
+    assert (row["status"], row["stuck"]) == ("cancelled", None)
+    assert counters(system, poisoned) == (5, 0, 2, 0, 3, 0)
+    assert system.count("tasks") == 0
+    assert system.count("untold") == 0
+
+
+def test_runs_whose_definition_cannot_be_read_do_not_keep_others_from_beginning(system: System, worker: Worker) -> None:
+    system.app.workflows.apply(Definition(name="broken", steps=CHAIN.steps))
+    poisoned, healthy = system.app.workflows["broken"].start(), start(system)
+    (whole,) = system.sql("SELECT definition::text AS text FROM orchestrator.workflows WHERE name = 'broken'")
+    system.sql("UPDATE orchestrator.workflows SET definition = '{\"name\": 5}' WHERE name = 'broken'")
+    work(system, worker)
+    assert row_of(system, healthy)["status"] == "success"
+    assert row_of(system, poisoned)["stuck"]["kind"] == "ValidationError"
+    system.sql(
+        "UPDATE orchestrator.workflows SET definition = CAST(:text AS jsonb) WHERE name = 'broken'", text=whole["text"]
+    )
+    poisoned.retry()
+    work(system, worker)
+    assert counters(system, poisoned) == (5, 0, 5, 0, 0, 0)
+
+
+def test_a_stuck_child_is_not_the_fault_of_its_parent(system: System, worker: Worker) -> None:
+    system.app.workflows.apply(Definition(name="parent", steps=(Step(name="child", workflow="chain"),)))
+    parent, other = system.app.workflows["parent"].start(), start(system)
+    system.look(3)
+    (child,) = system.sql("SELECT id FROM orchestrator.runs WHERE parent_run IS NOT NULL")
+    handle = system.app.run(str(child["id"]))
+    tasks = worker.take()
+    state = corrupt(system, handle)
+    worker.succeed(*tasks)
+    work(system, worker)
+    assert other.progress().status == "success"
+    assert (parent.progress().status, row_of(system, parent)["stuck"]) == ("running", None)
+    mend(system, handle, state)
+    handle.retry()
+    work(system, worker)
+    assert parent.progress().status == "success"
+
+
+def test_the_next_release_tries_stuck_runs_again(system: System, worker: Worker, monkeypatch: Any) -> None:
+    poisoned = start(system)
+    system.look(2)
+    tasks = worker.take()
+    state = corrupt(system, poisoned)
+    worker.succeed(*tasks)
+    system.look(3)
+    system.lead()
+    system.settle()
+    assert row_of(system, poisoned)["stuck"] is not None, "the same release would come no further"
+    mend(system, poisoned, state)
+    monkeypatch.setattr("orchestrator.__version__", "99.0")
+    system.lead()
+    system.settle()
+    work(system, worker)
+    assert poisoned.progress().status == "success"
+
+
+def test_a_run_that_is_neither_failed_nor_stuck_is_not_retried(system: System, worker: Worker) -> None:
+    del worker
+    with pytest.raises(WrongState):
+        start(system).retry()
+
+
+# -- single parts
+
+
+def test_an_item_that_does_not_fit_fails_its_step_and_makes_no_children(system: System, worker: Worker) -> None:
+    child = Definition(name="child", params={"n": Param(type="integer")}, steps=(Step(name="a", task="job"),))
+    parent = Definition(
+        name="parent",
+        params={"numbers": Param(type="list")},
+        steps=(Step(name="each", workflow="child", foreach="params.numbers", input={"n": "${item}"}),),
+    )
+    system.app.workflows.apply(child)
+    system.app.workflows.apply(parent)
+    run, other = system.app.workflows["parent"].start(numbers=[1, 2, "no number"]), start(system)
+    work(system, worker)
+    assert (run.progress().status, other.progress().status) == ("failed", "success")
+    assert counters(system, run) == (3, 0, 0, 3, 0, 0)
+    assert not system.sql("SELECT FROM orchestrator.runs WHERE workflow = 'child'")
+
+
+@pytest.mark.parametrize("number", [1e20, 1e16, 1e300, -1.5e18, 12345678901234567, 2**63, 0.1])
+def test_numbers_stay_what_they_are(system: System, worker: Worker, number: float) -> None:
+    definition = Definition(
+        name="hooked",
+        params={"number": Param(type="number")},
+        steps=(Step(name="a", task="job", input={"number": "${params.number}"}),),
+        on_success=(Hook(task="job"),),
+    )
+    system.app.workflows.apply(definition)
+    run = system.app.workflows["hooked"].start(number=number)
+    system.look(2)
+    (task,) = worker.take()
+    _, given, _ = msgspec.msgpack.decode(task.payload)
+    assert (given["number"], type(given["number"])) == (number, type(number))
+    worker.succeed(task)
+    system.look(2)
+    assert run.progress().status == "success"
+    (hook,) = worker.take()
+    _, body, _ = msgspec.msgpack.decode(hook.payload)
+    assert (body["params"]["number"], type(body["params"]["number"])) == (number, type(number))
+
+
+def test_a_cancel_that_is_rolled_back_stops_no_worker(system: System) -> None:
+    job = system.job
+
+    @system.app.workflow(name="careless")
+    async def careless(ctx: WorkflowContext) -> None:
+        await job.schedule(1)
+
+    worker = system.worker(knows=("job", "careless"))
+    engine = Engine(system.app.code_workflows.find, 1_000_000)
+    careless.start()
+    system.look()
+    (turn,) = worker.take()
+    worker.report(act(engine, turn))
+    engine.close()
+    system.look()
+    (task,) = worker.take()
+    worker.start(task)
+    worker.orders()
+    system.sql("UPDATE orchestrator.tasks SET blockers = 0 WHERE id = CAST(:id AS uuid)", id=turn.id.hex())
+    system.look()
+    (again,) = worker.take()
+    commands = [CancelTask(task.id), StartTimer(9, b"\x01" * 16, 1e300, 0.0)]
+    worker.report(Activated(again.id, again.attempt, 0.1, through=2, commands=commands))
+    system.look(3)
+    assert system.quarantine(), "the turn could not be applied"
+    assert system.row(task.id)["status"] == "running", "so nothing of it was"
+    assert worker.orders() == [], "and nobody is told to stop"
+    worker.succeed(task)
+    system.look()
+    assert system.row(task.id)["status"] == "success"
