@@ -1,7 +1,7 @@
 """What is shown to people: text of others, without what would command the terminal or forge what stands around it.
 
 Errors, results, tags, log lines and heartbeats come from tasks, from whoever enqueues, and from whoever reaches Redis.
-All that the command line and the log show of them passes through here.
+All that the command line and the log show of them passes through here. Of addresses, all but the passwords is shown.
 """
 
 from __future__ import annotations
@@ -54,3 +54,29 @@ def harmless_json(document: str) -> str:
 def _escape(found: re.Match[str]) -> str:
     units = found[0].encode("utf-16-be", errors="surrogatepass")
     return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
+
+
+# -- passwords
+
+_USER = re.compile(r"^(?P<scheme>[\w+.-]*://)?(?P<user>[^:]*):(?!//)(?P<password>.*)@", re.DOTALL)
+"""Up to the last @: a password that holds one, or any other sign that it should not, must not be shown either."""
+_NAMED = re.compile(r"((?:password|passwd|passphrase|secret|token)=)[^&\s]+", re.IGNORECASE)
+_QUOTED = re.compile(r"""(['"])(.*?)\1""", re.DOTALL)
+HIDDEN = "***"
+
+
+def without_password(url: str) -> str:
+    """Return the address of a server without what lets one in."""
+    return _NAMED.sub(rf"\1{HIDDEN}", _USER.sub(rf"\g<scheme>\g<user>:{HIDDEN}@", url))
+
+
+def without_password_of(url: str, text: str) -> str:
+    """Return what a parser says of an address, without pieces of its password, which it may have taken for a port."""
+    found = _USER.search(url)
+    pieces = [piece for piece in re.split(r"[^\w]+", found["password"]) if piece] if found else []
+
+    def hide(quoted: re.Match[str]) -> str:
+        told = any(piece in quoted[2] or quoted[2] in piece for piece in pieces) if quoted[2] else False
+        return f"{quoted[1]}{HIDDEN}{quoted[1]}" if told else quoted[0]
+
+    return _QUOTED.sub(hide, _NAMED.sub(rf"\1{HIDDEN}", text))

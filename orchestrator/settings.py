@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigurationError, did_you_mean
+from orchestrator.harmless import without_password
 
 _LARGEST_PAYLOAD = 50_000_000
 """Bytes; Redis takes no message that is much larger than a few of these, and nobody wants to wait for it."""
@@ -31,6 +33,7 @@ SHORTEST_RETENTION = 60.0
 LONGEST_RETENTION = 100 * 365 * 86_400.0
 
 _NAMESPACE = re.compile(r"(?!pg_|public$|information_schema$)[a-z][a-z0-9_]{0,39}")
+_WEBHOOKS = ("public", "allowed", "off")
 _FOR_EVER_IF_ZERO = ("retention_success", "retention_failed")
 
 
@@ -86,6 +89,16 @@ class Settings:
     scale_down_after: float = 30.0
     """Seconds of calm after which a worker with --autoscale ends one of its processes."""
 
+    webhooks: str = "public"
+    """Where workers post webhooks: to `public` addresses and those of webhook_allow, `allowed` ones only, or `off`."""
+    webhook_allow: str = ""
+    """Hosts and networks that webhooks may reach although they are internal, e.g. hooks.corp, *.corp, 10.1.0.0/16."""
+
+    def __repr__(self) -> str:
+        """Show everything but passwords."""
+        shown = (f"{name}={_shown(name, getattr(self, name))}" for name in _FIELDS)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     def require_database(self) -> str:
         """Return the database URL, or say what to set."""
         return self.database_url or self._missing("database_url", "postgresql://user:password@host/database")
@@ -95,10 +108,13 @@ class Settings:
         return self.redis_url or self._missing("redis_url", "redis://localhost:6379/0")
 
     def _missing(self, name: str, example: str) -> str:
+        path = _nearest(Path.cwd(), str(SERVICES_FILE))
+        distrust = _distrust(path) if path is not None else None
         raise ConfigurationError(
             f"Setting {name} is not set. Set ORCHESTRATOR_{name.upper()} (e.g. {example}), or {name} under "
             f"[tool.orchestrator] in pyproject.toml. For development, run `orchestrator dev` in this folder: it brings "
             f"its own Postgres and Redis, and other commands run here find them."
+            f"{f' What {path} says is not believed: {distrust}.' if distrust else ''}"
         )
 
 
@@ -140,13 +156,34 @@ def _from_pyproject(folder: Path) -> dict[str, Any]:
 
 def _from_services_file(folder: Path) -> dict[str, Any]:
     path = _nearest(folder, str(SERVICES_FILE))
-    if path is None:
+    return {} if path is None else read_services_file(path)
+
+
+def read_services_file(path: Path) -> dict[str, Any]:
+    """Return what an `orchestrator dev` has left; nothing where others could have written it."""
+    if _distrust(path) is not None:
         return {}
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return {}  # being written at this moment, or left half-written by a crash: as good as absent
     return {name: document[name] for name in ("database_url", "redis_url", "app") if document.get(name)}
+
+
+def _distrust(path: Path) -> str | None:
+    """Return why a file is not believed: it, or a folder that it stands in, is not ours or root's alone to write."""
+    for part, rights in ((path, 0o022), (path.parent, 0o022), (path.parent.parent, 0o002)):
+        try:
+            link, found = part.lstat(), part.stat()
+        except OSError as error:
+            return str(error)
+        for owner in (link.st_uid, found.st_uid):
+            if owner not in (os.geteuid(), 0):
+                return f"{part} belongs to another user ({owner})"
+        is_sticky = part == path.parent.parent and found.st_mode & stat.S_ISVTX  # like /tmp: nobody can replace ours
+        if found.st_mode & rights and not is_sticky:
+            return f"{part} can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
+    return None
 
 
 def _nearest(folder: Path, name: str) -> Path | None:
@@ -167,7 +204,9 @@ def _parse(name: str, value: Any, source: str) -> Any:
             raise ValueError
         return wanted(value)
     except (TypeError, ValueError):
-        raise ConfigurationError(f"Setting {name} in {source}: expected {wanted.__name__}, found {value!r}.") from None
+        raise ConfigurationError(
+            f"Setting {name} in {source}: expected {wanted.__name__}, found {_shown(name, value)}."
+        ) from None
 
 
 def _validated(settings: Settings) -> Settings:
@@ -198,9 +237,20 @@ def _validated(settings: Settings) -> Settings:
         value = getattr(settings, name)
         if value and value.split(":")[0].split("+")[0] not in schemes:
             raise ConfigurationError(
-                f"Setting {name}: expected a URL that starts with {schemes[0]}://, found {value!r}."
+                f"Setting {name}: expected a URL that starts with {schemes[0]}://, found {_shown(name, value)}."
             )
+    if settings.webhooks not in _WEBHOOKS:
+        raise ConfigurationError(
+            f"Setting webhooks: expected {', '.join(_WEBHOOKS[:-1])} or {_WEBHOOKS[-1]}, found {settings.webhooks!r}."
+        )
     return settings
+
+
+def _shown(name: str, value: object) -> str:
+    """Return a value for a message, without the password that an address may hold."""
+    if not name.endswith("_url"):
+        return repr(value)
+    return repr(without_password(value)) if isinstance(value, str) else f"a value of type {type(value).__name__}"
 
 
 def _check_retention(name: str, value: float) -> None:

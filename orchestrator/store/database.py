@@ -16,6 +16,7 @@ from sqlalchemy.engine import ExceptionContext, make_url
 from sqlalchemy.pool import NullPool
 
 from orchestrator.errors import ConfigurationError, SchemaError
+from orchestrator.harmless import without_password, without_password_of
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
@@ -99,10 +100,11 @@ def engine_for(
         if engine.driver == "psycopg2":  # which says only when it connects that it does not know an option
             make_dsn(**engine.dialect.create_connect_args(parsed)[1])
     except (exc.ArgumentError, ValueError, TypeError, ImportError, ProgrammingError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = without_password_of(url, str(error).strip().partition("\n")[0])
         raise ConfigurationError(
-            f"Setting database_url: expected postgresql://user:password@host/database, found {url!r:.300}: {reason}."
-        ) from error
+            f"Setting database_url: expected postgresql://user:password@host/database, found "
+            f"{without_password(url)!r:.300}: {reason}."
+        ) from None  # the driver's own words may hold the password
     use_namespace(engine, namespace)
     event.listen(engine, "checkout", _refuse_if_closed)
     event.listen(engine, "handle_error", _as_outage, retval=True)

@@ -20,6 +20,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.harmless import without_password, without_password_of
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.telemetry import first_line
 
@@ -76,7 +77,7 @@ def connect(url: str, *, patience: float = 10.0) -> Redis:
     if problem := _misfit(url):
         raise ConfigurationError(
             f"Setting redis_url: expected a URL such as redis://host:6379/0, rediss://host:6379/0 or "
-            f"unix:///path/to/socket, found {url!r:.300}: {problem}."
+            f"unix:///path/to/socket, found {without_password(url)!r:.300}: {without_password_of(url, problem)}."
         )
     scheme = url.partition(":")[0]
     over_network: dict[str, Any] = {"socket_connect_timeout": min(patience, 5.0), "socket_keepalive": True}

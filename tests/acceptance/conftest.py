@@ -28,7 +28,7 @@ def settings() -> dict[str, float]:
 
 
 @contextmanager
-def fresh_stack(database_url: str, redis_url: str, folder: Path, **settings: float) -> Iterator[Stack]:
+def fresh_stack(database_url: str, redis_url: str, folder: Path, **settings: float | str) -> Iterator[Stack]:
     """Yield services without processes, and stop whatever a test has started."""
     stack = Stack(database_url, redis_url, folder, **settings)
     stack.redis.flushall()

@@ -26,7 +26,8 @@ WORKER = ("--allow", "steps.py")
 @pytest.fixture(scope="module")
 def running(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A scheduler and a worker that may run the plain functions in steps.py."""
-    with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
+    folder = tmp_path_factory.mktemp("stack")
+    with fresh_stack(database_url, redis_url, folder, webhook_allow="127.0.0.1") as stack:
         stack.scheduler()
         stack.worker(*WORKER, processes=2)
         yield stack

@@ -274,6 +274,23 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         EmbeddedPostgres(tmp_path).start()
 
 
+def test_data_logs_and_addresses_are_private(tmp_path: Path, stopping: Callable[[Any], Any]) -> None:
+    folder = tmp_path / ".orchestrator"
+    folder.mkdir(mode=0o775)
+    folder.chmod(0o775)
+    server = stopping(EmbeddedRedis(folder))
+    server.start()
+    assert server.log.stat().st_mode & 0o777 == 0o600
+    assert server.folder.stat().st_mode & 0o777 == 0o700
+    assert folder.stat().st_mode & 0o022 == 0
+    server.log.chmod(0o644)  # as an older release made it
+    server.stop()
+    server.start()
+    assert server.log.stat().st_mode & 0o777 == 0o600
+    write_services_file(folder, database_url="postgresql://ada:secret@host/db")
+    assert (folder / "services.json").stat().st_mode & 0o777 == 0o600
+
+
 def test_the_services_file_is_found_by_other_commands(tmp_path: Path) -> None:
     folder = tmp_path / ".orchestrator"
     write_services_file(folder, database_url="postgresql://one", redis_url="unix:///two", app="three:app", pid=4)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.harmless import without_password
 from orchestrator.settings import SERVICES_FILE, Settings, load_settings
+from orchestrator.store.database import engine_for
+from orchestrator.transport.connection import connect
 
 
 def write_pyproject(folder: Path, text: str) -> None:
@@ -19,6 +24,8 @@ def write_pyproject(folder: Path, text: str) -> None:
 def write_services(folder: Path, text: str) -> None:
     (folder / SERVICES_FILE).parent.mkdir(parents=True)
     (folder / SERVICES_FILE).write_text(text, encoding="utf-8")
+    (folder / SERVICES_FILE).parent.chmod(0o700)
+    (folder / SERVICES_FILE).chmod(0o600)
 
 
 def test_without_any_source_every_setting_has_its_default(tmp_path: Path) -> None:
@@ -122,3 +129,104 @@ def test_a_missing_url_says_what_to_set_and_that_dev_exists(tmp_path: Path) -> N
         settings.require_database()
     with pytest.raises(ConfigurationError, match=r"ORCHESTRATOR_REDIS_URL.*pyproject\.toml.*orchestrator dev"):
         settings.require_redis()
+
+
+# -- whom the file of `orchestrator dev` is believed
+
+
+@pytest.mark.parametrize(
+    ("part", "mode", "believed"),
+    [
+        (SERVICES_FILE, 0o644, True),
+        (SERVICES_FILE, 0o664, False),
+        (SERVICES_FILE, 0o646, False),
+        (SERVICES_FILE.parent, 0o755, True),
+        (SERVICES_FILE.parent, 0o775, False),
+        (SERVICES_FILE.parent, 0o1777, False),
+        (Path(), 0o775, True),  # as on systems where everybody has a group of their own
+        (Path(), 0o777, False),
+        (Path(), 0o1777, True),  # like /tmp: others may add files, and replace none
+    ],
+)
+def test_a_services_file_that_others_can_write_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Path, mode: int, believed: bool
+) -> None:
+    write_services(tmp_path, json.dumps({"database_url": "postgresql://services"}))
+    (tmp_path / part).chmod(mode)
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(environ={})
+    assert (settings.database_url != "") is believed
+    if not believed:
+        with pytest.raises(ConfigurationError, match=r"is not believed: .* can be written by others \(mode"):
+            settings.require_database()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("part", [SERVICES_FILE, SERVICES_FILE.parent, Path()])
+def test_a_services_file_of_somebody_else_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Path
+) -> None:
+    write_services(tmp_path, json.dumps({"database_url": "postgresql://services"}))
+    os.chown(tmp_path / part, 65_534, 65_534)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"is not believed: .* belongs to another user \(65534\)"):
+        load_settings(environ={}).require_database()
+
+
+# -- passwords
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ada:s3cr3t@host:5432/db", "postgresql://ada:***@host:5432/db"),
+        ("redis://:s3cr3t@host/0", "redis://:***@host/0"),
+        ("postgresql://ada:s3@cr/3t@host/db", "postgresql://ada:***@host/db"),
+        ("ada:s3cr3t@host", "ada:***@host"),
+        (
+            "postgresql://host/db?user=ada&password=s3cr3t&sslmode=x",
+            "postgresql://host/db?user=ada&password=***&sslmode=x",
+        ),
+        ("host=h password=s3cr3t dbname=d", "host=h password=*** dbname=d"),
+        ("postgresql+asyncpg://ada@host/db", "postgresql+asyncpg://ada@host/db"),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+        ("localhost:6379", "localhost:6379"),
+    ],
+)
+def test_passwords_are_not_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+WRONG = [
+    "mysql://ada:s3cr3t@host/db",
+    "ada:s3cr3t@host",
+    "postgresql://ada:s3cr3t@host:port/db",
+    "postgresql://ada:s3cr3t@host/db?sslmode=no&nonsense=1",
+    "postgresql://ada@host/db?password=s3cr3t&nonsense=1",
+    "postgresql+nothing://ada:s3cr3t@host/db",
+    "redis://:s3cr3t@host:port/0",
+    "redis://:s3cr3t/x@host:1/0",
+    "redis://:s3cr3t@host/0?socket_timeout=no",
+    "redis://host/0?password=s3cr3t&socket_timeout=no",
+]
+
+
+@pytest.mark.parametrize("url", WRONG)
+@pytest.mark.parametrize("name", ["database_url", "redis_url"])
+def test_no_message_about_a_url_holds_its_password(tmp_path: Path, url: str, name: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        settings = load_settings(tmp_path, environ={f"ORCHESTRATOR_{name.upper()}": url})
+        engine_for(settings.database_url) if settings.database_url else connect(settings.redis_url)
+    assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
+    assert f"Setting {name}: expected " in str(caught.value)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(tmp_path, environ={}, **{name: [url]})
+    assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_settings_show_no_password() -> None:
+    settings = Settings(database_url="postgresql://ada:s3cr3t@host/db", redis_url="redis://:s3cr3t@host/0")
+    for shown in (repr(settings), str(settings), f"{settings}"):
+        assert "s3cr3t" not in shown
+        assert "database_url='postgresql://ada:***@host/db'" in shown
+        assert "batch=1000" in shown
