@@ -19,6 +19,7 @@ from orchestrator.domain.ids import derived_id
 from orchestrator.errors import OperationFailed
 from orchestrator.sdk.code.entering import outside
 from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
+from orchestrator.sdk.code.looking import Chance
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.failure import describe
 from orchestrator.sdk.options import check_name
@@ -82,7 +83,7 @@ class WorkflowContext:
         self._state: dict[str, bytes] = {}
         self._patches: dict[str, bool] = {}
         self._uuids = 0
-        self.random = random.Random(flow.origin)
+        self.random: random.Random = Chance(flow)
         """A random number generator, seeded by the run: the same numbers on every replay."""
         self.logger = _Logger(flow)
         """Logs like any logger, and is silent on replay."""
@@ -192,6 +193,7 @@ class WorkflowContext:
 
     def uuid(self) -> UUID:
         """Return a new UUID, the same on every replay."""
+        self._flow.check_unseen("ctx.uuid()")
         self._uuids += 1
         return UUID(bytes=derived_id(self._flow.origin, "uuid", self._uuids))
 
@@ -199,6 +201,7 @@ class WorkflowContext:
         """Say whether to take the new branch of a change: False for what ran before the change, True from then on."""
         if name not in self._patches:
             flow = self._flow
+            flow.check_unseen("deciding on a patch that the code has not come to")
             recorded = flow.ledger.is_patched(name)
             self._patches[name] = recorded or not flow.replaying
             if self._patches[name]:
@@ -250,6 +253,7 @@ class WorkflowContext:
 
     def compensate(self, undo: Any, *args: Any, **kwargs: Any) -> None:
         """Remember how to undo a step: a task, a child workflow or a function, run in reverse on failure or cancel."""
+        self._flow.check_unseen("ctx.compensate()")
         name = str(getattr(undo, "name", None) or getattr(undo, "__name__", undo))
         self._flow.compensations.add(name, partial(getattr(undo, "schedule", undo), *args, **kwargs))
 

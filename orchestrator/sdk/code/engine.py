@@ -54,7 +54,7 @@ class Engine:
         cached = attempt if activation.events else activation.cached
         try:
             batch, answers = self._run(flow, activation)
-            kept = not flow.ended
+            kept = not flow.ended and not flow.spoilt
             duration, through = time.monotonic() - begun, activation.through
             return Activated(identifier, attempt, duration, through, batch, answers=answers, cached=cached)
         except (DeterminismViolation, NotDeterministic) as error:

@@ -58,7 +58,9 @@ class Flow:
         self.handlers = Handlers(self)
         self.compensations = Compensations(self.report)
         self.read_only = ""
-        """Why nothing may be commanded at the moment, if so."""
+        """Who is looking, if nothing may be commanded or changed at the moment."""
+        self.spoilt = False
+        """A query has tried to change it: it must not be kept in memory."""
         self.ended = False
         self.began_at = 0.0
         self._closed = False
@@ -105,7 +107,8 @@ class Flow:
         """Answer a query."""
         with inside(self):
             answer = self.handlers.answer(query)
-        self._offence = None  # a query that does what a workflow may not do gets an error, and changes nothing
+        if self._offence is not None:  # a query that does what a workflow may not do gets an error, too
+            self.spoilt, self._offence = True, None
         return answer
 
     def close(self) -> None:
@@ -169,6 +172,8 @@ class Flow:
 
     def mailbox(self, name: str) -> Mailbox:
         """Return the signals of one name."""
+        if self.read_only:
+            return self.mailboxes.get(name) or Mailbox(name)
         if name not in self.mailboxes:
             self.mailboxes[name] = Mailbox(name)
         return self.mailboxes[name]
@@ -195,6 +200,7 @@ class Flow:
             self._timers[timer.id] = timer, None if recorded else command
 
     def cancel_timer(self, timer: Timer) -> None:
+        self.check_unseen("cancelling a timer")
         found = self._timers.pop(timer.id, None)
         if found is None or self._closed or self.ended:
             return
@@ -324,7 +330,16 @@ class Flow:
         if self._closed:
             raise PutAway
         if self.read_only:
-            raise InvalidWorkflow(f"The {self.read_only} may look at the workflow, but command nothing.")
+            self.check_unseen("commanding something")
+
+    def check_unseen(self, what: str) -> None:
+        """Refuse to change anything while somebody only looks; should that be caught, the code is not kept."""
+        if self.read_only:
+            self.spoilt = True
+            raise InvalidWorkflow(
+                f"The {self.read_only} may look at the workflow, but command nothing and change nothing of it. "
+                f"Refused: {what}."
+            )
 
 
 _SHOW: dict[type, Callable[[Flow, Any], None]] = {

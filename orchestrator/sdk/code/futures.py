@@ -35,10 +35,12 @@ class SleepFuture(OrderedFuture[None]):
 
     def __init__(self, flow: Flow, seconds: float, name: str) -> None:
         super().__init__(loop=flow.loop)
+        self._flow = flow
         self._timer = flow.loop.call_later(seconds, self._wake, name=name)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the timer."""
+        self._flow.check_unseen("cancelling a timer")
         self._timer.cancel()
         return super().cancel(msg)
 
@@ -69,6 +71,7 @@ class DurableFuture(OrderedFuture[T]):
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel what it waits for, and itself."""
+        self._flow.check_unseen(f"cancelling {self!r}")
         if self.done():
             return False
         if self._cancel is not None and not self._cancelling:

@@ -1,6 +1,6 @@
 """Calls that replay could not repeat are refused inside a workflow, with the name of what to call instead.
 
-While a workflow's code runs, and only then, the interpreter tells `_watch` of every call in this thread (it is a
+While a workflow's code runs, and only then, the interpreter tells `watch` of every call in this thread (it is a
 profile function). So nothing is patched, `from time import time` is seen as well as `time.time`, and other threads pay
 nothing. A call counts if it is made by the project's own code: the packages that hold workflows, and any file that is
 not part of Python or of an installed package.
@@ -108,7 +108,7 @@ _WATCHED = _watched()
 _exempt: ContextVar[bool] = ContextVar("orchestrator_unguarded", default=False)
 
 
-def _watch(frame: FrameType, event: str, argument: Any) -> None:
+def watch(frame: FrameType, event: str, argument: Any) -> None:
     """Look at one call; raising here raises in the code that makes it."""
     if event == "c_call":
         watched = _WATCHED.get(argument)
@@ -141,7 +141,7 @@ def _refuse(watched: _Watched, caller: FrameType) -> NoReturn:
 def guarded() -> Iterator[None]:
     """Watch the calls of this thread."""
     before = sys.getprofile()
-    sys.setprofile(_watch)
+    sys.setprofile(watch)
     try:
         yield
     finally:

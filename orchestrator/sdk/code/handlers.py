@@ -16,6 +16,7 @@ from orchestrator.domain.commands import AnswerUpdate
 from orchestrator.domain.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
 from orchestrator.sdk.code.context import continuation
+from orchestrator.sdk.code.looking import looking
 from orchestrator.sdk.code.putting_away import UNSTOPPABLE
 from orchestrator.sdk.failure import describe
 from orchestrator.sdk.payload import encode_value
@@ -54,26 +55,31 @@ class Handlers:
 
     def add_query(self, name: str, function: Callable[..., Any]) -> None:
         """Let a function answer queries."""
+        self._flow.check_unseen("registering a query")
         if inspect.iscoroutinefunction(function):
             raise InvalidWorkflow(f"Query {name!r}: a query only looks, so its handler is a plain function, not async.")
         self._queries[name] = Handler("Query", name, function, Signature(name, function, what="Query"))
 
     def add_update(self, name: str, function: Callable[..., Any], validate: Callable[..., Any] | None) -> None:
         """Let a function answer updates, once `validate` has let them pass."""
+        self._flow.check_unseen("registering an update")
         self._updates[name] = Handler("Update", name, function, Signature(name, function, what="Update"), validate)
 
     def answer(self, query: Query) -> Answer:
-        """Answer a query, while nothing may be commanded."""
-        self._flow.read_only = f"query {query.name!r}"
+        """Answer a query, while nothing may be commanded or changed."""
+        before, self._flow.spoilt = self._flow.spoilt, False
         try:
             handler = _find(self._queries, "query", query.name)
             arguments, keywords = handler.arguments(query.payload)
-            value = handler.function(*arguments, **keywords)
+            with looking(self._flow, f"query {query.name!r}"):
+                value = handler.function(*arguments, **keywords)
+                if self._flow.spoilt:
+                    self._flow.check_unseen("what it tried, although it caught the error")
             return Answer(query.id, encode_value(value, f"The answer to query {query.name!r}", self._flow.limit))
-        except Exception as error:  # noqa: BLE001  # whatever it raises is the answer
+        except BaseException as error:  # noqa: BLE001  # whatever it raises is the answer, SystemExit too
             return Answer(query.id, error=describe(error))
         finally:
-            self._flow.read_only = ""
+            self._flow.spoilt |= before
 
     def update(self, request: history.UpdateRequested) -> None:
         """Begin an update: refuse it, or run its handler beside the workflow's own code."""
@@ -81,13 +87,11 @@ class Handlers:
             handler = _find(self._updates, "update", request.name)
             arguments, keywords = handler.arguments(request.payload)
             if handler.validate is not None:
-                self._flow.read_only = f"validator of update {request.name!r}"
-                handler.validate(*arguments, **keywords)
+                with looking(self._flow, f"validator of update {request.name!r}"):
+                    handler.validate(*arguments, **keywords)
         except Exception as error:  # noqa: BLE001  # whatever it raises is the reason of the refusal
             self._flow.issue_once(AnswerUpdate(request.id, error=describe(error)), request.id, anyway=True)
             return
-        finally:
-            self._flow.read_only = ""
         self._running[request.id] = request.name
         self._flow.loop.create_task(self._run(request, handler, arguments, keywords))
 

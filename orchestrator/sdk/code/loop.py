@@ -34,6 +34,9 @@ class Timers(Protocol):
     def cancel_timer(self, timer: Timer) -> None:
         """Forget a timer; it may have fired already."""
 
+    def check_unseen(self, what: str) -> None:
+        """Refuse to change anything while somebody only looks at the workflow."""
+
     def report(self, message: str, error: BaseException | None) -> None:
         """Tell people of an error that nobody in the code has looked at."""
 
@@ -81,6 +84,8 @@ class Loop(asyncio.AbstractEventLoop):
         self._generators: list[Any] = []
         self._now = 0.0
         self._closed = False
+        self.sealed = False
+        """Somebody only looks at the workflow: nothing may begin."""
 
     # -- what the workflow does with it
 
@@ -104,6 +109,8 @@ class Loop(asyncio.AbstractEventLoop):
 
     def next_place(self) -> int:
         """Return the place of the next task or future."""
+        if self.sealed:
+            self._timers.check_unseen("a new task or future")
         self._places += 1
         return self._places
 
@@ -154,6 +161,8 @@ class Loop(asyncio.AbstractEventLoop):
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         handle = asyncio.Handle(callback, args, self, context)
+        if self.sealed:
+            self._timers.check_unseen("calling something soon")
         if not self._closed:
             self._ready.append(handle)
         return handle
@@ -163,6 +172,8 @@ class Loop(asyncio.AbstractEventLoop):
     ) -> Any:
         if not delay <= LONGEST_WAIT:
             raise InvalidWorkflow(f"A timer waits a hundred years at most; found {delay!r} seconds.")
+        if self.sealed:
+            self._timers.check_unseen("a new timer")
         delay = round(delay, 6)  # differences of floating-point times have tails that mean nothing
         timer = Timer(self._now + max(delay, 0.0), callback, args, self, context)
         timer.id = b""
@@ -187,6 +198,9 @@ class Loop(asyncio.AbstractEventLoop):
         if self._closed:
             coro.close()
             raise PutAway
+        if self.sealed:
+            coro.close()
+            self._timers.check_unseen("a new task")
         task: OrderedTask[Any] = OrderedTask(coro, self, **options)
         self._tasks[task] = None
         task.add_done_callback(self._forget)

@@ -1,0 +1,111 @@
+"""Queries and validators look at a workflow, and may change nothing of it.
+
+What commands something, or takes a random number, asks `Flow.check_writable` by itself. What belongs to asyncio knows
+nothing of that, so while somebody looks, the interpreter tells of every call (it is a profile function, as in
+`guards.py`), and one that would change an event, a queue or a future is refused before it begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.sdk.code.current import current_flow
+from orchestrator.sdk.code.guards import watch
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.code.flow import Flow
+
+_CHANGING: dict[CodeType, str] = {
+    getattr(kind, name).__code__: f"{kind.__name__}.{name}()"
+    for kind, names in (
+        (asyncio.Event, "set clear"),
+        (asyncio.Lock, "release"),
+        (asyncio.Semaphore, "release"),
+        (asyncio.Condition, "notify notify_all"),
+        (asyncio.Queue, "put_nowait get_nowait task_done"),
+        (asyncio.Handle, "cancel"),
+        (asyncio.TimerHandle, "cancel"),
+    )
+    for name in names.split()
+}
+_MAKES_ITS_OWN = asyncio.Queue.__init__.__code__
+"""A new queue sets an event that nobody has seen yet."""
+_FUTURES = frozenset(
+    (*("set_result", "set_exception", "cancel", "uncancel"), *("add_done_callback", "remove_done_callback"))
+)
+
+
+@contextmanager
+def looking(flow: Flow, who: str) -> Iterator[None]:
+    """Let nothing be changed in a workflow by `who` looks at it."""
+    before = sys.getprofile()
+    flow.read_only = who
+    flow.loop.sealed = True
+    sys.setprofile(_watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+        flow.loop.sealed = False
+        flow.read_only = ""
+
+
+def _watch(frame: FrameType, event: str, argument: Any) -> None:
+    """Look at one call; raising here raises in the code that makes it."""
+    if event == "call":
+        name = _CHANGING.get(frame.f_code)
+        if name is not None and (frame.f_back is None or frame.f_back.f_code is not _MAKES_ITS_OWN):
+            _refuse(name)
+    elif event == "c_call":
+        owner = getattr(argument, "__self__", None)
+        if isinstance(owner, asyncio.Future) and argument.__name__ in _FUTURES:
+            _refuse(f"{type(owner).__name__}.{argument.__name__}()")
+    watch(frame, event, argument)
+
+
+def _refuse(what: str) -> None:
+    flow = current_flow()
+    if flow is not None:
+        flow.check_unseen(what)
+
+
+class Chance(random.Random):
+    """The random numbers of a run, of which nobody takes one who only looks."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        super().__init__(flow.origin)
+
+    def _check(self) -> None:
+        self._flow.check_unseen("ctx.random")
+
+    def random(self) -> float:
+        """Return the next number, from 0 to 1."""
+        self._check()
+        return super().random()
+
+    def getrandbits(self, k: int, /) -> int:
+        """Return the next number of `k` bits."""
+        self._check()
+        return super().getrandbits(k)
+
+    def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
+        """Return the next number of a normal distribution; every second one was kept from the call before."""
+        self._check()
+        return super().gauss(mu, sigma)
+
+    def seed(self, *args: Any, **kwargs: Any) -> None:
+        """Begin anew."""
+        self._check()
+        super().seed(*args, **kwargs)
+
+    def setstate(self, state: Any) -> None:
+        """Go on as `getstate` left it."""
+        self._check()
+        super().setstate(state)
