@@ -86,6 +86,8 @@ class Settings:
     """Seconds that a stopping worker gives its running tasks before it hands them back."""
     stop_grace: float = 5.0
     """Seconds that interrupted code has to end; after that its attempt ends without it, and its process is replaced."""
+    run_timeout_grace: float = 300.0
+    """Seconds that the code of a run has to end by itself when its time is up; after that the run ends without it."""
     scale_down_after: float = 30.0
     """Seconds of calm after which a worker with --autoscale ends one of its processes."""
 

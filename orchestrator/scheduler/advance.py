@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from orchestrator.domain.happened import Happened, OwnEnd, total
 from orchestrator.domain.history import Outcome
 from orchestrator.domain.ids import is_derived
-from orchestrator.domain.run import verdict
+from orchestrator.domain.run import TIMED_OUT, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
 from orchestrator.scheduler.code import tell
 from orchestrator.scheduler.code_ends import end_runs, task_fact
@@ -20,7 +20,7 @@ from orchestrator.scheduler.dags import Saved
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import dags, runs
-from orchestrator.store.runs import TIMED_OUT, RunRow
+from orchestrator.store.runs import RunRow
 from orchestrator.transport.codec import Ended
 
 Deltas = dict[bytes, dict[str, int]]

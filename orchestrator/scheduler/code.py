@@ -15,12 +15,13 @@ from orchestrator.domain.activation import Activation, Query, Violation
 from orchestrator.domain.allotment import LARGEST_HISTORY, Allotment, Way
 from orchestrator.domain.history import Event, Fact
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.run import TIMED_OUT
 from orchestrator.domain.states import RunState
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.paging import Paging
 from orchestrator.scheduler.tick import Paged, Tick
-from orchestrator.store import code_runs, expectations, histories, runs, stuck, turns
+from orchestrator.store import code_runs, expectations, histories, stuck, turns
 from orchestrator.store.expectations import Answered
 from orchestrator.store.runs import Delta
 from orchestrator.store.transitions import Claimed
@@ -56,6 +57,12 @@ class CodeRuns:
                 error = TaskError("WrongState", f"Run {to_text(run)} cannot be asked: it has ended, or is stuck.")
                 refused.append(Answered(query.id, None, error))
         reply(tick, refused)
+
+    def ended(self, tick: Tick, heirs: Mapping[bytes, bytes]) -> None:
+        """Pass queries that no code has heard to the runs in which others go on; those who asked others are told."""
+        waiting = [(heirs[run], query) for run in heirs for query in self._queries.pop(run, {}).values()]
+        if waiting:
+            self.ask(tick, waiting)
 
     def free_stuck(self, tick: Tick, limit: int) -> None:
         """Let stuck runs try again whenever a worker has come or gone: the code may be another now."""
@@ -151,13 +158,16 @@ def ask_to_cancel(tick: Tick, ids: Iterable[bytes], reason: str) -> None:
     tell(tick, {run: [history.RunCancelRequested(reason)] for run in ids})
 
 
-def fire_timers(tick: Tick, limit: int) -> None:
-    """Tell runs of a slice of the timers that are due, and of their own time if that is up."""
+def fire_timers(tick: Tick, limit: int, grace: float) -> None:
+    """Tell runs of a slice of the timers that are due, and of their own time if that is up.
+
+    Those that have not ended within `grace` seconds after that are ended.
+    """
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for run, timer in expectations.fire_timers(tick.connection, tick.now, limit):
         facts[run].append(history.TimerFired(timer))
-    for run in code_runs.time_out(tick.connection, tick.now, limit):
-        facts[run].append(history.RunCancelRequested(runs.TIMED_OUT))
+    for run in code_runs.time_out(tick.connection, tick.now, limit, grace):
+        facts[run].append(history.RunCancelRequested(TIMED_OUT))
     tell(tick, facts)
 
 

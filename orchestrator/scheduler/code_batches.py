@@ -12,6 +12,7 @@ from orchestrator.domain import commands, history
 from orchestrator.domain.activation import Activated, Violation
 from orchestrator.domain.commands import Command
 from orchestrator.domain.states import TaskState
+from orchestrator.domain.succession import with_seen
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.scheduler.code import ask_to_cancel, reply, stick
 from orchestrator.scheduler.tasks import adopt_children, cancel_tasks, error_json
@@ -91,7 +92,7 @@ def _end_own_tasks(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_
             endings[TaskState.CANCELLED].append(ending._replace(duration=report.duration))
         else:
             if isinstance(last, commands.ContinueRun):
-                continuing[report.id] = last
+                continuing[report.id] = with_seen(last, report.through)
             result = last.result if isinstance(last, commands.CompleteRun) else _NOTHING
             successes.append(Success(report.id, report.attempt, result, report.duration, worker))
         records = [history.record(command) for command in report.commands]
@@ -204,5 +205,6 @@ def _carry_out(tick: Tick, batches: Mapping[bytes, Sequence[Command]]) -> None:
         code_runs.start(tick.connection, wanted.children, tick.now)
         tick.delayed = tick.delayed or any(child.timeout is not None for child in wanted.children)
     if wanted.cancelled_children:
-        ask_to_cancel(tick, wanted.cancelled_children, "its parent asks for it")
+        last = code_runs.latest(tick.connection, wanted.cancelled_children)
+        ask_to_cancel(tick, last.values(), "its parent asks for it")
     reply(tick, wanted.answers)

@@ -10,7 +10,9 @@ from orchestrator.domain import history
 from orchestrator.domain.happened import OwnEnd
 from orchestrator.domain.history import Outcome
 from orchestrator.domain.ids import successor_id
+from orchestrator.domain.run import RAN_TOO_LONG
 from orchestrator.domain.states import RunState, TaskState
+from orchestrator.domain.succession import estate
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.code import ask_to_cancel
 from orchestrator.scheduler.tasks import cancel_tasks
@@ -39,14 +41,17 @@ def end_runs(tick: Tick, some: Sequence[OwnEnd]) -> None:
     """
     ends = {end.id: end for end in some}
     states = ((run, RunState(end.state), _reason(tick, run)) for run, end in ends.items())
+    continuing = [run for run in ends if run in tick.continuing]
+    heirs = _heirs(tick, continuing) if continuing else {}
     ended = code_runs.end(tick.connection, states, tick.now)
     tick.has_wishes = tick.has_wishes or any(run.open for run in ended)  # the agenda says that they are closing
-    continued = [run.id for run in ended if run.id in tick.continuing]
-    finished = [run for run in ended if run.id not in tick.continuing]
-    with_children = code_runs.children(tick.connection, [run.id for run in finished if run.open])
+    if heirs:
+        _continue(tick, [heirs[run.id] for run in ended if run.id in heirs])
+    # A child may have continued in this very tick, so this comes after the successors are there.
+    with_children = code_runs.children(tick.connection, [run.id for run in ended if run.open])
     if with_children:
         ask_to_cancel(tick, with_children, "its parent has ended")
-    over = [run for run in finished if run.id not in tick.resetting]
+    over = [run for run in ended if run.id not in heirs and run.id not in tick.resetting]
     tick.told.extend(
         (run.parent, run.state, told_to_parent(run.child_id, run.state, ends[run.id]))
         for run in over
@@ -55,8 +60,9 @@ def end_runs(tick: Tick, some: Sequence[OwnEnd]) -> None:
     tick.ended.extend(_announced(tick, run, ends[run.id]) for run in ended)
     if over:
         tick.triggers.code_ended(tick, over)
-    if continued:
-        _continue(tick, continued)
+    tick.code.ended(tick, {run: heirs[run].id if run in heirs else run for run in ends})
+    for run in continuing:
+        del tick.continuing[run]
 
 
 def _reason(tick: Tick, run: bytes) -> str | None:
@@ -83,37 +89,38 @@ def told_to_parent(child: bytes, state: str, end: OwnEnd) -> Outcome:
 
 def _error(state: str, end: OwnEnd) -> TaskError | None:
     """Return why a run ended as it did. One that was cancelled because its time was up has failed."""
-    return code_runs.RAN_TOO_LONG if state == RunState.FAILED and end.state == TaskState.CANCELLED else end.error
+    return RAN_TOO_LONG if state == RunState.FAILED and end.state == TaskState.CANCELLED else end.error
 
 
-def _continue(tick: Tick, ids: Sequence[bytes]) -> None:
-    """Start the runs in which others go on, with the signals that those have not taken."""
-    signals = histories.signals(tick.connection, ids)
-    new: list[NewCodeRun] = []
+def _heirs(tick: Tick, ids: Sequence[bytes]) -> dict[bytes, NewCodeRun]:
+    """Return the runs in which others go on, with everything that was said to those and their code has not heard."""
+    said = histories.said(tick.connection, [(run, tick.continuing[run].seen) for run in ids])
+    heirs: dict[bytes, NewCodeRun] = {}
     for old in code_runs.predecessors(tick.connection, ids, tick.now):
-        command = tick.continuing.pop(old.id)
+        command = tick.continuing[old.id]
         started = history.RunStarted(old.workflow, old.version, command.payload, old.queue, old.parent, old.id)
-        left = dict(command.signals)
-        untaken: list[history.SignalReceived] = []
-        for signal in signals.get(old.id, ()):
-            left[signal.name] = left.get(signal.name, 0) - 1
-            if left[signal.name] < 0:
-                untaken.append(signal)
-        new.append(
-            NewCodeRun(
-                successor_id(old.id),
-                [started, *untaken],
-                old.timeout,
-                old.position,
-                old.child_id,
-                old.detached,
-                msgspec.json.encode(old.tags).decode(),
-                old.pinned,
-                parent=old.parent,
-            )
+        heirs[old.id] = NewCodeRun(
+            successor_id(old.id),
+            [started, *estate(said.get(old.id, []), command).facts],
+            old.timeout,
+            old.position,
+            old.child_id,
+            old.detached,
+            msgspec.json.encode(old.tags).decode(),
+            old.pinned,
+            parent=old.parent,
+            reason=old.reason,
+            cancelling=old.cancelling,
         )
-    code_runs.start(tick.connection, new, tick.now)
-    run_keys.pass_on(tick.connection, [(run.started.continued_from or b"", run.id) for run in new])
+    return heirs
+
+
+def _continue(tick: Tick, heirs: Sequence[NewCodeRun]) -> None:
+    """Start the runs in which others go on."""
+    code_runs.start(tick.connection, heirs, tick.now)
+    run_keys.pass_on(tick.connection, [(run.started.continued_from or b"", run.id) for run in heirs])
+    tick.delayed = tick.delayed or any(run.timeout is not None for run in heirs)
+    tick.has_wishes = tick.has_wishes or any(run.cancelling for run in heirs)  # the agenda says so
 
 
 def close_runs(tick: Tick, limit: int) -> None:

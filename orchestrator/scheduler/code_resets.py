@@ -21,6 +21,7 @@ from orchestrator.domain.happened import OwnEnd
 from orchestrator.domain.history import Event, Outcome
 from orchestrator.domain.ids import derived_id, successor_id, to_text
 from orchestrator.domain.resets import NewRun, reset
+from orchestrator.domain.run import TIMED_OUT
 from orchestrator.domain.task import TaskError
 from orchestrator.errors import WrongState
 from orchestrator.scheduler.advance import advance_runs
@@ -109,7 +110,7 @@ def _not_found(run: bytes) -> TaskError:
 def _time_it_had(events: Sequence[Event]) -> float | None:
     """Return the seconds after which a run was told that its time is up, if it was."""
     for event in events:
-        if event.what == history.RunCancelRequested(runs.TIMED_OUT):
+        if event.what == history.RunCancelRequested(TIMED_OUT):
             return event.at - events[0].at
     return None
 

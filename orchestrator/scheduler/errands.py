@@ -71,7 +71,8 @@ class Errands:
             attempt(tick, "free stuck runs", lambda: self._code.free_stuck(tick, limit))
         if _is_due(agenda.next_due, tick.now):
             attempt(tick, "make due tasks ready", lambda: fire_due(tick, limit))
-            attempt(tick, "fire timers", lambda: fire_timers(tick, limit))
+            grace = self._settings.run_timeout_grace
+            attempt(tick, "fire timers", lambda: fire_timers(tick, limit, grace))
             attempt(tick, "expire tasks", lambda: expire(tick, limit))
             if self._fleet.is_in_view:  # otherwise nobody can say what is known
                 attempt(tick, "fail unknown tasks", lambda: fail_unknown(tick, self._fleet, limit))

@@ -14,11 +14,11 @@ from sqlalchemy import Connection
 
 from orchestrator.domain import history
 from orchestrator.domain.ids import successor_id
+from orchestrator.domain.run import RAN_TOO_LONG, TIMED_OUT
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, TaskState, run_sources_of
 from orchestrator.domain.task import TaskError
 from orchestrator.store import arrays
 from orchestrator.store.histories import What, event_parameters
-from orchestrator.store.runs import TIMED_OUT
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
 
@@ -27,8 +27,6 @@ CONTINUED = "continued"
 RESET = "reset"
 """The reason of a run that was open when it was reset, and went on in the run that repeats it."""
 GOES_ON = (CONTINUED, RESET)
-RAN_TOO_LONG = TaskError("RunTimedOut", "The run took longer than it may.")
-"""Why a run has failed whose own task was cancelled when its time was up."""
 
 _START = Statement(
     """
@@ -36,16 +34,18 @@ WITH given AS MATERIALIZED (
     SELECT * FROM unnest(%(ids)s::uuid[], %(workflows)s::text[], %(versions)s::int[], %(queues)s::text[],
                          %(counts)s::int[], %(timeouts)s::double precision[], %(parents)s::uuid[],
                          %(positions)s::int[], %(child_ids)s::uuid[], %(detached)s::boolean[], %(tags)s::jsonb[],
-                         %(names)s::text[], %(shown)s::int[])
-             AS g(id, workflow, version, queue, count, timeout, parent, position, child_id, detached, tags, name, shown)
+                         %(names)s::text[], %(shown)s::int[], %(reasons)s::text[], %(cancelling)s::boolean[])
+             AS g(id, workflow, version, queue, count, timeout, parent, position, child_id, detached, tags, name, shown,
+                  reason, cancelling)
 ), moment AS (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ), created AS (
     INSERT INTO orchestrator.runs (id, name, status, total, open, created_at, started_at, workflow, version, deadline,
-                                   parent_run, parent_position, child_id, detached, tags, code, last_event, shown)
+                                   parent_run, parent_position, child_id, detached, tags, code, last_event, shown,
+                                   reason, cancelling)
     SELECT g.id, g.workflow, 'running', 0, 0, moment.now, moment.now, g.workflow, g.version,
            moment.now + g.timeout * interval '1 second', g.parent, g.position, g.child_id, g.detached,
-           ARRAY(SELECT jsonb_array_elements_text(g.tags)), true, g.count, g.shown
+           ARRAY(SELECT jsonb_array_elements_text(g.tags)), true, g.count, g.shown, g.reason, g.cancelling
       FROM given g, moment
         ON CONFLICT (id) DO NOTHING
     RETURNING id
@@ -86,6 +86,10 @@ class NewCodeRun(NamedTuple):
     """When the first of its events happened, in Unix seconds; all others do so now."""
     shown: int = 0
     """The last of its events that code has been shown: where it repeats another run."""
+    reason: str | None = None
+    """Why it will have ended, if that is certain: the time is up of the run that it goes on from."""
+    cancelling: bool = False
+    """It is to be ended without asking its code, as the run that it goes on from was."""
 
     @property
     def task_name(self) -> str:
@@ -116,6 +120,8 @@ def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | No
         "tags": [run.tags for run in runs],
         "names": [run.task_name for run in runs],
         "shown": arrays.numbers(run.shown for run in runs),
+        "reasons": [run.reason for run in runs],
+        "cancelling": arrays.numbers(run.cancelling for run in runs),
         **event_parameters((run.id, run.events) for run in runs),
         "times": arrays.numbers(
             at for run in runs for at in (*run.times, *[None] * (len(run.events) - len(run.times)))
@@ -214,7 +220,7 @@ _CONTINUED = Statement(
     """
 SELECT r.id::text, r.parent_run::text, r.parent_position, coalesce(r.child_id, r.id)::text, r.detached, r.tags::text[],
        extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision, r.workflow, r.version, t.queue,
-       t.name <> r.workflow
+       t.name <> r.workflow, r.reason, r.cancelling
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  CROSS JOIN LATERAL (SELECT queue, name FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t
@@ -237,10 +243,12 @@ class Predecessor(NamedTuple):
     version: int
     queue: str
     pinned: bool
+    reason: str | None
+    cancelling: bool
 
 
 def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -> list[Predecessor]:
-    """Return what the successors of runs take over."""
+    """Return what the successors of runs take over that are about to end: their own tasks have."""
     rows = _CONTINUED(connection, {"ids": arrays.uuids(runs), "now": now})
     return [
         Predecessor(identifier(row[0]), identifier(row[1]) or None, row[2], identifier(row[3]), *row[4:])
@@ -271,19 +279,37 @@ def latest(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, bytes]:
 
 _TIMED_OUT = Statement(
     f"""
-UPDATE orchestrator.runs SET deadline = NULL, reason = '{TIMED_OUT}'
- WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM orchestrator.runs
-        WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL AND code AND NOT cancelling
-        ORDER BY deadline LIMIT %(limit)s))
-RETURNING id::text
+WITH due AS MATERIALIZED (
+    SELECT id, shown, stuck, reason IS NOT DISTINCT FROM '{TIMED_OUT}' AS over FROM orchestrator.runs
+     WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL AND code AND NOT cancelling
+     ORDER BY deadline LIMIT %(limit)s
+), judged AS (
+    SELECT due.id, due.over, due.over AND due.stuck IS NULL AND (own.id IS NULL OR unheard.number IS NULL) AS ends
+      FROM due
+      LEFT JOIN LATERAL (
+           SELECT id FROM orchestrator.tasks WHERE id = due.id AND status = 'pending' LIMIT 1) AS own ON true
+      LEFT JOIN LATERAL (
+           SELECT number FROM orchestrator.histories
+            WHERE run_id = due.id AND number > due.shown AND kind = 'run_cancel_requested' LIMIT 1) AS unheard ON true
+)
+UPDATE orchestrator.runs r
+   SET reason = '{TIMED_OUT}', cancelling = due.ends,
+       deadline = CASE WHEN NOT due.ends THEN %(now)s::timestamptz + %(grace)s * interval '1 second' END
+  FROM judged due
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = due.id LIMIT 1) AS found
+ WHERE r.ctid = found.place
+RETURNING r.id::text, due.over
 """
 )
 
 
-def time_out(connection: Connection, now: datetime, limit: int) -> list[bytes]:
-    """Return runs whose time is up, once."""
-    return [identifier(row[0]) for row in _TIMED_OUT(connection, {"now": now, "limit": limit})]
+def time_out(connection: Connection, now: datetime, limit: int, grace: float) -> list[bytes]:
+    """Return runs whose time is up, once. Those whose grace is over, too, are to be ended without asking their code.
+
+    A run is excused, for another grace, while its code could not know: it is stuck, or no worker has come for it.
+    """
+    rows = _TIMED_OUT(connection, {"now": now, "limit": limit, "grace": grace})
+    return [identifier(row[0]) for row in rows if not row[1]]
 
 
 _OUTCOME = """

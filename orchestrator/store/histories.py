@@ -216,17 +216,21 @@ def read_all(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, list[
     return found
 
 
-_SIGNALS = Statement(
+_SAID = Statement(
     """
-SELECT run_id::text, data FROM orchestrator.histories
- WHERE run_id = ANY(%(ids)s::uuid[]) AND kind = 'signal_received' ORDER BY run_id, number
+SELECT h.run_id::text, h.number, extract(epoch FROM h.at)::double precision, h.data
+  FROM unnest(%(ids)s::uuid[], %(seen)s::int[]) AS wanted(id, seen)
+ CROSS JOIN LATERAL (
+       SELECT * FROM orchestrator.histories
+        WHERE run_id = wanted.id AND (number > wanted.seen OR kind = 'signal_received') ORDER BY number OFFSET 0) AS h
 """
 )
 
 
-def signals(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[history.SignalReceived]]:
-    """Return the signals that runs were ever sent, in order."""
-    found: dict[bytes, list[history.SignalReceived]] = {}
-    for row in _SIGNALS(connection, {"ids": arrays.uuids(runs)}):
-        found.setdefault(identifier(row[0]), []).append(_decode.decode(row[1]))
+def said(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[bytes, list[Event]]:
+    """Return, in order, the signals that runs were ever sent, and their events after a number."""
+    parameters = {"ids": arrays.uuids(run for run, _ in runs), "seen": arrays.numbers(seen for _, seen in runs)}
+    found: dict[bytes, list[Event]] = {}
+    for row in _SAID(connection, parameters):
+        found.setdefault(identifier(row[0]), []).append(event(*row[1:]))
     return found

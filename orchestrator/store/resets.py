@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from orchestrator.domain.run import TIMED_OUT
 from orchestrator.domain.task import TaskError
 from orchestrator.store import arrays
 from orchestrator.store.code_runs import GOES_ON
@@ -14,10 +15,11 @@ from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
 
 _HEADS = Statement(
-    """
+    f"""
 SELECT r.id::text, r.ended_at IS NULL, r.last_event, r.parent_run::text, r.parent_position,
        coalesce(r.child_id, r.id)::text, r.detached, r.tags::text[],
-       extract(epoch FROM r.deadline - r.created_at)::double precision, t.name <> r.workflow
+       CASE WHEN r.reason = '{TIMED_OUT}' THEN NULL
+            ELSE extract(epoch FROM r.deadline - r.created_at)::double precision END, t.name <> r.workflow
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
  CROSS JOIN LATERAL (

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.run import RunCounters
+from orchestrator.domain.run import TIMED_OUT, RunCounters
 from orchestrator.domain.states import RunState, run_sources_of
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
@@ -16,9 +16,6 @@ from orchestrator.store.transitions import identifier
 
 _COUNTERS = """r.id::text, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
           r.workflow, r.reason, r.lane, r.parent_run::text, r.parent_step, r.code"""
-
-TIMED_OUT = "timed out"
-"""The reason of a run that took longer than it may."""
 
 
 class RunRow(NamedTuple):

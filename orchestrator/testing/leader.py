@@ -12,12 +12,17 @@ from orchestrator.domain import commands, history, resets
 from orchestrator.domain.activation import Activation, Answer, Query, Violation
 from orchestrator.domain.history import Event
 from orchestrator.domain.ids import derived_id, successor_id
+from orchestrator.domain.run import RAN_TOO_LONG, TIMED_OUT
+from orchestrator.domain.succession import estate
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.errors import NotFound
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.settings import Settings
 
 _FACTS = get_args(history.Fact)
+_TIME = b"time"
+"""Stands where something is planned that the run's own time brings about."""
 
 
 class Run:
@@ -39,6 +44,11 @@ class Run:
         self.end: commands.End | None = None
         self.next: Run | None = None
         """The run that goes on from this one."""
+        self.timeout: float | None = None
+        """Seconds that it has in all."""
+        self.deadline: float | None = None
+        """When its time is up, or its grace, if it has been told so."""
+        self.timed_out = False
         self.stuck: Violation | None = None
         self.attempt = 0
         self.applied = 0
@@ -65,18 +75,43 @@ class MemoryLeader:
         self._engine = engine
         self._find = find
         self.now = now
+        self.grace = Settings.run_timeout_grace
         self.runs: dict[bytes, Run] = {}
-        self._due: list[tuple[float, int, Run, bytes, history.Fact]] = []
-        """What happens when: the run, what must still be open in it by then, and the fact."""
+        self._due: list[tuple[float, int, Run, bytes, history.Fact | None]] = []
+        """What happens when: the run, what must still be open in it by then, and the fact; none for its own time."""
         self._serial = itertools.count()
 
     def start(
-        self, started: history.RunStarted, run_id: bytes, parent: Run | None = None, detached: bool = False
+        self,
+        started: history.RunStarted,
+        run_id: bytes,
+        parent: Run | None = None,
+        detached: bool = False,
+        timeout: float | None = None,
     ) -> Run:
         """Begin a run."""
         run = self.runs[run_id] = Run(run_id, parent, detached)
         self.append(run, started)
+        self._give_time(run, timeout)
         return run
+
+    def _give_time(self, run: Run, timeout: float | None) -> None:
+        run.timeout = timeout
+        if timeout is not None:
+            self._set_deadline(run, self.now + timeout)
+
+    def _set_deadline(self, run: Run, deadline: float) -> None:
+        run.deadline = deadline
+        heapq.heappush(self._due, (deadline, next(self._serial), run, _TIME, None))
+
+    def _time_out(self, run: Run) -> None:
+        """Ask a run to cancel itself because its time is up; when its grace is over, too, end it."""
+        if run.timed_out:
+            self._end(run, commands.CancelRun())
+            return
+        run.timed_out = True
+        self.append(run, history.RunCancelRequested(TIMED_OUT))
+        self._set_deadline(run, self.now + self.grace)
 
     def append(self, run: Run, what: history.Fact | history.Record | history.Mark) -> None:
         """Append an event to a run's history."""
@@ -115,7 +150,9 @@ class MemoryLeader:
     def next_due(self) -> float | None:
         """Return when the next thing happens by itself."""
         while self._due:
-            due, _, run, identifier, _ = self._due[0]
+            due, _, run, identifier, fact = self._due[0]
+            if fact is None and run.end is None and due == run.deadline:
+                return due
             if due < math.inf and any(identifier in open for open in (run.timers, run.tasks, run.children)):
                 return due
             heapq.heappop(self._due)
@@ -128,6 +165,9 @@ class MemoryLeader:
             return False
         self.now = max(self.now, due)
         _, _, run, identifier, fact = heapq.heappop(self._due)
+        if fact is None:
+            self._time_out(run)
+            return True
         for open in (run.timers, run.tasks, run.children):
             open.pop(identifier, None)
         self.append(run, fact)
@@ -193,7 +233,7 @@ class MemoryLeader:
             return
         queue = command.queue or run.started.queue
         started = history.RunStarted(found.name, found.version, command.payload, queue, run.id)
-        run.children[command.id] = self.start(started, command.id, run, command.detached)
+        run.children[command.id] = self.start(started, command.id, run, command.detached, command.timeout)
 
     def cancel(self, run: Run | None) -> None:
         """Ask a run to cancel itself."""
@@ -208,6 +248,7 @@ class MemoryLeader:
         for event in begins.copy:
             new.history.append(event)
             self._note_state(new, event.what)
+        self._give_time(new, run.timeout)
         new.promises = {promise.id: promise.name for promise in begins.promises}
         for old_id, new_id in begins.adopted.items():
             self._hand_over(run, old_id, new, new_id)
@@ -228,7 +269,7 @@ class MemoryLeader:
             new.children[new_id] = child
         else:
             assert not isinstance(child.end, commands.ContinueRun)
-            self.append(new, told_to_parent(new_id, child.end))
+            self.append(new, told_to_parent(new_id, child.end, child.timed_out))
 
     def _end(self, run: Run, end: commands.End) -> None:
         self._close(run, end)
@@ -238,17 +279,16 @@ class MemoryLeader:
         parent = run.parent
         if parent is None or parent.end is not None or parent.children.pop(run.child_id, None) is None:
             return
-        self.append(parent, told_to_parent(run.child_id, end))
+        self.append(parent, told_to_parent(run.child_id, end, run.timed_out))
 
     def _close(self, run: Run, end: commands.End) -> None:
         """End a run, and what is open in it."""
         run.end = end
         run.tasks.clear()
         run.timers.clear()
-        if not isinstance(end, commands.ContinueRun):
-            for child in run.children.values():
-                if not child.detached:
-                    self.cancel(child)
+        for child in run.children.values():
+            if not child.detached:
+                self.cancel(child)
 
     def _put_in_place(self, new: Run, old: Run) -> None:
         """Let a run go on where another one ends: who waits for that, waits for it."""
@@ -262,21 +302,24 @@ class MemoryLeader:
         started = history.RunStarted(old.workflow, old.version, end.payload, old.queue, old.parent, run.id)
         new = self.start(started, successor_id(run.id), run.parent, run.detached)
         self._put_in_place(new, run)
-        taken = dict(end.signals)
-        for event in run.history:
-            if isinstance(event.what, history.SignalReceived):
-                taken[event.what.name] = taken.get(event.what.name, 0) - 1
-                if taken[event.what.name] < 0:
-                    self.append(new, event.what)
+        new.timeout, new.timed_out = run.timeout, run.timed_out
+        if run.deadline is not None:
+            self._set_deadline(new, run.deadline)
+        for fact in estate(run.history, end).facts:
+            self.append(new, fact)
 
 
-def told_to_parent(child: bytes, end: commands.CompleteRun | commands.FailRun | commands.CancelRun) -> history.Fact:
-    """Return what the parent of a run learns of its end."""
+def told_to_parent(
+    child: bytes, end: commands.CompleteRun | commands.FailRun | commands.CancelRun, timed_out: bool = False
+) -> history.Fact:
+    """Return what the parent of a run learns of its end. One that was cancelled because its time was up has failed."""
     match end:
         case commands.CompleteRun(result=result):
             return history.ChildCompleted(child, result)
         case commands.FailRun(error=error):
             return history.ChildFailed(child, error)
+        case commands.CancelRun() if timed_out:
+            return history.ChildFailed(child, RAN_TOO_LONG)
         case commands.CancelRun():
             return history.ChildCancelled(child)
 

@@ -9,6 +9,7 @@ from orchestrator.domain import commands, history
 from orchestrator.domain.activation import Query
 from orchestrator.domain.history import Fact
 from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.run import RAN_TOO_LONG
 from orchestrator.domain.task import TaskError
 from orchestrator.errors import DeterminismViolation, NotDeterministic, OrchestratorError, RunFailed, WrongState
 from orchestrator.sdk.code.recording import Recording
@@ -70,6 +71,9 @@ class TestedRun(Generic[R]):
             case commands.FailRun(error=error):
                 text = f"{error.kind}: {error.message}\n\n{error.traceback}"
                 raise RunFailed(f"Workflow {self._workflow.name!r} failed: {text}")
+            case _ if self._run.timed_out:
+                text = f"{RAN_TOO_LONG.kind}: {RAN_TOO_LONG.message}"
+                raise RunFailed(f"Workflow {self._workflow.name!r} failed: {text}")
             case _:
                 raise RunFailed(f"Workflow {self._workflow.name!r} was cancelled.")
 
@@ -108,6 +112,8 @@ class TestedRun(Generic[R]):
         run = self._run
         identifier = derived_id(run.id, "update", len(run.history))
         await self._tell(history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, self._limit)))
+        while identifier not in run.answers and run.next is not None:  # it has continued before it was told
+            run = run.next
         if identifier not in run.answers:
             raise OrchestratorError(f"Update {name!r} has no answer yet: it waits for time to pass, or for more.")
         answer = run.answers[identifier]

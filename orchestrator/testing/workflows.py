@@ -67,12 +67,14 @@ class WorkflowTest:
         """Start a workflow and let it run until it waits for a timer, or for somebody outside."""
         self._workflow = workflow
         self._engine.limit = workflow.app.settings.max_payload
+        self.leader.grace = workflow.app.settings.run_timeout_grace
         self._mocks.add(mocks or {})
         self._count += 1
         payload = workflow.encode_call(args, kwargs)
         queue = workflow.code_options.queue or "default"
         started = history.RunStarted(workflow.name, workflow.version, payload, queue)
-        run = self.leader.start(started, derived_id(bytes(16), "test", self._count))
+        timeout = workflow.code_options.seconds or None
+        run = self.leader.start(started, derived_id(bytes(16), "test", self._count), timeout=timeout)
         await self.settle()
         return TestedRun(self, workflow, run)
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator import Orchestrator, OrchestratorError, RunFailed, WorkflowContext, WrongState
+from orchestrator.domain import history
+from orchestrator.domain.commands import CancelRun
 from orchestrator.testing import After, TestedRun, WorkflowTest
 from tests.unit.code_workflows.playing import played, started
 
@@ -339,3 +341,89 @@ def test_who_waits_for_an_update_learns_that_the_run_ends(how: str) -> None:
             await asked
 
     started(updated, ask)
+
+
+# -- what a test does as the leader does
+
+
+@app.workflow(timeout=100)
+async def limited(ctx: WorkflowContext, how: str, rounds: int = 0) -> str:
+    try:
+        await ctx.sleep(90)
+        if how == "continues":
+            ctx.continue_as_new(how, rounds + 1)
+        await ctx.signals("never").get()
+    except asyncio.CancelledError:
+        if how != "deaf":
+            raise
+        await ctx.signals("never").get()
+    return "in time"
+
+
+@pytest.mark.parametrize(("how", "at"), [("polite", 100), ("continues", 100), ("deaf", 400)])
+def test_a_test_keeps_the_time_of_a_run(how: str, at: int) -> None:
+    async def play() -> float:
+        async with WorkflowTest() as test:
+            begun = test.now
+            with pytest.raises(RunFailed, match="RunTimedOut: The run took longer than it may"):
+                await test.run(limited, how)
+            return (test.now - begun).total_seconds()
+
+    assert asyncio.run(play()) == at
+
+
+@app.workflow
+async def parent_of_limited(ctx: WorkflowContext, how: str) -> str:
+    try:
+        return await limited.schedule(how)
+    except RunFailed as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("how", ["polite", "continues", "deaf"])
+def test_a_parent_learns_that_the_time_of_its_child_was_up(how: str) -> None:
+    assert "RunTimedOut" in played(parent_of_limited, how)
+
+
+@app.workflow
+async def loops(ctx: WorkflowContext, rounds: int = 0) -> int:
+    @ctx.update
+    async def poke() -> int:
+        return rounds
+
+    child = parent_of_limited.options(on_cancel="wait").schedule("polite")
+    await ctx.signals("go").get()
+    if rounds == 0:
+        ctx.continue_as_new(1)
+    child.cancel()
+    return rounds
+
+
+def test_what_is_said_in_the_turn_that_continues_reaches_the_successor() -> None:
+    async def tell(run: TestedRun[int], test: WorkflowTest) -> Any:
+        first = run._run
+        for fact in (
+            history.SignalReceived("go", b"\xc0"),
+            history.UpdateRequested(bytes(16), "poke", b"\x92\x90\x80"),
+            history.RunCancelRequested("now"),
+        ):
+            test.leader.append(first, fact)
+        await test.settle()
+        assert first.next is not None
+        with pytest.raises(RunFailed, match="was cancelled"):
+            await run.result()
+        children = [one.end for one in test.leader.runs.values() if one.parent is first]
+        return first.next.answers[bytes(16)].result, children
+
+    assert started(loops, tell) == (b"\x01", [CancelRun()])
+
+
+@app.workflow
+async def large(ctx: WorkflowContext, where: str) -> Any:
+    return too_large() if where == "workflow" else await work.schedule()
+
+
+@pytest.mark.parametrize("where", ["workflow", "task"])
+def test_a_result_that_is_too_large_is_its_own_error(where: str) -> None:
+    with pytest.raises(RunFailed, match="PayloadError"):
+        played(large, where, mocks={work: lambda *_: too_large()})

@@ -1,0 +1,54 @@
+"""What a run that continues as new leaves to the run in which it goes on.
+
+Whatever people say to a run is for its code to hear, and the code is gone once it has continued. So everything that it
+had not been shown by then (`ContinueRun.seen`) is said again to the successor, in the same order: requests to cancel,
+also because its time is up or its parent has ended, updates, and what became of promises. Signals are kept until the
+code takes them, so of those it is the ones that were not taken. An update that the code was shown is its own to answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from orchestrator.domain import history
+from orchestrator.domain.commands import ContinueRun
+from orchestrator.domain.history import Event, Fact
+
+PromiseSettled = history.PromiseResolved | history.PromiseRejected
+SAID = (history.UpdateRequested, history.RunCancelRequested)
+"""Facts that hold for whichever run goes on."""
+
+
+class Estate(NamedTuple):
+    """What the successor begins with."""
+
+    facts: list[Fact]
+    """Shown to its code after its beginning."""
+    settled: list[PromiseSettled]
+    """What the code has not learnt of promises that it waited for; `id` is the promise's in the old run."""
+
+
+def estate(events: Iterable[Event], command: ContinueRun) -> Estate:
+    """Return what a run leaves, from those of its events that are signals, or that it has not been shown."""
+    left = dict(command.signals)
+    facts: list[Fact] = []
+    settled: list[PromiseSettled] = []
+    for event in events:
+        what = event.what
+        if isinstance(what, history.SignalReceived):
+            left[what.name] = left.get(what.name, 0) - 1
+            if left[what.name] < 0:
+                facts.append(what)
+        elif event.number <= command.seen:
+            continue
+        elif isinstance(what, SAID):
+            facts.append(what)
+        elif isinstance(what, PromiseSettled):
+            settled.append(what)
+    return Estate(facts, settled)
+
+
+def with_seen(command: ContinueRun, through: int) -> ContinueRun:
+    """Return the command of a worker that does not say what its code was shown: everything that it was sent."""
+    return command if command.seen else ContinueRun(command.payload, command.signals, through)

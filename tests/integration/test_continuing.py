@@ -1,0 +1,280 @@
+"""A run that continues as new: whatever was said to it reaches its successor, or is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import pytest
+
+from orchestrator import RunFailed, WorkflowContext, WorkflowHandle
+from orchestrator.domain.ids import successor_id
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from tests.integration.code_stage import act, run_row
+from tests.integration.stage import System, Worker, raw
+from tests.waiting import eventually
+
+T = TypeVar("T")
+
+MOMENTS = ("before", "in the same turn", "while the turn is out", "with its report", "after it")
+"""When something is said to a run, as seen from the turn in which it continues."""
+
+
+@pytest.fixture
+def looper(system: System) -> CodeWorkflow[..., Any]:
+    @system.app.workflow(name="looper", timeout=100)
+    async def looper(ctx: WorkflowContext, rounds: int = 0) -> int:
+        @ctx.update
+        async def poke(by: int) -> int:
+            return by + rounds
+
+        @ctx.query
+        def count() -> int:
+            return rounds
+
+        if await ctx.signals("go", type=str).get() == "end":
+            return rounds
+        ctx.continue_as_new(rounds + 1)
+
+    return looper
+
+
+@pytest.fixture
+def parent(system: System, looper: CodeWorkflow[..., Any]) -> CodeWorkflow[..., Any]:
+    @system.app.workflow(name="parent")
+    async def parent(ctx: WorkflowContext, rounds: int = 0, detached: bool = False) -> None:
+        child = looper.options(detached=detached).schedule()
+        match await ctx.signals("do", type=str).get():
+            case "cancel child":
+                child.cancel()
+                await ctx.sleep(days=1)
+            case "continue":
+                if rounds == 0:
+                    ctx.continue_as_new(rounds + 1)
+
+    return parent
+
+
+@pytest.fixture
+def engine_(system: System) -> Iterator[Engine]:
+    engine = Engine(system.app.code_workflows.find, 1_000_000)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    return system.worker(knows=("job", "looper", "parent"))
+
+
+def turn(system: System, worker: Worker, engine: Engine) -> int:
+    """Let all code that is due take a turn; return how many did."""
+    system.look()
+    turns = [task for task in worker.take() if task.is_activation]
+    worker.report(*(act(engine, one) for one in turns))
+    system.look()
+    return len(turns)
+
+
+def rest(system: System, worker: Worker, engine: Engine) -> None:
+    """Let all code take its turns until none is due."""
+    for _ in range(20):
+        if not turn(system, worker, engine):
+            return
+    raise AssertionError("the code never comes to rest")
+
+
+def continue_with(
+    system: System, worker: Worker, engine: Engine, handle: WorkflowHandle[Any], moment: str, say: Callable[[], None]
+) -> None:
+    """Have a run continue as new, and let something be said at a moment of that."""
+    if moment != "before":
+        rest(system, worker, engine)
+    else:
+        say()
+    handle.signal("go", "on")
+    if moment == "in the same turn":
+        say()
+    system.look()
+    turns = [task for task in worker.take() if task.is_activation]
+    if moment == "while the turn is out":
+        say()
+        system.look()
+    reports = [act(engine, one) for one in turns]
+    if moment == "with its report":
+        say()
+    worker.report(*reports)
+    system.look()
+    if moment == "after it":
+        say()
+    system.look()
+    rest(system, worker, engine)
+
+
+def asking(system: System, ask: Callable[[], T]) -> Future[T]:
+    """Ask in a thread of its own, and return when the request is stored."""
+    pool = ThreadPoolExecutor(1)
+    asked = pool.submit(ask)
+    pool.shutdown(wait=False)
+    eventually(lambda: system.count("inbox"))
+    return asked
+
+
+def successor(system: System, handle: WorkflowHandle[Any]) -> WorkflowHandle[Any]:
+    return WorkflowHandle(system.app, successor_id(raw(handle)))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_cancel_arrives(
+    system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, moment: str
+) -> None:
+    handle = looper.start()
+    continue_with(system, worker, engine_, handle, moment, handle.cancel)
+    assert handle.status() == "cancelled"
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_update_is_answered(
+    system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, moment: str
+) -> None:
+    handle = looper.start()
+    asked: list[Future[int]] = []
+
+    def ask() -> None:
+        asked.append(asking(system, lambda: handle.update("poke", 10, timeout=60)))
+
+    continue_with(system, worker, engine_, handle, moment, ask)
+    assert asked[0].result(3) in (10, 11)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_terminated_run_ends(
+    system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, moment: str
+) -> None:
+    handle = looper.start()
+    continue_with(system, worker, engine_, handle, moment, handle.terminate)
+    assert handle.status() == "cancelled"
+
+
+def test_a_run_that_is_being_terminated_does_not_escape(
+    system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    """Its tasks are cancelled in slices, and its code may end before its turn comes."""
+    handle = looper.start()
+    rest(system, worker, engine_)
+    handle.signal("go", "on")
+    system.look()
+    turns = worker.take()
+    system.sql("UPDATE orchestrator.runs SET cancelling = true")
+    worker.report(*(act(engine_, one) for one in turns))
+    system.look(3)
+    assert handle.status() == "cancelled"
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_time_goes_on(
+    system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, moment: str
+) -> None:
+    handle = looper.start()
+    continue_with(system, worker, engine_, handle, moment, lambda: system.lead(offset=101) and None)
+    system.look(2)
+    rest(system, worker, engine_)
+    assert handle.status() == "failed"
+    with pytest.raises(RunFailed, match="RunTimedOut"):
+        handle.result(0)
+
+
+def test_a_run_has_its_time_once_however_often_it_continues(
+    system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = looper.start()
+    first = run_row(system, handle)["deadline"]
+    for offset in (30, 60):
+        system.lead(offset=offset)
+        continue_with(system, worker, engine_, handle, "before", lambda: None)
+        handle = successor(system, handle)
+    assert abs((run_row(system, handle)["deadline"] - first).total_seconds()) < 1
+    system.lead(offset=101)
+    rest(system, worker, engine_)
+    assert handle.status() == "failed"
+
+
+def child_of(system: System, handle: WorkflowHandle[Any]) -> WorkflowHandle[Any]:
+    rows = system.sql("SELECT id FROM orchestrator.runs WHERE parent_run = CAST(:id AS uuid) ORDER BY id", id=handle.id)
+    return WorkflowHandle(system.app, rows[0]["id"].bytes)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("how", ["end", "terminate", "cancel child"])
+def test_a_child_that_continues_is_not_forgotten(
+    system: System, parent: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, how: str, moment: str
+) -> None:
+    handle = parent.start()
+    rest(system, worker, engine_)
+    child = child_of(system, handle)
+
+    def end() -> None:
+        if how == "terminate":
+            handle.terminate()
+        else:
+            handle.signal("do", how)
+        if moment == "while the turn is out":  # the parent's own turn ends before the child's
+            system.look()
+            turns = [task for task in worker.take() if task.is_activation]
+            worker.report(*(act(engine_, one) for one in turns))
+            system.look()
+
+    continue_with(system, worker, engine_, child, moment, end)
+    assert child.status() == "cancelled"
+
+
+@pytest.mark.parametrize(("detached", "status"), [(False, "cancelled"), (True, "running")])
+def test_children_end_with_a_run_that_continues_unless_they_are_detached(
+    system: System, parent: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, detached: bool, status: str
+) -> None:
+    handle = parent.start(0, detached)
+    rest(system, worker, engine_)
+    child = child_of(system, handle)
+    handle.signal("do", "continue")
+    rest(system, worker, engine_)
+    assert child.status() == status
+    second = child_of(system, successor(system, handle))
+    assert second.status() == "running"
+
+
+def test_a_query_that_came_too_late_is_answered_by_the_successor(
+    system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = looper.start()
+    asked: list[Future[int]] = []
+
+    def ask() -> None:
+        asked.append(asking(system, lambda: handle.query("count", timeout=60)))
+
+    continue_with(system, worker, engine_, handle, "while the turn is out", ask)
+    assert asked[0].result(3) == 1  # long before it is asked again
+
+
+def test_what_was_said_arrives_in_order(
+    system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = looper.start()
+    rest(system, worker, engine_)
+    handle.signal("go", "on")
+    system.look()
+    turns = worker.take()
+    handle.signal("other", 1)
+    handle.cancel()
+    handle.signal("other", 2)
+    system.look()
+    worker.report(*(act(engine_, one) for one in turns))
+    system.look()
+    rows = system.sql(
+        "SELECT kind FROM orchestrator.histories WHERE run_id = CAST(:id AS uuid) ORDER BY number",
+        id=successor(system, handle).id,
+    )
+    assert [row["kind"] for row in rows][:4] == [
+        *("run_started", "signal_received", "run_cancel_requested", "signal_received")
+    ]

@@ -1,0 +1,124 @@
+"""The time of a run of code: when it is up, the code is asked to end, and after a grace the run ends without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator import RunFailed, WorkflowContext
+from orchestrator.domain.activation import Activated, Violation
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from tests.integration.code_stage import act, run_row
+from tests.integration.stage import System, Worker
+
+TIMEOUT = 100
+GRACE = 300
+
+
+@pytest.fixture
+def deaf(system: System) -> CodeWorkflow[..., Any]:
+    @system.app.workflow(name="deaf", timeout=TIMEOUT)
+    async def deaf(ctx: WorkflowContext, continues: bool = False) -> None:
+        child = deaf_child.schedule()
+        while True:
+            try:
+                await asyncio.wait([child, system.job.schedule()])
+            except asyncio.CancelledError:
+                if continues:
+                    ctx.continue_as_new(True)
+
+    @system.app.workflow(name="deaf_child")
+    async def deaf_child(ctx: WorkflowContext) -> None:
+        await ctx.sleep(days=30)
+
+    return deaf
+
+
+@pytest.fixture
+def engine_(system: System) -> Iterator[Engine]:
+    engine = Engine(system.app.code_workflows.find, 1_000_000)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    return system.worker(knows=("job", "deaf", "deaf_child"))
+
+
+def turns(system: System, worker: Worker, engine: Engine, times: int = 3) -> None:
+    for _ in range(times):
+        system.look()
+        worker.report(*(act(engine, task) for task in worker.take() if task.is_activation))
+        system.look()
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_code_that_will_not_end_is_ended(
+    system: System, deaf: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, continues: bool
+) -> None:
+    handle = deaf.start(continues)
+    turns(system, worker, engine_)
+    system.lead(offset=TIMEOUT + 1)
+    turns(system, worker, engine_)
+    assert handle.status() == "running"
+    system.lead(offset=TIMEOUT + GRACE - 5)
+    turns(system, worker, engine_)
+    assert handle.status() == "running"
+    system.lead(offset=TIMEOUT + GRACE + 5)
+    turns(system, worker, engine_)
+    assert handle.status() == "failed"
+    with pytest.raises(RunFailed, match="RunTimedOut: The run took longer than it may"):
+        handle.result(0)
+    assert system.sql("SELECT 1 FROM orchestrator.tasks") == []
+    assert {row["status"] for row in system.sql("SELECT * FROM orchestrator.runs WHERE workflow = 'deaf_child'")} == {
+        "cancelled"
+    }
+
+
+def test_code_that_could_not_know_has_its_grace_later(
+    system: System, deaf: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = deaf.start()
+    turns(system, worker, engine_)
+    worker.die()
+    for offset in (TIMEOUT + 1, TIMEOUT + GRACE + 5):
+        system.lead(offset=offset)
+        system.look(3)
+    assert handle.status() == "running"
+    system.worker("w2", knows=("job", "deaf", "deaf_child"))
+    (second,) = [one for one in system.workers if one.name == "w2"]
+    turns(system, second, engine_)
+    system.lead(offset=TIMEOUT + 2 * GRACE + 10)
+    turns(system, second, engine_)
+    assert handle.status() == "failed"
+
+
+def test_a_stuck_run_waits_for_code_that_fits(
+    system: System, deaf: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = deaf.start()
+    for offset in (0, TIMEOUT + 1, TIMEOUT + GRACE + 5, TIMEOUT + 2 * GRACE + 10):
+        system.lead(offset=offset)
+        system.look()
+        (turn,) = worker.take()  # a new leader lets it try again
+        worker.report(Activated(turn.id, turn.attempt, 0.1, stuck=Violation(1, "Mismatch", "no")))
+        system.look(2)
+        assert run_row(system, handle)["stuck"] is not None
+
+
+def test_code_that_hangs_in_a_turn_is_ended(
+    system: System, deaf: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = deaf.start()
+    turns(system, worker, engine_)
+    system.lead(offset=TIMEOUT + 1)
+    system.look(2)
+    assert worker.take()
+    system.lead(offset=TIMEOUT + GRACE + 5)
+    system.look(3)
+    assert handle.status() == "failed"
