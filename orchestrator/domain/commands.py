@@ -23,7 +23,7 @@ import msgspec
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.task import NewTask, TaskError
 
-Kind = Literal["task", "timer", "promise", "child", "operation", "state"]
+Kind = Literal["task", "timer", "promise", "child", "operation", "state", "signal"]
 """What has ordinals of its own."""
 OnCancel = Literal["cancel", "wait", "abandon"]
 
@@ -37,7 +37,7 @@ def command_size(command: Command) -> int:
             return 300 + len(payload)
         case RecordOperation(result=result) | CompleteRun(result=result) | AnswerUpdate(result=result):
             return 300 + len(result or b"")
-        case SetState(value=value):
+        case SetState(value=value) | SignalRun(value=value):
             return 300 + len(value)
         case _:
             return 300
@@ -146,6 +146,17 @@ class ClearState(msgspec.Struct, frozen=True, array_like=True, tag="clear_state"
     key: str
 
 
+class SignalRun(msgspec.Struct, frozen=True, array_like=True, tag="signal_run"):
+    """Send a signal to another run, or to the one in which that goes on; once, whatever is replayed."""
+
+    ordinal: int
+    run: bytes
+    name: str
+    value: bytes
+    digest: str = ""
+    """Of the value, as in `ScheduleTask`."""
+
+
 class RecordPatch(msgspec.Struct, frozen=True, array_like=True, tag="record_patch"):
     """Remember that this run took the new branch of a change to its code."""
 
@@ -202,6 +213,7 @@ Command = (
     | RecordOperation
     | SetState
     | ClearState
+    | SignalRun
     | RecordPatch
     | AnswerUpdate
     | End

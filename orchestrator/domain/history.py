@@ -243,6 +243,17 @@ class StateCleared(msgspec.Struct, frozen=True, array_like=True, tag="state_clea
     key: str
 
 
+class SignalSent(msgspec.Struct, frozen=True, array_like=True, tag="signal_sent"):
+    """By `SignalRun`."""
+
+    ordinal: int
+    run: bytes
+    """Whom it was sent to, which may have gone on in another run."""
+    name: str
+    digest: str = ""
+    """Of the value, as in `TaskScheduled`."""
+
+
 class PatchRecorded(msgspec.Struct, frozen=True, array_like=True, tag="patch_recorded"):
     """By `RecordPatch`."""
 
@@ -306,6 +317,7 @@ Record = (
     | OperationRecorded
     | StateSet
     | StateCleared
+    | SignalSent
     | PatchRecorded
     | UpdateAnswered
     | End
@@ -359,6 +371,8 @@ def record(command: commands.Command) -> Record:
             return StateSet(ordinal, key, value)
         case commands.ClearState(ordinal=ordinal, key=key):
             return StateCleared(ordinal, key)
+        case commands.SignalRun(ordinal=ordinal, run=run, name=name, digest=digest):
+            return SignalSent(ordinal, run, name, digest)
         case commands.RecordPatch(name=name):
             return PatchRecorded(name)
         case commands.AnswerUpdate(id=id, result=result, error=error):

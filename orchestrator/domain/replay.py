@@ -20,6 +20,7 @@ from orchestrator.domain import commands, history
 from orchestrator.domain.activation import Violation
 from orchestrator.domain.commands import Command, Kind
 from orchestrator.domain.history import Event, Record
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.task import TaskError
 from orchestrator.errors import DeterminismViolation
 
@@ -46,6 +47,8 @@ class Ledger:
         """The number of the last event that the code had been shown when its last batch was applied."""
         self.went_on = 0
         """The number of the last event after which the code is known to have gone on."""
+        self.is_copy = False
+        """The history is that of a run that was reset: records of what was open are left out of it."""
         self.violation: Violation | None = None
         self.end: Record | None = None
         """How the run ended, according to the history."""
@@ -58,6 +61,8 @@ class Ledger:
             what = event.what
             if isinstance(what, history.ActivationApplied):
                 self.went_on, self.shown = self.shown, max(self.shown, what.through)
+            elif isinstance(what, history.RunReset):
+                self.is_copy = True
             elif isinstance(what, history.PatchRecorded):
                 self._named[what.name] = event.number, what
             elif isinstance(what, _NAMED_RECORDS):
@@ -235,6 +240,8 @@ def _claim(what: history.Fact | Record | history.Mark) -> Claim | None:
             return "state", ordinal, {"State change": "set", "State key": key}
         case history.StateCleared(ordinal=ordinal, key=key):
             return "state", ordinal, {"State change": "clear", "State key": key}
+        case history.SignalSent(ordinal=ordinal, run=run, name=name):
+            return "signal", ordinal, {"Signal name": name, "Signalled run": to_text(run)}
         case _:
             return None
 

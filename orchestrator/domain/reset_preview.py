@@ -55,7 +55,7 @@ def preview(run: bytes, events: Sequence[Event], to: int) -> list[Line]:
 
 def _past(what: What, cut: Cut, settled: set[bytes]) -> Fate | None:
     """Return the fate of what was recorded up to the cut; what a later fact settles is told of there."""
-    if isinstance(what, history.OperationRecorded):
+    if isinstance(what, (history.OperationRecorded, history.SignalSent)):
         return Fate.KEPT
     if not isinstance(what, Created) or what.id in settled:
         return None
@@ -80,7 +80,7 @@ def _later(what: What, cut: Cut) -> Fate | None:
             return Fate.DROPPED
         case history.ChildStarted(detached=True):
             return Fate.LEFT
-        case history.TaskScheduled() | history.ChildStarted() | history.OperationRecorded():
+        case history.TaskScheduled() | history.ChildStarted() | history.OperationRecorded() | history.SignalSent():
             return Fate.MAYBE
         case _:
             return None
@@ -92,6 +92,8 @@ def _named(what: What) -> str:
             return f"operation {name}"
         case history.SignalReceived(name=name):
             return f"signal {name}"
+        case history.SignalSent(name=name):
+            return f"signal {name} to another run"
         case history.UpdateRequested(name=name):
             return f"update {name}"
         case history.RunCancelRequested():

@@ -156,7 +156,7 @@ def check(run: bytes, events: Sequence[Event], to: int) -> None:
 def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, reason: str = "") -> NewRun:
     """Return how the run `new` begins that repeats `run` up to event `to`."""
     cut = Cut(run, events, to)
-    ids = {
+    ids = {run: new} | {
         event.what.id: command_id(new, kind_of(event.what), event.what.ordinal)
         for event in cut.past
         if isinstance(event.what, Created)
@@ -188,6 +188,8 @@ def _renamed(what: T, ids: Mapping[bytes, bytes]) -> T:
     """Give what belonged to the old run its id in the new one; an update has an id of its own."""
     if isinstance(what, (Created, Cancelled, Ended)):
         return msgspec.structs.replace(what, id=ids.get(what.id, what.id))
+    if isinstance(what, history.SignalSent):  # it may have been to itself
+        return msgspec.structs.replace(what, run=ids.get(what.run, what.run))
     return what
 
 

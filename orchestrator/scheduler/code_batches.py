@@ -15,6 +15,7 @@ from orchestrator.domain.states import TaskState
 from orchestrator.domain.succession import with_seen
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.scheduler.code import ask_to_cancel, reply, stick
+from orchestrator.scheduler.code_requests import pass_on_signals
 from orchestrator.scheduler.tasks import adopt_children, cancel_tasks, error_json
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import code_runs, expectations, histories, runs, transitions
@@ -131,6 +132,7 @@ class _Wanted:
         self.forgotten_promises: list[tuple[bytes, bytes]] = []
         self.children: list[NewCodeRun] = []
         self.cancelled_children: list[bytes] = []
+        self.signals: list[tuple[bytes, history.SignalReceived]] = []
         self.answers: list[Answered] = []
 
     def add(self, run: bytes, command: Command) -> None:
@@ -152,6 +154,8 @@ class _Wanted:
                 self.children.append(_child(run, command))
             case commands.CancelChildRun(id=id):
                 self.cancelled_children.append(id)
+            case commands.SignalRun(run=target, name=name, value=value):
+                self.signals.append((target, history.SignalReceived(name, value)))
             case commands.AnswerUpdate(id=id, result=result, error=error):
                 self.answers.append(Answered(id, result, error))
             case _:
@@ -162,8 +166,8 @@ class _Wanted:
         if isinstance(command, commands.StartChildRun) and command.detached:
             self.children.append(_child(run, command))
             return 1
-        if isinstance(command, commands.AnswerUpdate):
-            self.answers.append(Answered(command.id, command.result, command.error))
+        if isinstance(command, (commands.AnswerUpdate, commands.SignalRun)):
+            self.add(run, command)
         return 0
 
 
@@ -207,4 +211,6 @@ def _carry_out(tick: Tick, batches: Mapping[bytes, Sequence[Command]]) -> None:
     if wanted.cancelled_children:
         last = code_runs.latest(tick.connection, wanted.cancelled_children)
         ask_to_cancel(tick, last.values(), "its parent asks for it")
+    if wanted.signals:
+        pass_on_signals(tick, wanted.signals)
     reply(tick, wanted.answers)

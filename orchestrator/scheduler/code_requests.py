@@ -40,6 +40,18 @@ def signal(tick: Tick, items: Sequence[Item]) -> None:
         _start_with(tick, late)
 
 
+def pass_on_signals(tick: Tick, signals: Sequence[tuple[bytes, history.SignalReceived]]) -> None:
+    """Hand signals that runs send each other to those in which their targets go on now."""
+    latest = code_runs.latest(tick.connection, {run for run, _ in signals})
+    facts: dict[bytes, list[Fact]] = defaultdict(list)
+    for run, fact in signals:
+        facts[latest[run]].append(fact)
+    heard = tell(tick, facts)
+    for run, fact in signals:
+        if latest[run] not in heard:
+            log.warning("run %s has ended, or never was, and signal %s does not reach it", to_text(run), fact.name)
+
+
 def _start_with(tick: Tick, late: Mapping[str, Sequence[Item]]) -> None:
     """Give signals to the runs that have the chosen ids by now, or begin runs with them; leave word of where they went.
 

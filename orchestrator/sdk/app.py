@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
 from orchestrator.domain.task import NewTask
-from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, UnknownTask, did_you_mean
+from orchestrator.errors import InvalidTask, NotDeterministic, NotFound, OrchestratorError, UnknownTask, did_you_mean
 from orchestrator.sdk.code.context import WorkflowContext
+from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.workflow import (
     CodeOptions,
@@ -228,7 +229,13 @@ class Orchestrator:
 
     @property
     def backend(self) -> Backend:
-        """The connections, opened on first use."""
+        """The connections, opened on first use; the code of a workflow has none."""
+        if current_flow() is not None:
+            raise NotDeterministic(
+                "Inside a workflow nothing is asked or told directly: it would be so again on every replay. Make it a "
+                "task and schedule that, or record what a short call gives with ctx.run(name, function). To tell "
+                "another run something, send it a signal: app.workflow_run(id).signal(name, value)."
+            )
         if self._backend is None:
             with self._lock:
                 if self._backend is None:

@@ -210,12 +210,21 @@ class MemoryLeader:
                 self.cancel(run.children.get(id))
             case commands.SetState() | commands.ClearState():
                 self._note_state(run, history.record(command))
+            case commands.SignalRun(run=target, name=name, value=value):
+                self._pass_on(self.runs.get(target), history.SignalReceived(name, value))
             case commands.AnswerUpdate(id=id):
                 run.answers[id] = command
             case commands.CompleteRun() | commands.FailRun() | commands.CancelRun() | commands.ContinueRun():
                 self._end(run, command)
             case _:
                 pass  # operations and patches are remembered by their record alone
+
+    def _pass_on(self, run: Run | None, signal: history.SignalReceived) -> None:
+        """Hand a signal to the run in which another one goes on; one that has ended does not hear it."""
+        while run is not None and run.next is not None:
+            run = run.next
+        if run is not None and run.end is None:
+            self.append(run, signal)
 
     @staticmethod
     def _note_state(run: Run, what: history.Fact | history.Record | history.Mark) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from orchestrator.domain.commands import SignalRun
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import RunState
 from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
+from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.context import current_outlet
-from orchestrator.sdk.options import check_label
-from orchestrator.sdk.payload import decode_value
+from orchestrator.sdk.options import check_label, check_name
+from orchestrator.sdk.payload import decode_value, digest_call, encode_value
 from orchestrator.transport.codec import Ended
 
 if TYPE_CHECKING:
     from orchestrator.sdk.app import Orchestrator
+    from orchestrator.sdk.code.flow import Flow
     from orchestrator.sdk.code.recording import Recording
     from orchestrator.sdk.code.workflow import CodeWorkflow
     from orchestrator.store.signals import Sent
@@ -77,7 +80,11 @@ class WorkflowHandle(Generic[R]):
     # -- what it can be told
 
     def signal(self, name: str, value: Any = None) -> None:
-        """Send a signal; it waits until the code takes it."""
+        """Send a signal; it waits until the code takes it. Inside a workflow this is a command, and is sent once."""
+        flow = current_flow()
+        if flow is not None:
+            signal_run(flow, self._id, name, value)
+            return
         self._app.backend.code.signal(self._run, name, value)
 
     def resolve(self, promise: str, value: Any = None) -> None:
@@ -139,6 +146,13 @@ class WorkflowHandle(Generic[R]):
         if ended.state == RunState.CANCELLED or error is None:
             raise RunFailed(f"{name}, run {self.id}, was {ended.state}.")
         raise RunFailed(f"{name}, run {self.id}, failed: {error.kind}: {error.message}\n\n{error.traceback}".rstrip())
+
+
+def signal_run(flow: Flow, run: bytes, name: str, value: Any) -> None:
+    """Command a signal to another run."""
+    data = encode_value(value, f"Signal {check_name('signal', name)!r}", flow.limit)
+    ordinal, _ = flow.next("signal")
+    flow.issue(SignalRun(ordinal, run, name, data, digest_call([value], {})))
 
 
 def refuse_inside_task() -> None:

@@ -1,0 +1,116 @@
+"""Runs that signal each other, tick by tick: each signal arrives once, at the run in which its target goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator import WorkflowContext, WorkflowHandle
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from tests.integration.code_stage import act, kinds, run_row
+from tests.integration.stage import System, Worker, raw
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    return system.worker("w1", knows=("job", "sends", "hears"))
+
+
+@pytest.fixture
+def engine_(system: System) -> Iterator[Engine]:
+    engine = Engine(system.app.code_workflows.find, 1_000_000)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def sends(system: System) -> CodeWorkflow[..., Any]:
+    job, app = system.job, system.app
+
+    @app.workflow(name="sends")
+    async def sends(ctx: WorkflowContext, to: str, last: bool = False) -> None:
+        app.workflow_run(to).signal("news", 1)
+        if not last:
+            await job.schedule(1)
+            app.workflow_run(to).signal("news", 2)
+
+    return sends
+
+
+@pytest.fixture
+def hears(system: System) -> CodeWorkflow[..., Any]:
+    @system.app.workflow(name="hears")
+    async def hears(ctx: WorkflowContext, renewed: bool = True) -> list[int]:
+        if not renewed:
+            ctx.continue_as_new()
+        news = ctx.signals("news", type=int)
+        return [await news.get(), await news.get()]
+
+    return hears
+
+
+def turn(system: System, worker: Worker, engine: Engine, *, fresh: bool = True) -> list[Any]:
+    """Let the code of runs do what it can, replayed each time; return tasks that are left."""
+    left: list[Any] = []
+    for _ in range(6):
+        system.look()
+        for dispatch in worker.take():
+            if dispatch.is_activation:
+                worker.report(act(engine, dispatch))
+                if fresh:
+                    engine.evict(dispatch.id)
+            else:
+                left.append(dispatch)
+        system.tick()
+    return left
+
+
+def test_a_signal_is_sent_once_however_often_its_sender_is_replayed(
+    system: System, worker: Worker, engine_: Engine, sends: CodeWorkflow[..., Any], hears: CodeWorkflow[..., Any]
+) -> None:
+    listener: WorkflowHandle[list[int]] = hears.start()
+    sender = sends.start(listener.id)
+    (task,) = turn(system, worker, engine_)
+    assert kinds(system, listener).count("signal_received") == 1
+    worker.succeed(task)
+    turn(system, worker, engine_)
+    assert listener.result(0) == [1, 2]
+    assert sender.status() == "success"
+    assert kinds(system, sender).count("signal_sent") == 2
+    assert kinds(system, listener).count("signal_received") == 2
+
+
+def test_a_signal_follows_to_where_its_target_goes_on_and_the_last_batch_sends_too(
+    system: System, worker: Worker, engine_: Engine, sends: CodeWorkflow[..., Any], hears: CodeWorkflow[..., Any]
+) -> None:
+    listener = hears.start(False)
+    turn(system, worker, engine_)
+    assert run_row(system, listener)["reason"] == "continued"
+    sends.start(listener.id, True)
+    sends.start(listener.id, True)
+    turn(system, worker, engine_)
+    assert listener.result(0) == [1, 1]
+
+
+def test_a_signal_that_reaches_nobody_is_told_to_people_and_its_sender_goes_on(
+    system: System,
+    worker: Worker,
+    engine_: Engine,
+    sends: CodeWorkflow[..., Any],
+    hears: CodeWorkflow[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    listener = hears.start()
+    listener.terminate()
+    turn(system, worker, engine_)
+    lost, nobody = sends.start(listener.id, True), sends.start("0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17", True)
+    with caplog.at_level(logging.WARNING):
+        turn(system, worker, engine_)
+    assert [lost.status(), nobody.status()] == ["success", "success"]
+    assert f"run {listener.id} has ended, or never was, and signal news does not reach it" in caplog.text
+    assert "signal_received" not in kinds(system, listener)
+    assert system.row(raw(lost))["status"] == "success"
