@@ -2,8 +2,9 @@
 
     the lease is its own                    at once: Postgres was away, or a tick failed
     the lease is free                       if it could do the work
-    its holder does nothing useful          if it could do the work: a leader that cannot reach Redis, or fails in every
-                                            tick, would keep its lease for ever
+    its holder does nothing useful          if it could have done the work for a while: a leader that cannot reach
+                                            Redis, or fails in every tick, would keep its lease for ever; one that
+                                            suffers what all suffer keeps it
     it could not do the work itself         only where the lease has been free for a while: better a leader that can
                                             do half of it than none
 
@@ -25,6 +26,8 @@ log = get_logger("scheduler")
 
 _OTHERS_FIRST = 2.0
 """Leases for which a free lease is left to those who could do the work."""
+_PROVES_FIT = 2.0
+"""Leases for which one must have been able to do the work that the leader does not: both may have suffered the same."""
 _STANDS_BACK = 10.0
 """Leases for which one stands back that has failed."""
 
@@ -44,6 +47,8 @@ class Candidacy:
         self._lease = lease
         self._monotonic = monotonic
         self._back_until: float | None = None
+        self._fit_since: float | None = None
+        """Since when this process could do what the leader does not."""
         self._pause = 0.0
         self._said = False
 
@@ -54,17 +59,20 @@ class Candidacy:
         self._pause = min(max(outlook.remaining, 0.05), lease / 3)
         if outlook.is_mine:
             return leadership.acquire()
-        is_useless = outlook.idle is not None and outlook.idle > leadership.patience
-        if outlook.remaining > 0 and not is_useless:
-            self._said = False
+        is_free, idle = outlook.remaining <= 0, outlook.idle or 0.0
+        if not is_free and idle <= lease:
+            self._fit_since, self._said = None, False
             return False
         reason = self._unfitness()
         if reason is None:
-            return leadership.acquire(depose=True)
+            self._fit_since = self._monotonic() if self._fit_since is None else self._fit_since
+            has_proved_fit = self._monotonic() - self._fit_since >= _PROVES_FIT * lease
+            return (is_free or has_proved_fit) and leadership.acquire(depose=has_proved_fit)
+        self._fit_since = None
         self._pause = lease / 3
-        if not self._said:
+        if not self._said and (is_free or idle > leadership.patience):
             self._said = True
-            who = "the leader does nothing useful" if outlook.remaining > 0 else "nobody leads"
+            who = "nobody leads" if is_free else "the leader does nothing useful"
             log.warning("%s, and this scheduler could not do better: %s", who, reason)
         return outlook.remaining < -_OTHERS_FIRST * lease and leadership.acquire()
 
