@@ -3,12 +3,18 @@
 Redis may restart and come back without what it had, or with what it had a while ago. The leader finds out by looking:
 it is another life of the server, or it no longer remembers how far events were applied. Then a new generation begins,
 under names of its own, and everybody sends again what the leader has not confirmed.
+
+Postgres, too, may come back without its last commits: a backup was restored, or a standby took over that had not
+received them. Then Redis remembers more than Postgres, and workers hold attempts of which it knows nothing. A new
+generation begins, and attempts are numbered from far above, so that none of those is taken for one of them.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 
+from orchestrator.domain.generation import name
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.store.leases import Cursor
 from orchestrator.telemetry import get_logger
@@ -16,6 +22,10 @@ from orchestrator.transport.codec import Applied, Ended
 from orchestrator.transport.leader import Inbound, LeaderStreams
 
 log = get_logger("scheduler")
+
+_LEAP = 1_000_000
+"""Numbers of attempts that are left out where nobody knows which have been given away, at least: far more than any task
+has had. It is random, for the same backup may be restored twice."""
 
 
 class Generations:
@@ -37,15 +47,20 @@ class Generations:
         self._apply = apply
         self._serial = 0
         self._tidy = False
+        self._has_lost_commits = False
         self.cursor = leadership.cursor() or Cursor("", "0-0", "")
         self.confirmed = "0-0"
+        self.is_rewound = False
+        """The generation began because Postgres had lost commits."""
 
     def keep(self, monotonic: float) -> bool:
         """Begin a new generation if Redis has lost anything since the last look; say whether one has begun."""
         cursor = self.cursor
         state = self._streams.state(cursor.generation, cursor.position)
+        if cursor.generation and state.is_ahead(cursor.generation, cursor.position):
+            self.postgres_has_lost_commits()
         same = state.generation == cursor.generation and state.server == cursor.server
-        if same and state.usable and state.reached(self.confirmed):
+        if same and not self._has_lost_commits and state.usable and state.reached(self.confirmed):
             if cursor.position != "0-0" and state.applied != Applied(cursor.generation, cursor.position):
                 # Nobody was told: a crash or an outage came between the commit and the confirmation.
                 self._streams.publish(cursor.generation, self._leadership.term, {}, cursor.position)
@@ -57,6 +72,10 @@ class Generations:
         self._begin(state.server, monotonic)
         return True
 
+    def postgres_has_lost_commits(self) -> None:
+        """Have the next look begin another generation, in which no number of an attempt is used again."""
+        self._has_lost_commits = bool(self.cursor.generation)  # else it is a new database, and has nothing to lose
+
     def give_up(self) -> None:
         """Have the next look begin another generation, under other names."""
         self.cursor = self.cursor._replace(server="")
@@ -64,8 +83,15 @@ class Generations:
     def _begin(self, server: str, monotonic: float) -> None:
         self._streams.write_canary()  # no use to begin anything where nothing can be written
         self._serial += 1
-        generation = f"{self._leadership.term}-{self._serial}"
-        if self.cursor.generation:
+        generation = name(self._leadership.term, self._serial, secrets.token_hex(4))
+        rewound = self._has_lost_commits
+        if rewound:
+            log.error(
+                "Postgres has lost commits that Redis knows of: a backup was restored, or a standby took over that had "
+                "not received them. Generation %s begins; tasks that had run since may run again",
+                generation,
+            )
+        elif self.cursor.generation:
             log.warning("Redis has restarted, or lost or damaged data; generation %s begins", generation)
         else:
             log.info("generation %s begins", generation)
@@ -73,6 +99,10 @@ class Generations:
         self.confirmed = "0-0"
         with self._leadership.writing(monotonic) as writing:
             writing.cursor = self.cursor
+            if rewound:
+                self._leadership.raise_fence(writing, _LEAP + secrets.randbelow(_LEAP))
+        self._has_lost_commits = False
+        self.is_rewound = rewound
         self._tidy = False
         self._streams.begin_generation(self._leadership.term, generation, server)
         self._remove_old_streams()
@@ -80,7 +110,7 @@ class Generations:
     def _remove_old_streams(self) -> None:
         """Remove what earlier generations left, once: whoever began this one may not have come to it."""
         if not self._tidy:
-            self._streams.remove_older(self.cursor.generation)
+            self._streams.remove_older(self.cursor.generation, later=self.is_rewound)
             self._tidy = True
 
     def _drain(self, generation: str) -> None:

@@ -83,6 +83,16 @@ class Leadership:
         with self.reading() as connection:
             return leases.read_cursor(connection, self._shard)
 
+    def identity(self) -> str:
+        """Return a name for this life of the database; empty where it has none."""
+        connection = self._connect()
+        with connection.begin():
+            return leases.identity(connection)
+
+    def raise_fence(self, writing: Writing, by: int) -> None:
+        """Have the attempts of this and all later terms numbered from far above."""
+        leases.raise_fence(writing.connection, self._shard, self.term, by)
+
     @contextmanager
     def writing(self, monotonic: float, *, look: bool = False) -> Iterator[Writing]:
         """Open the one kind of transaction in which anything is changed; it holds the lease until it ends.

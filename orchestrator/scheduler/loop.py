@@ -194,9 +194,9 @@ class Scheduler:
 
     def _claim_term(self) -> None:
         """Have pushes of this term accepted. Terms come from Postgres; a later one in Redis may be none of its own."""
-        term = self._leadership.term
+        term, database = self._leadership.term, self._leadership.identity()
         try:
-            self._streams.claim_term(term)
+            is_new = self._streams.claim_term(term, database)
         except Deposed:
             with self._leadership.writing(self._monotonic()):  # which says so if there is a later term
                 log.error(
@@ -204,7 +204,10 @@ class Scheduler:
                     "or another system uses this Redis. Give each system a Redis database of its own.",
                     term,
                 )
-            self._streams.claim_term(term, overrule=True)
+            self._streams.claim_term(term, database, overrule=True)
+            is_new = False
+        if not is_new:
+            self._generations.postgres_has_lost_commits()
 
     # -- the tick
 
@@ -308,6 +311,8 @@ class Scheduler:
         def look() -> None:
             if self._generations.keep(self._monotonic()):
                 self._fleet.grace()
+                if self._generations.is_rewound:
+                    self._watch.doubt_all(self._monotonic())
             self._watch.look(self._monotonic())
             began = self._monotonic()
             sweep = self._sweep() if began >= self._count_at else []

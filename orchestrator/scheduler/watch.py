@@ -44,6 +44,8 @@ class Watch:
         """Workers that have said that they end."""
         self._mirror_at = 0.0
         self._looked = False
+        self._doubts_until = 0.0
+        """Until when workers may hold attempts of which Postgres has lost all memory."""
         self._monotonic = 0.0
         self.due_at = 0.0
 
@@ -90,6 +92,8 @@ class Watch:
         for beat in self._fleet.beats.values():
             if beat.doubtful:
                 self._answer(tick, beat)
+            elif self._monotonic < self._doubts_until and (stale := _stale(tick, beat)):
+                self._order(beat.worker, stop=stale)
             elif beat.burst and not beat.draining and not waiting.is_busy(tick.connection, beat.queues):
                 self._order(beat.worker, drain=True)
             elif beat.hungry and waiting.has_ready(tick.connection, beat.queues):
@@ -103,6 +107,10 @@ class Watch:
             self._stopped = []
             self._mirror_at = self._monotonic + _MIRROR_EVERY
 
+    def doubt_all(self, monotonic: float) -> None:
+        """For a while, see for every worker which of its attempts are still current."""
+        self._doubts_until = monotonic + 2 * self._settings.worker_ttl
+
     def give_orders(self) -> None:
         """Send what has been decided."""
         if self._orders:
@@ -111,10 +119,7 @@ class Watch:
 
     def _answer(self, tick: Tick, beat: Heartbeat) -> None:
         """Tell a worker that was stopped or cut off which of its attempts no longer count."""
-        held = unpack_attempts(beat.held)
-        current = waiting.current(tick.connection, held) if held else set()
-        stop = [Attempt(*attempt) for attempt in held if attempt not in current]
-        self._order(beat.worker, stop=stop, go_on=True)
+        self._order(beat.worker, stop=_stale(tick, beat), go_on=True)
 
     def _order_stops(self) -> None:
         if not self._revoked:
@@ -140,3 +145,10 @@ class Watch:
             state="draining" if beat.draining else "live",
             started_at=beat.started_at,
         )
+
+
+def _stale(tick: Tick, beat: Heartbeat) -> list[Attempt]:
+    """Return what a worker holds that is not current any more."""
+    held = unpack_attempts(beat.held)
+    current = waiting.current(tick.connection, held) if held else set()
+    return [Attempt(*attempt) for attempt in held if attempt not in current]

@@ -13,7 +13,7 @@ from orchestrator.domain.states import TaskState, sources_of
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.tables import READY_IN_LANE, READY_PLAIN
-from orchestrator.store.transitions import CLAIMED, Claimed, among, claimed, identifier
+from orchestrator.store.transitions import CLAIMED, NEXT_ATTEMPT, Claimed, among, claimed, identifier
 
 
 class Arrival(NamedTuple):
@@ -102,7 +102,7 @@ def lanes_after(connection: Connection, queue: str, lane: str, limit: int) -> li
 _CLAIM = Statement(
     f"""
 UPDATE orchestrator.tasks t
-   SET status = 'dispatched', attempt = t.attempt + 1, dispatched_at = %(now)s::timestamptz
+   SET status = 'dispatched', attempt = {NEXT_ATTEMPT}, dispatched_at = %(now)s::timestamptz
  WHERE t.ctid = ANY (ARRAY(
        SELECT next.ctid
          FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(priorities)s::smallint[], %(turns)s::int[])

@@ -14,8 +14,9 @@ import math
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, exc
 
+from orchestrator.store import database
 from orchestrator.store.driver import send
 from orchestrator.store.namespaces import namespace_of
 from orchestrator.store.statement import Statement
@@ -130,6 +131,34 @@ def release(connection: Connection, shard: int, term: int) -> None:
     """Give the lease up and, when the transaction commits, wake the standbys: they need not wait for it to expire."""
     said = {"channel": namespace_of(connection), "released": RELEASED}
     connection.exec_driver_sql(_RELEASE, {"shard": shard, "term": term, **said})
+
+
+_RAISE_FENCE = f"UPDATE orchestrator.leases SET fence = fence + %(by)s {_MINE}"
+
+
+def raise_fence(connection: Connection, shard: int, term: int, by: int) -> None:
+    """Have attempts numbered from far above what has been given away."""
+    connection.exec_driver_sql(_RAISE_FENCE, {"shard": shard, "term": term, "by": by})
+
+
+_IDENTITY = """
+SELECT (SELECT system_identifier FROM pg_control_system())::text
+       || '-' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)
+"""
+
+
+def identity(connection: Connection) -> str:
+    """Return a name for this life of the database: a standby that takes over, or a restore to a moment, begins another.
+
+    Empty where the server does not tell; a copy of its files keeps its name.
+    """
+    try:
+        found: str = connection.exec_driver_sql(_IDENTITY).scalar_one()
+    except exc.DBAPIError as error:
+        if database.is_outage(error):
+            raise
+        return ""
+    return found
 
 
 class Cursor(NamedTuple):

@@ -82,11 +82,13 @@ def moved_rows(rows: Iterable[Any]) -> list[Moved]:
 CLAIMED = """t.id::text, t.attempt, t.name, t.payload, t.queue, t.options::text, t.run_id::text, t.position, t.alone,
           t.failures, t.lane, t.unique_key, t.priority, t.details, t.seq, t.worker"""
 """What every statement that claims returns of a task `t`."""
+NEXT_ATTEMPT = "greatest(t.attempt, (SELECT max(fence) FROM orchestrator.leases)) + 1"
+"""The number of a task's next attempt; above the fence, where numbers have been given away that nobody remembers."""
 
 _CLAIM = Statement(
     f"""
 UPDATE orchestrator.tasks t
-   SET status = 'dispatched', attempt = t.attempt + 1, dispatched_at = %(now)s::timestamptz
+   SET status = 'dispatched', attempt = {NEXT_ATTEMPT}, dispatched_at = %(now)s::timestamptz
  WHERE t.ctid = ANY (ARRAY(
        SELECT next.ctid
          FROM unnest(%(queues)s::text[], %(rooms)s::int[]) AS queue(name, room)
@@ -177,7 +179,7 @@ def _behind(condition: str) -> str:
 _CLAIM_BEHIND = Statement(
     f"""
 UPDATE orchestrator.tasks t
-   SET status = 'dispatched', attempt = t.attempt + 1, dispatched_at = %(now)s::timestamptz
+   SET status = 'dispatched', attempt = {NEXT_ATTEMPT}, dispatched_at = %(now)s::timestamptz
  WHERE t.ctid = ANY (ARRAY(
        SELECT next.ctid
          FROM unnest(%(queues)s::text[], %(rooms)s::int[], %(priorities)s::int[], %(seqs)s::bigint[],

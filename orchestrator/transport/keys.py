@@ -7,7 +7,8 @@ under new stream names, and nothing that belonged to the old one can be mistaken
 
     {orchestrator:0}:generation         string   the current generation, written by the leader
     {orchestrator:0}:server             string   the run id of the server on which that generation began
-    {orchestrator:0}:term               string   the leader's term; a deposed leader's push is refused
+    {orchestrator:0}:database           string   which life of Postgres the generation belongs to
+    {orchestrator:0}:term               string   the leader's term and name; a deposed leader's push is refused
     {orchestrator:0}:applied            string   [generation, cursor]: events up to here are in Postgres
     {orchestrator:0}:canary             string   written by the leader to learn whether Redis takes writes
     {orchestrator:0}:complaint          string   why the scheduler cannot use Postgres, expires
@@ -75,6 +76,10 @@ class Keys:
         return f"{self.prefix}:server"
 
     @property
+    def database(self) -> str:
+        return f"{self.prefix}:database"
+
+    @property
     def term(self) -> str:
         return f"{self.prefix}:term"
 
@@ -132,7 +137,7 @@ class Keys:
 
     def types(self, generation: str | None, queues: Iterable[str]) -> dict[str, str]:
         """Return the type that Redis should show for each key that is shared: all but those of single workers."""
-        strings = (self.generation, self.server, self.term, self.applied, self.canary, self.complaint)
+        strings = (self.generation, self.server, self.database, self.term, self.applied, self.canary, self.complaint)
         streams = [self.nudges, self.quarantine]
         if generation:
             streams += [self.events(generation), *(self.queue(generation, queue) for queue in queues)]

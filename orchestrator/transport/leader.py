@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, TypeVar, cast
@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar, cast
 from redis import Redis
 from redis.exceptions import ResponseError
 
+from orchestrator.domain.generation import age, is_over
 from orchestrator.transport.codec import (
     Applied,
     Ended,
@@ -29,26 +30,31 @@ from orchestrator.transport.quarantine import Refused, set_aside
 
 M = TypeVar("M")
 
-# What is no number, or no string at all, was not written by a leader: it counts as nothing, and SET replaces it.
+# A term stands there with a name of the process that has it: should Postgres lose commits, it issues a term twice. What
+# does not begin with a number, or is no string at all, was not written by a leader: it counts as nothing, and SET
+# replaces it.
 _HELD_TERM = """
-local held = redis.pcall('GET', KEYS[1])
-held = type(held) == 'string' and tonumber(held) or 0
+local mark = redis.pcall('GET', KEYS[1])
+mark = type(mark) == 'string' and mark or ''
+local held = tonumber(string.match(mark, '^%d+') or '0')
 """
 
 _CLAIM_TERM = f"""
 {_HELD_TERM}
-if ARGV[2] == '' and tonumber(ARGV[1]) < held then return 0 end
-redis.call('SET', KEYS[1], ARGV[1])
-return 1
+if ARGV[3] == '' and tonumber(ARGV[1]) < held then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
+if ARGV[4] ~= '' then redis.call('SET', KEYS[2], ARGV[4], 'NX') end
+return tonumber(ARGV[1]) == held and mark ~= ARGV[2] and 2 or 1
 """
 
 # Workers never create the events stream: reports to a stream that no leader reads would be lost.
 _BEGIN = f"""
 {_HELD_TERM}
 if tonumber(ARGV[1]) < held then return 0 end
-redis.call('SET', KEYS[1], ARGV[1])
-redis.call('SET', KEYS[2], ARGV[2])
-redis.call('SET', KEYS[3], ARGV[3])
+redis.call('SET', KEYS[1], ARGV[2])
+redis.call('SET', KEYS[2], ARGV[3])
+redis.call('SET', KEYS[3], ARGV[4])
+redis.call('SET', KEYS[5], ARGV[5])
 redis.call('XADD', KEYS[4], '*', 'd', '')
 redis.call('XTRIM', KEYS[4], 'MAXLEN', '0')
 return 1
@@ -157,12 +163,25 @@ class ServerState(NamedTuple):
     """The events stream is there, and is a stream."""
     usable: bool = True
     """Workers can find it, and add to it."""
+    same_database: bool = True
+    """The Postgres of which it was told is the one that is used now, as far as anybody knows."""
 
     def reached(self, cursor: str) -> bool:
         """Say whether Redis still remembers that events up to `cursor` were applied."""
         if cursor == "0-0":
             return True
         return self.applied is not None and stream_position(self.applied.cursor) >= stream_position(cursor)
+
+    def is_ahead(self, generation: str, cursor: str) -> bool:
+        """Say whether it remembers what came after this: whoever is behind it has lost something."""
+        if self.generation is None or not self.same_database:
+            return not self.same_database
+        if self.generation != generation:
+            return age(self.generation) != () and age(self.generation) >= age(generation)
+        applied = self.applied
+        if applied is None or applied.generation != generation:
+            return False
+        return stream_position(applied.cursor) > stream_position(cursor)
 
 
 class LeaderStreams:
@@ -178,15 +197,29 @@ class LeaderStreams:
         self._forget_silent = redis.register_script(_FORGET_SILENT)
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
         self._last_nudge = "0-0"
+        self._name = secrets.token_hex(4)
+        self._database = ""
         self._refused_beats: dict[bytes, Refused] = {}
         """Heartbeats that make no sense; each is set aside once, although it is read every second."""
 
     # -- leadership and generations
 
-    def claim_term(self, term: int, *, overrule: bool = False) -> None:
-        """Make this term the one whose pushes are accepted; `overrule` a later one, which Postgres never issued."""
-        if not self._claim_term(keys=[self._keys.term], args=[term, "overrule" if overrule else ""]):
+    def claim_term(self, term: int, database: str, *, overrule: bool = False) -> bool:
+        """Make this term the one whose pushes are accepted; `overrule` a later one, which Postgres never issued.
+
+        `database` names the life of the Postgres that issued it; empty if that has no name. Say whether the term is
+        the first of its number: not if Postgres has lost commits.
+        """
+        self._database = database
+        keys = [self._keys.term, self._keys.database]
+        answer = self._claim_term(keys=keys, args=[term, self._mark(term), "overrule" if overrule else "", database])
+        if not answer:
             raise Deposed
+        return bool(answer == 1)
+
+    def _mark(self, term: int) -> str:
+        """Return what stands in Redis while this process leads in a term."""
+        return f"{term} {self._name}"
 
     def state(self, generation: str, cursor: str) -> ServerState:
         """Read what Redis remembers of a generation that was read up to `cursor`, to learn whether it lost anything.
@@ -198,19 +231,24 @@ class LeaderStreams:
         pipeline.get(self._keys.server)
         pipeline.get(self._keys.applied)
         pipeline.type(self._keys.events(generation))
+        pipeline.get(self._keys.database)
         pipeline.info("server")
         answers = pipeline.execute(raise_on_error=False)
         for answer in answers:
             if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
                 raise answer
-        found, began_on, applied, kind, info = answers
+        found, began_on, applied, kind, database, info = answers
         server = str(info["run_id"])
         return ServerState(
             generation=found.decode(errors="replace") if isinstance(found, bytes) else None,
             applied=_decode_or_none(Applied, applied) if isinstance(applied, bytes) else None,
             server=server,
             readable=kind == b"stream",
-            usable=kind == b"stream" and began_on == server.encode() and _after(cursor) != cursor,
+            usable=kind == b"stream"
+            and began_on == server.encode()
+            and _after(cursor) != cursor
+            and not isinstance(database, Exception),
+            same_database=not (self._database and isinstance(database, bytes)) or database == self._database.encode(),
         )
 
     def begin_generation(self, term: int, generation: str, server: str) -> None:
@@ -219,18 +257,22 @@ class LeaderStreams:
         `server` is the life of the server for which it is meant: `state` has it.
         """
         keys = [self._keys.term, self._keys.generation, self._keys.server, self._keys.events(generation)]
-        if not self._begin(keys=keys, args=[term, generation, server]):
+        arguments: list[Argument] = [term, self._mark(term), generation, server, self._database]
+        if not self._begin(keys=[*keys, self._keys.database], args=arguments):
             raise Deposed
         self._last_nudge = "0-0"
 
-    def remove_older(self, generation: str) -> None:
-        """Remove the streams of earlier generations; of later ones never: their leader may have replaced this one."""
+    def remove_older(self, generation: str, *, later: bool = False) -> None:
+        """Remove the streams of earlier generations.
+
+        Of `later` ones only if Postgres has forgotten them: else their leader may have replaced this one.
+        """
         for pattern in (self._keys.events("*"), self._keys.queue("*", "*")):
             start = pattern.index("*")
             old = [
                 key
                 for key in self._redis.scan_iter(match=_literal(pattern))
-                if _age(key.decode(errors="replace")[start:].partition(":")[0]) < _age(generation)
+                if is_over(key.decode(errors="replace")[start:].partition(":")[0], generation, later=later)
             ]
             if old:
                 self._redis.delete(*old)
@@ -286,7 +328,7 @@ class LeaderStreams:
         said = self._said(generation, cursor, ended) if cursor is not None else _NOTHING_SAID
         for part in _in_parts(messages):
             keys = [self._keys.term, self._keys.applied, self._keys.events(generation)]
-            arguments: list[Argument] = [term, *said]
+            arguments: list[Argument] = [self._mark(term), *said]
             for queue, bodies in part.items():
                 keys.append(self._keys.queue(generation, queue))
                 arguments.append(len(bodies))
@@ -429,11 +471,6 @@ def _after(cursor: str) -> str:
     if sequence < _LARGEST:
         return f"{milliseconds}-{sequence + 1}"
     return f"{milliseconds + 1}-0" if milliseconds < _LARGEST else cursor
-
-
-def _age(generation: str) -> tuple[int, ...]:
-    """Return the term and serial number of a generation; what is not ours is older than all."""
-    return tuple(map(int, generation.split("-"))) if re.fullmatch(r"[0-9]{1,20}-[0-9]{1,20}", generation) else ()
 
 
 def _literal(pattern: str) -> str:

@@ -146,6 +146,13 @@ def parent(path: str, count: int) -> list[str]:
 
 
 @app.task
+def parent_when(started: str, go: str, path: str, count: int) -> list[str]:
+    Path(started).touch()
+    wait_for(go)
+    return [logged.enqueue(path, number).id for number in range(count)]
+
+
+@app.task
 async def parent_async(path: str, count: int) -> list[str]:
     return [(await logged.aenqueue(path, number)).id for number in range(count)]
 

@@ -176,7 +176,7 @@ def test_the_leader_notices_a_redis_that_came_back_empty(database_url: str, redi
         redis.kill()
         redis.start(persistence=False)
         began = time.monotonic()
-        eventually(lambda: scheduler.logged("generation 1-2 begins"), "a new generation", 15)
+        eventually(lambda: scheduler.logged("generation 1-2-"), "a new generation", 15)
         print(f"noticed after {time.monotonic() - began:.2f} s")
         assert project.add.enqueue(2, 2).result(30) == 4
 
@@ -226,12 +226,12 @@ def test_a_worker_stops_taking_when_nobody_applies_its_reports(
         leader = LeaderStreams(connect(redis.url), Keys())
         generation = WorkerStreams(connect(redis.url), Keys()).generation()
         assert generation is not None
-        term = int(stack.redis.get(Keys().term))
+        term, leader._name = stack.redis.get(Keys().term).decode().split()
         messages = [
             encode([Dispatch(os.urandom(16), 1, task.name, task.payload, "default") for _ in range(LARGEST_BUNDLE - 1)])
             for _ in range(1_100)
         ]  # 20,900 tasks for a table of 20,000, whose end no message meets exactly
-        leader.publish(generation, term, {"default": messages})
+        leader.publish(generation, int(term), {"default": messages})
         eventually(lambda: worker.logged("no more fit"), "it is full", 60)
         left = stack.redis.xlen(Keys().queue(generation, "default"))
         assert left > 0

@@ -727,7 +727,7 @@ def test_a_deposed_leader_cannot_push(system: System) -> None:
     for attempt in (
         lambda: first._streams.publish(generation, term, {"default": [b"stale"]}),
         lambda: first._streams.begin_generation(term, "stale", "server"),
-        lambda: first._streams.claim_term(term),
+        lambda: first._streams.claim_term(term, ""),
     ):
         with pytest.raises(Deposed):
             attempt()

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import ConnectionError, TimeoutError
 
+from orchestrator.domain.generation import is_over
 from orchestrator.transport.codec import (
     Applied,
     Ended,
@@ -22,7 +23,7 @@ from orchestrator.transport.codec import (
     encode,
     stream_position,
 )
-from orchestrator.transport.leader import Deposed, Inbound, Message, ServerState, _age
+from orchestrator.transport.leader import Deposed, Inbound, Message, ServerState
 from orchestrator.transport.quarantine import Refused
 from orchestrator.transport.worker import OrderInbox, Receipt, Received, StreamsGone
 
@@ -208,13 +209,16 @@ class MemoryLeaderStreams:
 
     # -- leadership and generations
 
-    def claim_term(self, term: int, *, overrule: bool = False) -> None:
-        def effect() -> None:
+    def claim_term(self, term: int, database: str, *, overrule: bool = False) -> bool:
+        del database
+
+        def effect() -> bool:
             if term < (self._server.data.term or 0) and not overrule:
                 raise Deposed
             self._server.data.term = term
+            return True
 
-        self._call("claim_term", effect)
+        return self._call("claim_term", effect)
 
     def state(self, generation: str, cursor: str) -> ServerState:
         del cursor  # ids do not run out here
@@ -241,11 +245,13 @@ class MemoryLeaderStreams:
         self._call("begin_generation", effect)
         self._last_nudge = "0-0"
 
-    def remove_older(self, generation: str) -> None:
+    def remove_older(self, generation: str, *, later: bool = False) -> None:
         def effect() -> None:
             data = self._server.data
-            data.events = {name: kept for name, kept in data.events.items() if _age(name) >= _age(generation)}
-            data.queues = {name: kept for name, kept in data.queues.items() if _age(name[0]) >= _age(generation)}
+            for kept in (data.events, data.queues):
+                for name in [*kept]:
+                    if is_over(name if isinstance(name, str) else name[0], generation, later=later):
+                        del kept[name]
 
         self._call("remove_older", effect)
 

@@ -1,0 +1,175 @@
+"""Postgres comes back without its last commits: a backup was restored, or an asynchronous standby took over.
+
+Redis and the workers have seen what Postgres has not: terms, generations and attempts that are now issued again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.domain.task import Enqueued, NewTask
+from orchestrator.transport.codec import Attempt
+from orchestrator.transport.leader import Deposed
+from tests.integration.stage import KEYS, System, raw
+
+TABLES = ("tasks", "ended_tasks", "attempts", "inbox", "leases", "cursors", "workers", "unique_keys")
+ID = b"\x07" * 16
+
+
+@pytest.fixture
+def backup(system: System) -> Callable[[], Callable[[], None]]:
+    """Remember what is in the tables when called; return how to put it back, under a leader that starts from there."""
+
+    def remember() -> Callable[[], None]:
+        for table in TABLES:
+            system.sql(f"DROP TABLE IF EXISTS kept_{table}")
+            system.sql(f"CREATE TABLE kept_{table} AS TABLE orchestrator.{table}")
+        return restore
+
+    def restore() -> None:
+        system.scheduler._leadership.disconnect()
+        for table in TABLES:
+            system.sql(f"DELETE FROM orchestrator.{table}")
+            system.sql(f"INSERT INTO orchestrator.{table} OVERRIDING SYSTEM VALUE SELECT * FROM kept_{table}")
+        system.lead()
+
+    return remember
+
+
+def lose_redis(system: System) -> None:
+    system.redis.delete(KEYS.generation)
+    system.look()
+
+
+def test_a_generation_that_postgres_has_forgotten_is_not_begun_again_under_its_name(
+    system: System, backup: Callable[[], Callable[[], None]]
+) -> None:
+    system.look()
+    restore = backup()
+    system.lead()
+    lose_redis(system)
+    forgotten, term = system.generation, system.scheduler._leadership.term
+    restore()
+    assert system.scheduler._leadership.term == term, "which is issued for the second time"
+    system.look()
+    assert system.generation != forgotten
+    assert system.redis.exists(KEYS.events(forgotten)) == 0, "and what it left is removed"
+
+
+def test_what_a_task_enqueued_while_postgres_was_away_is_sent_again(
+    system: System, backup: Callable[[], Callable[[], None]]
+) -> None:
+    worker = system.worker()
+    system.look()
+    restore = backup()
+    system.lead()
+    lose_redis(system)
+    known = system.generation
+    worker.report(Enqueued([NewTask(ID, "job", "default", b"\x92\x90\x80")]))
+    restore()
+    system.look(2)
+    assert system.generation != known, "by which the worker knows what to do"
+    worker.report(Enqueued([NewTask(ID, "job", "default", b"\x92\x90\x80")]))
+    system.tick()
+    assert system.row(ID)["name"] == "job"
+
+
+def test_events_that_postgres_has_forgotten_are_noticed_and_told(
+    system: System, backup: Callable[[], Callable[[], None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = system.worker()
+    system.settle()
+    system.dispatch(1)
+    restore = backup()
+    worker.succeed(*worker.take())
+    system.tick()
+    known = system.generation
+    with caplog.at_level(logging.WARNING, "orchestrator"):
+        restore()
+        system.look()
+    assert system.generation != known
+    assert "Postgres has lost" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "orchestrator"):
+        now = system.generation
+        system.look(5)
+    assert (system.generation, caplog.text) == (now, ""), "once"
+
+
+def test_an_attempt_that_postgres_has_forgotten_does_not_end_the_one_that_takes_its_place(
+    system: System, backup: Callable[[], Callable[[], None]]
+) -> None:
+    dead, alive = system.worker("dead"), system.worker("alive")
+    system.settle()
+    dead.succeed(*dead.take())
+    first = system.dispatch()[0]
+    dead.succeed(*dead.take())
+    system.tick()
+    assert first.status() == "success"
+    handle = system.job.enqueue()
+    restore = backup()
+    system.look()
+    (forgotten,) = dead.take()
+    other = system.job.enqueue()
+    system.look()
+    dead.succeed(*dead.take())
+    system.tick()
+    assert other.status() == "success"
+    restore()
+    system.look(2)
+    (again,) = alive.take()
+    assert again.id == forgotten.id == raw(handle)
+    assert again.attempt > forgotten.attempt
+    assert [Attempt(forgotten.id, forgotten.attempt)] in [order.stop for order in dead.orders()]
+    dead.fail(forgotten, retryable=False)
+    system.tick()
+    assert handle.status() == "dispatched"
+    alive.succeed(again)
+    system.tick()
+    assert handle.status() == "success"
+
+
+def test_an_attempt_from_before_the_backup_still_counts(
+    system: System, backup: Callable[[], Callable[[], None]]
+) -> None:
+    worker = system.worker()
+    system.settle()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    restore = backup()
+    system.dispatch()
+    worker.succeed(*worker.take())
+    system.tick()
+    restore()
+    system.look(2)
+    worker.succeed(task)
+    system.tick()
+    row = system.row(handle)
+    assert (row["status"], row["attempt"]) == ("success", 1)
+
+
+def test_of_two_leaders_with_the_same_term_only_the_later_pushes(
+    system: System, backup: Callable[[], Callable[[], None]]
+) -> None:
+    restore = backup()
+    first = system.lead()
+    restore()
+    assert system.scheduler._leadership.term == first._leadership.term
+    system.look()
+    with pytest.raises(Deposed):
+        first._streams.publish(system.generation, first._leadership.term, {"default": [b"stale"]})
+
+
+def test_an_empty_database_numbers_attempts_from_one(system: System) -> None:
+    """Somebody began anew, on a Redis that has been used."""
+    worker = system.worker()
+    system.look()
+    for table in TABLES:
+        system.sql(f"DELETE FROM orchestrator.{table}")
+    system.lead()
+    system.look()
+    system.dispatch()
+    assert [task.attempt for task in worker.take()] == [1]
