@@ -39,11 +39,16 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 
 class OrchestratorError(Exception):
     """Base of every error raised on purpose by this package."""
+
+    data: Mapping[str, Any] = MappingProxyType({})
+    """What it knows beside its text, as plain data; of a remote error, the attributes that the exception had."""
 
 
 class ConfigurationError(OrchestratorError):
@@ -119,12 +124,15 @@ class TaskEnded(OrchestratorError):
 
 
 class TaskFailed(TaskEnded):
-    """The task failed. `kind` is the remote exception's type and `traceback` its text."""
+    """The task failed. `kind` is the remote exception's type, `traceback` its text, and `data` its attributes."""
 
-    def __init__(self, message: str, *, kind: str = "", traceback: str = "") -> None:
+    def __init__(
+        self, message: str, *, kind: str = "", traceback: str = "", data: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.traceback = traceback
+        self.data = dict(data or {})
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -140,19 +148,32 @@ class TaskSkipped(TaskEnded):
 
 
 class RunFailed(OrchestratorError):
-    """Results were asked of a run that failed or was cancelled."""
+    """Results were asked of a run that failed or was cancelled.
+
+    Of a workflow as code, `kind` is the type of what its code raised, and `data` its attributes.
+    """
+
+    def __init__(self, message: str, *, kind: str = "", data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.data = dict(data or {})
 
 
 class WorkflowFailed(OrchestratorError):
-    """Raised inside a workflow to fail its run with a message."""
+    """Raised inside a workflow to fail its run with a message, and with data for whoever waits for it."""
+
+    def __init__(self, *args: object, data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(*args)
+        self.data = dict(data or {})
 
 
 class OperationFailed(OrchestratorError):
     """A side effect of a workflow raised. `kind` is the exception's type; on replay it fails the same way."""
 
-    def __init__(self, message: str, *, kind: str = "") -> None:
+    def __init__(self, message: str, *, kind: str = "", data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.kind = kind
+        self.data = dict(data or {})
 
 
 class PromiseRejected(OrchestratorError):
@@ -203,7 +224,11 @@ class RetryLater(OrchestratorError):
 
 
 class GiveUp(OrchestratorError):
-    """Raise it inside a task to fail at once, whatever tries are left."""
+    """Raise it inside a task to fail at once, whatever tries are left, with data for whoever asks."""
+
+    def __init__(self, *args: object, data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(*args)
+        self.data = dict(data or {})
 
 
 _MOST_COMPARED = 1_000

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from orchestrator.cli.data import as_json as data_json
 from orchestrator.cli.data import call_text, data_text
 from orchestrator.cli.options import json_option, moment, page_options, status_option
-from orchestrator.cli.output import confirm, echo, print_fields, print_json, print_table, state
+from orchestrator.cli.output import confirm, echo, json_text, print_fields, print_json, print_table, state
 from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
 from orchestrator.cli.task_words import bar, last_words, print_log, watch_task
@@ -280,6 +280,8 @@ def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
     failed = next((attempt.error for attempt in reversed(detail.attempts) if attempt.error), detail.error)
     if failed and detail.status != TaskState.CANCELLED:
         echo(f"\nLast error: {failed.kind}: {failed.message}")
+        if failed.data:
+            echo(f"Its data: {json_text(failed.data)}")
         if failed.traceback:
             echo(f"\nRemote traceback:\n{failed.traceback.rstrip()}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -45,6 +46,8 @@ class TaskFailure(msgspec.Struct, frozen=True):
     """The type of its error."""
     message: str
     traceback: str = ""
+    data: dict[str, Any] = {}
+    """What the exception knew beside its text."""
 
 
 def after_success(task: bytes, attempt: int, callbacks: Callbacks, result: bytes | None) -> Iterable[NewTask]:
@@ -56,7 +59,7 @@ def after_success(task: bytes, attempt: int, callbacks: Callbacks, result: bytes
 def after_end(task: bytes, attempt: int, callbacks: Callbacks, error: TaskError | None) -> Iterable[NewTask]:
     """Return the tasks that follow a failure."""
     what = error or TaskError("", "")
-    failure = TaskFailure(to_text(task), callbacks.task, what.kind, what.message, what.traceback)
+    failure = TaskFailure(to_text(task), callbacks.task, what.kind, what.message, what.traceback, what.attributes)
     return _tasks(task, attempt, "failure", callbacks.failure, msgspec.msgpack.encode(((failure,), {})))
 
 

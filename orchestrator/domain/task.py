@@ -6,8 +6,9 @@ Ids are 16 raw bytes in messages. Field order is the wire format; new fields go 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -123,6 +124,28 @@ class TaskError(msgspec.Struct, frozen=True, array_like=True):
     kind: str
     message: str
     traceback: str = ""
+    data: str = ""
+    """What the exception knew beside its text, as a JSON object; empty if nothing."""
+
+    @classmethod
+    def stored(cls, fields: Mapping[str, str] | None) -> TaskError | None:
+        """Return an error as `to_json` has written it."""
+        if fields is None:
+            return None
+        return cls(fields["kind"], fields["message"], fields.get("traceback", ""), fields.get("data", ""))
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What the exception knew beside its text; nothing where that cannot be read."""
+        try:
+            return msgspec.json.decode(self.data, type=dict[str, Any]) if self.data else {}
+        except (msgspec.DecodeError, RecursionError):
+            return {}
+
+    def to_json(self) -> str:
+        """Return it as it is stored. The data stays a text, in which no store finds anything to change or refuse."""
+        fields = {"kind": self.kind, "message": self.message, "traceback": self.traceback}
+        return msgspec.json.encode(fields | ({"data": self.data} if self.data else {})).decode()
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.scheduler.tick import Tick
@@ -43,4 +41,4 @@ def cancel_tasks(tick: Tick, ids: list[bytes]) -> None:
 
 def error_json(error: TaskError) -> str:
     """Return an error as it is stored."""
-    return msgspec.json.encode({"kind": error.kind, "message": error.message, "traceback": error.traceback}).decode()
+    return error.to_json()

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
+import msgspec
+
+from orchestrator.domain.plain import is_too_deep
 from orchestrator.domain.task import TaskError
+from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.names import type_name
+from orchestrator.sdk.payload import encode_other
 
 _MESSAGE_LIMIT = 10_000
 _TRACEBACK_LIMIT = 50_000
+_DATA_LIMIT = 20_000
+_encode = msgspec.json.Encoder(enc_hook=encode_other).encode
 
 
 def describe(error: BaseException) -> TaskError:
@@ -24,7 +33,32 @@ def describe(error: BaseException) -> TaskError:
         text = "".join(traceback.TracebackException(kind, error, first, limit=-50).format())
     except Exception as unprintable:  # noqa: BLE001  # nor must a broken cause, or a group of groups without end
         text = f"(its traceback could not be had: {type(unprintable).__name__})"
-    return TaskError(_clean(name, 500), _clean(message, _MESSAGE_LIMIT), _clean(text, _TRACEBACK_LIMIT))
+    return TaskError(_clean(name, 500), _clean(message, _MESSAGE_LIMIT), _clean(text, _TRACEBACK_LIMIT), _data(error))
+
+
+def _data(error: BaseException) -> str:
+    """Return the attributes of an exception as JSON; without those that are private, too large, or no data."""
+    kept: dict[str, msgspec.Raw] = {}
+    size = 0
+    for name, value in _attributes(error).items():
+        try:
+            text = _encode(value)
+            if size + len(text) > _DATA_LIMIT or is_too_deep(msgspec.json.decode(text)):
+                continue
+            kept[str(name)] = msgspec.Raw(text)
+            size += len(text) + len(name)
+        except Exception:  # noqa: BLE001  # what cannot be data is left out, whatever is wrong with it
+            continue
+    return msgspec.json.encode(kept).decode() if kept else ""
+
+
+def _attributes(error: BaseException) -> Mapping[str, Any]:
+    if isinstance(error, OrchestratorError):
+        return error.data
+    try:
+        return {name: value for name, value in vars(error).items() if not name.startswith("_")}
+    except Exception:  # noqa: BLE001  # a strange class must not hide the failure itself
+        return {}
 
 
 def _clean(text: str, limit: int) -> str:

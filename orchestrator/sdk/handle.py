@@ -102,7 +102,8 @@ class Handle(Generic[R]):
             raise TaskSkipped(f"{message} was skipped.")
         if error is None:
             raise TaskFailed(f"{message} failed.")
-        raise TaskFailed(f"{message} failed: {error.kind}: {error.message}", kind=error.kind, traceback=error.traceback)
+        text = f"{message} failed: {error.kind}: {error.message}"
+        raise TaskFailed(text, kind=error.kind, traceback=error.traceback, data=error.attributes)
 
 
 def as_completed(handles: Iterable[Handle[R]], timeout: float | None = None) -> Iterator[Handle[R]]:

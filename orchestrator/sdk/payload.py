@@ -26,7 +26,8 @@ _NATIVE = (bytes, bytearray)
 """What MessagePack carries as it is. UUIDs, decimals and naive times travel as text, and are made from it."""
 
 
-def _encode_other(value: Any) -> Any:
+def encode_other(value: Any) -> Any:
+    """Return what MessagePack and JSON have no word for as what they have."""
     if hasattr(type(value), "model_dump"):  # pydantic
         return value.model_dump()
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is not plain data")
@@ -40,8 +41,8 @@ def _decode_other(kind: type, value: Any) -> Any:
     raise TypeError(f"cannot make a {kind.__qualname__} of {type(value).__qualname__}")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
-_orderly = msgspec.msgpack.Encoder(enc_hook=_encode_other, order="deterministic")
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_other)
+_orderly = msgspec.msgpack.Encoder(enc_hook=encode_other, order="deterministic")
 _decoder = msgspec.msgpack.Decoder()
 _parts = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 

@@ -334,7 +334,7 @@ def outcome(connection: Connection, run: bytes) -> Outcome | None:
     row = connection.exec_driver_sql(_OUTCOME, {"id": run.hex()}).one_or_none()
     if row is None or not row[5]:
         return None
-    error = row[3] and TaskError(row[3]["kind"], row[3]["message"], row[3].get("traceback", ""))
+    error = TaskError.stored(row[3])
     if row[0] == RunState.FAILED and row[6] == TaskState.CANCELLED:
         error = RAN_TOO_LONG
     return Outcome(row[0], row[1], None if row[2] is None else bytes(row[2]), error, row[4])

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.task import TaskError
@@ -157,9 +156,9 @@ def find_answer(connection: Connection, request: bytes) -> Answered | None:
     row = connection.exec_driver_sql(_FIND_ANSWER, {"id": request.hex()}).one_or_none()
     if row is None:
         return None
-    error = row[1] and TaskError(row[1]["kind"], row[1]["message"], row[1].get("traceback", ""))
+    error = TaskError.stored(row[1])
     return Answered(request, None if row[0] is None else bytes(row[0]), error)
 
 
 def _json(error: TaskError) -> str:
-    return msgspec.json.encode({"kind": error.kind, "message": error.message, "traceback": error.traceback}).decode()
+    return error.to_json()

@@ -123,7 +123,7 @@ def adopt(connection: Connection, handovers: Sequence[Handover]) -> list[Child]:
             row[3],
             row[4],
             None if row[5] is None else bytes(row[5]),
-            row[6] and TaskError(row[6]["kind"], row[6]["message"], row[6].get("traceback", "")),
+            TaskError.stored(row[6]),
         )
         for row in _ADOPT(connection, parameters)
     ]

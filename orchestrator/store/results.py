@@ -41,7 +41,7 @@ def outcomes(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, Task
     """Return where those of these tasks stand that exist."""
     found: dict[bytes, TaskOutcome] = {}
     for row in connection.exec_driver_sql(_OUTCOMES, {"ids": arrays.uuids(tasks)}):
-        error = row[3] and TaskError(row[3]["kind"], row[3]["message"], row[3].get("traceback", ""))
+        error = TaskError.stored(row[3])
         found[identifier(row[0])] = TaskOutcome(row[1], None if row[2] is None else bytes(row[2]), error)
     return found
 

@@ -69,8 +69,8 @@ class TestedRun(Generic[R]):
                 result: R = self._workflow.signature.restore_result(decode_value(data))
                 return result
             case commands.FailRun(error=error):
-                text = f"{error.kind}: {error.message}\n\n{error.traceback}"
-                raise RunFailed(f"Workflow {self._workflow.name!r} failed: {text}")
+                text = f"Workflow {self._workflow.name!r} failed: {error.kind}: {error.message}\n\n{error.traceback}"
+                raise RunFailed(text, kind=error.kind, data=error.attributes)
             case _ if self._run.timed_out:
                 text = f"{RAN_TOO_LONG.kind}: {RAN_TOO_LONG.message}"
                 raise RunFailed(f"Workflow {self._workflow.name!r} failed: {text}")
@@ -149,5 +149,7 @@ def _value(what: str, result: bytes | None, error: TaskError | None) -> Any:
     if error is not None and error.kind == "WrongState":
         raise WrongState(error.message)
     if error is not None:
-        raise OrchestratorError(f"{what} failed: {error.kind}: {error.message}")
+        failed = OrchestratorError(f"{what} failed: {error.kind}: {error.message}")
+        failed.data = error.attributes
+        raise failed
     return decode_value(result or b"\xc0")

@@ -18,6 +18,7 @@ from orchestrator import (
     gather,
 )
 from orchestrator.domain.task import Failed, Succeeded, TaskError
+from orchestrator.sdk.failure import describe
 from orchestrator.sdk.payload import decode_value, encode_value
 from tests.integration.stage import System, raw
 
@@ -25,6 +26,24 @@ from tests.integration.stage import System, raw
 @pytest.fixture
 def follower(system: System) -> Any:
     return system.app.task(name="follower")(lambda what: what)
+
+
+class Declined(Exception):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
+
+
+def test_attributes_of_an_exception_reach_who_asks(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch(retries=0)
+    (task,) = worker.take()
+    error = describe(Declined(51, "with \0 and 1e300: \x1b"))
+    worker.report(Failed(task.id, 1, 0.1, error))
+    system.tick()
+    with pytest.raises(TaskFailed) as failed:
+        handle.result(20)
+    assert failed.value.data == {"code": 51, "text": "with \0 and 1e300: \x1b"}
 
 
 # -- callbacks
@@ -52,12 +71,12 @@ def test_a_failure_for_good_is_followed_by_a_task_with_the_failure(system: Syste
     again: list[Any] = []
     system.look_until(lambda: again.extend(worker.take()) or again)
     assert (len(again), again[0].name) == (1, "job")  # it is tried again: nothing follows yet
-    worker.report(Failed(task.id, 2, 0.1, TaskError("ValueError", "last", "at line 3")))
+    worker.report(Failed(task.id, 2, 0.1, TaskError("ValueError", "last", "at line 3", '{"code":7}')))
     system.tick()
     follows = worker.take()
     assert [follow.name for follow in follows] == ["follower", "follower"]
     (failure,), _ = decode_value(follows[0].payload)
-    expected = TaskFailure(handle.id, "job", "ValueError", "last", "at line 3")
+    expected = TaskFailure(handle.id, "job", "ValueError", "last", "at line 3", {"code": 7})
     assert follower.signature.restore([failure], {})[0] == [failure]
     assert failure == {name: getattr(expected, name) for name in TaskFailure.__struct_fields__}
 

@@ -187,7 +187,9 @@ class CodeBackend:
                 self._tell(run, wish, verb, request=request, **body)
         if answer.error is not None:
             kind = WrongState if answer.error.kind == "WrongState" else OrchestratorError
-            raise kind(_told(verb, body["name"], answer.error))
+            refused = kind(_told(verb, body["name"], answer.error))
+            refused.data = answer.error.attributes
+            raise refused
         return decode_value(answer.result or b"\xc0")
 
     def _look_for_answer(self, request: bytes) -> Ended | None:

@@ -167,7 +167,8 @@ class WorkflowContext:
         future = flow.loop.create_future()
         if record.error is not None:
             message = f"Operation {name!r} failed: {record.error.kind}: {record.error.message}"
-            future.set_exception(OperationFailed(message, kind=record.error.kind))
+            data = record.error.attributes
+            future.set_exception(OperationFailed(message, kind=record.error.kind, data=data))
         else:
             kind = return_type(function) if type is None else type
             future.set_result(decode_value(record.result or b"\xc0", kind))

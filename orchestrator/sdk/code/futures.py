@@ -108,9 +108,11 @@ class DurableFuture(OrderedFuture[T]):
                 self._fulfil(data)
             case history.TaskFailed(error=error):
                 message = f"{self._what} failed: {error.kind}: {error.message}"
-                self._break(TaskFailed(message, kind=error.kind, traceback=error.traceback))
+                known = error.attributes
+                self._break(TaskFailed(message, kind=error.kind, traceback=error.traceback, data=known))
             case history.ChildFailed(error=error):
-                self._break(RunFailed(f"{self._what} failed: {error.kind}: {error.message}"))
+                message = f"{self._what} failed: {error.kind}: {error.message}"
+                self._break(RunFailed(message, kind=error.kind, data=error.attributes))
             case history.PromiseRejected(error=error):
                 self._break(PromiseRejected(f"{self._what} was rejected: {error.message}"))
             case history.TaskCancelled():

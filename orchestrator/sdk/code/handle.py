@@ -145,7 +145,8 @@ class WorkflowHandle(Generic[R]):
         error = ended.error
         if ended.state == RunState.CANCELLED or error is None:
             raise RunFailed(f"{name}, run {self.id}, was {ended.state}.")
-        raise RunFailed(f"{name}, run {self.id}, failed: {error.kind}: {error.message}\n\n{error.traceback}".rstrip())
+        text = f"{name}, run {self.id}, failed: {error.kind}: {error.message}\n\n{error.traceback}".rstrip()
+        raise RunFailed(text, kind=error.kind, data=error.attributes)
 
 
 def signal_run(flow: Flow, run: bytes, name: str, value: Any) -> None:

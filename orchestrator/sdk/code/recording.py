@@ -78,7 +78,8 @@ def _event_from_plain(plain: dict[str, Any]) -> Event:
 
 def _field_to_plain(name: str, value: Any) -> Any:
     if isinstance(value, TaskError):
-        return {"kind": value.kind, "message": value.message, "traceback": value.traceback}
+        data = {"data": msgspec.Raw(value.data.encode())} if value.data else {}
+        return {"kind": value.kind, "message": value.message, "traceback": value.traceback, **data}
     if isinstance(value, bytes):
         return to_text(value) if name in ID_FIELDS else {"value": _to_plain(_decode(value))}
     return value
@@ -87,7 +88,8 @@ def _field_to_plain(name: str, value: Any) -> Any:
 def _field_from_plain(name: str, kind: Any, value: Any) -> Any:
     options = (kind, *get_args(kind))
     if TaskError in options and value is not None:
-        return TaskError(**value)
+        data = {"data": msgspec.json.encode(value["data"]).decode()} if value.get("data") else {}
+        return TaskError(**value | data)
     if bytes in options and value is not None:
         return UUID(value).bytes if name in ID_FIELDS else _encode(_from_plain(value["value"]))
     return value

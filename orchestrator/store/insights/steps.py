@@ -15,7 +15,7 @@ from orchestrator.domain.dag import ENDED, DagState, Fan, StepState
 from orchestrator.domain.definition import Definition, Step
 from orchestrator.domain.states import ENDED_RUN_STATES
 from orchestrator.store import workflows
-from orchestrator.store.insights.tasks import ErrorView
+from orchestrator.store.insights.tasks import ErrorView, error_view
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,6 @@ def _view(step: Step, state: StepState, fan: Fan | None, reason: str | None, tim
     has_ended = state in ENDED
     total = fan.total if fan else (None if fan_out else 1)
     times = times or _Times()
-    error = times.error
     return StepView(
         name=step.name,
         kind="workflow" if step.workflow is not None else "task",
@@ -129,5 +128,5 @@ def _view(step: Step, state: StepState, fan: Fan | None, reason: str | None, tim
         depends_on=step.depends_on,
         started_at=times.started_at,
         ended_at=times.ended_at if has_ended else None,
-        error=ErrorView(**{"traceback": "", **error}) if error else None,
+        error=error_view(times.error),
     )

@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import ENDED_TASK_STATES, OPEN_TASK_STATES, TaskState
+from orchestrator.domain.task import TaskError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,8 @@ class ErrorView:
     """Its text."""
     traceback: str
     """The remote traceback, or nothing."""
+    data: dict[str, Any]
+    """What the exception knew beside its text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +196,8 @@ def show_task(connection: Connection, task: UUID) -> TaskDetail | None:
         payload=bytes(payload),
         options=options or {},
         result=None if result is None else bytes(result),
-        error=_error(error),
-        attempts=(*_attempts(connection, task, columns, _error(error)),),
+        error=error_view(error),
+        attempts=(*_attempts(connection, task, columns, error_view(error)),),
     )
 
 
@@ -204,7 +207,7 @@ def _attempts(
     """Return the recorded attempts, and the one that is in flight or ended the task."""
     attempts = [
         AttemptView(
-            attempt=row[0], outcome=row[1], error=_error(row[2]), worker=row[3], started_at=row[4], ended_at=row[5]
+            attempt=row[0], outcome=row[1], error=error_view(row[2]), worker=row[3], started_at=row[4], ended_at=row[5]
         )
         for row in connection.exec_driver_sql(_ATTEMPTS, {"id": task.hex})
     ]
@@ -226,7 +229,14 @@ def _columns(row: Any) -> dict[str, Any]:
     return dict(zip(row._fields[:_VIEW], row[:_VIEW], strict=True))
 
 
-def _error(stored: Mapping[str, str] | None) -> ErrorView | None:
-    if stored is None:
+def error_view(stored: Mapping[str, str] | None) -> ErrorView | None:
+    """Return an error as it is shown."""
+    error = TaskError.stored(stored)
+    if error is None:
         return None
-    return ErrorView(kind=stored["kind"], message=stored["message"], traceback=stored.get("traceback", ""))
+    return ErrorView(
+        kind=error.kind,
+        message=error.message,
+        traceback=error.traceback,
+        data=error.attributes,
+    )
