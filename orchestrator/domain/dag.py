@@ -161,8 +161,15 @@ class Plan:
         elif fan.created < fan.total:
             self.fans_with_room[place] = None
 
+    @property
+    def has_more(self) -> bool:
+        """Say whether steps could start, or tasks of fan-outs be created, for which there was no room yet."""
+        return bool(self.fans_with_room or self._candidates)
+
     def resume(self) -> None:
-        """Go on with fan-outs that were too large for one tick."""
+        """Go on with what was too large for one tick, whether this plan remembers it or was read again."""
+        for place in range(len(self._steps)):
+            self._consider(place)
         for place, fan in self._fans.items():
             if fan.created < fan.total and self._steps[place] == StepState.OPEN and not self._stopping:
                 self.fans_with_room[place] = None

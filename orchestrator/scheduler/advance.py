@@ -14,6 +14,7 @@ from orchestrator.domain.history import Outcome
 from orchestrator.domain.ids import is_derived
 from orchestrator.domain.run import TIMED_OUT, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
+from orchestrator.scheduler.budget import TooSlow
 from orchestrator.scheduler.code import tell
 from orchestrator.scheduler.code_ends import end_runs, task_fact
 from orchestrator.scheduler.dags import Saved
@@ -28,6 +29,8 @@ Facts = dict[bytes, list[Outcome]]
 Told = tuple[bytes, Sequence[Happened]]
 """A run, and what happened to it since it was last told."""
 
+_COST = 2
+"""What it costs to tell a run anything, as a number of steps that are planned."""
 _FROM_BACKLOG = 100
 """Runs that are taken from the backlog between two looks at the clock."""
 
@@ -86,6 +89,11 @@ def tell_runs(tick: Tick, some: Sequence[Told], *, is_marked: bool = False) -> N
     if waiting:
         late = [told for told in some if told[0] in waiting]
         some = [told for told in some if told[0] not in waiting]
+    if tick.budget.refused:
+        for told in [told for told in some if told[0] in tick.budget.refused]:
+            _set_aside(tick, told, TooSlow("Planning it takes longer than everybody else can wait."))
+            tick.budget.met.add(told[0])
+        some = [told for told in some if told[0] not in tick.budget.refused]
     for slice_ in _slices(tick, some):
         if tick.budget.is_spent:
             late += slice_
@@ -101,10 +109,10 @@ def _slices(tick: Tick, some: Sequence[Told]) -> Iterator[list[Told]]:
     slice_: list[Told] = []
     size = 0
     for told in some:
-        size += sizes.get(told[0], 0) + 1
+        size += sizes.get(told[0], 0) + _COST
         if slice_ and size > tick.budget.slice:
             yield slice_
-            slice_, size = [], sizes.get(told[0], 0) + 1
+            slice_, size = [], sizes.get(told[0], 0) + _COST
         slice_.append(told)
     if slice_:
         yield slice_
@@ -112,6 +120,11 @@ def _slices(tick: Tick, some: Sequence[Told]) -> Iterator[list[Told]]:
 
 def _tell(tick: Tick, some: Sequence[Told]) -> None:
     """Tell runs what happened to them: count, plan, and end what is complete."""
+    with tick.budget.charging(run for run, _ in some):
+        _count_and_plan(tick, some)
+
+
+def _count_and_plan(tick: Tick, some: Sequence[Told]) -> None:
     saved = tick.dags.advance(tick, {run: happened for run, happened in some if any(h.is_for_plan for h in happened)})
     deltas: Deltas = {
         run: total(happened) for run, happened in some if run in saved or any(h.delta or h.facts for h in happened)
@@ -144,6 +157,7 @@ def conclude(tick: Tick, rows: Iterable[RunRow], *, hooks: bool = True) -> None:
             complete[state][row.id] = row
     lanes: Counter[str] = Counter()
     workflow_ends: dict[bytes, str] = {}
+    giving: list[bytes] = []
     for state, candidates in complete.items():
         for run_id in runs.end(tick.connection, state, list(candidates), tick.now):
             row = candidates[run_id]
@@ -154,8 +168,10 @@ def conclude(tick: Tick, rows: Iterable[RunRow], *, hooks: bool = True) -> None:
                 workflow_ends[run_id] = str(state)
             if row.parent_run is not None and row.parent_step is not None:
                 if state is RunState.SUCCESS:
-                    dags.save_output(tick.connection, run_id, tick.dags.output(tick, run_id))
+                    giving.append(run_id)
                 tick.children.append((row.parent_run, row.parent_step, str(state)))
+    if giving:
+        dags.save_outputs(tick.connection, tick.dags.outputs(tick, giving))
     if lanes:
         runs.unpark(tick.connection, lanes)
         tick.runs_to_begin = True

@@ -1,16 +1,31 @@
-"""How much one tick may do, so that it ends well within the lease whatever is pending."""
+"""How much one tick may do, so that it ends well within the lease whatever is pending.
+
+A tick that has planned for its share of the lease leaves the rest to the next one. That is of no use if a single run
+takes all the time by itself. Then Postgres ends the session, and what the tick was doing when that happened is
+remembered beyond it: from then on runs are planned one by one, and the one at fault is set aside.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 SHARE = 0.1
 """Of the lease, the time in which a tick plans runs. Whoever has work to be handed out waits for it."""
-SLICE = 5_000
+SLICE = 2_000
 """Steps that are planned between two looks at the clock."""
+_TOO_LONG = 0.4
+"""Of the lease, how much time of the processor is too much for one run."""
+_STRIKES = 2
+"""How often a run may keep Postgres busy for too long: that may be the fault of others, too."""
+
+
+class TooSlow(Exception):
+    """Planning a run takes longer than everybody else can wait."""
 
 
 @dataclass
@@ -21,8 +36,63 @@ class Budget:
     until: float = math.inf
     slice: int = SLICE
     """Steps to be planned at once; fewer after a tick that took too long."""
+    refused: frozenset[bytes] = frozenset()
+    """Runs that are not planned any more, because they take too long."""
+    met: set[bytes] = field(default_factory=set)
+    """Those of them that were to be planned, and were set aside."""
+    planning: list[bytes] = field(default_factory=list)
+    """The runs that are being planned at this moment."""
+    _began: float = 0.0
 
     @property
     def is_spent(self) -> bool:
         """Say whether what has not been begun has to wait for the next tick."""
         return self.monotonic() >= self.until
+
+    @contextmanager
+    def charging(self, runs: Iterable[bytes]) -> Iterator[None]:
+        """Remember what is being planned. It is left standing if that fails."""
+        self.planning = list(runs)
+        self._began = time.thread_time()
+        yield
+        self.planning = []
+
+    @property
+    def used(self) -> float:
+        """Seconds of the processor that planning has taken so far."""
+        return time.thread_time() - self._began
+
+
+class Pace:
+    """Learns from ticks that took too long; it outlives them, and the terms of the leader."""
+
+    def __init__(self, lease: float, monotonic: Callable[[], float]) -> None:
+        self._lease = lease
+        self._monotonic = monotonic
+        self._slice = SLICE
+        self._strikes: Counter[bytes] = Counter()
+        self._refused: set[bytes] = set()
+
+    def budget(self) -> Budget:
+        """Return what a tick may do that begins now."""
+        until = self._monotonic() + SHARE * self._lease
+        return Budget(self._monotonic, until, self._slice, frozenset(self._refused))
+
+    def worked(self, budget: Budget) -> None:
+        """A tick has come to its end."""
+        if self._slice < SLICE:
+            self._slice = min(SLICE, 2 * self._slice)
+            self._strikes.clear()
+        self._refused -= budget.met
+
+    def interrupted(self, budget: Budget, *, by_postgres: bool) -> None:
+        """A tick was ended while it planned runs: Postgres said that a statement, or a pause, took too long."""
+        computed = budget.used > _TOO_LONG * self._lease
+        if not budget.planning or not (computed or by_postgres):
+            return
+        self._slice = 1
+        if len(budget.planning) == 1:
+            (run,) = budget.planning
+            self._strikes[run] += _STRIKES if computed else 1
+            if self._strikes[run] >= _STRIKES:
+                self._refused.add(run)

@@ -6,10 +6,11 @@ rebuilt from what Postgres has.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -29,9 +30,14 @@ from orchestrator.scheduler.tasks import adopt
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import dags, workflows
 from orchestrator.store.dags import Key, NewRun
+from orchestrator.store.workflows import Stored
 
 _CACHE = 500
 """Plans that are kept in memory."""
+_FANS = 5
+"""Fan-outs of which a full slice is created at once, or as many single steps: the rest waits for the next tick."""
+_MOST_OUTPUTS = 200_000
+"""Values that the steps of a run may read at once."""
 _ENOUGH_DATA = 8_000_000
 """Bytes of input after which a fan-out goes on in the next tick."""
 _encode = msgspec.msgpack.encode
@@ -76,6 +82,8 @@ class Dags:
         self._slice = slice_size
         self._compiled: dict[tuple[str, int], Compiled] = {}
         self._runs: OrderedDict[bytes, DagRun] = OrderedDict()
+        self._latest: dict[str, Stored | None] = {}
+        """Workflows of which child runs are being created."""
 
     def forget(self) -> None:
         """A tick failed: what was planned in it did not happen."""
@@ -110,12 +118,12 @@ class Dags:
         """Return a version of a workflow."""
         return self._compile(tick, name, version).definition
 
-    def output(self, tick: Tick, run_id: bytes) -> bytes:
-        """Return what a run gives to its parent: the outputs of the steps that nothing depends on."""
-        (run,) = self._load(tick, [run_id])
-        steps = [run.compiled.graph.steps[place].name for place in run.compiled.graph.leaves]
-        names = self._names(tick, [(run, place) for place in run.compiled.graph.leaves], direct=True)[run.id]
-        return _encode({step: names.get(step) for step in steps})
+    def outputs(self, tick: Tick, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return what runs give to their parents: the outputs of the steps that nothing depends on."""
+        runs = self._load(tick, ids)
+        names = self._names(tick, [(run, place) for run in runs for place in run.compiled.graph.leaves])
+        leaves = {run.id: [run.compiled.graph.steps[place].name for place in run.compiled.graph.leaves] for run in runs}
+        return {run: _encode({step: names[run].get(step) for step in steps}) for run, steps in leaves.items()}
 
     # -- loading and saving
 
@@ -146,21 +154,23 @@ class Dags:
     @staticmethod
     def _save(run: DagRun) -> Saved:
         delta, run.plan.delta = run.plan.delta, Delta()
-        return Saved(delta, _encode(run.plan.state()), bool(run.plan.fans_with_room))
+        return Saved(delta, _encode(run.plan.state()), run.plan.has_more)
 
     # -- starting steps
 
     def _settle(self, tick: Tick, runs: list[DagRun]) -> None:
-        """Evaluate candidates, all runs together, until none are left; then create what they become."""
+        """Evaluate candidates, all runs together, as far as there is room; then create what they become."""
         singles: list[tuple[DagRun, int]] = []
-        while candidates := [(run, place) for run in runs for place in _drain(run.plan)]:
-            names = self._names(tick, candidates)
+        room = _FANS * self._slice
+        while candidates := list(islice(((run, place) for run in runs for place in _drain(run.plan)), room)):
+            room -= len(candidates)
+            names = self._names(tick, candidates, lambda program: program.decision_needs)
             for run, place in candidates:
                 if self._open(run, place, names[run.id]):
                     singles.append((run, place))
         fans = [(run, place) for run in runs for place in list(run.plan.fans_with_room)]
         if singles or fans:
-            self._create(tick, singles, fans)
+            self._create(tick, singles, fans, max(room, self._slice))
 
     def _open(self, run: DagRun, place: int, names: Scope) -> bool:
         """Decide what a candidate becomes; True if that is a single task."""
@@ -178,15 +188,17 @@ class Dags:
             return True
         return False
 
-    def _create(self, tick: Tick, singles: list[tuple[DagRun, int]], fans: list[tuple[DagRun, int]]) -> None:
-        names = self._names(tick, [*singles, *fans])
+    def _create(self, tick: Tick, singles: list[tuple[DagRun, int]], fans: list[tuple[DagRun, int]], room: int) -> None:
+        names = self._names(tick, [*singles, *fans], lambda program: program.needs)
+        self._latest.clear()
         tasks: list[NewTask] = []
         children: list[NewRun] = []
         failed: list[tuple[DagRun, int, int, str]] = []
         for run, place in singles:
             self._instantiate(tick, run, place, range(1), None, names[run.id], tasks, children, failed)
         for run, place in fans:
-            positions = run.plan.create(place, self._slice)
+            positions = run.plan.create(place, min(self._slice, room))
+            room -= len(positions)
             fan = run.plan.fan(place)
             assert fan is not None
             if positions:
@@ -252,7 +264,9 @@ class Dags:
         return run.compiled.placements[place].new(identifier, payload, key, Origin(run.id, position, step.name))
 
     def _child(self, tick: Tick, run: DagRun, workflow: str, step: str, position: int, given: dict[str, Any]) -> NewRun:
-        stored = workflows.latest(tick.connection, workflow)
+        if workflow not in self._latest:
+            self._latest[workflow] = workflows.latest(tick.connection, workflow)
+        stored = self._latest[workflow]
         if stored is None:
             raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
         params = resolve_params(stored.definition, given, tick.now)
@@ -264,17 +278,40 @@ class Dags:
 
     # -- outputs
 
-    def _names(self, tick: Tick, wanted: Iterable[tuple[DagRun, int]], *, direct: bool = False) -> dict[bytes, Scope]:
-        """Return, by run, what expressions of these steps may name; one query for all of them."""
+    def _names(
+        self,
+        tick: Tick,
+        wanted: Iterable[tuple[DagRun, int]],
+        needs: Callable[[StepProgram], Iterable[int]] | None = None,
+    ) -> dict[bytes, Scope]:
+        """Return, by run, what expressions of these steps may name, as far as it `needs`; one query for all of them.
+
+        Without `needs`, these steps themselves are named.
+        """
         needed: dict[Key, tuple[DagRun, int]] = {}
         names: dict[bytes, Scope] = {}
+        rooms: dict[bytes, int] = defaultdict(lambda: _MOST_OUTPUTS)
         for run, place in wanted:
             if run.id not in names:
                 names[run.id] = Scope({"params": run.params, "run": run.info}, Budget(self._max_payload))
-            for other in [place] if direct else run.compiled.programs[place].needs:
-                needed[run.id, run.compiled.graph.steps[other].name] = (run, other)
-        of_tasks = [key for key, (run, place) in needed.items() if run.compiled.graph.steps[place].workflow is None]
-        of_runs = [key for key in needed if key not in set(of_tasks)]
+            for other in [place] if needs is None else needs(run.compiled.programs[place]):
+                name = run.compiled.graph.steps[other].name
+                if (run.id, name) in needed:
+                    continue
+                fan = run.plan.fan(other)
+                number = fan.total if fan is not None else 1
+                if number > rooms[run.id]:
+                    names[run.id].unreadable[name] = (
+                        f"it has {number:,} values, and {_MOST_OUTPUTS:,} are the most that one step can read. "
+                        f"Let its tasks keep their results elsewhere, or combine them in several steps"
+                    )
+                    continue
+                rooms[run.id] -= number
+                needed[run.id, name] = (run, other)
+        of_tasks: list[Key] = []
+        of_runs: list[Key] = []
+        for key, (run, place) in needed.items():
+            (of_tasks if run.compiled.graph.steps[place].workflow is None else of_runs).append(key)
         found = dags.outputs(tick.connection, of_tasks) if of_tasks else {}
         found |= dags.child_outputs(tick.connection, of_runs) if of_runs else {}
         for key, (run, place) in needed.items():

@@ -62,5 +62,6 @@ def _failure(tick: Tick, do: Callable[[], None]) -> Exception | None:
     except Exception as error:
         if is_about_all(error):
             raise
+        tick.budget.planning = []
         return error
     return None

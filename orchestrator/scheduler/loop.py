@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Engine
 
 from orchestrator.scheduler.advance import advance_runs
 from orchestrator.scheduler.backlog import Backlog
-from orchestrator.scheduler.budget import SHARE, Budget
+from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.candidacy import Candidacy
 from orchestrator.scheduler.code import CodeRuns
 from orchestrator.scheduler.dags import Dags
@@ -89,6 +89,8 @@ class Scheduler:
             log, "Postgres", "nothing moves, and reports wait", settled=settled, monotonic=monotonic
         )
         self.leading = threading.Event()
+        self._pace = Pace(settings.lease, monotonic)
+        self._budget = self._pace.budget()
 
     # -- one process's life
 
@@ -241,12 +243,14 @@ class Scheduler:
             self._dags.forget()
             self._lanes.forget()
             self._backlog.forget()
+            self._pace.interrupted(self._budget, by_postgres=database.is_timeout(error))
             if is_about_all(error) or self._careful:
                 raise
             log.error("a tick failed, and the next one looks for what is at fault: %s", first_line(error))
             self._careful = True
             return
         self._careful = False
+        self._pace.worked(self._budget)
         self._generations.cursor = cursor
         self._dispatcher.committed(tick, self._monotonic())
         self._code.paging.committed(tick)
@@ -257,9 +261,9 @@ class Scheduler:
         self._hear(self._publish, tick, withdraw, bool(inbound.entries))
 
     def _begin_tick(self, connection: Connection, now: datetime, set_aside: list[Refused]) -> Tick:
+        self._budget = self._pace.budget()
         parts = self._dags, self._triggers, self._lanes, self._code, self._backlog
-        budget = Budget(self._monotonic, self._monotonic() + SHARE * self._settings.lease)
-        return Tick(connection, now, *parts, budget, self._careful, set_aside=set_aside)
+        return Tick(connection, now, *parts, self._budget, self._careful, set_aside=set_aside)
 
     def _apply(self, tick: Tick, reports: Sequence[Reported]) -> None:
         if not reports:

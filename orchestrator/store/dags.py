@@ -176,12 +176,19 @@ def start(connection: Connection, runs: Sequence[NewRun]) -> list[bytes]:
     return [identifier(row[0]) for row in found]
 
 
-_SAVE_OUTPUT = Statement("UPDATE orchestrator.runs SET output = %(output)s::bytea WHERE id = %(id)s::uuid")
+_SAVE_OUTPUTS = Statement(
+    """
+UPDATE orchestrator.runs r SET output = n.output
+  FROM unnest(%(ids)s::uuid[], %(outputs)s::bytea[]) AS n(id, output)
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = n.id LIMIT 1) AS found
+ WHERE r.ctid = found.place
+"""
+)
 
 
-def save_output(connection: Connection, run: bytes, output: bytes) -> None:
-    """Keep what a child run gives to its parent."""
-    _SAVE_OUTPUT(connection, {"id": run.hex(), "output": output})
+def save_outputs(connection: Connection, outputs: Mapping[bytes, bytes]) -> None:
+    """Keep what child runs give to their parents."""
+    _SAVE_OUTPUTS(connection, {"ids": arrays.uuids(outputs), "outputs": arrays.blobs(outputs.values())})
 
 
 _LONGEST_KEY = 200

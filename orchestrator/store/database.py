@@ -30,6 +30,7 @@ UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
 """What an outage of Postgres looks like, lock and statement timeouts included: wait and try again."""
 
 _LIMIT_EXCEEDED = "54"
+_QUERY_CANCELLED = "57014"
 _MISTAKE = re.compile(
     r"authentication failed|no password supplied|(?:role|database) \".*\" does not exist|no pg_hba\.conf entry"
     r"|is not permitted to log in|permission denied for database|does not support SSL|certificate verify failed"
@@ -172,6 +173,11 @@ def is_outage(error: BaseException) -> bool:
     """Say whether waiting will help. A value too large for an index is no outage, though the driver calls it so."""
     code = getattr(getattr(error, "orig", None), "pgcode", None) or ""
     return isinstance(error, UNAVAILABLE) and not code.startswith(_LIMIT_EXCEEDED)
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Say whether Postgres has ended a statement because it took too long."""
+    return getattr(getattr(error, "orig", None), "pgcode", None) == _QUERY_CANCELLED
 
 
 def awaited(engine: Engine) -> Prerequisite:

@@ -67,9 +67,10 @@ _SET_ASIDE = Statement(
 WITH marked AS (
     UPDATE orchestrator.runs r SET stuck = s.reason, expanding = false
       FROM unnest(%(ids)s::uuid[], %(reasons)s::jsonb[]) AS s(id, reason)
-     WHERE r.id = s.id RETURNING r.id
+     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = s.id LIMIT 1) AS found
+     WHERE r.ctid = found.place RETURNING r.id
 )
-UPDATE orchestrator.untold u SET held = true FROM marked WHERE u.run_id = marked.id
+UPDATE orchestrator.untold SET held = true WHERE run_id = ANY (ARRAY(SELECT id FROM marked))
 """
 )
 
@@ -83,20 +84,23 @@ def set_aside(connection: Connection, reasons: Iterable[tuple[bytes, str]]) -> N
 _FREED = """
 WITH freed AS (
     UPDATE orchestrator.runs r SET stuck = NULL, cached = 0
-     WHERE r.id IN ({which} LIMIT %(limit)s)
+     WHERE r.ctid = ANY (ARRAY({which} LIMIT %(limit)s))
     RETURNING r.id
 ), woken AS (
     UPDATE orchestrator.tasks t SET blockers = 0
-      FROM freed WHERE t.id = freed.id AND t.status = 'pending'
+      FROM freed
+     CROSS JOIN LATERAL (
+           SELECT ctid AS place FROM orchestrator.tasks WHERE id = freed.id AND status = 'pending' LIMIT 1) AS found
+     WHERE t.ctid = found.place
 ), told AS (
-    UPDATE orchestrator.untold u SET held = false FROM freed WHERE u.run_id = freed.id
+    UPDATE orchestrator.untold SET held = false WHERE run_id = ANY (ARRAY(SELECT id FROM freed))
 )
 SELECT id::text FROM freed
 """
 _FREE = Statement(
     _FREED.format(
         which="""
-        SELECT id FROM orchestrator.runs
+        SELECT ctid FROM orchestrator.runs
          WHERE stuck IS NOT NULL AND ended_at IS NULL
            AND (id = ANY(%(ids)s::uuid[]) OR (code AND workflow = ANY(%(workflows)s::text[])))
          ORDER BY id"""
@@ -105,7 +109,7 @@ _FREE = Statement(
 _FREE_OLDER = Statement(
     _FREED.format(
         which="""
-        SELECT id FROM orchestrator.runs
+        SELECT ctid FROM orchestrator.runs
          WHERE stuck IS NOT NULL AND ended_at IS NULL AND stuck->>'release' <> %(release)s::text
          ORDER BY id"""
     )
@@ -137,8 +141,8 @@ _WITHOUT_CHILDREN = Statement(
     """
 SELECT r.id::text FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT id FROM orchestrator.runs WHERE id = wanted.id AND stuck IS NOT NULL LIMIT 1) AS r
- WHERE NOT EXISTS (SELECT FROM orchestrator.runs c
-                    WHERE c.parent_run = wanted.id AND c.ended_at IS NULL AND NOT c.detached)
+ WHERE (SELECT 1 FROM orchestrator.runs
+         WHERE parent_run = wanted.id AND ended_at IS NULL AND NOT detached LIMIT 1) IS NULL
 """
 )
 

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import Connection, text
 
+from orchestrator.domain.happened import Happened
 from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store import dags, runs
+from orchestrator.store import dags, runs, stuck, untold
 from orchestrator.store.transitions import identifier
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
@@ -71,7 +72,15 @@ STATEMENTS: dict[str, Call] = {
     "expanding": lambda _: lambda c: dags.expanding(c, BATCH),
     "outputs": lambda leader: lambda c: dags.outputs(c, steps(leader, "step1")),
     "child_outputs": lambda leader: lambda c: dags.child_outputs(c, steps(leader, "child")),
-    "save_output": lambda leader: lambda c: dags.save_output(c, leader.ids[0], b""),
+    "save_outputs": lambda leader: lambda c: dags.save_outputs(c, dict.fromkeys(leader.ids, b"")),
+    "versions": lambda leader: lambda c: dags.versions(c, leader.ids),
+    "set_aside": lambda leader: lambda c: stuck.set_aside(c, [(run, "{}") for run in leader.ids]),
+    "free": lambda leader: lambda c: stuck.free(c, BATCH, runs=leader.ids),
+    "free_older": lambda _: lambda c: stuck.free_older(c, "1", BATCH),
+    "without_children": lambda leader: lambda c: stuck.without_children(c, leader.ids),
+    "waiting": lambda _: untold.waiting,
+    "add": lambda leader: lambda c: untold.add(c, [(run, Happened()) for run in leader.ids]),
+    "take_of": lambda leader: lambda c: untold.take_of(c, leader.ids),
 }
 
 

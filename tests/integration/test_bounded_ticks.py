@@ -1,0 +1,216 @@
+"""However much is pending, a tick ends well within the lease, and others are served between two of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from orchestrator import RunHandle, Settings
+from orchestrator.domain.definition import Definition, EventTrigger, Param, Step
+from orchestrator.scheduler.dags import Dags
+from orchestrator.scheduler.loop import Scheduler
+from orchestrator.transport.connection import connect
+from orchestrator.transport.leader import LeaderStreams
+from tests.integration.stage import KEYS, System, Worker
+
+LEASE = 2.0
+
+
+@pytest.fixture
+def real(engine: Engine, system: System) -> Iterator[Scheduler]:
+    """A leader with a clock that goes, and a short lease."""
+    streams = LeaderStreams(connect(system.settings.redis_url), KEYS)
+    settings = Settings(**{**vars(system.settings), "lease": LEASE})
+    scheduler = Scheduler(engine, streams, settings)
+    system.expire_lease()
+    assert scheduler._leadership.acquire()
+    scheduler.take_over()
+    yield scheduler
+    scheduler._leadership.disconnect()
+    streams._line.close()
+    streams._redis.close()
+
+
+def spend(scheduler: Scheduler, times: int = 1) -> float:
+    """Tick; return the seconds of the processor that the longest tick took."""
+    longest = 0.0
+    for _ in range(times):
+        began = time.thread_time()
+        scheduler.tick()
+        longest = max(longest, time.thread_time() - began)
+    return longest
+
+
+def pending(system: System) -> int:
+    waits = "SELECT count(*) AS count FROM orchestrator.runs WHERE status = 'pending' OR (open > 0 AND total = 0)"
+    return int(system.sql(waits)[0]["count"]) + system.count("untold")
+
+
+def counter(system: System, run: RunHandle[Any], name: str) -> int:
+    row = system.sql(f"SELECT {name} AS number FROM orchestrator.runs WHERE id = CAST(:id AS uuid)", id=run.id)[0]
+    return int(row["number"])
+
+
+def wide(name: str, steps: int) -> Definition:
+    return Definition(name=name, steps=tuple(Step(name=f"s{number}", task="job") for number in range(steps)))
+
+
+def test_many_large_runs_that_are_pending_begin_tick_by_tick(system: System, real: Scheduler) -> None:
+    system.app.workflows.apply(wide("large", 200))
+    worker = system.worker()
+    runs = [system.app.workflows["large"].start() for _ in range(60)]
+    alone = system.job.enqueue(1)
+    assert spend(real) < 0.5 * LEASE
+    assert pending(system) > 0, "they are not all begun at once"
+    ticks = 1
+    while pending(system):
+        assert spend(real) < 0.5 * LEASE
+        ticks += 1
+        assert ticks < 200
+    assert system.count("tasks") == 60 * 200 + 1
+    assert {counter(system, run, "open") for run in runs} == {200}
+    assert system.row(alone)["status"] in ("pending", "dispatched")
+    assert worker.alive
+
+
+def test_a_join_over_thousands_of_steps_costs_what_its_edges_cost(system: System) -> None:
+    """It took time with the square of their number: of these, more than two seconds."""
+    steps = wide("", 5_000).steps
+    join = Step(name="join", task="join", depends_on=tuple(step.name for step in steps))
+    system.app.workflows.apply(Definition(name="join", steps=(*steps, join)))
+    worker = system.worker(slots=10_000)
+    run = system.app.workflows["join"].start()
+    longest = 0.0
+    while counter(system, run, "success") < len(steps):
+        worker.beat()
+        longest = max(longest, spend(system.scheduler))
+        system.clock.now += 1.0
+        worker.succeed(*worker.take())
+    assert system.count("tasks") == 1, "only the join is left"
+    assert longest < 1.2
+
+
+def test_a_run_of_thousands_of_steps_starts_them_slice_by_slice(engine: Engine, system: System) -> None:
+    system.app.workflows.apply(wide("wide", 300))
+    small = System(engine, system.redis, Settings(**{**vars(system.settings), "batch": 10}))
+    run = small.app.workflows["wide"].start()
+    small.lead()
+    created = []
+    for _ in range(10):
+        small.tick()
+        created.append(small.count("tasks"))
+    assert created[0] <= 50 < created[2] < 300 == created[-1]
+    small.lead()  # which remembers nothing
+    assert counter(system, run, "open") == 300
+    small.close()
+
+
+def test_steps_that_wait_for_room_are_found_by_the_next_leader(engine: Engine, system: System) -> None:
+    system.app.workflows.apply(wide("wide", 300))
+    small = System(engine, system.redis, Settings(**{**vars(system.settings), "batch": 10}))
+    small.app.workflows["wide"].start()
+    for _ in range(10):
+        small.lead()
+        small.tick(2)
+    assert small.count("tasks") == 300
+    small.close()
+
+
+def test_an_output_of_too_many_values_fails_the_step_that_reads_it(system: System, monkeypatch: Any) -> None:
+    monkeypatch.setattr("orchestrator.scheduler.dags._MOST_OUTPUTS", 5)
+    each = Step(name="each", task="job", parallel=6)
+    reads = Step(name="reads", task="job", depends_on=("each",), input={"number": "${each[0]}"})
+    waits = Step(name="waits", task="job", depends_on=("each",), input={"number": 1})
+    system.app.workflows.apply(Definition(name="fan", steps=(each, reads, waits)))
+    run = system.app.workflows["fan"].start()
+    worker = system.worker()
+    for _ in range(5):
+        system.look()
+        worker.succeed(*worker.take())
+    assert run.progress().status == "failed"
+    (row,) = system.sql("SELECT state FROM orchestrator.runs")
+    assert b"6 values" in bytes(row["state"])
+
+
+def test_what_starts_workflows_is_read_without_their_definitions(
+    system: System, monkeypatch: Any, worker_of_all: Worker
+) -> None:
+    """Each apply makes the next end look again; that must not read thousands of large definitions."""
+    listener = Definition(
+        name="listener",
+        params={"who": Param(type="string")},
+        on=(EventTrigger(workflow="heard", params={"who": "${event.workflow}"}),),
+        steps=(Step(name="a", task="job"),),
+    )
+    system.app.workflows.apply(listener)
+    system.app.workflows.apply(wide("heard", 1))
+    system.app.workflows.apply(wide("bystander", 500))
+    compiled: list[str] = []
+    original = Dags._compile
+
+    def noting(self: Dags, tick: Any, name: str, version: int) -> Any:
+        compiled.append(name)
+        return original(self, tick, name, version)
+
+    monkeypatch.setattr(Dags, "_compile", noting)
+    system.app.workflows["heard"].start()
+    for _ in range(4):
+        system.look()
+        worker_of_all.succeed(*worker_of_all.take())
+    assert [row["workflow"] for row in system.sql("SELECT workflow FROM orchestrator.runs ORDER BY id")].count(
+        "listener"
+    ) == 1
+    assert "bystander" not in compiled
+
+
+@pytest.fixture
+def worker_of_all(system: System) -> Worker:
+    return system.worker()
+
+
+def test_a_run_that_takes_all_the_time_by_itself_is_set_aside(
+    system: System, real: Scheduler, monkeypatch: Any
+) -> None:
+    """Postgres ends the session of a leader that computes for longer than its lease; it learns whom that was for."""
+    system.app.workflows.apply(wide("slow", 3))
+    system.app.workflows.apply(wide("quick", 3))
+    slow, quick = system.app.workflows["slow"].start(), system.app.workflows["quick"].start()
+    original = Dags._settle
+
+    def settle(self: Dags, tick: Any, runs: Any) -> None:
+        if any(run.info["workflow"] == "slow" for run in runs):
+            until = time.thread_time() + 0.9 * LEASE
+            while time.thread_time() < until:
+                pass
+            raise _ended_by_postgres(tick)
+        original(self, tick, runs)
+
+    monkeypatch.setattr(Dags, "_settle", settle)
+    for _ in range(6):
+        try:
+            real.tick()
+        except Exception:  # noqa: BLE001  # as `run` does
+            real._leadership.disconnect()
+            system.expire_lease()
+            assert real._leadership.acquire()
+            real.take_over()
+    assert counter(system, quick, "open") == 3
+    (row,) = system.sql("SELECT stuck FROM orchestrator.runs WHERE id = CAST(:id AS uuid)", id=slow.id)
+    assert row["stuck"]["kind"] == "TooSlow"
+    monkeypatch.setattr(Dags, "_settle", original)
+    slow.retry()
+    spend(real, 3)
+    assert counter(system, slow, "open") == 3
+
+
+def _ended_by_postgres(tick: Any) -> Exception:
+    """Do what the next statement does after the session has idled in its transaction for too long."""
+    try:
+        tick.connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+    except Exception as error:  # noqa: BLE001
+        return error
+    raise AssertionError
