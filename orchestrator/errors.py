@@ -82,6 +82,15 @@ class Duplicate(OrchestratorError):
         super().__init__(message)
         self.task_id = task_id
 
+    @classmethod
+    def other_call(cls, key: str, task_id: str) -> Duplicate:
+        """Say that an idempotency key belongs to another call."""
+        return cls(
+            f"Task {task_id} was enqueued under the key {key!r} with other arguments; this one was not enqueued. "
+            f"A repeated call has the same arguments, and another one needs a key of its own.",
+            task_id,
+        )
+
 
 class InvalidWorkflow(OrchestratorError):
     """A workflow definition or the parameters of a run cannot be accepted; nothing was written."""

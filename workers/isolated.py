@@ -4,7 +4,7 @@ A child runs one task at a time and is used again for the next; one that nobody 
 it holds as much memory as a worker process. The two talk over a pair of pipes:
 
     worker → child   [run, dispatch]                      worker ← child   [report, report]
-                     [handed, None]                                        [enqueue, tasks]
+                     [handed, holders of keys] or [uncertain, why]         [enqueue, tasks]
                      [page, page] or [gone, None]                          [page, number]
                                                                            [mark | log | leave, what it says]
 """
@@ -23,8 +23,8 @@ from typing import Any
 
 from orchestrator.domain.activation import Activated
 from orchestrator.domain.reports import AttemptReport
-from orchestrator.domain.task import Dispatch, Failed, Lost, NewTask, Returned, Succeeded
-from orchestrator.errors import SoftTimeout
+from orchestrator.domain.task import Dispatch, Failed, KeyHolder, Lost, NewTask, Returned, Succeeded
+from orchestrator.errors import SoftTimeout, Uncertain
 from orchestrator.transport.codec import LogLine, ProgressMark, decode, encode
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.builtin import install
@@ -109,8 +109,7 @@ class Isolation:
             if word == "report":
                 return decode(list[Succeeded | Failed | Returned | Activated], data)[0]
             if word == "enqueue":
-                self._outbox.hand_over(decode(list[NewTask], data))
-                child.send("handed", b"")
+                child.send(*self._hand_over(decode(list[NewTask], data)))
             elif word == "page":
                 page = self._outbox.page(job, decode(int, data))
                 child.send("gone" if page is None else "page", page or b"")
@@ -120,6 +119,12 @@ class Isolation:
                 self._outbox.log(job.dispatch.id, decode(LogLine, data))
             elif word == "leave":
                 self._outbox.leave(job, data)
+
+    def _hand_over(self, tasks: list[NewTask]) -> tuple[str, bytes]:
+        try:
+            return "handed", encode(self._outbox.hand_over(tasks) or {})
+        except Uncertain as error:
+            return "uncertain", str(error).encode()
 
     def _died(self, job: Job) -> Lost:
         dispatch = job.dispatch
@@ -195,8 +200,11 @@ class _PipeOutbox:
             self._pipe.send_bytes(encode((word, data)))
             return decode(tuple[str, bytes], self._pipe.recv_bytes())
 
-    def hand_over(self, tasks: Sequence[NewTask]) -> None:
-        self.ask("enqueue", encode(list(tasks)))
+    def hand_over(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
+        word, data = self.ask("enqueue", encode(list(tasks)))
+        if word == "uncertain":
+            raise Uncertain(data.decode())
+        return decode(dict[bytes, KeyHolder], data)
 
     def page(self, job: Job, number: int) -> bytes | None:
         del job  # there is but one

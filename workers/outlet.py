@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 from uuid import UUID
 
-from orchestrator.domain.ids import derived_id
-from orchestrator.domain.task import NewTask
+from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.task import KeyHolder, NewTask
 from orchestrator.errors import (
     ConfigurationError,
+    Duplicate,
     OrchestratorError,
     PayloadError,
     SoftTimeout,
@@ -43,8 +44,8 @@ _OVERHEAD = 300
 class Outbox(Protocol):
     """Where the words of running tasks go, and where workflows find their histories."""
 
-    def hand_over(self, tasks: Sequence[NewTask]) -> None:
-        """Return once the leader has these tasks in Postgres."""
+    def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
+        """Return once the leader has these tasks in Postgres; for those with unique keys, which tasks have these."""
 
     def mark(self, task: bytes, mark: ProgressMark) -> None:
         """Show how far a task has come."""
@@ -115,19 +116,22 @@ class JobOutlet:
         self._job.counter += 1
         return derived_id(self._job.dispatch.id, self._job.dispatch.attempt, self._job.counter)
 
-    def enqueue(self, tasks: Sequence[NewTask]) -> None:
+    def enqueue(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
         if self._job.transaction is not None:
-            self._job.transaction.enqueue(tasks)
-        else:
-            _check_size(tasks)
-            self._outbox.hand_over(tasks)
+            return self._job.transaction.enqueue(tasks)
+        _check_size(tasks)
+        holders = self._outbox.hand_over(tasks) or {}
+        for task in tasks:
+            if task.unique is not None and task.id in holders and holders[task.id].is_other_call:
+                raise Duplicate.other_call(task.unique.key, to_text(holders[task.id].id))
+        return {task: holder.id for task, holder in holders.items()}
 
-    def enqueue_on_success(self, tasks: Sequence[NewTask]) -> None:
-        if self._job.completion is None:
-            _check_size([*self._job.children, *tasks])
-            self._job.children.extend(tasks)
-        else:
-            self.enqueue(tasks)  # it has succeeded already
+    def enqueue_on_success(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
+        if self._job.completion is not None:
+            return self.enqueue(tasks)  # it has succeeded already
+        _check_size([*self._job.children, *tasks])
+        self._job.children.extend(tasks)
+        return {}
 
     # -- what it says and hears
 
@@ -160,7 +164,7 @@ class JobOutlet:
             job.result = NOTHING
             try:
                 yield transaction.connection
-                transaction.enqueue(job.children)
+                transaction.promise(job.children)
                 transaction.commit(job.result, time.monotonic() - job.started_at)
                 job.completion = job.result
                 job.children.clear()

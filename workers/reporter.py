@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from orchestrator.domain.activation import Activated
 from orchestrator.domain.commands import command_size
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.reports import Flush, Report
-from orchestrator.domain.task import Enqueued, NewTask, Noted, Succeeded
+from orchestrator.domain.task import Enqueued, KeyHolder, NewTask, Noted, Succeeded
+from orchestrator.errors import Uncertain
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.codec import Applied, encode, stream_position
 from orchestrator.transport.connection import FULL, UNAVAILABLE, describe
@@ -32,6 +35,10 @@ _BATCH = 1_000
 _BATCH_BYTES = 2_000_000
 _SMALLEST_BATCH_BYTES = 1_000
 _ASK_AGAIN = 1.0
+_ASK_FOR_KEYS = 2.0
+"""Seconds after which a task that wants another one under a key says so again."""
+_KEY_PATIENCE = 60.0
+"""Seconds after which it gives up."""
 
 
 class Item(NamedTuple):
@@ -89,15 +96,44 @@ class Reporter:
                 self._empty.clear()
                 self._queue.put(Item(Noted(job.dispatch.id, job.dispatch.attempt, details)))
 
-    def hand_over(self, tasks: Sequence[NewTask]) -> None:
-        """Send tasks that a running task enqueued, and return once they are in Postgres."""
+    def hand_over(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
+        """Send tasks that a running task enqueued, and return once they are in Postgres.
+
+        For those with a unique key, return which task has it; the leader decides that a moment later.
+        """
         if not tasks:
-            return
+            return {}
         self._listen()
         applied = threading.Event()
         self._empty.clear()
         self._queue.put(Item(Enqueued(list(tasks)), None, applied))
         applied.wait()
+        with_keys = {task.id: task for task in tasks if task.unique is not None}
+        return self._key_holders(with_keys) if with_keys else {}
+
+    def _key_holders(self, tasks: Mapping[bytes, NewTask]) -> dict[bytes, KeyHolder]:
+        """Wait until the leader has said which tasks have the keys of these; what it said may be lost, so ask again."""
+        found: dict[bytes, KeyHolder] = {}
+        pause = 0.002
+        give_up_at = time.monotonic() + _KEY_PATIENCE
+        ask_at = time.monotonic() + _ASK_FOR_KEYS
+        while True:
+            left = [task for task in tasks if task not in found]
+            with contextlib.suppress(*UNAVAILABLE):
+                found.update(self._streams.key_holders(left))
+            if len(found) == len(tasks):
+                return found
+            if time.monotonic() > give_up_at:
+                raise Uncertain(
+                    f"The scheduler has not said within {_KEY_PATIENCE:g} s which task has the unique key of "
+                    f"{to_text(left[0])}, so it is not known whether that one was stored."
+                )
+            if time.monotonic() > ask_at:
+                self._empty.clear()
+                self._queue.put(Item(Enqueued([tasks[task] for task in left])))
+                ask_at = time.monotonic() + _ASK_FOR_KEYS
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.1)
 
     def wait_until_applied(self, timeout: float) -> bool:
         """Wait until the leader has everything; used before the process ends."""

@@ -69,6 +69,17 @@ class UniqueKey(msgspec.Struct, frozen=True, array_like=True):
     period: float | None = None
     """Seconds, for the scope `period`."""
     on_duplicate: DuplicatePolicy = "return"
+    same_call: bool = False
+    """It belongs to one call: another one under this key is refused."""
+
+
+class KeyHolder(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a running task that wants another one under a key."""
+
+    id: Id
+    """The task that has the key."""
+    is_other_call: bool = False
+    """The key belongs to another call, and what was wanted was refused."""
 
 
 class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -398,6 +398,8 @@ class Scheduler:
             self._streams.publish(generation, term, handed_out, position if news else None, tick.ended)
         if news:
             self._generations.confirmed = position
+        if tick.key_holders:
+            self._streams.tell_key_holders(tick.key_holders)
         for messages in (withdraw, self._watch.unreceived(generation, tick.revoked)):
             for queue, entries in messages.items():
                 self._streams.withdraw(generation, queue, entries)

@@ -12,7 +12,7 @@ import msgspec
 from orchestrator.domain.happened import total
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import RunState
-from orchestrator.domain.task import NewTask, TaskError
+from orchestrator.domain.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
 from orchestrator.scheduler.code import ask_to_cancel, reply
 from orchestrator.scheduler.code_requests import ABOUT_CODE, CODE_WISHES
@@ -136,19 +136,27 @@ def redrive_tasks(tick: Tick, item: inbox.Item, limit: int) -> bool:
 
 
 def enqueue_with_keys(tick: Tick, items: list[inbox.Item]) -> set[int]:
-    """Create the tasks that running tasks want under a key nobody has; return the requests that must be made again."""
-    wanted: dict[str, tuple[int, NewTask]] = {}
+    """Create the tasks that running tasks want under a key nobody has; return the requests that must be made again.
+
+    Whoever wants one is told which task has the key.
+    """
+    first: dict[str, NewTask] = {}
+    wanted: list[tuple[int, NewTask, str]] = []
     known = unique.known(tick.connection, [item.target for item in items])
     for item in items:
         task = unique.deferred(item.body)
         if item.target not in known and task.unique is not None:
-            wanted.setdefault(task.unique.key, (item.id, task))
-    if not wanted:
-        return set()
-    taken, contested = unique.take(tick.connection, [task for _, task in wanted.values()])
-    adopt(tick, [task for _, task in wanted.values() if task.id in taken])
+            first.setdefault(task.unique.key, task)
+            wanted.append((item.id, task, task.unique.key))
+    taken, contested = unique.take(tick.connection, list(first.values())) if first else (set(), set())
+    adopt(tick, [task for task in first.values() if task.id in taken])
     tick.contested = tick.contested or bool(contested)
-    return {item for item, task in wanted.values() if task.id in contested}
+    unfinished = {item for item, _, key in wanted if first[key].id in contested}
+    tick.key_holders.update((task, KeyHolder(task)) for task in known | taken)
+    refused = [task for item, task, _ in wanted if item not in unfinished and task.id not in taken]
+    if refused:
+        tick.key_holders.update(unique.holders(tick.connection, refused))
+    return unfinished
 
 
 def settle_ends(tick: Tick) -> None:

@@ -22,7 +22,7 @@ from orchestrator.domain.commands import ContinueRun
 from orchestrator.domain.happened import OwnEnd
 from orchestrator.domain.history import Outcome
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
-from orchestrator.domain.task import NewTask, TaskError
+from orchestrator.domain.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.backlog import Backlog
 from orchestrator.scheduler.budget import Budget
 from orchestrator.store.transitions import Claimed, Moved
@@ -91,6 +91,8 @@ class Tick:
     """Attempts, with their lanes, that have ended and whose code may still run."""
     keys: list[tuple[str, bytes]] = field(default_factory=list)
     """Unique keys of tasks that ended, and those tasks."""
+    key_holders: dict[bytes, KeyHolder] = field(default_factory=dict)
+    """By the id of a task that a running task wants, which one has its key; for that running task."""
     follow_ups: list[NewTask] = field(default_factory=list)
     """Tasks that were asked for when others end."""
     delayed: bool = False

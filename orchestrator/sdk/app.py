@@ -156,7 +156,8 @@ class Orchestrator:
         hand_over = task.way_out()
         ids = [new.id for new in tasks]
         if hand_over is not None:
-            hand_over(tasks)
+            holders = hand_over(tasks)
+            ids = [holders.get(identifier, identifier) for identifier in ids]
         elif tasks:
             ids = self.backend.tasks.enqueue_many(tasks)
         return [Handle(self, identifier, task) for identifier in ids]

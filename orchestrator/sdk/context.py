@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -145,10 +145,13 @@ class Outlet(Protocol):
     def next_id(self) -> bytes:
         """Return the id of the next task that this attempt enqueues; the same for every repetition of the attempt."""
 
-    def enqueue(self, tasks: Sequence[NewTask]) -> None:
-        """Hand tasks to the leader, and return once it has them in Postgres; inside a transaction, write them there."""
+    def enqueue(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
+        """Hand tasks to the leader, and return once it has them in Postgres; inside a transaction, write them there.
 
-    def enqueue_on_success(self, tasks: Sequence[NewTask]) -> None:
+        For those with a unique key, return the ids of the tasks that have it.
+        """
+
+    def enqueue_on_success(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
         """Keep tasks until this attempt succeeds; they exist only if it does."""
 
     def progress(self, fraction: float, text: str) -> None:

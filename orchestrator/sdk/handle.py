@@ -9,13 +9,13 @@ from uuid import UUID
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.run import RunCounters
-from orchestrator.domain.states import TaskState
+from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.errors import (
+    NotFound,
     OrchestratorError,
     ResultTimeout,
     RunFailed,
     TaskCancelled,
-    TaskEnded,
     TaskFailed,
     TaskSkipped,
 )
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from orchestrator.sdk.task import Task
 
 R = TypeVar("R")
+_FINAL = (TaskState.SUCCESS, TaskState.CANCELLED)
+"""States from which nobody can retry a task."""
 
 
 class Handle(Generic[R]):
@@ -38,7 +40,10 @@ class Handle(Generic[R]):
         self._app = app
         self._task = task
         self._id = identifier
-        self._ended: Ended | None = None
+        self._final: Ended | None = None
+        """How it has ended, if it cannot end another way any more."""
+        self._news: tuple[Ended, int] | None = None
+        """How it has ended just now, and how many retries this program had asked for; good for one look."""
 
     @property
     def id(self) -> str:
@@ -57,16 +62,14 @@ class Handle(Generic[R]):
     def result(self, timeout: float | None = None) -> R:
         """Wait for the result and return it; raise TaskFailed, TaskCancelled or ResultTimeout."""
         _refuse_inside_task()
-        if self._ended is None:
-            self._ended = self._app.backend.tasks.wait(self._id, timeout)
-        return self._value(self._ended, timeout)
+        ended = self._known() or self._app.backend.tasks.wait(self._id, timeout)
+        return self._value(ended, timeout)
 
     async def aresult(self, timeout: float | None = None) -> R:
         """Do the same as `result` without blocking the event loop."""
         _refuse_inside_task()
-        if self._ended is None:
-            self._ended = await self._app.backend.tasks.wait_async(self._id, timeout)
-        return self._value(self._ended, timeout)
+        ended = self._known() or await self._app.backend.tasks.wait_async(self._id, timeout)
+        return self._value(ended, timeout)
 
     def status(self) -> str:
         """Return the task's present state."""
@@ -84,7 +87,19 @@ class Handle(Generic[R]):
         """Open it again if it has failed."""
         self._app.backend.tasks.retry(self._id)
 
+    def _known(self) -> Ended | None:
+        """Return how it has ended, if that need not be asked."""
+        if self._final is not None:
+            return self._final
+        news, self._news = self._news, None
+        return news[0] if news is not None and news[1] == self._app.backend.tasks.retries else None
+
+    def _heard(self, ended: Ended) -> None:
+        self._news = ended, self._app.backend.tasks.retries
+
     def _value(self, ended: Ended | None, timeout: float | None) -> R:
+        if ended is not None and ended.state in _FINAL:
+            self._final = ended
         if ended is None:
             raise ResultTimeout(
                 f"{self!r} had no result after {timeout} s. It goes on; "
@@ -94,6 +109,8 @@ class Handle(Generic[R]):
             value = decode_value(ended.result or b"\xc0")
             result: R = self._task.signature.restore_result(value) if self._task else value
             return result
+        if ended.state not in ENDED_TASK_STATES:
+            raise NotFound.by_id("task", self.id)
         error = ended.error
         message = f"{self._task.name if self._task else 'Task'} {self.id}"
         if ended.state == TaskState.CANCELLED:
@@ -115,7 +132,7 @@ def as_completed(handles: Iterable[Handle[R]], timeout: float | None = None) -> 
     app = next(iter(left.values()))._app
     for ended in app.backend.tasks.wait_each(list(left), timeout):
         handle = left.pop(ended.id)
-        handle._ended = ended
+        handle._heard(ended)
         yield handle
     if left:
         raise ResultTimeout(
@@ -128,22 +145,24 @@ def gather(handles: Iterable[Handle[R]], timeout: float | None = None) -> list[R
 @overload
 def gather(
     handles: Iterable[Handle[R]], timeout: float | None = None, *, return_exceptions: bool
-) -> list[R | TaskEnded]: ...
+) -> list[R | OrchestratorError]: ...
 
 
 def gather(
     handles: Iterable[Handle[R]], timeout: float | None = None, *, return_exceptions: bool = False
-) -> list[R] | list[R | TaskEnded]:
+) -> list[R] | list[R | OrchestratorError]:
     """Wait for all and return their results in order; the first failure is raised, unless it is to be returned."""
     asked = list(handles)
     for handle in as_completed(asked, timeout):
         if not return_exceptions:
             handle.result()
-    results: list[R | TaskEnded] = []
+    results: list[R | OrchestratorError] = []
     for handle in asked:
         try:
             results.append(handle.result())
-        except TaskEnded as error:
+        except OrchestratorError as error:
+            if not return_exceptions:
+                raise
             results.append(error)
     return results
 

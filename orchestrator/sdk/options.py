@@ -219,7 +219,7 @@ class CallOptions:
     def _unique(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> UniqueKey | None:
         if self.idempotency_key is not None:
             key = _key("idempotency_key", self.idempotency_key)
-            return UniqueKey(f"once:{task}:{key}", "period", idempotency_period)
+            return UniqueKey(f"once:{task}:{key}", "period", idempotency_period, same_call=True)
         computed = _compute(self.unique_key, arguments)
         if computed is None:
             return None

@@ -58,6 +58,11 @@ class Signature:
         extra = named.pop(self._double_star, {}) if self._double_star else {}
         return {**named, **extra}
 
+    def normal(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return a call in the one form that all its spellings share: by place where that is possible."""
+        bound = self._signature.bind(*arguments, **keywords)
+        return bound.args, bound.kwargs
+
     def pick(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the given values that the function has parameters for; `**kwargs` takes them all."""
         if self._double_star is not None:

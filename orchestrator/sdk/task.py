@@ -18,13 +18,15 @@ from orchestrator.sdk.code.scheduling import refuse_in_workflow, schedule_task
 from orchestrator.sdk.context import current_outlet
 from orchestrator.sdk.handle import Handle
 from orchestrator.sdk.names import module_name
-from orchestrator.sdk.options import CallOptions, Placed, check_name, with_options
+from orchestrator.sdk.options import CallOptions, Placed, check_name, shown, with_options
 from orchestrator.sdk.payload import encode_call
 from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.signature import Signature
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
 
     from orchestrator.sdk.app import Orchestrator
 
@@ -98,8 +100,7 @@ class Task(Generic[P, R]):
         hand_over = self.way_out()
         if hand_over is None:
             return Handle(self._app, self._app.backend.tasks.enqueue(task), self)
-        hand_over([task])
-        return Handle(self._app, task.id, self)
+        return Handle(self._app, hand_over([task]).get(task.id, task.id), self)
 
     delay = enqueue
 
@@ -107,14 +108,36 @@ class Task(Generic[P, R]):
         """Do the same as `enqueue` without blocking the event loop."""
         return await self._app.in_thread(self.enqueue, *args, **kwargs)
 
-    def enqueue_in(self: Task[P, R], connection: Connection, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    def enqueue_in(
+        self: Task[P, R],
+        connection: Connection | Session | scoped_session[Any],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Handle[R]:
         """Enqueue inside the caller's own transaction: the task exists only if that commits."""
         if self.call_options.on_success is True:
             raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
         task = self.new(args, kwargs)
         return Handle(self._app, self._app.backend.tasks.enqueue_in(connection, task), self)
 
-    def way_out(self) -> Callable[[Sequence[NewTask]], None] | None:
+    async def aenqueue_in(
+        self: Task[P, R],
+        connection: AsyncConnection | AsyncSession | async_scoped_session[Any],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Handle[R]:
+        """Do the same as `enqueue_in` with an asynchronous connection or session."""
+        if not hasattr(connection, "run_sync"):
+            raise InvalidTask(
+                f"aenqueue_in: expected an AsyncSession or AsyncConnection of SQLAlchemy, found "
+                f"{shown(connection)}. With one that is not asynchronous, call `task.enqueue_in(session, …)`."
+            )
+        handle: Handle[R] = await connection.run_sync(self.enqueue_in, *args, **kwargs)
+        return handle
+
+    def way_out(self) -> Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None:
         """Return how the task that is running here, if any, hands over what it enqueues with these options."""
         outlet = current_outlet()
         if outlet is not None:
@@ -153,6 +176,8 @@ class Task(Generic[P, R]):
         placed = self._placed or self._place(args, kwargs)
         if placed.unique is not None:
             self._check_unique(placed.unique, in_run=run_id is not None, in_task=in_task)
+            if placed.unique.same_call:
+                args, kwargs = self.signature.normal(args, kwargs)
         return NewTask(
             id=identifier,
             name=self.name,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine, event
 
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.task import NewTask
-from orchestrator.errors import AttemptOver, WrongState
+from orchestrator.domain.task import NewTask, UniqueKey
+from orchestrator.errors import AttemptOver, Unavailable, WrongState
 from orchestrator.sdk.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import completions, database, enqueue, unique
 from orchestrator.store.namespaces import borrowed
 
+_KEY_PATIENCE = 10.0
+"""Seconds to wait for a unique key that another transaction may be taking."""
 _POOL = 5
 """Connections that the tasks of one worker process share; one that needs another waits for it."""
 
@@ -62,8 +65,22 @@ class TaskTransaction:
         self._task = task
         self._attempt = attempt
 
-    def enqueue(self, tasks: Sequence[NewTask]) -> None:
-        """Create tasks, which exist only if the transaction commits. Whoever needs a key waits for it in the inbox."""
+    def enqueue(self, tasks: Sequence[NewTask]) -> dict[bytes, bytes]:
+        """Create tasks, which exist only if the transaction commits; return the ids of those that have their keys."""
+        holders: dict[bytes, bytes] = {}
+        with borrowed(self.connection, self._namespace):
+            for task in sorted(tasks, key=lambda task: task.unique.key if task.unique else ""):
+                if task.unique is None:
+                    enqueue.insert_task(self.connection, task)
+                else:
+                    self._await_key(task.unique)
+                    holders[task.id] = unique.insert_unique(self.connection, task, task.unique)
+        if tasks:
+            enqueue.notify_on_commit(self.connection, self._namespace)
+        return holders
+
+    def promise(self, tasks: Sequence[NewTask]) -> None:
+        """Create tasks that were to follow the success. Whoever needs a key waits for it in the inbox."""
         with_keys = [task for task in tasks if task.unique is not None]
         with borrowed(self.connection, self._namespace):
             if with_keys:
@@ -73,6 +90,17 @@ class TaskTransaction:
                     enqueue.insert_task(self.connection, task)
         if tasks:
             enqueue.notify_on_commit(self.connection, self._namespace)
+
+    def _await_key(self, key: UniqueKey) -> None:
+        """Keep others from taking a key until this transaction has ended; not for ever, or two could wait in a ring."""
+        give_up_at = time.monotonic() + _KEY_PATIENCE
+        while not unique.try_key(self.connection, key):
+            if time.monotonic() > give_up_at:
+                raise Unavailable(
+                    f"Another transaction may be taking the key {key.key!r} and has not ended within "
+                    f"{_KEY_PATIENCE:g} s, so nobody knows yet which task has it."
+                )
+            time.sleep(0.02)
 
     def commit(self, result: bytes, duration: float) -> None:
         """Commit, and complete the task with it, if its attempt still counts."""

@@ -71,6 +71,18 @@ def ask(connection: Connection, wanted: FailedFilter) -> None:
     inbox.add(connection, Wish.REDRIVE, bytes(16), msgspec.json.encode(wanted).decode())
 
 
+IS_ASKED_FOR = """
+       (e.status = 'failed' AND e.queue = coalesce(r.body->>'queue', e.queue)
+        AND e.name = coalesce(r.body->>'name', e.name)
+        AND (r.body->>'error' IS NULL
+             OR strpos(lower((e.error->>'kind') || ': ' || (e.error->>'message')), lower(r.body->>'error')) > 0)
+        AND e.ended_at >= coalesce((r.body->>'since')::timestamptz, '-infinity')
+        AND e.ended_at <= least(r.created_at, (r.body->>'until')::timestamptz)
+        AND (r.body->'after' IS NULL
+             OR (e.ended_at, e.id) > ((r.body->'after'->>0)::timestamptz, (r.body->'after'->>1)::uuid)))
+"""
+"""Whether request `r`, which is not done yet, is to open the ended task `e` again."""
+
 _SLICE = Statement(
     f"""
 SELECT e.id::text, e.ended_at::text, {_MATCHES}

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.run import RunCounters
 from orchestrator.domain.task import TaskError
 from orchestrator.store import arrays
+from orchestrator.store.redrive import IS_ASKED_FOR
 from orchestrator.store.transitions import identifier
 
 
@@ -22,10 +23,17 @@ class TaskOutcome(NamedTuple):
 
 
 # Both halves see one snapshot, so a task that is moving is found in exactly one of them. A task that somebody has
-# asked to be tried again is not ended for its caller, although the leader has yet to open it.
-_OUTCOMES = """
-SELECT id::text, CASE WHEN EXISTS (SELECT FROM orchestrator.inbox i WHERE i.target = e.id AND i.kind = 'retry task')
-                      THEN 'pending' ELSE status END, result, error
+# asked to be tried again, by itself, with its run or with others, is not ended for its caller, although the leader has
+# yet to open it.
+_OUTCOMES = f"""
+WITH requests AS MATERIALIZED (
+    SELECT kind, target, body, created_at FROM orchestrator.inbox WHERE kind IN ('retry task', 'retry run', 'redrive')
+)
+SELECT id::text, CASE WHEN status IN ('failed', 'skipped') AND EXISTS (
+           SELECT FROM requests r
+            WHERE (r.kind = 'retry task' AND r.target = e.id) OR (r.kind = 'retry run' AND r.target = e.run_id)
+               OR (r.kind = 'redrive' AND {IS_ASKED_FOR}))
+       THEN 'pending' ELSE status END, result, error
   FROM orchestrator.ended_tasks e WHERE id = ANY (%(ids)s::uuid[])
  UNION ALL
 SELECT id::text, status, NULL, NULL FROM orchestrator.tasks WHERE id = ANY (%(ids)s::uuid[])

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, text
 
-from orchestrator.domain.task import NewTask, UniqueKey
+from orchestrator.domain.task import KeyHolder, NewTask, UniqueKey
 from orchestrator.errors import Duplicate, OrchestratorError
 from orchestrator.store import arrays
 from orchestrator.store.enqueue import insert_task
@@ -40,13 +40,21 @@ _REPLACE = text(
     WITH changed AS (
         UPDATE orchestrator.tasks
            SET payload = :payload, wake_at = now() + CAST(:delay AS double precision) * interval '1 second'
-         WHERE id = CAST(:id AS uuid) AND status = 'pending' AND hold IS NULL
+         WHERE id = CAST(:id AS uuid) AND status = 'pending'
         RETURNING id, lane, wake_at
     ), arrived AS ({arrivals("changed WHERE lane IS NOT NULL AND wake_at IS NULL")})
     SELECT id FROM changed
     """
 )
 _WAIT_FOR_KEY = text(f"SELECT pg_advisory_xact_lock({LOCK_OF.format(key='CAST(:key AS text)')})")
+_TRY_KEY = text(f"SELECT pg_try_advisory_xact_lock({LOCK_OF.format(key='CAST(:key AS text)')})")
+_PAYLOAD = text(
+    """
+    SELECT payload FROM orchestrator.tasks WHERE id = CAST(:id AS uuid)
+     UNION ALL
+    SELECT payload FROM orchestrator.ended_tasks WHERE id = CAST(:id AS uuid)
+    """
+)
 
 
 def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey) -> bytes:
@@ -62,9 +70,20 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey) -> b
             connection.execute(_FREE_EXPIRED, {"key": unique.key})
         elif unique.on_duplicate == "raise":
             raise Duplicate(f"Task {holder} already has the key {unique.key!r}; this one was not enqueued.", holder)
-        elif unique.on_duplicate == "return" or _replace(connection, holder, task) or scope != "pending":
+        elif unique.on_duplicate == "replace":
+            if _replace(connection, holder, task):
+                return identifier(holder)
+            if scope != "pending":
+                raise Duplicate(
+                    f"Task {holder} has the key {unique.key!r} and waits no more, so its arguments cannot be replaced; "
+                    f"nothing was enqueued. With unique_for='pending' its key is free from the moment it starts.",
+                    holder,
+                )
+            # It waited when its key was read and has been claimed since, which frees the key.
+        elif unique.same_call and not _is_same_call(connection, holder, task):
+            raise Duplicate.other_call(unique.key, holder)
+        else:
             return identifier(holder)
-        # It waited when its key was read and has been claimed since, which frees the key.
     raise OrchestratorError(f"The key {unique.key!r} could not be had: other tasks take it and let it go all the time.")
 
 
@@ -72,6 +91,22 @@ def _replace(connection: Connection, holder: str, task: NewTask) -> bool:
     delay = task.delay if task.delay > 0 else None
     found = connection.execute(_REPLACE, {"id": holder, "payload": task.payload, "delay": delay})
     return found.first() is not None
+
+
+def _is_same_call(connection: Connection, holder: str, task: NewTask) -> bool:
+    """Say whether a task was enqueued with the same arguments; of one that is no longer kept, nobody knows better."""
+    found = connection.execute(_PAYLOAD, {"id": holder}).scalar()
+    return found is None or same_payload(bytes(found), task.payload)
+
+
+def same_payload(one: bytes, other: bytes) -> bool:
+    """Say whether two payloads hold the same arguments, in whatever order their mappings were written."""
+    return one == other or msgspec.msgpack.decode(one) == msgspec.msgpack.decode(other)
+
+
+def try_key(connection: Connection, unique: UniqueKey) -> bool:
+    """Do the same as `wait_for_key` without waiting; say whether nobody else is about to take it."""
+    return bool(connection.execute(_TRY_KEY, {"key": unique.key}).scalar())
 
 
 def wait_for_key(connection: Connection, unique: UniqueKey) -> None:
@@ -115,6 +150,30 @@ def take(connection: Connection, tasks: Sequence[NewTask]) -> tuple[set[bytes], 
     taken = {task for task, key in unique if found[key.key][1]}
     contested = {task for task, key in unique if not found[key.key][0]}
     return taken, contested
+
+
+_HOLDERS = Statement(
+    """
+SELECT held.key, held.task_id::text, coalesce(
+       (SELECT payload FROM orchestrator.tasks t WHERE t.id = held.task_id LIMIT 1),
+       (SELECT payload FROM orchestrator.ended_tasks e WHERE e.id = held.task_id LIMIT 1))
+  FROM orchestrator.unique_keys AS held WHERE held.key = ANY(%(keys)s::text[])
+"""
+)
+
+
+def holders(connection: Connection, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
+    """Return, for tasks whose keys others have, which tasks those are."""
+    wanted = [(task, task.unique) for task in tasks if task.unique is not None]
+    rows = _HOLDERS(connection, {"keys": [unique.key for _, unique in wanted]})
+    found = {key: (identifier(holder), payload) for key, holder, payload in rows}
+    answers: dict[bytes, KeyHolder] = {}
+    for task, unique in wanted:
+        if unique.key in found:
+            holder, payload = found[unique.key]
+            is_other = unique.same_call and payload is not None and not same_payload(bytes(payload), task.payload)
+            answers[task.id] = KeyHolder(holder, is_other)
+    return answers
 
 
 _DEFER = text(

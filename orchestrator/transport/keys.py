@@ -22,6 +22,7 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:names:<hash>       string   task names that a worker knows, expires
     {orchestrator:0}:orders:<id>        stream   the leader's orders to one worker: stop, drain, go on
     {orchestrator:0}:pages:<run>:<n>    hash     a history that is too large for the message of attempt n, expires
+    {orchestrator:0}:holder:<task>      string   which task has the key that a running task wanted this one for, expires
     {orchestrator:0}:progress:<task>    string   how far a task says it has come, expires
     {orchestrator:0}:log:<task>         stream   what a task said last, capped, expires
     {orchestrator:0}:done:<0..15>       channel  tasks and runs that ended, once per tick, by hash of the id
@@ -42,6 +43,8 @@ PRIVATE_TTL = 60
 """Seconds for which the own stream of a worker that is gone still stands, for the leader to see what is in it."""
 LOG_CAP = 200
 """Lines that are kept of each task."""
+KEY_HOLDER_TTL = 60
+"""Seconds for which a running task can read which task has the key that it wanted; it asks again before."""
 JOURNAL_TTL = 3_600
 """Seconds that a task's progress and log are kept after the last word."""
 
@@ -124,6 +127,9 @@ class Keys:
 
     def pages(self, run: bytes, attempt: int) -> str:
         return f"{self.prefix}:pages:{run.hex()}:{attempt}"
+
+    def key_holder(self, task: bytes) -> str:
+        return f"{self.prefix}:holder:{task.hex()}"
 
     def progress(self, task: bytes) -> str:
         return f"{self.prefix}:progress:{task.hex()}"

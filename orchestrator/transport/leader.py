@@ -11,6 +11,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from orchestrator.domain.generation import age, is_over
+from orchestrator.domain.task import KeyHolder
 from orchestrator.transport.codec import (
     Applied,
     Ended,
@@ -23,7 +24,7 @@ from orchestrator.transport.codec import (
     stream_position,
 )
 from orchestrator.transport.connection import UNAVAILABLE
-from orchestrator.transport.keys import GROUP, PRIVATE_TTL, Keys, private_queue
+from orchestrator.transport.keys import GROUP, KEY_HOLDER_TTL, PRIVATE_TTL, Keys, private_queue
 from orchestrator.transport.line import Argument, Entry, Line, Script, field
 from orchestrator.transport.pages import Pages
 from orchestrator.transport.quarantine import Refused, set_aside
@@ -347,6 +348,13 @@ class LeaderStreams:
         for channel, items in by_channel.items():
             said += [channel, encode(items)]
         return said
+
+    def tell_key_holders(self, holders: Mapping[bytes, KeyHolder]) -> None:
+        """Tell running tasks which tasks have the keys that they wanted; what is lost, they ask again."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for task, holder in holders.items():
+            pipeline.set(self._keys.key_holder(task), encode(holder), ex=KEY_HOLDER_TTL)
+        pipeline.execute()
 
     # -- dispatch
 

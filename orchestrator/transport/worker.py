@@ -12,7 +12,7 @@ from redis import Redis
 from redis.client import Pipeline
 from redis.exceptions import ResponseError
 
-from orchestrator.domain.task import Dispatch
+from orchestrator.domain.task import Dispatch, KeyHolder
 from orchestrator.transport.codec import (
     Applied,
     Heartbeat,
@@ -202,6 +202,16 @@ class WorkerStreams:
     def order_inbox(self) -> OrderInbox:
         """Return where the leader's orders arrive."""
         return OrderInbox(self._redis, self._keys)
+
+    def key_holders(self, tasks: Sequence[bytes]) -> dict[bytes, KeyHolder]:
+        """Return which tasks have the keys that these were wanted for, as far as the leader has told."""
+        found = cast("list[bytes | None]", self._redis.mget([self._keys.key_holder(task) for task in tasks]))
+        holders: dict[bytes, KeyHolder] = {}
+        for task, data in zip(tasks, found, strict=True):
+            with contextlib.suppress(Malformed):  # a stranger's; the leader tells it again
+                if data is not None:
+                    holders[task] = decode(KeyHolder, data)
+        return holders
 
     def listen_applied(self, heard: Callable[[Applied], None]) -> None:
         """Call `heard`, in a thread, whenever the leader says what it has applied."""

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import Orchestrator, PromiseRejected, TaskContext, WorkflowContext, unguarded
+from orchestrator import Duplicate, Orchestrator, PromiseRejected, TaskContext, WorkflowContext, unguarded
 
 app = Orchestrator()
 
@@ -160,6 +160,39 @@ async def parent_async(path: str, count: int) -> list[str]:
 @app.task(isolation="process")
 def parent_isolated(path: str, count: int) -> list[str]:
     return [logged.enqueue(path, number).id for number in range(count)]
+
+
+def _same_key(key: str) -> list[str]:
+    first = add.options(unique_key=key, delay=1).enqueue(1, 1)
+    many = app.enqueue_many(add.options(unique_key=key), [(2, 2), (2, 2)])
+    return [first.id, *(handle.id for handle in many)]
+
+
+@app.task
+def parent_with_keys(key: str) -> list[str]:
+    return _same_key(key)
+
+
+@app.task(isolation="process")
+def parent_with_keys_isolated(key: str) -> list[str]:
+    return _same_key(key)
+
+
+@app.task
+def parent_with_keys_in_transaction(ctx: TaskContext, key: str) -> list[str]:
+    with ctx.transaction():
+        return ctx.complete(_same_key(key))
+
+
+@app.task
+def parent_with_another_call(key: str) -> list[str]:
+    once = add.options(idempotency_key=key)
+    found = [once.enqueue(1, 1).id, once.enqueue(a=1, b=1).id]
+    try:
+        once.enqueue(1, 2)
+    except Duplicate as duplicate:
+        found.append(duplicate.task_id)
+    return found
 
 
 @app.task(retries=1)

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from orchestrator import (
     AttemptOver,
     ConfigurationError,
+    Duplicate,
     Orchestrator,
     OrchestratorError,
     PayloadError,
@@ -534,12 +535,15 @@ def test_the_documented_rights_are_enough(
             write(transaction, "allowed")
             child.options(delay=5).enqueue(1)
             child.options(concurrency_key="lane").enqueue(2)
-            child.options(unique_key="key").enqueue(3)
+            first = child.options(unique_key="key").enqueue(3)
+            assert child.options(unique_key="key").enqueue(4) == first
+            with pytest.raises(Duplicate, match="other arguments"):
+                worker.enqueue_many(child.options(idempotency_key="once"), [(5,), (6,)])
         enter(None)
         worker.close()
         apply(connection)
         assert outcome(connection, running.job.dispatch.id)[0] == "success"
-        assert (ledger(connection), children(connection)) == (["allowed"], 3)
+        assert (ledger(connection), children(connection)) == (["allowed"], 4)
     finally:
         enter(None)
         connection.rollback()

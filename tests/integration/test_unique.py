@@ -212,7 +212,9 @@ def test_replace_changes_the_arguments_while_it_waits(system: System) -> None:
     system.look()
     (task,) = worker.take()
     assert task.payload == system.job.new((2,), {}).payload
-    assert unique(system, on_duplicate="replace").enqueue(3) == first  # it runs: nothing is changed any more
+    with pytest.raises(Duplicate, match="waits no more, so its arguments cannot be replaced") as caught:
+        unique(system, on_duplicate="replace").enqueue(3)
+    assert caught.value.task_id == first.id
     worker.succeed(task)
     system.tick()
     assert (first.status(), system.count("tasks")) == ("success", 0)
@@ -231,12 +233,15 @@ def test_a_claim_and_a_replacement_at_once_lose_nothing(system: System, engine: 
     """The leader may read the row before it is changed and write it after; then it takes it a tick later."""
     worker = system.worker()
     first = unique(system).enqueue(1)
-    for number in range(2, 30):
-        unique(system, on_duplicate="replace").enqueue(number)
-        system.tick()
+    accepted = 1
+    with pytest.raises(Duplicate):  # once it is claimed
+        for number in range(2, 30):
+            unique(system, on_duplicate="replace").enqueue(number)
+            accepted = number
+            system.tick()
     system.look()
     (task,) = worker.take()
-    assert task.id == raw(first)
+    assert (task.id, task.payload) == (raw(first), system.job.new((accepted,), {}).payload)
     assert system.count("tasks") == 1
     del engine
 
@@ -263,6 +268,41 @@ def test_an_idempotency_key_enqueues_once_even_after_the_end(system: System) -> 
     again = task.enqueue(1)
     assert again == first
     assert again.result(timeout=5) == 1
+
+
+def test_replace_after_the_end_of_a_task_whose_key_lasts_is_refused(system: System) -> None:
+    worker = system.worker()
+    options: dict[str, Any] = {"unique_for": 60, "on_duplicate": "replace"}
+    first = unique(system, **options).enqueue(1)
+    system.look()
+    worker.succeed(*worker.take())
+    system.tick()
+    with pytest.raises(Duplicate) as caught:
+        unique(system, **options).enqueue(2)
+    assert caught.value.task_id == first.id
+
+
+def test_replace_reaches_a_task_that_is_kept_back(system: System) -> None:
+    """No live worker knows it, so it waits, and for something new."""
+    first = unique(system).enqueue(1)
+    system.sql("UPDATE orchestrator.tasks SET hold = 'unknown'")
+    assert unique(system, on_duplicate="replace").enqueue(2) == first
+    assert bytes(system.row(first)["payload"]) == system.job.new((2,), {}).payload
+
+
+def test_an_idempotency_key_belongs_to_one_call(system: System, engine: Engine) -> None:
+    task = system.app.task(name="charge", idempotency_key="order-1")(lambda amount, note=None: (amount, note))
+    first = task.enqueue(90, {"b": 1, "a": [1]})
+    assert task.enqueue(note={"a": [1], "b": 1}, amount=90) == first
+    for call in ((91, {"b": 1, "a": [1]}), (90,), (90, {"b": 1, "a": [2]})):
+        with pytest.raises(Duplicate, match="with other arguments; this one was not enqueued") as caught:
+            task.enqueue(*call)
+        assert caught.value.task_id == first.id
+    with engine.begin() as connection, pytest.raises(Duplicate, match="other arguments"):
+        task.enqueue_in(connection, 1)
+    with pytest.raises(Duplicate, match="other arguments"):
+        system.app.enqueue_many(task.options(idempotency_key="new"), [(1,), (2,)])
+    assert system.count("tasks") == 1
 
 
 @pytest.mark.parametrize(

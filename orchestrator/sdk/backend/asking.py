@@ -16,4 +16,5 @@ def ask(connections: Connections, wish: Wish, target: bytes, state: str, *, allo
         raise WrongState(f"Cannot {verb} {what} {to_text(target)}: it is in state {state!r}.")
     with connections.writing(f"the request to {wish} {to_text(target)} was stored") as connection:
         inbox.add(connection, wish, target)
+    connections.retries += wish in (Wish.RETRY_TASK, Wish.RETRY_RUN)
     connections.nudge()

@@ -34,6 +34,8 @@ class Connections:
         self._links = PerProcess(lambda: _Links(settings))
         self._links()  # and so refuse settings that will not do
         self._thread = _Thread()
+        self.retries = 0
+        """How often this program has asked for what ended to be tried again."""
 
     def close(self) -> None:
         """Close every connection."""

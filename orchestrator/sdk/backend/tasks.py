@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sqlalchemy import Connection
+from sqlalchemy.orm import Session, scoped_session
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
@@ -13,6 +14,7 @@ from orchestrator.errors import Duplicate, InvalidTask, NotFound
 from orchestrator.sdk.backend.asking import ask
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Waiting
+from orchestrator.sdk.options import shown
 from orchestrator.sdk.progress import TaskProgress, read_progress
 from orchestrator.store import enqueue, redrive, results, revival, unique
 from orchestrator.store.inbox import Wish
@@ -20,6 +22,8 @@ from orchestrator.store.namespaces import borrowed
 from orchestrator.store.redrive import FailedFilter
 from orchestrator.transport.codec import Ended
 
+MISSING = "missing"
+"""Stands for the state of a task that there is not."""
 _RETRIED = (TaskState.FAILED, TaskState.SKIPPED)
 
 
@@ -29,6 +33,11 @@ class TaskBackend:
     def __init__(self, connections: Connections, waiting: Waiting) -> None:
         self._connections = connections
         self._waiting = waiting
+
+    @property
+    def retries(self) -> int:
+        """How often this program has asked for what ended to be tried again: what it knew of failures may be past."""
+        return self._connections.retries
 
     # -- enqueueing
 
@@ -43,8 +52,9 @@ class TaskBackend:
         self._connections.nudge()
         return created
 
-    def enqueue_in(self, connection: Connection, task: NewTask) -> bytes:
+    def enqueue_in(self, given: object, task: NewTask) -> bytes:
         """Create one task in the caller's transaction, whose commit wakes the scheduler."""
+        connection = _connection(given)
         if task.unique is not None and task.unique.on_duplicate == "replace":
             raise InvalidTask(
                 "Option on_duplicate: 'replace' does not go with enqueue_in, because the scheduler would have to wait "
@@ -95,6 +105,7 @@ class TaskBackend:
             count = sum(group.tasks for group in redrive.preview(connection, wanted))
             if count:
                 redrive.ask(connection, wanted)
+        self._connections.retries += 1
         self._connections.nudge()
         return count
 
@@ -136,10 +147,24 @@ class TaskBackend:
         for task in tasks:
             outcome = found.get(task)
             if outcome is None:
-                raise NotFound.by_id("task", to_text(task))
-            if outcome.status in ENDED_TASK_STATES:
+                ends.append(Ended(task, MISSING))
+            elif outcome.status in ENDED_TASK_STATES:
                 ends.append(Ended(task, outcome.status, outcome.result, outcome.error))
         return ends
+
+
+def _connection(given: object) -> Connection:
+    """Return the connection of a caller's transaction, however that is given."""
+    if isinstance(given, Connection):
+        return given
+    if isinstance(given, (Session, scoped_session)):
+        return given.connection()
+    if hasattr(given, "run_sync"):
+        raise InvalidTask(
+            f"enqueue_in: {shown(given)} is asynchronous, and nothing was enqueued. Call "
+            f"`await task.aenqueue_in(session, …)`."
+        )
+    raise InvalidTask(f"enqueue_in: expected a connection or a session of SQLAlchemy, found {shown(given)}.")
 
 
 def _insert_in(connection: Connection, task: NewTask) -> bytes:

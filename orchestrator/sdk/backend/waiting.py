@@ -186,9 +186,14 @@ def _complete(heard: list[Ended | None]) -> Ended | None:
 
 
 def _is_complete(ended: Ended) -> bool:
-    """Say whether an announcement can be read; anyone may publish anything, and Postgres has the real end."""
-    if ended.state != TaskState.SUCCESS or ended.result is None:
-        return ended.state != TaskState.SUCCESS
+    """Say whether an announcement is all that there is to know; anyone may publish anything, Postgres has the real end.
+
+    What has failed may be open again by the time that one hears of it.
+    """
+    if ended.state != TaskState.SUCCESS:
+        return ended.state == TaskState.CANCELLED
+    if ended.result is None:
+        return False
     try:
         decode_value(ended.result)
     except (msgspec.DecodeError, ValueError, RecursionError):

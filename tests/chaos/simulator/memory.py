@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from redis.exceptions import ConnectionError, TimeoutError
 
 from orchestrator.domain.generation import is_over
+from orchestrator.domain.task import KeyHolder
 from orchestrator.transport.codec import (
     Applied,
     Ended,
@@ -310,6 +311,9 @@ class MemoryLeaderStreams:
             return [Message(entry, body, stream.pending.get(entry)) for entry, body in stream.entries.items()]
 
         return self._call("messages", effect)
+
+    def tell_key_holders(self, holders: Mapping[bytes, KeyHolder]) -> None:
+        """Nobody asks here."""
 
     def withdraw(self, generation: str, queue: str, entries: Sequence[str]) -> None:
         def effect() -> None:

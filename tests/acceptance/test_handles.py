@@ -1,0 +1,162 @@
+"""A handle tells the truth about a task that exists: with keys, after a retry, and in an asynchronous transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import project
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from orchestrator import InvalidTask, NotFound, Task, TaskFailed, as_completed, gather
+from orchestrator.store.database import engine_for
+from tests.acceptance.conftest import fresh_stack
+from tests.acceptance.stack import Stack
+
+
+@pytest.fixture(scope="module")
+def running(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
+        stack.scheduler()
+        stack.worker("--database")
+        yield stack
+
+
+# -- keys inside a task
+
+
+@pytest.mark.parametrize(
+    "parent",
+    [project.parent_with_keys, project.parent_with_keys_isolated, project.parent_with_keys_in_transaction],
+    ids=lambda task: task.name,
+)
+def test_inside_a_task_a_key_leads_to_the_task_that_has_it(running: Stack, parent: Task[[str], list[str]]) -> None:
+    ids = parent.enqueue(parent.name).result(30)
+    assert len(set(ids)) == 1
+    assert project.app.handle(ids[0]).result(20) == 2
+    again = project.add.options(unique_key=parent.name, delay=2).enqueue(5, 5)
+    assert parent.enqueue(parent.name).result(30) == [again.id] * 3
+
+
+def test_inside_a_task_an_idempotency_key_belongs_to_one_call(running: Stack) -> None:
+    ids = project.parent_with_another_call.enqueue("invoice-7").result(30)
+    assert len(ids) == 3
+    assert len(set(ids)) == 1
+    assert project.app.handle(ids[0]).result(20) == 2
+
+
+# -- retried
+
+
+def _failed_once(path: Path) -> tuple[Any, str]:
+    handle = project.flaky.options(retries=0).enqueue(str(path), 1)
+    with pytest.raises(TaskFailed):
+        handle.result(20)
+    return handle, str(path)
+
+
+def test_after_a_retry_the_new_outcome_counts(running: Stack, tmp_path: Path) -> None:
+    handle, _ = _failed_once(tmp_path / "a")
+    handle.retry()
+    assert handle.result(20) == 2
+
+
+def test_after_a_retry_by_another_the_new_outcome_counts(running: Stack, tmp_path: Path) -> None:
+    handle, _ = _failed_once(tmp_path / "a")
+    project.app.handle(handle.id).retry()
+    assert asyncio.run(handle.aresult(20)) == 2
+
+
+def test_after_a_retry_of_all_that_failed_the_new_outcomes_count(running: Stack, tmp_path: Path) -> None:
+    handles = [_failed_once(tmp_path / name)[0] for name in "abc"]
+    assert project.app.retry_failed(name="project.flaky") >= 3
+    assert gather(handles, timeout=20) == [2, 2, 2]
+    others = [_failed_once(tmp_path / name)[0] for name in "de"]
+    project.app.retry_failed(name="project.flaky", error="failure 1")
+    assert [handle.result(20) for handle in as_completed(others, timeout=20)] == [2, 2]
+
+
+def test_what_failed_between_the_end_and_the_look_counts_until_it_is_retried(running: Stack, tmp_path: Path) -> None:
+    handles = [project.flaky.options(retries=0).enqueue(str(tmp_path / name), 1) for name in "ab"]
+    for handle in as_completed(handles, timeout=20):
+        handle.retry()
+    assert [handle.result(20) for handle in handles] == [2, 2]
+    for handle in handles:
+        assert handle.result(20) == 2
+
+
+# -- gathered
+
+
+def test_who_is_not_there_keeps_nobody_from_the_others(running: Stack) -> None:
+    missing = project.app.handle("01a1e011-4f75-7579-9901-0c678cdbf6c0")
+    handles = [project.add.enqueue(1, 1), missing, project.broken.enqueue("x"), project.add.enqueue(2, 2)]
+    first, second, third, fourth = gather(handles, timeout=20, return_exceptions=True)
+    assert (first, fourth) == (2, 4)
+    assert isinstance(second, NotFound)
+    assert isinstance(third, TaskFailed)
+    with pytest.raises(NotFound):
+        missing.result(1)
+
+
+# -- in a transaction
+
+
+@pytest.fixture
+def asynchronous(running: Stack) -> AsyncEngine:
+    url = running.settings.database_url
+    return create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"))
+
+
+def test_in_an_asynchronous_transaction(running: Stack, asynchronous: AsyncEngine) -> None:
+    async def main() -> list[Any]:
+        handles = []
+        async with AsyncSession(asynchronous) as session:
+            handles.append(await project.add.aenqueue_in(session, 1, b=2))
+            handles.append(await project.add.options(unique_key="q", delay=0.1).aenqueue_in(session, 1, 3))
+            handles.append(await project.add.options(unique_key="q").aenqueue_in(session, 1, 3))
+            await session.commit()
+        async with asynchronous.begin() as connection:
+            handles.append(
+                await project.add.options(priority=1, concurrency_key="k", timeout=9).aenqueue_in(connection, 1, 4)
+            )
+        async with AsyncSession(asynchronous) as session:
+            undone = await project.add.aenqueue_in(session, 1, 2)
+        with pytest.raises(NotFound):
+            undone.status()
+        with pytest.raises(InvalidTask, match=r"`await task.aenqueue_in\(session, …\)`"):
+            async with AsyncSession(asynchronous) as session:
+                project.add.enqueue_in(session, 1, 2)
+        with pytest.raises(InvalidTask, match=r"`await task.aenqueue_in\(session, …\)`"):
+            async with asynchronous.connect() as connection:
+                project.add.enqueue_in(connection, 1, 2)
+        found = [await handle.aresult(20) for handle in handles]
+        await asynchronous.dispose()
+        return found
+
+    assert asyncio.run(main()) == [3, 4, 4, 5]
+
+
+def test_in_a_transaction_of_a_session(running: Stack) -> None:
+    engine = engine_for(running.settings.database_url)
+    with Session(engine) as session:
+        first = project.add.enqueue_in(session, 1, 2)
+        with pytest.raises(NotFound):
+            first.status()
+        session.commit()
+    scoped = scoped_session(sessionmaker(engine))
+    second = project.add.enqueue_in(scoped, 1, 3)
+    scoped.commit()
+    scoped.remove()
+    assert (first.result(20), second.result(20)) == (3, 4)
+    with Session(engine) as session, pytest.raises(InvalidTask, match="aenqueue_in: expected an AsyncSession"):
+        asyncio.run(project.add.aenqueue_in(session, 1, 2))
+    with pytest.raises(
+        InvalidTask, match="enqueue_in: expected a connection or a session of SQLAlchemy, found .*Engine"
+    ):
+        project.add.enqueue_in(engine, 1, 2)
+    engine.dispose()
