@@ -13,7 +13,8 @@ nobody's work: it is open in the new run from the start. A detached child outliv
 over instead of starting another. What the code had cancelled by then stays cancelled.
 
 **What people said** after `to` is said again, right behind the mark: signals, updates that were not refused, and what
-became of promises that were open at `to`. Requests to cancel are not.
+became of promises that were open at `to`. Requests to cancel are not. What was said of promises that the code has never
+made by the end is kept for the new run, too.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class NewRun(NamedTuple):
     """What it is told next."""
     promises: list[history.PromiseCreated]
     """Those that are open in it."""
+    settled: list[str]
+    """Names of promises that are not open any more."""
     adopted: dict[bytes, bytes]
     """Detached children whose ends the old run never learnt: their ids there, and here."""
 
@@ -166,12 +169,14 @@ def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, 
     again = cut.told_again()
     known = {fact.id for fact in again if isinstance(fact, Ended)}
     told = [_renamed(fact, ids) for fact in again]
+    made = [event.what for event in cut.past if isinstance(event.what, history.PromiseCreated)]
     lost = {child: what for child, what in cut.followed.items() if child not in known}
     told += [history.ChildCancelled(ids[child]) for child, what in lost.items() if not what.detached]
     return NewRun(
         copy,
         told,
         [_renamed(promise, ids) for promise in cut.waiting.values() if promise.id not in known],
+        sorted({promise.name for promise in made if promise.id not in cut.waiting or promise.id in known}),
         {child: ids[child] for child, what in lost.items() if what.detached},
     )
 

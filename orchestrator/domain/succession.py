@@ -14,8 +14,8 @@ from typing import NamedTuple
 from orchestrator.domain import history
 from orchestrator.domain.commands import ContinueRun
 from orchestrator.domain.history import Event, Fact
+from orchestrator.domain.promises import PromiseSettled
 
-PromiseSettled = history.PromiseResolved | history.PromiseRejected
 SAID = (history.UpdateRequested, history.RunCancelRequested)
 """Facts that hold for whichever run goes on."""
 

@@ -15,7 +15,7 @@ from orchestrator.domain.states import TaskState
 from orchestrator.domain.succession import with_seen
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.scheduler.code import ask_to_cancel, reply, stick
-from orchestrator.scheduler.code_requests import pass_on_signals
+from orchestrator.scheduler.code_requests import meet_promises, pass_on_signals
 from orchestrator.scheduler.tasks import adopt_children, cancel_tasks, error_json
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import code_runs, expectations, histories, runs, transitions
@@ -205,6 +205,9 @@ def _carry_out(tick: Tick, batches: Mapping[bytes, Sequence[Command]]) -> None:
         expectations.create_promises(tick.connection, wanted.promises)
     if wanted.forgotten_promises:
         expectations.forget_promises(tick.connection, wanted.forgotten_promises)
+    if wanted.promises:
+        given_up = set(wanted.forgotten_promises)
+        meet_promises(tick, [one for one in wanted.promises if (one.run, one.id) not in given_up])
     if wanted.children:
         code_runs.start(tick.connection, wanted.children, tick.now)
         tick.delayed = tick.delayed or any(child.timeout is not None for child in wanted.children)

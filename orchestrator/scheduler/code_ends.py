@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,6 +11,7 @@ from orchestrator.domain import history
 from orchestrator.domain.happened import OwnEnd
 from orchestrator.domain.history import Outcome
 from orchestrator.domain.ids import successor_id
+from orchestrator.domain.promises import Resolution, resolutions
 from orchestrator.domain.run import RAN_TOO_LONG
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.succession import estate
@@ -18,6 +20,7 @@ from orchestrator.scheduler.code import ask_to_cancel
 from orchestrator.scheduler.tasks import cancel_tasks
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import code_runs, histories, run_keys, runs
+from orchestrator.store import resolutions as store
 from orchestrator.store.code_runs import EndedRun, NewCodeRun
 from orchestrator.store.transitions import Moved
 from orchestrator.transport.codec import Ended
@@ -60,7 +63,7 @@ def end_runs(tick: Tick, some: Sequence[OwnEnd]) -> None:
     tick.ended.extend(_announced(tick, run, ends[run.id]) for run in ended)
     if over:
         tick.triggers.code_ended(tick, over)
-    tick.code.ended(tick, {run: heirs[run].id if run in heirs else run for run in ends})
+    tick.code.ended(tick, {run: heirs[run].new.id if run in heirs else run for run in ends})
     for run in continuing:
         del tick.continuing[run]
 
@@ -92,16 +95,31 @@ def _error(state: str, end: OwnEnd) -> TaskError | None:
     return RAN_TOO_LONG if state == RunState.FAILED and end.state == TaskState.CANCELLED else end.error
 
 
-def _heirs(tick: Tick, ids: Sequence[bytes]) -> dict[bytes, NewCodeRun]:
+class _Heir(NamedTuple):
+    """A run in which another goes on."""
+
+    new: NewCodeRun
+    resolutions: list[Resolution]
+    """What people have said of promises, and the code has not learnt."""
+
+
+def _heirs(tick: Tick, ids: Sequence[bytes]) -> dict[bytes, _Heir]:
     """Return the runs in which others go on, with everything that was said to those and their code has not heard."""
     said = histories.said(tick.connection, [(run, tick.continuing[run].seen) for run in ids])
-    heirs: dict[bytes, NewCodeRun] = {}
+    estates = {run: estate(said.get(run, []), tick.continuing[run]) for run in ids}
+    settled = [run for run in ids if estates[run].settled]
+    created = histories.promises(tick.connection, settled) if settled else {}
+    left = {run: resolutions(estates[run].settled, created.get(run, ())) for run in ids}
+    for kept in store.of_runs(tick.connection, ids):
+        if kept.number:
+            left[kept.run].append(kept.what)
+    heirs: dict[bytes, _Heir] = {}
     for old in code_runs.predecessors(tick.connection, ids, tick.now):
-        command = tick.continuing[old.id]
-        started = history.RunStarted(old.workflow, old.version, command.payload, old.queue, old.parent, old.id)
-        heirs[old.id] = NewCodeRun(
+        payload = tick.continuing[old.id].payload
+        started = history.RunStarted(old.workflow, old.version, payload, old.queue, old.parent, old.id)
+        new = NewCodeRun(
             successor_id(old.id),
-            [started, *estate(said.get(old.id, []), command).facts],
+            [started, *estates[old.id].facts],
             old.timeout,
             old.position,
             old.child_id,
@@ -112,15 +130,20 @@ def _heirs(tick: Tick, ids: Sequence[bytes]) -> dict[bytes, NewCodeRun]:
             reason=old.reason,
             cancelling=old.cancelling,
         )
+        heirs[old.id] = _Heir(new, left[old.id])
     return heirs
 
 
-def _continue(tick: Tick, heirs: Sequence[NewCodeRun]) -> None:
+def _continue(tick: Tick, heirs: Sequence[_Heir]) -> None:
     """Start the runs in which others go on."""
-    code_runs.start(tick.connection, heirs, tick.now)
-    run_keys.pass_on(tick.connection, [(run.started.continued_from or b"", run.id) for run in heirs])
-    tick.delayed = tick.delayed or any(run.timeout is not None for run in heirs)
-    tick.has_wishes = tick.has_wishes or any(run.cancelling for run in heirs)  # the agenda says so
+    new = [heir.new for heir in heirs]
+    code_runs.start(tick.connection, new, tick.now)
+    run_keys.pass_on(tick.connection, [(run.started.continued_from or b"", run.id) for run in new])
+    kept = [kept for heir in heirs for kept in store.numbered(heir.new.id, heir.resolutions)]
+    if kept:
+        store.keep(tick.connection, kept)
+    tick.delayed = tick.delayed or any(run.timeout is not None for run in new)
+    tick.has_wishes = tick.has_wishes or any(run.cancelling for run in new)  # the agenda says so
 
 
 def close_runs(tick: Tick, limit: int) -> None:

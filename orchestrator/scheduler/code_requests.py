@@ -10,13 +10,15 @@ from orchestrator.domain import history
 from orchestrator.domain.activation import Query
 from orchestrator.domain.history import Fact
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.promises import Resolution
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.code import reply, tell
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import code_runs, expectations, run_keys
+from orchestrator.store import code_runs, expectations, resolutions, run_keys
 from orchestrator.store.code_runs import NewCodeRun
-from orchestrator.store.expectations import Answered
+from orchestrator.store.expectations import Answered, NewPromise
 from orchestrator.store.inbox import Item, Wish
+from orchestrator.store.resolutions import Kept
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -92,39 +94,78 @@ def _signal(item: Item) -> history.SignalReceived:
 
 
 def settle_promises(tick: Tick, items: Sequence[Item]) -> None:
-    """Resolve or reject promises: of those of a name, the oldest; whoever comes too late is told so."""
+    """Resolve or reject promises: of those of a name, the oldest; what comes before the first of a name is kept.
+
+    Whoever comes too late is told so.
+    """
+    runs = list({item.target for item in items})
     open_promises: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
-    for run, promise, name in expectations.open_promises(tick.connection, list({item.target for item in items})):
+    for run, promise, name in expectations.open_promises(tick.connection, runs):
         open_promises[run, name].append(promise)
+    settled = {(kept.run, kept.what.name) for kept in resolutions.of_runs(tick.connection, runs)}
     facts: dict[bytes, list[Fact]] = defaultdict(list)
-    settled: list[tuple[bytes, bytes]] = []
+    gone: list[tuple[bytes, bytes]] = []
+    early: dict[bytes, Kept] = {}
     answers: list[Answered] = []
     for item in items:
         request, name = _data(item.body["request"]), item.body["name"]
         waiting = open_promises[item.target, name]
-        if not waiting:
-            answers.append(Answered(request, None, _no_promise(item.target, name)))
-            continue
-        promise = waiting.pop(0)
-        settled.append((item.target, promise))
-        answers.append(Answered(request))
-        facts[item.target].append(
-            history.PromiseResolved(promise, _data(item.body["value"]))
-            if item.kind == Wish.RESOLVE
-            else history.PromiseRejected(promise, TaskError("PromiseRejected", item.body["reason"]))
-        )
-    if settled:
-        expectations.forget_promises(tick.connection, settled)
+        if waiting:
+            promise = waiting.pop(0)
+            gone.append((item.target, promise))
+            facts[item.target].append(_resolution(item).of(promise))
+            answers.append(Answered(request))
+        elif (item.target, name) in settled:
+            answers.append(Answered(request, None, _settled(item.target, name)))
+        else:
+            early[request] = Kept(item.target, 1, _resolution(item))
+        settled.add((item.target, name))
+    if gone:
+        expectations.forget_promises(tick.connection, gone)
         tell(tick, facts)
+    stored = resolutions.keep(tick.connection, list(early.values())) if early else set()
+    answers += [
+        Answered(request, None, None if (kept.run, kept.what.name) in stored else _over(kept.run))
+        for request, kept in early.items()
+    ]
     reply(tick, answers)
 
 
-def _no_promise(run: bytes, name: str) -> TaskError:
+def meet_promises(tick: Tick, created: Sequence[NewPromise]) -> None:
+    """Tell code what people have said of promises that it has just created."""
+    waiting: dict[tuple[bytes, str], list[Kept]] = defaultdict(list)
+    for kept in resolutions.of_runs(tick.connection, {promise.run for promise in created}):
+        if kept.number:
+            waiting[kept.run, kept.what.name].append(kept)
+    met: list[Kept] = []
+    facts: dict[bytes, list[Fact]] = defaultdict(list)
+    gone: list[tuple[bytes, bytes]] = []
+    for promise in created:
+        if found := waiting[promise.run, promise.name]:
+            met.append(found.pop(0))
+            gone.append((promise.run, promise.id))
+            facts[promise.run].append(met[-1].what.of(promise.id))
+    if met:
+        resolutions.remove(tick.connection, met)
+        expectations.forget_promises(tick.connection, gone)
+        tell(tick, facts)
+
+
+def _resolution(item: Item) -> Resolution:
+    if item.kind == Wish.RESOLVE:
+        return Resolution(item.body["name"], _data(item.body["value"]))
+    return Resolution(item.body["name"], error=TaskError("PromiseRejected", item.body["reason"]))
+
+
+def _settled(run: bytes, name: str) -> TaskError:
     return TaskError(
         "WrongState",
-        f"No promise {name!r} is open in run {to_text(run)}: it was resolved or rejected before, or the code does not "
-        f"wait for it yet.",
+        f"No promise {name!r} is open in run {to_text(run)}: it was resolved, rejected or given up before.",
     )
+
+
+def _over(run: bytes) -> TaskError:
+    return TaskError("WrongState", f"Run {to_text(run)} has ended.")
 
 
 def update(tick: Tick, items: Sequence[Item]) -> None:

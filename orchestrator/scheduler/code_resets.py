@@ -20,6 +20,7 @@ from orchestrator.domain import history
 from orchestrator.domain.happened import OwnEnd
 from orchestrator.domain.history import Event, Outcome
 from orchestrator.domain.ids import derived_id, successor_id, to_text
+from orchestrator.domain.promises import Resolution
 from orchestrator.domain.resets import NewRun, reset
 from orchestrator.domain.run import TIMED_OUT
 from orchestrator.domain.task import TaskError
@@ -29,11 +30,12 @@ from orchestrator.scheduler.code import reply
 from orchestrator.scheduler.code_ends import told_to_parent
 from orchestrator.scheduler.tasks import cancel_tasks
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import code_runs, expectations, histories, resets, run_keys, runs
+from orchestrator.store import code_runs, expectations, histories, resets, resolutions, run_keys, runs
 from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.expectations import Answered, NewPromise
 from orchestrator.store.inbox import Item
 from orchestrator.store.resets import Handover, Head
+from orchestrator.store.resolutions import Kept
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -88,8 +90,11 @@ def reset_runs(tick: Tick, items: Sequence[Item]) -> set[int]:
         answers.append(Answered(_request(item), msgspec.msgpack.encode(to_text(new))))
         log.info("run %s is reset to event %d, as run %s: %s", to_text(run), to, to_text(new), reason or "no reason")
     if planned:
-        _end(tick, [plan.head.id for plan in planned if plan.head.open])
+        ending = [plan.head.id for plan in planned if plan.head.open]
+        kept = resolutions.of_runs(tick.connection, ending)
+        _end(tick, ending)
         _start(tick, planned, last)
+        _keep(tick, planned, kept)
     reply(tick, answers)
     return waiting
 
@@ -140,6 +145,20 @@ def _start(tick: Tick, planned: Sequence[_Planned], last: Mapping[bytes, bytes])
     if adopted:
         runs.count(tick.connection, adopted)
     tick.delayed = tick.delayed or any(plan.timeout is not None for plan in planned)
+
+
+def _keep(tick: Tick, planned: Sequence[_Planned], kept: Sequence[Kept]) -> None:
+    """Keep for the new runs what was said of promises that the old ones have never made."""
+    early: dict[bytes, list[Resolution]] = defaultdict(list)
+    for one in kept:
+        if one.number:
+            early[one.run].append(one.what)
+    rows: list[Kept] = []
+    for plan in planned:
+        rows += [Kept(plan.new, 0, Resolution(name)) for name in plan.begins.settled]
+        rows += resolutions.numbered(plan.new, early[plan.head.id])
+    if rows:
+        resolutions.keep(tick.connection, rows)
 
 
 def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewCodeRun:

@@ -154,6 +154,8 @@ WITH ended AS (
     DELETE FROM orchestrator.timers WHERE run_id = ANY(%(ids)s::uuid[])
 ), promises AS (
     DELETE FROM orchestrator.promises WHERE run_id = ANY(%(ids)s::uuid[])
+), resolutions AS (
+    DELETE FROM orchestrator.resolutions WHERE run_id = ANY(%(ids)s::uuid[])
 )
 SELECT id::text, status, open, parent_run::text, child_id::text, workflow FROM ended
 """

@@ -39,7 +39,18 @@ DELETE FROM orchestrator.timers t USING unnest(%(runs)s::uuid[], %(ids)s::uuid[]
  WHERE t.run_id = gone.run_id AND t.id = gone.id
 """
 )
-_FORGET_PROMISES = Statement(_FORGET_TIMERS.sql.replace("timers", "promises"))
+_FORGET_PROMISES = Statement(
+    """
+WITH gone AS (
+    DELETE FROM orchestrator.promises p USING unnest(%(runs)s::uuid[], %(ids)s::uuid[]) AS gone(run_id, id)
+     WHERE p.run_id = gone.run_id AND p.id = gone.id
+    RETURNING p.run_id, p.name
+)
+INSERT INTO orchestrator.resolutions (run_id, name, number)
+SELECT DISTINCT run_id, name, 0 FROM gone
+    ON CONFLICT DO NOTHING
+"""
+)
 
 
 def forget_timers(connection: Connection, timers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -48,7 +59,7 @@ def forget_timers(connection: Connection, timers: Sequence[tuple[bytes, bytes]])
 
 
 def forget_promises(connection: Connection, promises: Sequence[tuple[bytes, bytes]]) -> None:
-    """Remove promises, by run and id."""
+    """Remove promises, by run and id; that there was one of its name is remembered (`store/resolutions.py`)."""
     parameters = {"runs": arrays.uuids(run for run, _ in promises), "ids": arrays.uuids(one for _, one in promises)}
     _FORGET_PROMISES(connection, parameters)
 

@@ -234,3 +234,19 @@ def said(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[byte
     for row in _SAID(connection, parameters):
         found.setdefault(identifier(row[0]), []).append(event(*row[1:]))
     return found
+
+
+_PROMISES = Statement(
+    """
+SELECT run_id::text, data FROM orchestrator.histories
+ WHERE run_id = ANY(%(ids)s::uuid[]) AND kind = 'promise_created' ORDER BY run_id, number
+"""
+)
+
+
+def promises(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[history.PromiseCreated]]:
+    """Return the promises that the code of runs has ever made."""
+    found: dict[bytes, list[history.PromiseCreated]] = {}
+    for row in _PROMISES(connection, {"ids": arrays.uuids(runs)}):
+        found.setdefault(identifier(row[0]), []).append(_decode.decode(row[1]))
+    return found

@@ -301,6 +301,17 @@ promises = Table(
     comment="what runs of workflows as code wait for from outside",
 )
 
+resolutions = Table(
+    "resolutions",
+    metadata,
+    Column("run_id", Uuid, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, comment="its place among those of a name; 0 says that one was settled"),
+    Column("value", LargeBinary),
+    Column("error", JSONB),
+    comment="promises that were settled before the code waits for them, by name",
+)
+
 answers = Table(
     "answers",
     metadata,

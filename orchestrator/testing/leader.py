@@ -12,6 +12,7 @@ from orchestrator.domain import commands, history, resets
 from orchestrator.domain.activation import Activation, Answer, Query, Violation
 from orchestrator.domain.history import Event
 from orchestrator.domain.ids import derived_id, successor_id
+from orchestrator.domain.promises import Resolution, resolutions
 from orchestrator.domain.run import RAN_TOO_LONG, TIMED_OUT
 from orchestrator.domain.succession import estate
 from orchestrator.domain.task import NewTask, TaskError
@@ -38,6 +39,10 @@ class Run:
         self.tasks: dict[bytes, NewTask] = {}
         self.timers: dict[bytes, float] = {}
         self.promises: dict[bytes, str] = {}
+        self.early: list[Resolution] = []
+        """What was said of promises that the code has not made yet."""
+        self.settled: set[str] = set()
+        """Names of promises that are not open any more."""
         self.children: dict[bytes, Run] = {}
         self.answers: dict[bytes, commands.AnswerUpdate] = {}
         self.state: dict[str, bytes] = {}
@@ -202,8 +207,13 @@ class MemoryLeader:
                 run.timers.pop(id, None)
             case commands.CreatePromise(id=id, name=name):
                 run.promises[id] = name
+                early = next((one for one in run.early if one.name == name), None)
+                if early is not None:
+                    run.early.remove(early)
+                    self.settle_promise(run, early)
             case commands.CancelPromise(id=id):
-                run.promises.pop(id, None)
+                if id in run.promises:
+                    run.settled.add(run.promises.pop(id))
             case commands.StartChildRun():
                 self._start_child(run, command)
             case commands.CancelChildRun(id=id):
@@ -225,6 +235,20 @@ class MemoryLeader:
             run = run.next
         if run is not None and run.end is None:
             self.append(run, signal)
+
+    def settle_promise(self, run: Run, resolution: Resolution) -> bool:
+        """Settle the oldest open promise of a name, or keep what was said; False if that comes too late."""
+        name = resolution.name
+        for identifier, open_name in run.promises.items():
+            if open_name == name:
+                del run.promises[identifier]
+                run.settled.add(name)
+                self.append(run, resolution.of(identifier))
+                return True
+        if name in run.settled or any(one.name == name for one in run.early):
+            return False
+        run.early.append(resolution)
+        return True
 
     @staticmethod
     def _note_state(run: Run, what: history.Fact | history.Record | history.Mark) -> None:
@@ -259,6 +283,8 @@ class MemoryLeader:
             self._note_state(new, event.what)
         self._give_time(new, run.timeout)
         new.promises = {promise.id: promise.name for promise in begins.promises}
+        new.settled = set(begins.settled)
+        new.early = list(run.early) if run.end is None else []
         for old_id, new_id in begins.adopted.items():
             self._hand_over(run, old_id, new, new_id)
         for fact in begins.told:
@@ -314,8 +340,11 @@ class MemoryLeader:
         new.timeout, new.timed_out = run.timeout, run.timed_out
         if run.deadline is not None:
             self._set_deadline(new, run.deadline)
-        for fact in estate(run.history, end).facts:
+        left = estate(run.history, end)
+        for fact in left.facts:
             self.append(new, fact)
+        made = [event.what for event in run.history if isinstance(event.what, history.PromiseCreated)]
+        new.early = [*resolutions(left.settled, made), *run.early]
 
 
 def told_to_parent(

@@ -9,6 +9,7 @@ from orchestrator.domain import commands, history
 from orchestrator.domain.activation import Query
 from orchestrator.domain.history import Fact
 from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.promises import Resolution
 from orchestrator.domain.run import RAN_TOO_LONG
 from orchestrator.domain.task import TaskError
 from orchestrator.errors import DeterminismViolation, NotDeterministic, OrchestratorError, RunFailed, WrongState
@@ -82,14 +83,12 @@ class TestedRun(Generic[R]):
         await self._tell(history.SignalReceived(name, encode_value(value, f"Signal {name!r}", self._limit)))
 
     async def resolve(self, promise: str, value: Any = None) -> None:
-        """Resolve the oldest open promise of a name."""
-        data = encode_value(value, f"Promise {promise!r}", self._limit)
-        await self._tell(history.PromiseResolved(self._take_promise(promise), data))
+        """Resolve the oldest open promise of a name; before there is one, the value is kept for it."""
+        await self._settle(Resolution(promise, encode_value(value, f"Promise {promise!r}", self._limit)))
 
     async def reject(self, promise: str, reason: str) -> None:
-        """Reject the oldest open promise of a name."""
-        error = TaskError("PromiseRejected", reason)
-        await self._tell(history.PromiseRejected(self._take_promise(promise), error))
+        """Reject the oldest open promise of a name; before there is one, this is kept for it."""
+        await self._settle(Resolution(promise, error=TaskError("PromiseRejected", reason)))
 
     async def cancel(self, reason: str = "") -> None:
         """Ask the run to cancel itself."""
@@ -119,19 +118,25 @@ class TestedRun(Generic[R]):
         answer = run.answers[identifier]
         return _value(f"Update {name!r}", answer.result, answer.error)
 
-    def _take_promise(self, name: str) -> bytes:
-        for identifier, open_name in self._run.promises.items():
-            if open_name == name:
-                del self._run.promises[identifier]
-                return identifier
-        raise WrongState(f"No promise {name!r} is open. Open: {', '.join(self._run.promises.values()) or 'none'}.")
+    async def _settle(self, resolution: Resolution) -> None:
+        self._check_open()
+        if not self._test.leader.settle_promise(self._run, resolution):
+            raise WrongState(
+                f"No promise {resolution.name!r} is open: it was resolved, rejected or given up before. "
+                f"Open: {', '.join(self._run.promises.values()) or 'none'}."
+            )
+        await self._test.settle()
+        self._check_stuck()
 
     async def _tell(self, fact: Fact) -> None:
-        if self._run.end is not None:
-            raise WrongState(f"Workflow {self._workflow.name!r}, run {to_text(self._run.id)}, {_how(self._run.end)}.")
+        self._check_open()
         self._test.leader.append(self._run, fact)
         await self._test.settle()
         self._check_stuck()
+
+    def _check_open(self) -> None:
+        if self._run.end is not None:
+            raise WrongState(f"Workflow {self._workflow.name!r}, run {to_text(self._run.id)}, {_how(self._run.end)}.")
 
     def _check_stuck(self) -> None:
         stuck = self._run.stuck

@@ -11,12 +11,14 @@ import pytest
 from sqlalchemy import Connection
 
 from orchestrator.domain import history
+from orchestrator.domain.promises import Resolution
 from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store import code_runs, expectations, histories, run_keys, runs, stuck, transitions
+from orchestrator.store import code_runs, expectations, histories, resolutions, run_keys, runs, stuck, transitions
 from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.expectations import Answered, NewPromise
 from orchestrator.store.histories import Turn
+from orchestrator.store.resolutions import Kept
 from orchestrator.store.turns import unshown
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
@@ -26,7 +28,7 @@ OPEN = 20_000
 EVENTS = 5
 """Of each open run."""
 IN_FLIGHT = 600
-TABLES = ("tasks", "ended_tasks", "runs", "histories", "timers", "promises", "answers", "run_keys")
+TABLES = ("tasks", "ended_tasks", "runs", "histories", "timers", "promises", "resolutions", "answers", "run_keys")
 
 _RUNS = f"""
 INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, version, code, last_event, shown, ended_at,
@@ -60,9 +62,13 @@ _PROMISES = """
 INSERT INTO orchestrator.promises (run_id, id, name, ordinal)
 SELECT id, gen_random_uuid(), 'approval', 1 FROM orchestrator.runs WHERE ended_at IS NULL
 """
+_RESOLUTIONS = """
+INSERT INTO orchestrator.resolutions (run_id, name, number)
+SELECT id, 'approval', 1 FROM orchestrator.runs WHERE ended_at IS NULL
+"""
 _KEYS = "INSERT INTO orchestrator.run_keys (key, run_id) SELECT id::text, id FROM orchestrator.runs"
 _ANSWERS = "INSERT INTO orchestrator.answers (id, at) SELECT gen_random_uuid(), now() FROM generate_series(1, 20000)"
-FILL = [_RUNS, _TASKS, _HISTORIES, _TIMERS, _PROMISES, _KEYS, _ANSWERS]
+FILL = [_RUNS, _TASKS, _HISTORIES, _TIMERS, _PROMISES, _RESOLUTIONS, _KEYS, _ANSWERS]
 
 
 def begin(connection: Connection) -> list[tuple[bytes, int]]:
@@ -116,6 +122,10 @@ STATEMENTS: dict[str, Call] = {
         lambda c: expectations.create_promises(c, [NewPromise(*pair, "x", 1) for pair in pairs(leader)])
     ),
     "forget_promises": lambda leader: lambda c: expectations.forget_promises(c, pairs(leader)),
+    "resolutions": lambda leader: lambda c: resolutions.of_runs(c, leader.ids),
+    "keep": lambda leader: lambda c: resolutions.keep(c, [Kept(run, 1, Resolution("x", b"")) for run in leader.ids]),
+    "met": lambda leader: lambda c: resolutions.remove(c, [Kept(run, 1, Resolution("approval")) for run in leader.ids]),
+    "made": lambda leader: lambda c: histories.promises(c, leader.ids),
     "open_promises": lambda leader: lambda c: expectations.open_promises(c, leader.ids),
     "answer": lambda leader: lambda c: expectations.answer(c, [Answered(run) for run in leader.ids], NOW),
     "stick": lambda leader: lambda c: stuck.stick(c, [(*attempt, "{}") for attempt in leader.batch]),
@@ -151,6 +161,9 @@ def test_no_statement_reads_a_whole_table(leader: Leader, name: str) -> None:
         ("fire_timers", "timers_due"),
         ("forget_timers", "timers_pkey"),
         ("open_promises", "promises_pkey"),
+        ("resolutions", "resolutions_pkey"),
+        ("met", "resolutions_pkey"),
+        ("made", "histories_pkey"),
         ("free", "runs_stuck"),
         ("free by workflow", "runs_stuck"),
     ],

@@ -427,3 +427,23 @@ async def large(ctx: WorkflowContext, where: str) -> Any:
 def test_a_result_that_is_too_large_is_its_own_error(where: str) -> None:
     with pytest.raises(RunFailed, match="PayloadError"):
         played(large, where, mocks={work: lambda *_: too_large()})
+
+
+@app.workflow
+async def approved(ctx: WorkflowContext, rounds: int = 0) -> Any:
+    if await ctx.signals("go", type=str).get() == "continue":
+        ctx.continue_as_new(rounds + 1)
+    return await ctx.promise("approval")
+
+
+@pytest.mark.parametrize("way", [["on"], ["continue", "on"]])
+def test_a_promise_may_be_resolved_early(way: list[str]) -> None:
+    async def resolve(run: TestedRun[Any], _: WorkflowTest) -> Any:
+        await run.resolve("approval", 7)
+        with pytest.raises(WrongState, match="No promise 'approval' is open"):
+            await run.resolve("approval", 8)
+        for word in way:
+            await run.signal("go", word)
+        return await run.result()
+
+    assert started(approved, resolve) == 7

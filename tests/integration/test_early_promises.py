@@ -1,0 +1,196 @@
+"""Promises that are resolved before the code waits for them: kept, like signals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from orchestrator import PromiseRejected, WorkflowContext, WorkflowHandle, WrongState
+from orchestrator.domain.activation import Activated
+from orchestrator.domain.commands import CompleteRun
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from tests.integration.code_stage import act
+from tests.integration.stage import ONE, System, Worker
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def waits(system: System) -> CodeWorkflow[..., Any]:
+    @system.app.workflow(name="waits")
+    async def waits(ctx: WorkflowContext, rounds: int = 0, names: list[str] | None = None) -> list[Any]:
+        found: list[Any] = []
+        go = ctx.signals("go", type=str)
+        for name in names or ["approval"]:
+            if await go.get() == "continue":
+                ctx.continue_as_new(rounds + 1, names)
+            promise = ctx.promise(name)
+            if await go.get() == "continue":
+                ctx.continue_as_new(rounds + 1, names)
+            try:
+                found.append(await promise)
+            except PromiseRejected as error:
+                found.append(str(error))
+        return found
+
+    return waits
+
+
+@pytest.fixture
+def engine_(system: System) -> Iterator[Engine]:
+    engine = Engine(system.app.code_workflows.find, 1_000_000)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    return system.worker(knows=("job", "waits"))
+
+
+@pytest.fixture
+def stage(system: System, worker: Worker, engine_: Engine) -> Stage:
+    return Stage(system, worker, engine_)
+
+
+class Stage:
+    """A leader, a worker, and somebody who resolves promises."""
+
+    def __init__(self, system: System, worker: Worker, engine: Engine) -> None:
+        self.system = system
+        self.worker = worker
+        self.engine = engine
+
+    def rest(self) -> None:
+        """Let the code take its turns until nothing is new."""
+        for _ in range(20):
+            self.system.look()
+            turns = [task for task in self.worker.take() if task.is_activation]
+            self.worker.report(*(act(self.engine, one) for one in turns))
+            self.system.look()
+            if not turns:
+                return
+
+    def ask(self, ask: Callable[[], None]) -> None:
+        """Ask for something, and have the leader answer."""
+        asked = self.sent(ask)
+        self.system.look()
+        asked.result(10)
+
+    def sent(self, ask: Callable[[], None]) -> Future[None]:
+        pool = ThreadPoolExecutor(1)
+        asked = pool.submit(ask)
+        pool.shutdown(wait=False)
+        eventually(lambda: self.system.count("inbox") or asked.done())
+        return asked
+
+    def go(self, handle: WorkflowHandle[Any], *words: str) -> None:
+        for word in words:
+            handle.signal("go", word)
+            self.rest()
+
+
+@pytest.mark.parametrize("moment", ["before it begins", "before it waits", "in the same turn", "while it waits"])
+def test_a_promise_may_be_resolved_at_any_time(stage: Stage, waits: CodeWorkflow[..., Any], moment: str) -> None:
+    handle = waits.start()
+    if moment != "before it begins":
+        stage.rest()
+    if moment == "while it waits":
+        stage.go(handle, "on")
+    if moment == "in the same turn":
+        handle.signal("go", "on")
+        stage.system.look()
+        turns = stage.worker.take()
+        stage.ask(lambda: handle.resolve("approval", 7))
+        stage.worker.report(*(act(stage.engine, one) for one in turns))
+        stage.system.look()
+    else:
+        stage.ask(lambda: handle.resolve("approval", 7))
+    stage.go(handle, *["on"] * (2 if moment.startswith("before") else 1))
+    assert handle.result(0) == [7]
+
+
+def test_an_early_rejection_is_kept_too(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
+    handle = waits.start()
+    stage.ask(lambda: handle.reject("approval", "too dear"))
+    stage.go(handle, "on", "on")
+    assert handle.result(0) == ["Promise 'approval' was rejected: too dear"]
+
+
+def test_the_first_wins_also_if_it_was_early(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
+    handle = waits.start(0, ["approval", "other"])
+    stage.ask(lambda: handle.resolve("approval", 1))
+    with pytest.raises(WrongState, match="No promise 'approval' is open"):
+        stage.ask(lambda: handle.resolve("approval", 2))
+    stage.go(handle, "on")
+    with pytest.raises(WrongState, match="No promise 'approval' is open"):
+        stage.ask(lambda: handle.reject("approval", "no"))
+    stage.go(handle, "on", "on")
+    with pytest.raises(WrongState, match="No promise 'approval' is open"):
+        stage.ask(lambda: handle.resolve("approval", 3))
+    stage.ask(lambda: handle.resolve("other", 4))
+    stage.go(handle, "on")
+    assert handle.result(0) == [1, 4]
+    assert stage.system.count("resolutions") == 0
+
+
+def test_several_of_a_tick_are_told_apart(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
+    handle = waits.start(0, ["a", "b"])
+    asked = [stage.sent(lambda name=name: handle.resolve(name, name)) for name in ("a", "b")]
+    eventually(lambda: stage.system.count("inbox") == 2)
+    stage.system.look()
+    for one in asked:
+        one.result(10)
+    stage.go(handle, "on", "on", "on", "on")
+    assert handle.result(0) == ["a", "b"]
+
+
+@pytest.mark.parametrize("moment", ["never waited for", "waited for", "while the turn is out"])
+def test_what_the_code_has_not_learnt_reaches_the_run_in_which_it_goes_on(
+    stage: Stage, waits: CodeWorkflow[..., Any], moment: str
+) -> None:
+    handle = waits.start()
+    stage.rest()
+    if moment != "never waited for":
+        stage.go(handle, "on")
+    handle.signal("go", "continue")
+    if moment == "while the turn is out":
+        stage.system.look()
+        turns = stage.worker.take()
+        stage.ask(lambda: handle.resolve("approval", 7))
+        stage.worker.report(*(act(stage.engine, one) for one in turns))
+        stage.rest()
+    else:
+        stage.ask(lambda: handle.resolve("approval", 7))
+        stage.rest()
+    stage.go(handle, "on", "on")
+    assert handle.result(0) == [7]
+
+
+def test_a_run_that_has_ended_keeps_nothing(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
+    handle = waits.start()
+    stage.system.look()
+    (turn,) = stage.worker.take()
+    asked = stage.sent(lambda: handle.resolve("approval", 7))
+    stage.worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[CompleteRun(ONE)]))
+    stage.system.look()
+    with pytest.raises(WrongState, match="has ended"):
+        asked.result(10)
+    assert stage.system.count("resolutions") == 0
+
+
+def test_a_run_that_is_reset_keeps_what_was_early(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
+    handle = waits.start(0, ["first", "approval"])
+    stage.ask(lambda: handle.resolve("first", 1))
+    stage.go(handle, "on", "on")
+    stage.ask(lambda: handle.resolve("approval", 7))
+    events = [event.number for event in handle.history().events if type(event.what).__name__ == "PromiseResolved"]
+    stage.ask(lambda: handle.reset(to=events[0]) and None)
+    with pytest.raises(WrongState, match="No promise 'first' is open"):
+        stage.ask(lambda: handle.resolve("first", 2))
+    stage.rest()
+    stage.go(handle, "on", "on")
+    assert handle.result(0) == [1, 7]
