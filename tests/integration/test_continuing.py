@@ -115,10 +115,11 @@ def continue_with(
 
 def asking(system: System, ask: Callable[[], T]) -> Future[T]:
     """Ask in a thread of its own, and return when the request is stored."""
+    before = system.count("inbox")
     pool = ThreadPoolExecutor(1)
     asked = pool.submit(ask)
     pool.shutdown(wait=False)
-    eventually(lambda: system.count("inbox"))
+    eventually(lambda: system.count("inbox") > before)
     return asked
 
 
