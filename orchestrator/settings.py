@@ -88,6 +88,8 @@ class Settings:
     """Seconds that interrupted code has to end; after that its attempt ends without it, and its process is replaced."""
     run_timeout_grace: float = 300.0
     """Seconds that the code of a run has to end by itself when its time is up; after that the run ends without it."""
+    turn_timeout: float = 2.0
+    """Seconds that the code of a workflow may run without waiting for anything; after that its run is stuck."""
     scale_down_after: float = 30.0
     """Seconds of calm after which a worker with --autoscale ends one of its processes."""
 

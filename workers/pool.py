@@ -11,6 +11,7 @@ import msgspec
 from orchestrator.domain.reports import AttemptReport
 from orchestrator.domain.task import Failed, Returned, Started
 from orchestrator.errors import SoftTimeout, TaskAborted, TaskTimeout
+from orchestrator.sdk.code.putting_away import EndTurn
 from orchestrator.workers.coroutines import Coroutines
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.isolated import Isolation
@@ -19,6 +20,7 @@ from orchestrator.workers.outlet import interruption
 from orchestrator.workers.reporter import Reporter
 from orchestrator.workers.runner import Runner
 from orchestrator.workers.threads import Threads
+from orchestrator.workers.turns import Turns
 from orchestrator.workers.vital import start_vital_thread
 
 _LOOK = 0.05
@@ -52,6 +54,7 @@ class Pool:
         ttl: float,
         stop_grace: float,
         on_stuck: Callable[[str], None],
+        turn_timeout: float = 2.0,
     ) -> None:
         self._runner = runner
         self._isolation = isolation
@@ -61,6 +64,7 @@ class Pool:
         self._ttl = ttl
         self._stop_grace = stop_grace
         self._on_stuck = on_stuck
+        self._turns = Turns(turn_timeout)
         self._threads = Threads(concurrency, self._run)
         self._coroutines = Coroutines(self._run_async)
         self._jobs: dict[int, Job] = {}
@@ -123,7 +127,12 @@ class Pool:
             return 0.0
         try:
             report = self._isolation.run(job) if self._isolated(job) else self._runner.run(job)
-        except (SoftTimeout, TaskTimeout, TaskAborted) as reason:  # its process was killed, or the code had just ended
+        except (
+            SoftTimeout,
+            TaskTimeout,
+            TaskAborted,
+            EndTurn,
+        ) as reason:  # its process was killed, or the code had just ended
             job.uninterruptible()
             report = self._runner.failure(job, reason.with_traceback(None))
         self._end(job, report)
@@ -153,6 +162,7 @@ class Pool:
         return job.dispatch.alone or job.options.isolation == "process"
 
     def _end(self, job: Job, report: AttemptReport) -> None:
+        report = self._turns.verdict(job) or report
         if job.finish():
             if job.deadline is not None:
                 self._held.unlimit(job.slot)
@@ -213,6 +223,8 @@ class Pool:
             job.warn()
         if job.deadline is not None and now > job.deadline:
             job.stop_with(TaskTimeout, now)
+        if job.dispatch.is_activation:
+            self._turns.look(self._runner.running(job), job, now)
         if job.outlives_stop(now, self._stop_grace):
             self._give_up(job)
 
@@ -223,7 +235,7 @@ class Pool:
         if not job.finish(lingers=True):
             return  # it has ended at this very moment
         self._held.unlimit(job.slot)
-        report = self._runner.failure(job, interruption(job, reason))
+        report = self._turns.verdict(job) or self._runner.failure(job, interruption(job, reason))
         if isinstance(report, Failed):  # one that had completed in its transaction has succeeded
             report = msgspec.structs.replace(report, lingering=True)
         self._reporter.report(report, job)

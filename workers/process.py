@@ -110,6 +110,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
         ttl=settings.worker_ttl,
         stop_grace=settings.stop_grace,
         on_stuck=process.leave_behind,
+        turn_timeout=settings.turn_timeout,
     )
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())

@@ -16,7 +16,7 @@ from orchestrator.domain.retry import is_worth_retrying
 from orchestrator.domain.task import Failed, Returned, Succeeded
 from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, SoftTimeout, TaskTimeout
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.engine import Engine, Running
 from orchestrator.sdk.context import enter
 from orchestrator.sdk.failure import describe
 from orchestrator.sdk.names import type_names
@@ -53,6 +53,10 @@ class Runner:
         """Return the task that a job names: registered, or a function that the operator allowed."""
         name = job.dispatch.name
         return self._tasks.get(name) or self._allowed.find(name)
+
+    def running(self, job: Job) -> Running | None:
+        """Return the turn of a workflow that a job is, while its code runs here."""
+        return self._engine.running(job.dispatch.id, job.dispatch.attempt)
 
     def run(self, job: Job) -> AttemptReport:
         """Run a task, or a turn of a workflow's code, in the current thread; an asynchronous task on its own loop."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from project import log, wait_for
 
-from orchestrator import Orchestrator, Retry, SoftTimeout, TaskTimeout
+from orchestrator import Orchestrator, Retry, SoftTimeout, TaskTimeout, WorkflowContext
 
 app = Orchestrator()
 leak: list[bytes] = []
@@ -118,3 +118,9 @@ def hopeless() -> None:
 def leaks(size: int) -> int:
     leak.append(b"x" * size)
     return os.getpid()
+
+
+@app.workflow
+async def spins(ctx: WorkflowContext) -> None:
+    while True:
+        pass

@@ -22,7 +22,9 @@ from tests.waiting import eventually
 APP = ("--app", "stubborn:app")
 
 
-SETTINGS = {"worker_ttl": 2.0, "heartbeat": 0.5, "stop_grace": 0.5, "scale_down_after": 0.5, "drain_timeout": 3.0}
+SETTINGS = {"worker_ttl": 2.0, "heartbeat": 0.5, "stop_grace": 0.5, "scale_down_after": 0.5, "drain_timeout": 3.0} | {
+    "turn_timeout": 0.5
+}
 
 
 @pytest.fixture(scope="module")
@@ -369,3 +371,16 @@ def test_reload(life: Stack, tmp_path: Path) -> None:
         assert worker.stop() == 0
     finally:
         del stubborn.app.tasks["shop.answer"], stubborn.app.tasks["shop.added"]
+
+
+def test_a_workflow_that_never_comes_back_is_stuck_and_frees_its_slot(life: Stack) -> None:
+    worker = life.worker(*APP, "--concurrency", "1")
+    old = stubborn.pid.enqueue().result(20)
+    handle = stubborn.spins.start()
+    eventually(lambda: handle.status() == "stuck", "the run is stuck")
+    assert stubborn.pid.enqueue().result(20) == old
+    assert worker.logged(f"workflow stubborn.spins, run {handle.id}: its code does not come back: stubborn.py, line")
+    statement = "SELECT stuck FROM orchestrator.runs WHERE id = CAST(:id AS uuid)"
+    assert life.sql(statement, id=handle.id)[0][0]["kind"] == "TurnTooLong"
+    handle.terminate()
+    eventually(lambda: handle.status() == "cancelled", "it has ended")

@@ -27,6 +27,21 @@ class _Cached:
         self.attempt = attempt
 
 
+class Running:
+    """An activation whose code runs, in which thread; and what whoever watches its time has seen of it."""
+
+    __slots__ = ("flow", "looked_at", "since", "step", "thread", "watched")
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.thread = threading.get_ident()
+        self.step = -1
+        self.since = 0.0
+        """The processor time that its thread had used when the present step was first seen."""
+        self.watched = 0.0
+        self.looked_at = 0.0
+
+
 class Engine:
     """Runs activations, in any thread; keeps the `capacity` runs that were active last."""
 
@@ -37,6 +52,7 @@ class Engine:
         self._capacity = capacity
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._lock = threading.Lock()
+        self._running: dict[tuple[bytes, int], Running] = {}
 
     def __len__(self) -> int:
         return len(self._cache)
@@ -50,6 +66,7 @@ class Engine:
         flow = self._take(activation)
         if flow is None:
             return Activated(identifier, attempt, time.monotonic() - begun, missing=True)
+        self._running[identifier, attempt] = Running(flow)
         kept = False
         cached = attempt if activation.events else activation.cached
         try:
@@ -65,6 +82,11 @@ class Engine:
                 self._keep(activation.run_id, flow, cached)
             else:
                 flow.close()
+            del self._running[identifier, attempt]
+
+    def running(self, identifier: bytes, attempt: int) -> Running | None:
+        """Return the activation of this attempt, while its code runs."""
+        return self._running.get((identifier, attempt))
 
     def evict(self, run_id: bytes) -> None:
         """Put a run away; its next activation replays it."""

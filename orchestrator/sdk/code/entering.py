@@ -36,9 +36,14 @@ def outside() -> Iterator[None]:
     before, loop, profile = enter_flow(None), asyncio._get_running_loop(), sys.getprofile()
     sys.setprofile(None)
     asyncio._set_running_loop(None)
+    if before is not None:
+        before.is_away = True
     try:
         yield
     finally:
+        if before is not None:
+            before.is_away = False
+            before.step += 1
         asyncio._set_running_loop(loop)
         enter_flow(before)
         sys.setprofile(profile)

@@ -62,6 +62,10 @@ class Flow:
         self.spoilt = False
         """A query has tried to change it: it must not be kept in memory."""
         self.ended = False
+        self.step = 0
+        """How often the code was shown something, or came back from outside: its turns, for whoever watches them."""
+        self.is_away = False
+        """Something runs in its thread that is not its code."""
         self.began_at = 0.0
         self._closed = False
         self._offence: OrchestratorError | None = None
@@ -95,6 +99,7 @@ class Flow:
                 if show is None or self.ended:
                     continue
                 self.number = event.number
+                self.step += 1
                 self.weight += history.weight(event.what)
                 self.now = max(self.now, event.at)
                 show(self, event.what)
@@ -105,6 +110,7 @@ class Flow:
 
     def answer(self, query: Query) -> Answer:
         """Answer a query."""
+        self.step += 1
         with inside(self):
             answer = self.handlers.answer(query)
         if self._offence is not None:  # a query that does what a workflow may not do gets an error, too

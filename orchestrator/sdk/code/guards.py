@@ -118,7 +118,7 @@ def watch(frame: FrameType, event: str, argument: Any) -> None:
         caller = frame.f_back
     else:
         return
-    if watched is None or caller is None or not _is_guarded(caller) or _exempt.get():
+    if watched is None or caller is None or not is_own_code(caller) or _exempt.get():
         return
     for one in watched:
         if one.applies(frame):
@@ -171,7 +171,7 @@ def watch_package_of(module: str) -> None:
     _own.add(module.partition(".")[0])
 
 
-def _is_guarded(frame: FrameType) -> bool:
+def is_own_code(frame: FrameType) -> bool:
     """Say whether the code of a frame is the project's own."""
     if str(frame.f_globals.get("__name__")).partition(".")[0] in _own:
         return True

@@ -24,7 +24,14 @@ class PutAway(BaseException):
     """Ends the code of a workflow that leaves memory. Also raised by whatever that code still commands."""
 
 
-UNSTOPPABLE = (PutAway, GeneratorExit, DeterminismViolation, NotDeterministic)
+class EndTurn(BaseException):
+    """Ends code that does not come back."""
+
+    def __init__(self) -> None:
+        super().__init__("it ran for too long without waiting for anything")
+
+
+UNSTOPPABLE = (PutAway, EndTurn, GeneratorExit, DeterminismViolation, NotDeterministic)
 """What ends the code at once, with nothing undone and nobody answered: the run goes on elsewhere, or is stuck."""
 
 

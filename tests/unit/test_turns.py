@@ -1,0 +1,236 @@
+"""Code of workflows that does not come back is noticed, named and ended; what merely takes long is left alone."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator import Orchestrator, WorkflowContext, unguarded
+from orchestrator.domain import history
+from orchestrator.domain.activation import Activated, Activation, Query
+from orchestrator.domain.history import Event
+from orchestrator.domain.reports import AttemptReport
+from orchestrator.domain.task import Dispatch, Started, Succeeded
+from orchestrator.sdk.payload import encode_call, encode_value
+from orchestrator.transport.codec import encode
+from orchestrator.workers.allowed import Allowed
+from orchestrator.workers.held import HeldAttempts
+from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.pool import Pool
+from orchestrator.workers.runner import Runner
+from tests.waiting import eventually
+
+LIMIT = 0.3
+app = Orchestrator(database_url="postgresql://nowhere/x", redis_url="redis://nowhere")
+let_go: list[bool] = []
+
+
+@app.task(name="quick")
+def quick() -> int:
+    return 7
+
+
+@app.workflow(name="spins")
+async def spins(ctx: WorkflowContext) -> None:
+    while not let_go:
+        pass  # it never comes back
+
+
+@app.workflow(name="clings")
+async def clings(ctx: WorkflowContext) -> None:
+    while not let_go:
+        try:
+            while not let_go:
+                pass
+        except BaseException:  # noqa: BLE001
+            continue
+
+
+@app.workflow(name="sleeps")
+async def sleeps(ctx: WorkflowContext) -> None:
+    with unguarded():
+        while not let_go:
+            time.sleep(0.1)
+
+
+@app.workflow(name="works")
+async def works(ctx: WorkflowContext) -> int:
+    """Compute for long, but never long at a time; then do something outside that takes its time."""
+    count = 0
+    async for _ in ctx.signals("go"):
+        count += 1
+        compute(LIMIT / 5)
+        if count == 10:
+            break
+    await ctx.run("wait", lambda: time.sleep(2 * LIMIT))
+    return count
+
+
+@app.workflow(name="computes")
+async def computes(ctx: WorkflowContext) -> None:
+    async for _ in ctx.signals("go"):
+        compute(LIMIT / 3)
+
+
+@app.workflow(name="asked")
+async def asked(ctx: WorkflowContext) -> None:
+    @ctx.query
+    def endless() -> None:
+        while not let_go:
+            pass
+
+    @ctx.query
+    def fine() -> int:
+        return 1
+
+    await ctx.promise("never")
+
+
+def compute(seconds: float) -> None:
+    with unguarded():
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+
+
+class Reports(list[AttemptReport]):
+    """What the pool has reported."""
+
+    def report(self, report: AttemptReport, job: Job | None = None) -> None:  # noqa: ARG002
+        if not isinstance(report, Started):
+            self.append(report)
+
+    def note(self, job: Job) -> None: ...
+
+    def code_ended(self, job: Job) -> None:
+        job.lingers = False
+
+
+class World:
+    """A pool with one slot."""
+
+    def __init__(self) -> None:
+        self.reports, self.held = Reports(), HeldAttempts(capacity=9)
+        self.replaced: list[str] = []
+        runner = Runner(app, self.reports, Allowed(app, ()))  # type: ignore[arg-type]
+        self.pool = Pool(
+            runner,
+            None,  # type: ignore[arg-type]
+            self.reports,  # type: ignore[arg-type]
+            self.held,
+            concurrency=1,
+            ttl=60.0,
+            stop_grace=0.1,
+            on_stuck=self.replaced.append,
+            turn_timeout=LIMIT,
+        )
+        self.pool.start()
+
+    def submit(self, name: str, facts: tuple[history.Fact, ...] = (), queries: tuple[str, ...] = ()) -> Job:
+        run = name.encode().ljust(16, b".")
+        what = [history.RunStarted(name, 1, encode_call(name, (), {}, 1000)), *facts]
+        events = [Event(number, 1_700_000_000.0, fact) for number, fact in enumerate(what, 1)]
+        asked = [Query(query.encode().ljust(16), query, encode_call(query, (), {}, 1000)) for query in queries]
+        turn = Activation(run, name, 1, 0, len(events), events, queries=asked)
+        return self._submit(Dispatch(run, 1, name, encode(turn), "default", run_id=run))
+
+    def submit_task(self) -> Job:
+        return self._submit(Dispatch(b"q" * 16, 1, "quick", encode_call("quick", (), {}, 1000), "default"))
+
+    def _submit(self, dispatch: Dispatch) -> Job:
+        job = Job(dispatch, Bundle("", "", "", 1), self.held.add(dispatch.id, 1), time.monotonic())
+        self.pool.submit([job])
+        return job
+
+    def reported(self, count: int = 1) -> Any:
+        eventually(lambda: len(self.reports) >= count, f"{count} reports")
+        return self.reports[count - 1]
+
+
+@pytest.fixture
+def world() -> Any:
+    let_go.clear()
+    world = World()
+    yield world
+    let_go.append(True)
+    eventually(lambda: not world.pool._jobs, "all code has ended")
+
+
+@pytest.mark.parametrize("name", ["spins", "sleeps"])
+def test_code_that_does_not_come_back_is_named_and_its_slot_is_free(
+    world: World, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        world.submit(name)
+        report = world.reported()
+    assert isinstance(report, Activated)
+    assert report.stuck is not None
+    assert (report.stuck.kind, report.commands) == ("TurnTooLong", [])
+    assert f"The code of workflow {name!r} ran for 0.3 s without waiting for anything: test_turns.py, line" in (
+        report.stuck.message
+    )
+    assert f"in {name}" in report.stuck.message
+    assert f"workflow {name}, run" in caplog.text
+    assert "its code does not come back: test_turns.py, line" in caplog.text
+    world.submit_task()
+    assert isinstance(world.reported(2), Succeeded)
+    assert world.replaced == []
+
+
+def test_code_that_will_not_end_is_left_behind_with_its_process(world: World) -> None:
+    world.submit("clings")
+    report = world.reported()
+    assert report.stuck is not None
+    assert report.stuck.kind == "TurnTooLong"
+    eventually(lambda: world.replaced == ["clings"], "the process is replaced")
+    assert world.pool.wait_until_idle(1), "nothing is left but what does not end"
+
+
+def test_many_short_turns_and_what_runs_outside_may_take_their_time(world: World) -> None:
+    signals = tuple(history.SignalReceived("go", encode_value(None, "", 10)) for _ in range(10))
+    world.submit("works", signals)
+    report = world.reported()
+    assert report.stuck is None
+    assert type(report.commands[-1]).__name__ == "CompleteRun"
+
+
+def test_an_endless_query_gets_an_error_and_the_run_goes_on(world: World) -> None:
+    world.submit("asked", queries=("endless", "fine"))
+    report = world.reported()
+    assert report.stuck is None
+    first, second = report.answers
+    assert first.error.kind.endswith("EndTurn")
+    assert "ran for too long" in first.error.message
+    assert second.error is None
+    assert world.replaced == []
+
+
+def test_a_turn_that_competes_for_the_processor_is_not_blamed(world: World) -> None:
+    """What counts is the time that the code has used, not that which others took."""
+    signals = tuple(history.SignalReceived("go", encode_value(None, "", 10)) for _ in range(3))
+    busy = [True]
+    neighbours = [_thread(lambda: _spin(busy)) for _ in range(3)]
+    try:
+        world.submit("computes", signals)
+        eventually(lambda: bool(world.reports), "the report", 60)
+        assert world.reported().stuck is None
+    finally:
+        busy.clear()
+        for neighbour in neighbours:
+            neighbour.join()
+
+
+def _spin(busy: list[bool]) -> None:
+    while busy:
+        pass
+
+
+def _thread(run: Callable[[], None]) -> Any:
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
