@@ -199,7 +199,7 @@ def cancel(runs: tuple[UUID, ...]) -> None:
 @command.command()
 @click.argument("runs", type=click.UUID, metavar="ID…", nargs=-1, required=True)
 def retry(runs: tuple[UUID, ...]) -> None:
-    """Open the failed and skipped tasks of failed runs again; what succeeded stays.
+    """Try failed runs again: what failed or was cancelled, then what is below it; what succeeded stays.
 
     \b
     Example:

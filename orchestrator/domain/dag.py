@@ -12,6 +12,7 @@ cost of an event is the number of its edges.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -59,6 +60,29 @@ class Graph:
         self.downstream = [tuple(children) for children in below]
         self.leaves = [place for place, children in enumerate(self.downstream) if not children]
 
+    @functools.cached_property
+    def order(self) -> list[int]:
+        """All steps, each after those that it depends on."""
+        waits = [len(parents) for parents in self.upstream]
+        order = [place for place, number in enumerate(waits) if not number]
+        for place in order:  # which grows meanwhile
+            for child in self.downstream[place]:
+                waits[child] -= 1
+                if not waits[child]:
+                    order.append(child)
+        return order
+
+    def below(self, places: Iterable[int]) -> set[int]:
+        """Return all steps below some."""
+        found: set[int] = set()
+        unvisited = list(places)
+        while unvisited:
+            for child in self.downstream[unvisited.pop()]:
+                if child not in found:
+                    found.add(child)
+                    unvisited.append(child)
+        return found
+
 
 class Fan(msgspec.Struct, array_like=True):
     """How far a fan-out has come."""
@@ -69,6 +93,8 @@ class Fan(msgspec.Struct, array_like=True):
     failed: int = 0
     cancelled: int = 0
     skipped: int = 0
+    held: int = 0
+    """Tasks that did not succeed and are to be opened again, as soon as there is room."""
 
     @property
     def ended(self) -> int:
@@ -84,6 +110,10 @@ class DagState(msgspec.Struct, array_like=True):
     """Why steps were skipped, or failed without a task."""
     stopping: bool = False
     """Nothing new is started: the run is being cancelled or has timed out."""
+    retried: int = 0
+    """How often it was tried again."""
+    retried_at: float = 0.0
+    """When that was the last time, in seconds since 1970."""
 
     @property
     def successes(self) -> list[int]:
@@ -114,6 +144,9 @@ class Plan:
         self._fans = {place: msgspec.structs.replace(fan) for place, fan in state.fans.items()} if state else {}
         self._reasons = dict(state.reasons) if state else {}
         self._stopping = state.stopping if state else False
+        self.retried = state.retried if state else 0
+        self.retried_at = state.retried_at if state else 0.0
+        self._unsettled_above = self._count_unsettled() if self.retried else None
         self._tally: dict[int, list[int]] = {}
         self._candidates: deque[int] = deque()
         self._marked: set[int] = set()
@@ -124,7 +157,7 @@ class Plan:
 
     def state(self) -> DagState:
         """Return what is to be remembered."""
-        return DagState(bytes(self._steps), self._fans, self._reasons, self._stopping)
+        return DagState(bytes(self._steps), self._fans, self._reasons, self._stopping, self.retried, self.retried_at)
 
     def step_state(self, place: int) -> StepState:
         return StepState(self._steps[place])
@@ -158,7 +191,7 @@ class Plan:
         setattr(fan, name, getattr(fan, name) + number)
         if fan.ended >= fan.total:
             self._end(place, StepState.FAILED if fan.failed or fan.cancelled else StepState.SUCCESS)
-        elif fan.created < fan.total:
+        elif self._is_unfinished(place):
             self.fans_with_room[place] = None
 
     @property
@@ -170,9 +203,16 @@ class Plan:
         """Go on with what was too large for one tick, whether this plan remembers it or was read again."""
         for place in range(len(self._steps)):
             self._consider(place)
-        for place, fan in self._fans.items():
-            if fan.created < fan.total and self._steps[place] == StepState.OPEN and not self._stopping:
-                self.fans_with_room[place] = None
+        self.fans_with_room.update(dict.fromkeys(place for place in self._fans if self._is_unfinished(place)))
+
+    def _is_unfinished(self, place: int) -> bool:
+        """Say whether more tasks of a fan-out are to be created or opened again."""
+        return self._steps[place] == StepState.OPEN and not self._stopping and self._rest(place) > 0
+
+    def _rest(self, place: int) -> int:
+        """Return how many tasks of a fan-out are to be created or opened again. What cannot be created has failed."""
+        fan = self._fans[place]
+        return fan.held + (0 if place in self._reasons else fan.total - fan.created)
 
     def stop(self) -> None:
         """Start nothing more: what waits is cancelled at once, what is open ends by its tasks."""
@@ -184,37 +224,91 @@ class Plan:
                 self._steps[place] = StepState.CANCELLED
                 self.delta.end(StepState.CANCELLED)
             fan = self._fans.get(place)
-            if state == StepState.OPEN and fan is not None and fan.created < fan.total:
-                rest = fan.total - fan.created
-                fan.created = fan.total
+            if state == StepState.OPEN and fan is not None and (rest := self._rest(place)):
+                fan.held = 0
                 fan.cancelled += rest
                 self.delta.end(StepState.CANCELLED, rest)
                 if fan.ended >= fan.total:
                     self._steps[place] = StepState.CANCELLED
 
     def reopen(self, revived: Iterable[tuple[int, StepState]]) -> None:
-        """A person retries the run: failed tasks are open again, and what was skipped is considered anew.
+        """A person retries tasks of the run: they are open again, and what was skipped below is considered anew.
 
         `revived` names, per task that was opened again, its step and how it had ended.
         """
-        self._stopping = False
+        opened = set()
         for place, before in revived:
+            opened.add(place)
             self._steps[place] = StepState.OPEN
             fan = self._fans.get(place)
             if fan is not None:
                 name = _COUNTER[before]
                 setattr(fan, name, getattr(fan, name) - 1)
-        for place, state in enumerate(self._steps):
-            if state == StepState.SKIPPED or (state == StepState.FAILED and place in self._reasons):
-                self._steps[place] = StepState.WAITING
-                self._reasons.pop(place, None)
-                name = _COUNTER[StepState(state)]
-                self.delta.opened += 1
-                self.delta.counts[name] = self.delta.counts.get(name, 0) - 1
+        for place in self.graph.below(opened):
+            if self._steps[place] == StepState.SKIPPED:
+                self._put_back(place)
+        self._try_again()
+
+    def may_be_incomplete(self, place: int) -> bool:
+        """Say whether tasks of an ended fan-out may never have been created."""
+        return place in self._fans and (self._stopping or place in self._reasons)
+
+    def retry(
+        self, again: Iterable[int], anew: Iterable[int], now: float, created: Mapping[int, int] | None = None
+    ) -> None:
+        """A person retries the run, which has ended (see `retrying`).
+
+        Steps in `again` go on where they were: tasks of fan-outs that did not succeed are held until there is room. Of
+        those in `anew` nothing is left. `created` are the numbers of tasks of fan-outs that may be incomplete.
+        """
+        self.retried_at = now
+        for place, number in (created or {}).items():
+            self._fans[place].created = number
+        for place in again:
+            fan = self._fans.get(place)
+            if fan is None:
+                self._uncount(StepState(self._steps[place]), 1)
+            else:
+                fan.held = fan.failed + fan.cancelled + fan.skipped - (fan.total - fan.created)
+                for state in (StepState.FAILED, StepState.CANCELLED, StepState.SKIPPED):
+                    self._uncount(state, getattr(fan, _COUNTER[state]))
+                fan.failed = fan.cancelled = fan.skipped = 0
+                self.fans_with_room[place] = None
+            self._reasons.pop(place, None)
+            self._steps[place] = StepState.OPEN
+        for place in anew:
+            self._put_back(place)
+        self._try_again()
+
+    def _try_again(self) -> None:
+        """Go on after steps of a run that had ended were opened or put back."""
+        self._stopping = False
+        self.retried += 1
         self._tally.clear()
+        self._candidates.clear()
+        self._marked.clear()
+        self._unsettled_above = self._count_unsettled()
         for place, state in enumerate(self._steps):
             if state == StepState.WAITING:
                 self._consider(place)
+
+    def _put_back(self, place: int) -> None:
+        """Let an ended step wait as one open task, as it did when the run began."""
+        fan = self._fans.pop(place, None)
+        if fan is None:
+            self._uncount(StepState(self._steps[place]), 1)
+        else:
+            for state, name in _COUNTER.items():
+                self._uncount(state, getattr(fan, name))
+            self.delta.total += 1 - fan.total
+            self.delta.opened += 1 - fan.total
+        self._reasons.pop(place, None)
+        self._steps[place] = StepState.WAITING
+
+    def _uncount(self, state: StepState, number: int) -> None:
+        name = _COUNTER[state]
+        self.delta.opened += number
+        self.delta.counts[name] = self.delta.counts.get(name, 0) - number
 
     # -- candidates: the caller evaluates each, and says what came of it
 
@@ -255,34 +349,58 @@ class Plan:
         self._end(place, StepState.FAILED)
 
     def abandon(self, place: int, number: int, reason: str) -> None:
-        """The tasks of an open step cannot be created: `number` that were taken, and all that were to follow."""
+        """The tasks of an open step cannot be created: `number` that were taken, and all that were to follow.
+
+        How many there are is remembered, so that a retry goes on from there.
+        """
         self._reasons[place] = reason
         fan = self._fans.get(place)
         if fan is None:
             self.delta.end(StepState.FAILED)
             self._end(place, StepState.FAILED)
             return
-        number += fan.total - fan.created
-        fan.created = fan.total
+        fan.created -= number
+        number = fan.total - fan.created
         fan.failed += number
-        self.fans_with_room.pop(place, None)
+        if not fan.held:
+            self.fans_with_room.pop(place, None)
         self.delta.end(StepState.FAILED, number)
         if fan.ended >= fan.total:
+            self._end(place, StepState.FAILED)
+
+    def lose(self, place: int, number: int, reason: str) -> None:
+        """Tasks that were to be opened again are not there any more: they have failed for good."""
+        fan = self._fans[place]
+        fan.failed += number
+        self.delta.end(StepState.FAILED, number)
+        if fan.ended >= fan.total:
+            self._reasons[place] = reason
             self._end(place, StepState.FAILED)
 
     def create(self, place: int, limit: int) -> range:
         """Take up to `limit` tasks of a fan-out to create now, within its concurrency; return their positions."""
         fan = self._fans[place]
-        allowed = fan.total - fan.created
-        concurrency = self.graph.steps[place].concurrency
-        if concurrency is not None:
-            allowed = min(allowed, concurrency - (fan.created - fan.ended))
-        number = max(0, min(allowed, limit))
+        number = min(self._rest(place) - fan.held, self._room(place), limit)
         positions = range(fan.created, fan.created + number)
         fan.created += number
-        if number == allowed:
+        if not self._room(place):
             self.fans_with_room.pop(place, None)
         return positions
+
+    def reopen_held(self, place: int, limit: int) -> int:
+        """Take up to `limit` tasks of a fan-out to open again now, within its concurrency; return how many."""
+        fan = self._fans[place]
+        number = min(fan.held, self._room(place), limit)
+        fan.held -= number
+        if not self._room(place):
+            self.fans_with_room.pop(place, None)
+        return number
+
+    def _room(self, place: int) -> int:
+        """Return how many more tasks of a fan-out may be out now."""
+        fan, concurrency, rest = self._fans[place], self.graph.steps[place].concurrency, self._rest(place)
+        out = fan.total - fan.ended - rest
+        return rest if concurrency is None else max(0, min(rest, concurrency - out))
 
     def give_back(self, place: int, number: int) -> None:
         """Leave the last tasks of a fan-out that were to be created now for later."""
@@ -302,13 +420,41 @@ class Plan:
         if len(self._unsettled) > 1:
             return
         while self._unsettled:
-            for child in self.graph.downstream[self._unsettled[0]]:
+            for child in self._settled_by(self._unsettled[0]):
                 self._consider(child)
             self._unsettled.popleft()
+
+    def _settled_by(self, place: int) -> Iterable[int]:
+        """Return what an end may let start: the steps below.
+
+        In a run that was tried again those for which everything above has ended, also where a success lies between.
+        """
+        waits = self._unsettled_above
+        if waits is None:
+            return self.graph.downstream[place]
+        free: list[int] = []
+        settled = [place] if not waits[place] else []
+        while settled:
+            for child in self.graph.downstream[settled.pop()]:
+                waits[child] -= 1
+                if not waits[child]:
+                    (settled if self._steps[child] in ENDED else free).append(child)
+        return free
+
+    def _count_unsettled(self) -> list[int]:
+        """Return for each step how many right above it have not ended, or have something above them that has not."""
+        waits = [len(parents) for parents in self.graph.upstream]
+        for place in self.graph.order:
+            if self._steps[place] in ENDED and not waits[place]:
+                for child in self.graph.downstream[place]:
+                    waits[child] -= 1
+        return waits
 
     def _consider(self, place: int) -> None:
         """Fire or skip a waiting step if what has ended above it decides that."""
         if self._steps[place] != StepState.WAITING or self._stopping or place in self._marked:
+            return
+        if self._unsettled_above is not None and self._unsettled_above[place]:
             return
         parents = self.graph.upstream[place]
         tally = self._tally.get(place)
@@ -335,13 +481,8 @@ class Plan:
 
 def kept_state(graph: Graph, state: DagState, from_step: str) -> DagState:
     """Return the state with which a run is started over from a step: all that succeeded and is not below it stays."""
-    below = {graph.index[from_step]}
-    unvisited = list(below)
-    while unvisited:
-        for child in graph.downstream[unvisited.pop()]:
-            if child not in below:
-                below.add(child)
-                unvisited.append(child)
+    start = graph.index[from_step]
+    below = {start, *graph.below([start])}
     steps = bytes(
         StepState.SUCCESS if now == StepState.SUCCESS and place not in below else StepState.WAITING
         for place, now in enumerate(state.steps)

@@ -41,10 +41,10 @@ class Happened(msgspec.Struct, array_like=True):
     ended: Steps = {}
     stopped: bool = False
     """It is being cancelled, or has timed out."""
-    is_reopened: bool = False
-    """A person retries it."""
+    is_retried: bool = False
+    """A person retries it, and it has begun again."""
     reopened: Steps = {}
-    """With the states that these had."""
+    """Tasks that a person retries, with the states that these had."""
     is_expanding: bool = False
     """More of its tasks are to be created."""
     facts: list[Outcome] = []
@@ -60,7 +60,7 @@ class Happened(msgspec.Struct, array_like=True):
     @property
     def is_for_all_steps(self) -> bool:
         """Say whether a plan has to look at every step."""
-        return self.begun or self.stopped or self.is_reopened or bool(self.reopened) or self.is_expanding
+        return self.begun or self.stopped or self.is_retried or bool(self.reopened) or self.is_expanding
 
 
 def total(some: Iterable[Happened]) -> Counter[str]:

@@ -63,6 +63,7 @@ TASK_TRANSITIONS: tuple[Transition[TaskState], ...] = _expand(
         ((_T.DISPATCHED, _T.RUNNING), _T.SUCCESS, "it returned"),
         ((_T.DISPATCHED, _T.RUNNING), _T.FAILED, "raised, timed out or worker lost, with no tries left"),
         ((_T.FAILED, _T.SKIPPED), _T.PENDING, "a person retries it, or its run"),
+        ((_T.CANCELLED,), _T.PENDING, "a person retries its run"),
     ]
 )
 
@@ -76,6 +77,8 @@ RUN_TRANSITIONS: tuple[Transition[RunState], ...] = _expand(
         ((_R.RUNNING,), _R.FAILED, "its last task ended, and one failed"),
         ((_R.RUNNING,), _R.CANCELLED, "a person or a parent cancelled it"),
         ((_R.FAILED,), _R.RUNNING, "a person retries its failed tasks"),
+        ((_R.FAILED,), _R.PENDING, "a person retries it, or the run that started it"),
+        ((_R.CANCELLED,), _R.PENDING, "a person retries the run that started it"),
     ]
 )
 

@@ -39,13 +39,14 @@ def begin_runs(tick: Tick, limit: int) -> None:
     """Start the runs that were created since the last tick."""
     begun = runs.begin(tick.connection, tick.now, limit)
     conclude(tick, [row for row in begun if not row.is_planned])
-    tell_runs(tick, [(row.id, [Happened(begun=True)]) for row in begun if row.is_planned])
+    planned = [row for row in begun if row.is_planned]
+    tell_runs(tick, [(row.id, [Happened(begun=not row.again, is_retried=row.again)]) for row in planned])
     advance_runs(tick)
 
 
 def advance_runs(tick: Tick) -> None:
     """Count the tasks that moved, once per run, and go on with the runs that they belong to."""
-    while tick.moved or tick.children or tick.reopened or tick.told or tick.own_ends:
+    while tick.moved or tick.children or tick.told or tick.own_ends:
         happened = _fold(tick)
         if happened:
             tell_runs(tick, [(run, [one]) for run, one in happened.items()])
@@ -212,13 +213,6 @@ def _fold(tick: Tick) -> dict[bytes, Happened]:
         happened.delta[state] += 1
         happened.delta["opened"] -= 1
         happened.ended[step, state] += 1
-    for run, steps in tick.reopened.items():
-        happened = of(run)
-        for step in steps:
-            happened.reopened[step, "failed"] += 1
-            happened.delta["failed"] -= 1
-            happened.delta["opened"] += 1
-        happened.is_reopened = True
     for run, state, fact in tick.told:
         happened = of(run)
         happened.delta[state] += 1
@@ -227,7 +221,6 @@ def _fold(tick: Tick) -> dict[bytes, Happened]:
     tick.moved.clear()
     tick.told.clear()
     tick.children.clear()
-    tick.reopened.clear()
     return found
 
 

@@ -26,9 +26,10 @@ from orchestrator.domain.scope import Budget, Scope
 from orchestrator.domain.steps import FanOut, Skip, StepProgram
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.plan_retries import reopen_held, retry_plan
 from orchestrator.scheduler.tasks import adopt
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import dags, workflows
+from orchestrator.store import dags, run_retries, workflows
 from orchestrator.store.dags import Key, NewRun
 from orchestrator.store.workflows import Stored
 
@@ -98,11 +99,15 @@ class Dags:
     ) -> dict[bytes, Saved]:
         """Bring runs up to date with what happened to them; return what the rows of those with a plan remember."""
         runs = self._load(tick, happened) if happened else []
+        unfinished: set[bytes] = set()
         for run in runs:
             for one in happened[run.id]:
                 _tell(run, one)
+                if one.is_retried and not retry_plan(tick, run.id, run.plan, 10 * self._slice):
+                    tick.backlog.add(tick, [(run.id, Happened(is_retried=True))])
+                    unfinished.add(run.id)
         self._settle(tick, runs)
-        return {run.id: self._save(run) for run in runs}
+        return {run.id: self._save(run) for run in runs if run.id not in unfinished}
 
     def sizes(self, tick: Tick, ids: Sequence[bytes]) -> dict[bytes, int]:
         """Return how many steps runs have that are planned; more than any has where that is still to be worked out."""
@@ -197,6 +202,7 @@ class Dags:
         for run, place in singles:
             self._instantiate(tick, run, place, range(1), None, names[run.id], tasks, children, failed)
         for run, place in fans:
+            room -= reopen_held(tick, run.id, run.plan, place, min(self._slice, room))
             positions = run.plan.create(place, min(self._slice, room))
             room -= len(positions)
             fan = run.plan.fan(place)
@@ -204,7 +210,9 @@ class Dags:
             if positions:
                 self._instantiate(tick, run, place, positions, fan.total, names[run.id], tasks, children, failed)
         if tasks:
-            adopt(tick, tasks)
+            retried = {run.id for run, _ in [*singles, *fans] if run.plan.retried}
+            before = [task.id for task in tasks if task.run_id in retried] if retried else []
+            adopt(tick, tasks, run_retries.past_attempts(tick.connection, before) if before else {})
         if children:
             dags.start(tick.connection, children)
             tick.runs_to_begin = True
@@ -270,7 +278,8 @@ class Dags:
         if stored is None:
             raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
         params = resolve_params(stored.definition, given, tick.now)
-        new = dags.new_run(stored.definition, stored.version, derived_id(run.id, "run", step, position), params)
+        turn = (run.plan.retried,) if run.plan.retried else ()
+        new = dags.new_run(stored.definition, stored.version, derived_id(run.id, "run", step, position, *turn), params)
         check_size(new.params, f"The parameters of workflow {workflow!r}", self._max_payload)
         return new._replace(
             parent_run=run.id, parent_step=step, parent_position=position, fire_time=run.info["fire_time"]
@@ -332,7 +341,7 @@ def _tell(run: DagRun, happened: Happened) -> None:
         plan.task_ended(index[step], STATE_OF_TASK[state], number)
     if happened.stopped:
         plan.stop()
-    if happened.is_reopened or happened.reopened:
+    if happened.reopened:
         plan.reopen(
             (index[step], STATE_OF_TASK[state])
             for (step, state), number in happened.reopened.items()

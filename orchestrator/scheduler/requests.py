@@ -11,13 +11,13 @@ import msgspec
 
 from orchestrator.domain.happened import total
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.states import RunState
 from orchestrator.domain.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
 from orchestrator.scheduler.code import ask_to_cancel, reply
 from orchestrator.scheduler.code_requests import ABOUT_CODE, CODE_WISHES
 from orchestrator.scheduler.code_resets import reset_runs
 from orchestrator.scheduler.isolation import isolate
+from orchestrator.scheduler.run_retries import retry_run, retry_tasks
 from orchestrator.scheduler.tasks import adopt, cancel_tasks
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Posted
@@ -27,7 +27,6 @@ from orchestrator.store import (
     inbox,
     queues,
     redrive,
-    revival,
     runs,
     stuck,
     transitions,
@@ -36,8 +35,6 @@ from orchestrator.store import (
 from orchestrator.store.expectations import Answered
 from orchestrator.store.inbox import Wish
 from orchestrator.store.redrive import FailedFilter
-from orchestrator.store.revival import Revived
-from orchestrator.store.runs import RunRow
 from orchestrator.transport.quarantine import Refused
 
 
@@ -202,49 +199,3 @@ def _close_stuck(tick: Tick, ids: list[bytes]) -> None:
     rows = runs.count(tick.connection, {run: total(untold.get(run, ())) for run in over})
     rest = {row.id: {"cancelled": row.counters.open, "opened": -row.counters.open} for row in rows}
     conclude(tick, runs.count(tick.connection, rest), hooks=False)
-
-
-def retry_run(tick: Tick, item: inbox.Item, limit: int) -> bool:
-    """Open a slice of the tasks that had failed when this was asked; say whether that was all of them."""
-    asked_at = tick.now - timedelta(seconds=item.age)
-    if len(retry_tasks(tick, runs.retryable_tasks(tick.connection, item.target, asked_at, limit)).moved) >= limit:
-        return False
-    reopen_run(tick, item.target)
-    return True
-
-
-def reopen_run(tick: Tick, run: bytes) -> None:
-    """Consider anew what a failed run has skipped, and retry its failed child runs.
-
-    A run is open before its children are, because a child in which there is nothing to try again ends at once.
-    """
-    runs.reopen(tick.connection, [run])
-    if not _may_go_on(runs.count(tick.connection, {run: {}})):
-        return
-    children = runs.failed_children(tick.connection, run)
-    tick.reopened[run] = [step for _, step in children]
-    advance_runs(tick)
-    for child, _ in children:
-        retry_tasks(tick, runs.retryable_tasks(tick.connection, child, tick.now, limit=100_000))
-        reopen_run(tick, child)
-    conclude(tick, runs.count(tick.connection, {run: {}}))
-    advance_runs(tick)
-
-
-def _may_go_on(rows: list[RunRow]) -> bool:
-    """Say whether a run is running; it may have been cancelled since somebody saw that it had failed."""
-    return any(row.state is RunState.RUNNING and not row.cancelling for row in rows)
-
-
-def retry_tasks(tick: Tick, ids: list[bytes]) -> Revived:
-    """Open failed and skipped tasks again, and their runs with them."""
-    if not ids:
-        return Revived([], set())
-    revived = revival.revive(tick.connection, list(dict.fromkeys(ids)))
-    tick.note(revived.moved)
-    tick.contested = tick.contested or bool(revived.contested)
-    run_ids = list({task.run_id for task in revived.moved if task.run_id is not None})
-    if run_ids:
-        advance_runs(tick)
-        runs.reopen(tick.connection, run_ids)
-    return revived

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.task import NewTask, TaskError
@@ -22,12 +22,12 @@ def adopt_children(tick: Tick, children: Sequence[NewTask]) -> None:
     adopt(tick, [child for child in children if child.unique is None])
 
 
-def adopt(tick: Tick, children: Sequence[NewTask]) -> None:
-    """Create tasks, once."""
+def adopt(tick: Tick, children: Sequence[NewTask], attempts: Mapping[bytes, int] | None = None) -> None:
+    """Create tasks, once; `attempts` of tasks that were taken back go on counting from there."""
     if children:
         tick.delayed = tick.delayed or any(child.delay > 0 or child.expires is not None for child in children)
         tick.has_wishes = tick.has_wishes or any(child.lane is not None for child in children)
-        enqueue.adopt_tasks(tick.connection, children, tick.now)
+        enqueue.adopt_tasks(tick.connection, children, tick.now, attempts)
 
 
 def cancel_tasks(tick: Tick, ids: list[bytes]) -> None:

@@ -77,8 +77,6 @@ class Tick:
     """Runs that ended to go on in another."""
     resetting: set[bytes] = field(default_factory=set)
     """Runs that end because others repeat them from an earlier event."""
-    reopened: dict[bytes, list[str]] = field(default_factory=dict)
-    """Runs that a person retries, with the steps whose child runs are open again."""
     ended: list[Ended] = field(default_factory=list)
     """Tasks and runs that ended, for waiting clients."""
     landed: Counter[str] = field(default_factory=Counter)

@@ -258,7 +258,7 @@ class RunHandle(Generic[R]):
         return RunHandle(self._app, new, self._task)
 
     def retry(self) -> None:
-        """Open its failed tasks again, and consider anew what was skipped."""
+        """Try what failed or was cancelled in it again, and consider anew what is below; what succeeded stays."""
         self._app.backend.runs.retry(self._id)
 
 

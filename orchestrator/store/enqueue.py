@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache, partial
 from itertools import islice
@@ -191,16 +191,16 @@ _ADOPT = Statement(
     f"""
 WITH created AS (
     INSERT INTO orchestrator.tasks (id, name, queue, priority, wake_at, payload, options, run_id, step, position, lane,
-                                    expires_at, unique_key, callbacks)
+                                    expires_at, unique_key, callbacks, attempt)
     SELECT n.id, n.name, n.queue, n.priority, %(now)s::timestamptz + n.delay * interval '1 second', n.payload,
            n.options, n.run_id, n.step, n.position, n.lane, %(now)s::timestamptz + n.expires * interval '1 second',
-           n.unique_key, n.callbacks
+           n.unique_key, n.callbacks, n.attempt
       FROM unnest(%(ids)s::uuid[], %(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[],
                   %(delays)s::double precision[], %(payloads)s::bytea[], %(options)s::jsonb[], %(runs)s::uuid[],
                   %(steps)s::text[], %(positions)s::int[], %(lanes)s::text[], %(expires)s::double precision[],
-                  %(unique_keys)s::text[], %(callbacks)s::jsonb[])
+                  %(unique_keys)s::text[], %(callbacks)s::jsonb[], %(attempts)s::int[])
            AS n(id, name, queue, priority, delay, payload, options, run_id, step, position, lane, expires, unique_key,
-                callbacks)
+                callbacks, attempt)
      WHERE (SELECT true FROM orchestrator.ended_tasks WHERE id = n.id LIMIT 1) IS NULL
         ON CONFLICT (id) DO NOTHING
     RETURNING id, lane, wake_at
@@ -210,8 +210,14 @@ WITH created AS (
 )
 
 
-def adopt_tasks(connection: Connection, tasks: Sequence[NewTask], now: datetime) -> None:
-    """Create tasks that running tasks enqueued or runs have come to; those that exist already stay as they are."""
+def adopt_tasks(
+    connection: Connection, tasks: Sequence[NewTask], now: datetime, attempts: Mapping[bytes, int] | None = None
+) -> None:
+    """Create tasks that running tasks enqueued or runs have come to; those that exist already stay as they are.
+
+    `attempts` of tasks that are created once more are where the numbers of theirs count on from.
+    """
+    past = attempts or {}
     _ADOPT(
         connection,
         {
@@ -230,6 +236,7 @@ def adopt_tasks(connection: Connection, tasks: Sequence[NewTask], now: datetime)
             "expires": arrays.numbers(task.expires for task in tasks),
             "unique_keys": [task.unique and task.unique.key for task in tasks],
             "callbacks": [task.callbacks for task in tasks],
+            "attempts": arrays.numbers(past.get(task.id, 0) for task in tasks),
         },
     )
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.states import TaskState, sources_of
+from orchestrator.domain.states import ENDED_TASK_STATES, TaskState, sources_of
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import Moved, among, arrivals, identifier, moved_rows
@@ -24,16 +24,21 @@ KEEPS_KEY = "(e.options->>'unique_for')"
 REVIVABLE = """
        (e.run_id IS NULL OR (
             SELECT true FROM orchestrator.runs r
-             WHERE r.id = e.run_id AND r.status IN ('running', 'failed') AND NOT r.cancelling AND NOT r.code LIMIT 1))
+             WHERE r.id = e.run_id AND NOT r.cancelling AND NOT r.code AND (
+                   r.status = 'running' OR (r.status = 'failed' AND r.lane IS NULL AND r.parent_step IS NULL))
+             LIMIT 1))
        AND (e.unique_key IS NULL OR NOT EXISTS (
             SELECT FROM orchestrator.unique_keys k
              WHERE k.key = e.unique_key AND k.task_id <> e.id AND (k.until IS NULL OR k.until > now())))
 """
-"""Whether an ended task `e` can be opened again: its run can, and nobody else has its key.
+"""Whether an ended task `e` can be opened again: its run can, and nobody else has its key. A run that has ended and
+stands in line for a limit, or gave its end to another run, is retried as a whole.
 
 Its run is asked for by a scalar subquery: EXISTS lets the planner read all runs into a hash table first.
 The code of a workflow has been told how its tasks ended, and none of them can end another way.
 """
+
+ENDED_SOURCES = [state for state in sources_of(TaskState.PENDING) if state in ENDED_TASK_STATES]
 
 _REVIVED = Statement(
     f"""
@@ -43,7 +48,7 @@ WITH wanted AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT ctid AS place, id, status, run_id, unique_key, options FROM orchestrator.ended_tasks
             WHERE id = asked.id LIMIT 1) AS e
-     WHERE e.status IN {among(sources_of(TaskState.PENDING)[2:])} AND {REVIVABLE}
+     WHERE e.status IN {among(ENDED_SOURCES)} AND (%(cancelled)s::boolean OR e.status <> 'cancelled') AND {REVIVABLE}
 ), first AS MATERIALIZED (
     SELECT DISTINCT ON (key) id, key, scope, pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
       FROM wanted WHERE scope IS NOT NULL ORDER BY key, turn
@@ -59,7 +64,8 @@ WITH wanted AS MATERIALIZED (
     RETURNING e.*
 ), history AS (
     INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
-    SELECT id, attempt, 'failed', error, worker, started_at, ended_at FROM back WHERE status = 'failed' AND attempt > 0
+    SELECT id, attempt, status, error, worker, started_at, ended_at FROM back
+     WHERE status IN ('failed', 'cancelled') AND attempt > 0
     ON CONFLICT DO NOTHING
 ), opened AS (
     INSERT INTO orchestrator.tasks
@@ -86,12 +92,13 @@ class Revived(NamedTuple):
     """Those whose key somebody may be taking in a transaction that has not ended: ask again."""
 
 
-def revive(connection: Connection, ids: Sequence[bytes]) -> Revived:
+def revive(connection: Connection, ids: Sequence[bytes], *, cancelled: bool = False) -> Revived:
     """Open failed or skipped tasks again, with a fresh count of failures and the fence where it was.
 
-    Of several with the same key, the first is opened, and the others stay as they are.
+    Cancelled ones are opened only if so asked. Of several with the same key, the first is opened, and the others stay
+    as they are.
     """
-    rows = _REVIVED(connection, {"ids": arrays.uuids(ids)})
+    rows = _REVIVED(connection, {"ids": arrays.uuids(ids), "cancelled": cancelled})
     return Revived(
         moved_rows(row for row in rows if row[1] == "pending"),
         {identifier(row[0]) for row in rows if row[1] == "contested"},

@@ -32,6 +32,8 @@ class RunRow(NamedTuple):
     parent_step: str | None = None
     code: bool = False
     """Its code ends it."""
+    again: bool = False
+    """It has begun again, because a person retries it."""
 
     @property
     def is_planned(self) -> bool:
@@ -50,8 +52,7 @@ def _rows(result: Iterable[Any]) -> list[RunRow]:
             row[10],
             row[11],
             identifier(row[12]) or None,
-            row[13],
-            row[14],
+            *row[13:],
         )
         for row in result
     ]
@@ -62,11 +63,11 @@ def _rows(result: Iterable[Any]) -> list[RunRow]:
 _BEGIN = Statement(
     f"""
 WITH next AS (
-    SELECT id, lane, lane_limit, coalesce(timeout, extract(epoch FROM deadline - created_at)) AS timeout
+    SELECT id, lane, lane_limit, started_at, coalesce(timeout, extract(epoch FROM deadline - created_at)) AS timeout
       FROM orchestrator.runs
      WHERE status = 'pending' AND NOT parked AND NOT cancelling ORDER BY id LIMIT %(limit)s
 ), admitted AS (
-    SELECT n.id, n.timeout, n.lane IS NULL OR n.lane_limit >
+    SELECT n.id, n.timeout, n.started_at, n.lane IS NULL OR n.lane_limit >
            (SELECT count(*) FROM orchestrator.runs o
              WHERE o.lane = n.lane AND o.ended_at IS NULL AND o.status = 'running')
            + row_number() OVER (PARTITION BY n.lane ORDER BY n.id) - 1 AS free
@@ -74,14 +75,14 @@ WITH next AS (
 )
 UPDATE orchestrator.runs r
    SET status = CASE WHEN a.free THEN 'running' ELSE r.status END,
-       started_at = CASE WHEN a.free THEN %(now)s::timestamptz END,
+       started_at = coalesce(a.started_at, CASE WHEN a.free THEN %(now)s::timestamptz END),
        timeout = a.timeout,
        deadline = CASE WHEN a.free THEN %(now)s::timestamptz + a.timeout * interval '1 second' END,
        parked = NOT a.free
   FROM admitted a
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = a.id LIMIT 1) AS found
  WHERE r.ctid = found.place
-RETURNING {_COUNTERS}
+RETURNING {_COUNTERS}, a.started_at IS NOT NULL
 """
 )
 
@@ -143,14 +144,15 @@ def count(connection: Connection, deltas: Mapping[bytes, Delta], plans: Plans | 
     return _rows(_COUNT(connection, parameters))
 
 
-def _sources(state: RunState) -> str:
+def sources(state: RunState) -> str:
+    """Return the states from which a run may enter another, for SQL."""
     return "({})".format(", ".join(f"'{source}'" for source in run_sources_of(state)))
 
 
 _END = {
     state: Statement(f"""
 UPDATE orchestrator.runs SET status = '{state}', ended_at = %(now)s::timestamptz
- WHERE id = ANY(%(ids)s::uuid[]) AND status IN {_sources(state)} RETURNING id::text
+ WHERE id = ANY(%(ids)s::uuid[]) AND status IN {sources(state)} RETURNING id::text
 """)
     for state in (RunState.SUCCESS, RunState.FAILED, RunState.CANCELLED)
 }
@@ -165,7 +167,7 @@ def end(connection: Connection, state: RunState, ids: Sequence[bytes], now: date
 _REOPEN = Statement(
     f"""
 UPDATE orchestrator.runs SET status = 'running', ended_at = NULL, reason = NULL, deadline = NULL
- WHERE id = ANY(%(ids)s::uuid[]) AND status IN {_sources(RunState.RUNNING)} AND status <> 'pending' AND NOT code
+ WHERE id = ANY(%(ids)s::uuid[]) AND status IN {sources(RunState.RUNNING)} AND status <> 'pending' AND NOT code
 """
 )
 
@@ -223,16 +225,6 @@ def cancel_children(connection: Connection, ids: Sequence[bytes]) -> None:
     _CANCEL_CHILDREN(connection, {"ids": arrays.uuids(ids)})
 
 
-_FAILED_CHILDREN = Statement(
-    "SELECT id::text, parent_step FROM orchestrator.runs WHERE parent_run = %(run)s::uuid AND status = 'failed'"
-)
-
-
-def failed_children(connection: Connection, run: bytes) -> list[tuple[bytes, str]]:
-    """Return the failed child runs of a run, and the steps that they belong to."""
-    return [(identifier(row[0]), row[1]) for row in _FAILED_CHILDREN(connection, {"run": run.hex()})]
-
-
 _CANCELLING = Statement(f"SELECT {_COUNTERS} FROM orchestrator.runs r WHERE r.cancelling AND r.ended_at IS NULL")
 
 
@@ -257,13 +249,14 @@ def open_tasks(connection: Connection, ids: Sequence[bytes], limit: int) -> list
 _RETRYABLE = Statement(
     """
 SELECT id::text FROM orchestrator.ended_tasks
- WHERE run_id = %(run)s::uuid AND status IN ('failed', 'skipped') AND ended_at <= %(until)s::timestamptz
+ WHERE run_id = %(run)s::uuid AND status IN ('failed', 'skipped', 'cancelled') AND ended_at <= %(until)s::timestamptz
+       AND (SELECT workflow IS NULL FROM orchestrator.runs WHERE id = %(run)s::uuid)
  LIMIT %(limit)s
 """
 )
 
 
 def retryable_tasks(connection: Connection, run: bytes, until: datetime, limit: int) -> list[bytes]:
-    """Return some of the tasks of a run that had failed or been skipped by then."""
+    """Return some of the tasks of a run without a workflow that had not succeeded by then."""
     rows = _RETRYABLE(connection, {"run": run.hex(), "until": until, "limit": limit})
     return [identifier(row[0]) for row in rows]

@@ -11,6 +11,7 @@ import pytest
 from orchestrator import Orchestrator, RunHandle
 from orchestrator.domain.task import Dispatch
 from orchestrator.sdk.definitions import loads
+from orchestrator.store.insights import list_steps
 from tests.integration.stage import System, Worker
 
 
@@ -198,3 +199,46 @@ def test_a_rerun_repeats_a_step_and_what_is_below_and_what_did_not_succeed(syste
     assert sorted(finish(system, worker)) == ["a", "after", "b", "bad", "c"]
     assert row(system, whole)["tags"] == ["nightly", "manual"]
     assert UUID(whole.id) != UUID(again.id)
+
+
+# -- what the docs say of ends and inputs
+
+
+def test_what_a_step_is_given_of_those_that_did_not_succeed(system: System) -> None:
+    """A fan-out that failed in part, a step that has not ended yet, one that was cancelled, an error in `when`."""
+    worker = system.worker()
+    run = begin(
+        system,
+        """
+        name: ends
+        params: {list: {default: [0, 1, 2]}}
+        tasks:
+          part:    {task: job, foreach: params.list, input: {number: "${item}"}}
+          gather:  {task: job, depends_on: [part], trigger: all_ended, input: {all: "${part}"}}
+          quick:   {task: job}
+          slow:    {task: job}
+          first:   {task: job, depends_on: [quick, slow], trigger: any_success, input: {q: "${quick}", s: "${slow}"}}
+          stopped: {task: job}
+          alarm:   {task: job, depends_on: [stopped], trigger: any_failed, input: {s: "${stopped}"}}
+          below:   {task: job, depends_on: [stopped]}
+          wrong:   {task: job, when: "${params.list.none > 1}"}
+          after:   {task: job, depends_on: [wrong]}
+        """,
+    )
+    tasks: dict[str, list[Dispatch]] = {}
+    for task in worker.take():
+        tasks.setdefault(steps_of([task])[0], []).append(task)
+    assert sorted(tasks) == ["part", "quick", "slow", "stopped"]
+    worker.fail(tasks["part"][1])
+    worker.succeed(tasks["part"][0], tasks["part"][2], tasks["quick"][0], result=msgspec.msgpack.encode("x"))
+    system.app.handle(str(UUID(bytes=tasks["stopped"][0].id))).cancel()
+    system.look(2)
+    given = {steps_of([task])[0]: msgspec.msgpack.decode(task.payload)[1] for task in worker.take()}
+    assert given == {"gather": {"all": ["x", None, "x"]}, "first": {"q": "x", "s": None}, "alarm": {"s": None}}
+    with system.engine.connect() as connection:
+        steps = {step.name: (step.state, step.reason) for step in list_steps(connection, UUID(run.id))}
+    assert steps["part"][0] == "failed"
+    assert steps["below"] == ("skipped", "all_success: stopped cancelled")
+    assert steps["wrong"][0] == "failed"
+    assert "'none'" in str(steps["wrong"][1])
+    assert steps["after"] == ("skipped", "all_success: wrong failed")

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from orchestrator.domain.happened import Happened
 from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store import dags, runs, stuck, untold
+from orchestrator.store import dags, run_retries, runs, stuck, untold
 from orchestrator.store.transitions import identifier
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
@@ -65,7 +65,12 @@ STATEMENTS: dict[str, Call] = {
     "mark_cancelling": lambda leader: lambda c: runs.mark_cancelling(c, leader.ids),
     "time_out": lambda _: lambda c: runs.time_out(c, NOW, BATCH),
     "cancel_children": lambda leader: lambda c: runs.cancel_children(c, leader.ids),
-    "failed_children": lambda leader: lambda c: runs.failed_children(c, leader.ids[0]),
+    "requeue": lambda leader: lambda c: run_retries.requeue(c, leader.ids),
+    "requeue_children": lambda leader: lambda c: run_retries.requeue_children(c, leader.ids[0], "child", NOW, BATCH),
+    "with_children": lambda leader: lambda c: run_retries.with_children(c, leader.ids[0], ["child"]),
+    "unfinished_tasks": lambda leader: lambda c: run_retries.unfinished_tasks(c, leader.ids[0], "step1", NOW, BATCH),
+    "created": lambda leader: lambda c: run_retries.created(c, leader.ids[0], ["step1", "child"]),
+    "take_back": lambda leader: lambda c: run_retries.take_back(c, leader.ids[0], ["step1"], BATCH),
     "cancelling": lambda _: runs.cancelling,
     "retryable_tasks": lambda leader: lambda c: runs.retryable_tasks(c, leader.ids[0], NOW, BATCH),
     "load": lambda leader: lambda c: dags.load(c, leader.ids),

@@ -37,7 +37,7 @@ from orchestrator.scheduler.requests import apply_inbox, cancel_runs, cancel_tas
 from orchestrator.scheduler.status import apply_reports
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Triggers
-from orchestrator.store import database, enqueue, inbox, results, revival, runs, transitions, waiting
+from orchestrator.store import database, enqueue, inbox, results, revival, run_retries, runs, transitions, waiting
 from orchestrator.store.inbox import Wish
 from orchestrator.store.transitions import Again, Beginning, Claimed, Ending, Moved, Success
 
@@ -170,6 +170,11 @@ MOVES = {
     "skip": Move(_end(T.SKIPPED, by_attempt=False), T.SKIPPED, (T.PENDING,)),
     "revive": Move(
         lambda connection, task, _: revival.revive(connection, [task]).moved, T.PENDING, (T.FAILED, T.SKIPPED)
+    ),
+    "revive with its run": Move(
+        lambda connection, task, _: revival.revive(connection, [task], cancelled=True).moved,
+        T.PENDING,
+        (T.FAILED, T.SKIPPED, T.CANCELLED),
     ),
 }
 BY_ATTEMPT = ("start", "again", "succeed", "fail the attempt", "cancel the attempt")
@@ -437,12 +442,27 @@ def run_state(connection: Connection, run: bytes) -> str:
     return found[0]
 
 
+def _requeue(connection: Connection, run: bytes) -> set[bytes]:
+    connection.execute(
+        text("UPDATE orchestrator.runs SET workflow = 'w' WHERE id = CAST(:id AS uuid)"), {"id": run.hex()}
+    )
+    return run_retries.requeue(connection, [run])
+
+
+def _requeue_child(connection: Connection, run: bytes) -> int:
+    update = "UPDATE orchestrator.runs SET parent_run = id, parent_step = 's' WHERE id = CAST(:id AS uuid)"
+    connection.execute(text(update), {"id": run.hex()})
+    return run_retries.requeue_children(connection, run, "s", NOW, 10)
+
+
 def _begin(connection: Connection, run: bytes) -> Any:
     return [begun for begun in runs.begin(connection, NOW, 100) if begun.id == run]
 
 
 RUN_MOVES: dict[str, tuple[Callable[[Connection, bytes], Any], RunState, tuple[RunState, ...]]] = {
     "begin": (_begin, RunState.RUNNING, (RunState.PENDING,)),
+    "requeue": (_requeue, RunState.PENDING, (RunState.FAILED,)),
+    "requeue a child": (_requeue_child, RunState.PENDING, (RunState.FAILED, RunState.CANCELLED)),
     "reopen": (lambda connection, run: runs.reopen(connection, [run]), RunState.RUNNING, (RunState.FAILED,)),
     "succeed": (lambda c, run: runs.end(c, RunState.SUCCESS, [run], NOW), RunState.SUCCESS, (RunState.RUNNING,)),
     "fail": (

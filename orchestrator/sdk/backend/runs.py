@@ -18,7 +18,7 @@ from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Waiting
 from orchestrator.sdk.payload import decode_value
-from orchestrator.store import dags, enqueue, results, stuck, workflows
+from orchestrator.store import dags, enqueue, results, run_retries, stuck, workflows
 from orchestrator.store.inbox import Wish
 from orchestrator.transport.codec import Ended
 
@@ -67,14 +67,25 @@ class RunBackend:
         ask(self._connections, Wish.CANCEL_RUN, run, state, allowed=state not in ENDED_RUN_STATES)
 
     def retry(self, run: bytes) -> None:
-        """Ask the leader to open a run's failed tasks again, or to let a stuck run try again."""
+        """Ask the leader to try a failed run again, or to let a stuck run try again."""
         if self._code.retry(run):
             return
         state, _ = self.progress(run)
         if state == RunState.RUNNING:
             with self._connections.reading() as connection:
                 state = "stuck" if stuck.is_stuck(connection, run) else state
+        elif state == RunState.FAILED:
+            self._refuse_child(run)
         ask(self._connections, Wish.RETRY_RUN, run, state, allowed=state in (RunState.FAILED, "stuck"))
+
+    def _refuse_child(self, run: bytes) -> None:
+        with self._connections.reading() as connection:
+            parent = run_retries.parent_of(connection, run)
+        if parent is not None:
+            raise WrongState(
+                f"Run {to_text(run)} cannot be retried by itself: it is step {parent[1]!r} of run {parent[0]}, and is "
+                f"retried with that one: orchestrator runs retry {parent[0]}"
+            )
 
     # -- reading
 

@@ -10,13 +10,13 @@ from sqlalchemy.orm import Session, scoped_session
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.task import NewTask
-from orchestrator.errors import Duplicate, InvalidTask, NotFound
+from orchestrator.errors import Duplicate, InvalidTask, NotFound, WrongState
 from orchestrator.sdk.backend.asking import ask
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Waiting
 from orchestrator.sdk.options import shown
 from orchestrator.sdk.progress import TaskProgress, read_progress
-from orchestrator.store import enqueue, redrive, results, revival, unique
+from orchestrator.store import enqueue, redrive, results, revival, run_retries, unique
 from orchestrator.store.inbox import Wish
 from orchestrator.store.namespaces import borrowed
 from orchestrator.store.redrive import FailedFilter
@@ -97,6 +97,13 @@ class TaskBackend:
                 holder,
             )
         state = self.status(task)
+        with self._connections.reading() as connection:
+            run = run_retries.run_first(connection, task)
+        if run is not None:
+            raise WrongState(
+                f"Cannot retry task {to_text(task)} by itself: its run has ended, and has a limit of its workflow "
+                f"or is a step of another run. Retry the run: orchestrator runs retry {run}"
+            )
         ask(self._connections, Wish.RETRY_TASK, task, state, allowed=state in _RETRIED)
 
     def retry_failed(self, wanted: FailedFilter) -> int:
