@@ -59,7 +59,7 @@ class Allowance:
         rate = options.total_rate
         if rate is None or self._buckets.admits(gate_bucket(gate), rate, now):
             return None
-        return self._buckets.next_admission(gate_bucket(gate), rate)
+        return self._buckets.next_admission(gate_bucket(gate), rate, now)
 
     def take(self, lane: str, options: TaskOptions, wanted: int, now: float) -> Granted:
         """Count as many turns as a lane's own limits allow."""
@@ -72,7 +72,7 @@ class Allowance:
         admitted = self._buckets.admits(lane_bucket(lane), options.rate, now)
         self.spend(lane, options, now, min(turns, admitted))
         if admitted < turns:
-            return Granted(admitted, False, self._buckets.next_admission(lane_bucket(lane), options.rate))
+            return Granted(admitted, False, self._buckets.next_admission(lane_bucket(lane), options.rate, now))
         return Granted(turns, turns < wanted, None)
 
     def spend(self, lane: str, options: TaskOptions, now: float, number: int) -> None:

@@ -3,6 +3,9 @@
 A rate of 10 a second has a bucket of ten tokens that refills evenly, one every tenth of a second. Instead of the number
 of tokens, a bucket remembers when everything admitted so far would be due at the even rate. If that lies in the past,
 the bucket is full; and a bucket that is full need not be remembered at all.
+
+Nobody starts anything at the very moment at which it is due. What is late by less than `_LATE` keeps its place in the
+even rate, as if it had been on time, so that a bucket of one token, too, gives what its rate says.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)?(s|sec|second|m|min|minute|h|hour|d|day)")
 _ROUNDING = 1e-6
 """Share of an interval by which arithmetic may be off."""
+_LATE = 0.05
+"""Seconds by which a start may be late and still count as one on time: the leader has other things to do."""
 
 
 class Rate(msgspec.Struct, frozen=True, array_like=True):
@@ -36,6 +41,11 @@ class Rate(msgspec.Struct, frozen=True, array_like=True):
     def size(self) -> int:
         """How many tokens the bucket holds."""
         return max(1, int(self.count) if self.burst is None else self.burst)
+
+    @property
+    def late(self) -> float:
+        """Seconds by which a full bucket may be late; one of several tokens makes up for it by itself."""
+        return max(0.0, _LATE - (self.size - 1) * self.interval)
 
 
 def parse_rate(text: str) -> Rate | None:
@@ -58,19 +68,32 @@ class Buckets:
 
     def admits(self, name: str, rate: Rate, now: float) -> int:
         """Return how many may start now."""
-        ahead = (self.due.get(name, now) - now) / rate.interval
-        return max(0, rate.size - max(0, math.ceil(ahead - _ROUNDING)))
+        return max(0, rate.size - math.ceil(self._ahead(name, rate, now) - _ROUNDING))
 
     def spend(self, name: str, rate: Rate, now: float, count: int = 1) -> None:
         """Note that so many start; fewer than none gives tokens back."""
-        self.due[name] = max(self.due.get(name, now), now) + count * rate.interval
+        self.due[name] = now + (self._ahead(name, rate, now) + count) * rate.interval
         self.changed.add(name)
 
-    def next_admission(self, name: str, rate: Rate) -> float:
+    def next_admission(self, name: str, rate: Rate, now: float) -> float:
         """Return when one more may start."""
-        return self.due.get(name, -math.inf) - (rate.size - 1) * rate.interval
+        return now + (self._ahead(name, rate, now) - (rate.size - 1)) * rate.interval
+
+    def _ahead(self, name: str, rate: Rate, now: float) -> float:
+        """Return by how many starts a bucket is ahead of the even rate; below zero if it is a little late.
+
+        None is ahead by more than its size. One that seems to be was used before the clock was set back, or the rate
+        was another then.
+        """
+        due = self.due.get(name)
+        if due is None or due < now - rate.late:
+            return 0.0
+        latest = now + rate.size * rate.interval
+        if due > latest:
+            due = self.due[name] = latest
+        return (due - now) / rate.interval
 
     def forget_full(self, now: float) -> None:
         """Forget the buckets that have filled up again and are saved."""
-        for name in [name for name, due in self.due.items() if due <= now and name not in self.changed]:
+        for name in [name for name, due in self.due.items() if due <= now - _LATE and name not in self.changed]:
             del self.due[name]

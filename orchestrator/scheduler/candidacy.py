@@ -5,6 +5,8 @@
     its holder does nothing useful          if it could have done the work for a while: a leader that cannot reach
                                             Redis, or fails in every tick, would keep its lease for ever; one that
                                             suffers what all suffer keeps it
+    its holder has not renewed it in ten
+    times its length                        as if it were free: Postgres's clock was set back, and it seems to last
     it could not do the work itself         only where the lease has been free for a while: better a leader that can
                                             do half of it than none
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.telemetry import get_logger
@@ -28,6 +31,8 @@ _OTHERS_FIRST = 2.0
 """Leases for which a free lease is left to those who could do the work."""
 _PROVES_FIT = 2.0
 """Leases for which one must have been able to do the work that the leader does not: both may have suffered the same."""
+_ABANDONED = 10.0
+"""Leases without a renewal after which nobody has it any more."""
 _STANDS_BACK = 10.0
 """Leases for which one stands back that has failed."""
 
@@ -49,6 +54,8 @@ class Candidacy:
         self._back_until: float | None = None
         self._fit_since: float | None = None
         """Since when this process could do what the leader does not."""
+        self._seen: tuple[datetime, float] | None = None
+        """When the lease ends, and since when it has been seen to."""
         self._pause = 0.0
         self._said = False
 
@@ -59,7 +66,8 @@ class Candidacy:
         self._pause = min(max(outlook.remaining, 0.05), lease / 3)
         if outlook.is_mine:
             return leadership.acquire()
-        is_free, idle = outlook.remaining <= 0, outlook.idle or 0.0
+        is_abandoned = self._is_abandoned(outlook.expires_at)
+        is_free, idle = outlook.remaining <= 0 or is_abandoned, outlook.idle or 0.0
         if not is_free and idle <= lease:
             self._fit_since, self._said = None, False
             return False
@@ -67,7 +75,8 @@ class Candidacy:
         if reason is None:
             self._fit_since = self._monotonic() if self._fit_since is None else self._fit_since
             has_proved_fit = self._monotonic() - self._fit_since >= _PROVES_FIT * lease
-            return (is_free or has_proved_fit) and leadership.acquire(depose=has_proved_fit)
+            abandoned = outlook.expires_at if is_abandoned else None
+            return (is_free or has_proved_fit) and leadership.acquire(depose=has_proved_fit, abandoned=abandoned)
         self._fit_since = None
         self._pause = lease / 3
         if not self._said and (is_free or idle > leadership.patience):
@@ -75,6 +84,14 @@ class Candidacy:
             who = "nobody leads" if is_free else "the leader does nothing useful"
             log.warning("%s, and this scheduler could not do better: %s", who, reason)
         return outlook.remaining < -_OTHERS_FIRST * lease and leadership.acquire()
+
+    def _is_abandoned(self, expires_at: datetime | None) -> bool:
+        """Say whether nobody has renewed the lease for long, by the one clock that is never set."""
+        now = self._monotonic()
+        if expires_at is None or self._seen is None or self._seen[0] != expires_at:
+            self._seen = None if expires_at is None else (expires_at, now)
+            return False
+        return now - self._seen[1] > _ABANDONED * self._lease
 
     def wait(self, awake: threading.Event) -> None:
         """Wait until the lease could have expired, or somebody has a reason to look earlier."""

@@ -117,7 +117,7 @@ class Dispatcher:
             if limits.rate is not None and not limits.paused:
                 bucket, moment = queue_bucket(limits.name), now.timestamp()
                 if not self._lanes.buckets.admits(bucket, limits.rate, moment):
-                    times.append(self._lanes.buckets.next_admission(bucket, limits.rate) - moment)
+                    times.append(self._lanes.buckets.next_admission(bucket, limits.rate, moment) - moment)
         return max(_SHORTEST, min(times, default=math.inf)) if min(times, default=1.0) > 0 else 0.0
 
     def committed(self, tick: Tick, monotonic: float) -> None:

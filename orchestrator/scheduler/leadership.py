@@ -57,14 +57,24 @@ class Leadership:
         """Seconds without a useful tick after which another scheduler may take a leader's place."""
         return _PATIENCE * self._lease
 
-    def acquire(self, *, depose: bool = False) -> bool:
-        """Try to become leader; `depose` also one that has not been useful for a while."""
+    def acquire(self, *, depose: bool = False, abandoned: datetime | None = None) -> bool:
+        """Try to become leader; `depose` also one that has not been useful for a while.
+
+        `abandoned` is the end of a lease that has not been renewed, though it seems to last.
+        """
         connection = self._connect()
         with connection.begin():
             address = f"{socket.gethostname()}:{os.getpid()}"
             patience = self.patience if depose else None
             term = leases.acquire(
-                connection, self._shard, self._owner, self._lease, address, trouble=self.trouble, patience=patience
+                connection,
+                self._shard,
+                self._owner,
+                self._lease,
+                address,
+                trouble=self.trouble,
+                patience=patience,
+                abandoned=abandoned,
             )
         if term is None:
             return False

@@ -187,6 +187,8 @@ class Scheduler:
         self._sweep_at = 0.0
         self._count_at = 0.0
         self._patience = 0.0
+        """Seconds for which nothing is due, unless something comes in; counted from `_patient_since`."""
+        self._patient_since = 0.0
         self._generations = Generations(self._streams, self._leadership, settings.batch, self._apply_leftover)
         with self._leadership.reading() as connection:
             self._dispatcher.recount(waiting.in_flight(connection))
@@ -223,6 +225,7 @@ class Scheduler:
         thorough = inbound.nudged or suspicion is not None
         try:
             with self._leadership.writing(self._monotonic(), look=thorough) as writing:
+                self._patient_since = self._monotonic()
                 tick = self._begin_tick(writing.connection, writing.now, set_aside)
                 self._apply(tick, reports)
                 if suspicion is not None and inbound.complete:
@@ -368,7 +371,8 @@ class Scheduler:
         def read() -> None:
             nonlocal gathered
             position = self._cursor.position
-            block = 0.0 if to_the_end else min(self._patience, max(0.0, self._watch.due_at - self._monotonic()))
+            now = self._monotonic()
+            block = 0.0 if to_the_end else min(self._patient_since + self._patience, self._watch.due_at) - now
             count = self._settings.batch
             for _ in range(20 if to_the_end else 1):
                 inbound = self._streams.read(self._cursor.generation, position, count, block)

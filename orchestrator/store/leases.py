@@ -36,6 +36,7 @@ VALUES (%(shard)s, %(owner)s::uuid, 1, clock_timestamp() + %(lease)s::double pre
  WHERE held.owner = excluded.owner OR held.expires_at < clock_timestamp()
     OR (held.useful_term = held.term
         AND held.useful_at < clock_timestamp() - %(patience)s::double precision * interval '1 second')
+    OR held.expires_at = %(abandoned)s::timestamptz
 RETURNING term
 """
 
@@ -49,14 +50,17 @@ def acquire(
     *,
     trouble: str | None = None,
     patience: float | None = None,
+    abandoned: datetime | None = None,
 ) -> int | None:
     """Become leader if nobody else is; return the new term, or None.
 
-    With `patience`, also in the place of one that has done nothing useful for so many seconds. Who takes its own lease
-    again has not been useful by that.
+    With `patience`, also in the place of one that has done nothing useful for so many seconds; and of one whose lease
+    still ends when `abandoned` says. Who takes its own lease again has not been useful by that.
     """
     parameters = {"shard": shard, "owner": owner, "lease": lease, "address": address}
-    row = connection.exec_driver_sql(_ACQUIRE, {**parameters, "trouble": trouble, "patience": patience}).one_or_none()
+    row = connection.exec_driver_sql(
+        _ACQUIRE, {**parameters, "trouble": trouble, "patience": patience, "abandoned": abandoned}
+    ).one_or_none()
     return row[0] if row else None
 
 
@@ -68,11 +72,13 @@ class Outlook(NamedTuple):
     is_mine: bool = False
     idle: float | None = None
     """Seconds since its holder last did all of its work; None if it does not say."""
+    expires_at: datetime | None = None
 
 
 _OUTLOOK = """
 SELECT extract(epoch FROM expires_at - clock_timestamp())::double precision, owner = %(owner)s::uuid,
-       CASE WHEN useful_term = term THEN extract(epoch FROM clock_timestamp() - useful_at)::double precision END
+       CASE WHEN useful_term = term THEN extract(epoch FROM clock_timestamp() - useful_at)::double precision END,
+       expires_at
   FROM orchestrator.leases WHERE shard = %(shard)s
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, TypeVar, cast
@@ -25,7 +26,8 @@ from orchestrator.transport.codec import (
 )
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import GROUP, KEY_HOLDER_TTL, PRIVATE_TTL, Keys, private_queue
-from orchestrator.transport.line import Argument, Entry, Line, Script, field
+from orchestrator.transport.line import Argument, Line, Script, field
+from orchestrator.transport.listening import Found, Listening
 from orchestrator.transport.pages import Pages
 from orchestrator.transport.quarantine import Refused, set_aside
 
@@ -195,6 +197,7 @@ class LeaderStreams:
         self._claim_term = redis.register_script(_CLAIM_TERM)
         self._begin = redis.register_script(_BEGIN)
         self._line = Line(redis)
+        self._listening = Listening(redis)
         self._forget_silent = redis.register_script(_FORGET_SILENT)
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
         self._last_nudge = "0-0"
@@ -287,14 +290,29 @@ class LeaderStreams:
 
     def read(self, generation: str, cursor: str, count: int, block: float) -> Inbound:
         """Read events after the cursor; wait up to `block` seconds for the first."""
-        wait = ("BLOCK", max(1, int(block * 1000))) if block > 0 else ()
-        streams = (self._keys.events(generation), self._keys.nudges, cursor, self._last_nudge)
-        reply = self._line.call("XREAD", "COUNT", count, *wait, "STREAMS", *streams)
+        streams = (self._keys.events(generation), self._keys.nudges)
+        deadline = time.monotonic() + block
+        while block > 0:
+            answer = self._listening.wait(streams, (cursor, self._last_nudge), count, block)
+            if answer is None:
+                return Inbound()
+            if answer.is_fresh and answer.found:
+                return self._inbound(answer.found, count)
+            if found := self._unread(streams, cursor, count):
+                return self._inbound(found, count)
+            block = deadline - time.monotonic()  # what rang has been read since
+        return self._inbound(self._unread(streams, cursor, count), count)
+
+    def _unread(self, streams: Sequence[str], cursor: str, count: int) -> Found:
+        reply = self._line.call("XREAD", "COUNT", count, "STREAMS", *streams, cursor, self._last_nudge)
+        return cast("Found", reply or [])
+
+    def _inbound(self, found: Found, count: int) -> Inbound:
         entries: list[tuple[str, bytes]] = []
         nudged = fleet_changed = False
         stopped: list[str] = []
         nudges = self._keys.nudges.encode()
-        for stream, items in cast("list[tuple[bytes, list[Entry]]]", reply or []):
+        for stream, items in found:
             if stream == nudges:
                 self._last_nudge = items[-1][0].decode()
                 nudged = True
@@ -304,6 +322,11 @@ class LeaderStreams:
             else:
                 entries = [(entry[0].decode(), field(entry, b"d")) for entry in items]
         return Inbound(entries, nudged, fleet_changed, len(entries) < count, stopped)
+
+    def close(self) -> None:
+        """Close the connections that are this process's own."""
+        self._line.close()
+        self._listening.close()
 
     def set_aside(self, refused: Sequence[Refused]) -> None:
         """Keep messages that could not be applied, for people to look at."""

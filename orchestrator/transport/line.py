@@ -19,6 +19,12 @@ Entry = tuple[bytes, list[bytes] | None]
 """Id and fields of an entry of a stream, name and value by turns; None if it was deleted."""
 
 
+def open_connection(redis: Redis) -> Any:
+    """Return a connection like those of a client's pool, which the pool need not count; it connects on first use."""
+    pool = redis.connection_pool
+    return pool.connection_class(**pool.connection_kwargs)
+
+
 class Script:
     """A Lua script, which Redis knows by its hash once it has run it."""
 
@@ -31,8 +37,7 @@ class Line:
     """Sends one command at a time. What went wrong half-way is not repeated, and the next command connects anew."""
 
     def __init__(self, redis: Redis) -> None:
-        pool = redis.connection_pool
-        self._connection: Any = pool.connection_class(**pool.connection_kwargs)  # which the pool need not count
+        self._connection: Any = open_connection(redis)
 
     def call(self, *words: Argument) -> Any:
         """Send a command; return its answer as it came."""

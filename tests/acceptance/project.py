@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import Duplicate, Orchestrator, PromiseRejected, TaskContext, WorkflowContext, unguarded
+from orchestrator import Duplicate, Orchestrator, PromiseRejected, Rate, TaskContext, WorkflowContext, unguarded
 
 app = Orchestrator()
 
@@ -45,6 +45,16 @@ def noop() -> None:
 @app.task
 def add(a: int, b: int) -> int:
     return a + b
+
+
+@app.task(rate=Rate(10, per=1, burst=1))
+def ten_a_second() -> None:
+    pass
+
+
+@app.task(rate=Rate(100, per=1, burst=1))
+def hundred_a_second() -> None:
+    pass
 
 
 @app.task

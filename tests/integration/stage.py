@@ -171,7 +171,7 @@ class System:
         for scheduler in self.schedulers:
             scheduler._leadership.disconnect()
         for leader in self._leaders:
-            leader._line.close()
+            leader.close()
             leader._redis.close()
         for worker in self.workers:
             worker.close()

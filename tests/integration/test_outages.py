@@ -109,10 +109,10 @@ def redis(redis_url: str) -> Iterator[Redis]:
 
 def test_a_full_redis_is_an_outage_to_scripts_too(redis: Redis) -> None:
     streams = LeaderStreams(redis, Keys())
-    streams.claim_term(1)
+    streams.claim_term(1, "")
     redis.config_set("maxmemory", 1)
     with pytest.raises(UNAVAILABLE):
-        streams.claim_term(2)
+        streams.claim_term(2, "")
     with pytest.raises(UNAVAILABLE):
         streams.begin_generation(1, "1-1", "server")
     with pytest.raises(UNAVAILABLE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from orchestrator import InvalidTask, Rate, TaskFailed
 from orchestrator.domain import lanes as domain_lanes
 from orchestrator.domain.task import Dispatch, Enqueued, Failed, Returned, Succeeded
 from tests.integration.stage import ERROR, ONE, System, Worker, raw
+from tests.waiting import eventually
 
 
 def by_customer(system: System, **options: Any) -> Any:
@@ -248,6 +250,26 @@ def test_the_leader_wakes_when_a_rate_allows_more(system: System) -> None:
         system.tick()
         tasks += worker.take()
     assert len(tasks) == 3
+
+
+def test_a_rate_goes_on_when_the_clock_of_postgres_is_set_back(system: System) -> None:
+    mail = by_customer(system, rate=Rate(20, per=1, burst=1))
+    shared = system.app.task(name="shared", total_rate=Rate(20, per=1, burst=1))(lambda: None)
+    system.app.queue("default").limit(rate="40/s")
+    worker = system.worker(knows=["mail", "shared"], slots=50)
+    system.app.enqueue_many(mail, [("a", number) for number in range(10)])
+    system.app.enqueue_many(shared, [()] * 10)
+    system.look()
+    assert worker.take()
+    system.scheduler._leadership._clock_offset = timedelta(hours=-1)
+    started: Counter[str] = Counter()
+
+    def go_on() -> bool:
+        system.tick()
+        started.update(task.name for task in worker.take())
+        return min(started["mail"], started["shared"]) >= 3
+
+    eventually(go_on, "both go on", 5)
 
 
 def test_rates_that_nobody_waits_for_are_forgotten(system: System) -> None:

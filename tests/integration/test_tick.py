@@ -696,6 +696,27 @@ def test_a_standby_does_not_lead_while_the_lease_lasts(system: System) -> None:
     standby._leadership.disconnect()
 
 
+def test_a_dead_leaders_lease_ends_although_the_clock_of_postgres_was_set_back(system: System) -> None:
+    standby = system.stand_by()
+    system.sql("UPDATE orchestrator.leases SET expires_at = now() + interval '1 hour'")
+    assert not standby._candidacy.stand()
+    system.clock.now += 5 * system.settings.lease
+    assert not standby._candidacy.stand()
+    system.clock.now += 6 * system.settings.lease
+    assert standby._candidacy.stand()
+    standby._leadership.disconnect()
+
+
+def test_a_leader_that_lives_keeps_its_lease_whatever_the_clock_says(system: System) -> None:
+    standby = system.stand_by()
+    for _ in range(12):
+        system.sql("UPDATE orchestrator.leases SET expires_at = now() + interval '1 hour'")
+        system.clock.now += system.settings.lease
+        system.tick()
+        assert not standby._candidacy.stand()
+    standby._leadership.disconnect()
+
+
 def test_a_deposed_leader_cannot_write(system: System) -> None:
     worker = system.worker()
     first = system.scheduler

@@ -36,7 +36,7 @@ def test_a_full_bucket_allows_a_burst_and_then_the_even_rate() -> None:
     assert buckets.admits("b", rate, now) == 10
     buckets.spend("b", rate, now, 10)
     assert buckets.admits("b", rate, now) == 0
-    assert buckets.next_admission("b", rate) == pytest.approx(now + 0.1)
+    assert buckets.next_admission("b", rate, now) == pytest.approx(now + 0.1)
     assert buckets.admits("b", rate, now + 0.1) == 1
     assert buckets.admits("b", rate, now + 0.55) == 5
     assert buckets.admits("b", rate, now + 60) == 10  # tokens are not saved up beyond the bucket
@@ -76,19 +76,53 @@ def test_full_buckets_are_forgotten_once_they_are_saved() -> None:
 def test_no_stretch_of_time_holds_more_than_the_rate_and_one_burst(
     count: float, per: float, burst: int | None, waits: list[float]
 ) -> None:
-    """Whoever takes all there is at every moment gets, between any two, what the rate gives and one burst."""
+    """Whoever takes all there is at every moment gets, between any two, what the rate gives and one burst.
+
+    What was late may come in beside it.
+    """
     rate, buckets, now = Rate(count, per, burst), Buckets(), 1_000_000.0
     taken: list[tuple[float, int]] = []
     for wait in waits:
         now += wait * rate.interval
         allowed = buckets.admits("b", rate, now)
-        assert 0 <= allowed <= rate.size
+        assert 0 <= allowed <= rate.size + rate.late / rate.interval
         if allowed:
             buckets.spend("b", rate, now, allowed)
         else:
-            assert buckets.next_admission("b", rate) > now
+            assert buckets.next_admission("b", rate, now) > now
         taken.append((now, allowed))
     for first, (start, _) in enumerate(taken):
         for last in range(first, len(taken)):
             span = taken[last][0] - start
-            assert sum(number for _, number in taken[first : last + 1]) <= rate.size + span / rate.interval + 1e-3
+            most = rate.size + (span + rate.late) / rate.interval
+            assert sum(number for _, number in taken[first : last + 1]) <= most + 1e-3
+
+
+@pytest.mark.parametrize(("a_second", "late"), [(1, 0.04), (10, 0.03), (100, 0.004), (100, 0.03), (1_000, 0.01)])
+def test_a_rate_is_reached_by_a_leader_that_is_always_a_little_late(a_second: float, late: float) -> None:
+    rate, buckets, now, started = Rate(a_second, per=1, burst=1), Buckets(), 1_000.0, 0
+    while now < 1_010.0:
+        allowed = buckets.admits("b", rate, now)
+        if allowed:
+            buckets.spend("b", rate, now, allowed)
+            started += allowed
+        now = max(now, buckets.next_admission("b", rate, now)) + late
+    assert started == pytest.approx(10 * a_second, rel=0.05, abs=1)
+
+
+def test_a_quiet_time_is_no_lateness() -> None:
+    rate, buckets = Rate(10, per=1, burst=1), Buckets()
+    buckets.spend("b", rate, 1_000.0)
+    assert buckets.admits("b", rate, 1_060.0) == 1
+    buckets.spend("b", rate, 1_060.0)
+    assert buckets.next_admission("b", rate, 1_060.0) == pytest.approx(1_060.1)
+
+
+@pytest.mark.parametrize("rate", [Rate(10, 1), Rate(10, 1, burst=1), Rate(1, per=3_600), Rate(3, per=60)])
+def test_a_clock_that_is_set_back_costs_one_interval_at_most(rate: Rate) -> None:
+    buckets, now = Buckets(), 1_000_000.0
+    buckets.spend("b", rate, now, rate.size)
+    now -= 86_400
+    assert buckets.next_admission("b", rate, now) <= now + rate.interval + 1e-6
+    now += rate.interval
+    assert buckets.admits("b", rate, now) == 1

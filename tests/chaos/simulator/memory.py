@@ -273,6 +273,9 @@ class MemoryLeaderStreams:
 
         return self._call("read", effect)
 
+    def close(self) -> None:
+        """There is nothing to close."""
+
     def set_aside(self, refused: Sequence[Refused]) -> None:
         entries = [(refusal.source, refusal.error) for refusal in refused]
         self._call("set_aside", lambda: self._server.data.quarantine.extend(entries))

@@ -1,0 +1,77 @@
+"""Wait for what is new in streams, with a timer of one's own.
+
+Redis ends a blocking read when its own timer comes round, ten times a second: whoever asks it to wait for 5 ms waits
+for up to 100. So a question stays open on a connection of its own, and its answer is waited for here for as long as
+there is time. What has not come by then rings for the next who waits. Then the answer may be old, and there may be more
+by now: it says that there is something to read, and no more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from redis import Redis
+from redis.exceptions import ResponseError, TimeoutError
+
+from orchestrator.transport.line import Entry, open_connection
+
+Found = list[tuple[bytes, list[Entry]]]
+"""By stream, what has come."""
+
+
+class Answer(NamedTuple):
+    """Something has come."""
+
+    found: Found
+    is_fresh: bool
+    """The question was asked by the one who got the answer."""
+
+
+_LONGEST = 5.0
+"""Seconds that Redis is asked to wait; then one learns whether it is still there."""
+_PATIENCE = 5.0
+"""Seconds beyond that after which its answer is not awaited any more."""
+
+
+class Listening:
+    """A question that stays open: what comes after these positions of these streams?"""
+
+    def __init__(self, redis: Redis) -> None:
+        self._connection: Any = open_connection(redis)
+        self._streams: tuple[str, ...] | None = None
+        """What the open question is about; None while none is open."""
+        self._until = 0.0
+        """When Redis answers at the latest."""
+
+    def wait(self, streams: Sequence[str], after: Sequence[str], count: int, seconds: float) -> Answer | None:
+        """Return what has come, or None if nothing has in so many seconds."""
+        is_fresh = False
+        try:
+            if self._streams not in (None, tuple(streams)):
+                self.close()
+            if self._streams is None:
+                milliseconds = int(_LONGEST * 1000)
+                self._connection.send_command(
+                    "XREAD", "COUNT", count, "BLOCK", milliseconds, "STREAMS", *streams, *after
+                )
+                self._streams = tuple(streams)
+                self._until = time.monotonic() + _LONGEST
+                is_fresh = True
+            if not self._connection.can_read(timeout=seconds):
+                if time.monotonic() > self._until + _PATIENCE:
+                    raise TimeoutError("Redis does not answer a question that it was to answer by now")
+                return None
+            self._streams = None
+            return Answer(self._connection.read_response() or [], is_fresh)
+        except ResponseError:
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection, and with it the question; the next one connects anew."""
+        self._streams = None
+        self._connection.disconnect()

@@ -1,0 +1,111 @@
+"""The leader waits for events with a timer of its own, and misses nothing that comes when the time is up."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError, TimeoutError
+
+from orchestrator.transport.client import nudge
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.leader import LeaderStreams
+from tests.waiting import eventually
+
+KEYS = Keys()
+G = "1-1-a"
+
+
+@pytest.fixture
+def redis(redis_url: str) -> Iterator[Redis]:
+    redis = connect(redis_url)
+    redis.flushall()
+    yield redis
+    redis.close()
+
+
+@pytest.fixture
+def streams(redis: Redis) -> Iterator[LeaderStreams]:
+    streams = LeaderStreams(redis, KEYS)
+    streams.begin_generation(1, G, "server")
+    yield streams
+    streams.close()
+
+
+def add(redis: Redis, body: bytes, generation: str = G) -> str:
+    entry: bytes = redis.xadd(KEYS.events(generation), {"d": body})  # type: ignore[assignment]
+    return entry.decode()
+
+
+def test_a_wait_is_as_long_as_was_asked_for(streams: LeaderStreams) -> None:
+    waits: list[float] = []
+    for _ in range(21):
+        began = time.monotonic()
+        assert streams.read(G, "0-0", 10, 0.005).entries == []
+        waits.append(time.monotonic() - began)
+    assert min(waits) >= 0.005
+    assert statistics.median(waits) < 0.03, "Redis alone would take up to a tenth of a second"
+
+
+def test_what_comes_while_nobody_waits_is_found_by_whoever_waits_next(redis: Redis, streams: LeaderStreams) -> None:
+    assert streams.read(G, "0-0", 10, 0.001).entries == []
+    first = add(redis, b"a")
+    assert streams.read(G, "0-0", 10, 5.0).entries == [(first, b"a")]
+    assert streams.read(G, first, 10, 0.001).entries == []
+    second, third = add(redis, b"b"), add(redis, b"c")
+    found = [*streams.read(G, first, 10, 5.0).entries]
+    found += streams.read(G, found[-1][0], 10, 0.1).entries
+    assert found == [(second, b"b"), (third, b"c")]
+
+
+def test_what_was_read_without_waiting_is_not_found_again(redis: Redis, streams: LeaderStreams) -> None:
+    assert streams.read(G, "0-0", 10, 0.001).entries == []
+    entry = add(redis, b"a")
+    nudge(redis, KEYS)
+    inbound = streams.read(G, "0-0", 10, 0.0)
+    assert (inbound.entries, inbound.nudged) == ([(entry, b"a")], True)
+    later = streams.read(G, entry, 10, 0.05)
+    assert (later.entries, later.nudged) == ([], False)
+    last = add(redis, b"b")
+    assert streams.read(G, entry, 10, 5.0).entries == [(last, b"b")]
+
+
+def test_a_wait_ends_when_something_comes(redis: Redis, streams: LeaderStreams) -> None:
+    timer = threading.Timer(0.05, add, (redis, b"a"))
+    timer.start()
+    began = time.monotonic()
+    assert [body for _, body in streams.read(G, "0-0", 10, 10.0).entries] == [b"a"]
+    assert time.monotonic() - began < 5
+    timer.join()
+
+
+def test_a_new_generation_asks_a_new_question(redis: Redis, streams: LeaderStreams) -> None:
+    assert streams.read(G, "0-0", 10, 0.001).entries == []
+    streams.begin_generation(1, "1-2-b", "server")
+    add(redis, b"old")
+    entry = add(redis, b"new", "1-2-b")
+    assert streams.read("1-2-b", "0-0", 10, 5.0).entries == [(entry, b"new")]
+
+
+def test_a_connection_that_breaks_is_an_outage_once(redis: Redis, streams: LeaderStreams) -> None:
+    assert streams.read(G, "0-0", 10, 0.001).entries == []
+    redis.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(ConnectionError):
+        eventually(lambda: streams.read(G, "0-0", 10, 0.01).entries, "it is told")
+    entry = add(redis, b"a")
+    assert streams.read(G, "0-0", 10, 5.0).entries == [(entry, b"a")]
+
+
+def test_a_question_that_is_never_answered_is_given_up(streams: LeaderStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somewhere between here and Redis, a connection was forgotten without a word."""
+    monkeypatch.setattr("orchestrator.transport.listening._LONGEST", 0.001)
+    monkeypatch.setattr("orchestrator.transport.listening._PATIENCE", 0.02)
+    assert streams.read(G, "0-0", 10, 0.0005).entries == []
+    monkeypatch.setattr(streams._listening._connection, "can_read", lambda timeout: bool(time.sleep(timeout)))
+    with pytest.raises(TimeoutError):
+        eventually(lambda: streams.read(G, "0-0", 10, 0.01).entries, "it is given up", 5)
