@@ -15,6 +15,8 @@ from orchestrator.domain.task import KeyHolder, NewTask
 from orchestrator.errors import (
     ConfigurationError,
     Duplicate,
+    InvalidWorkflow,
+    NotFound,
     OrchestratorError,
     PayloadError,
     SoftTimeout,
@@ -37,6 +39,10 @@ log = get_logger("worker")
 NOTHING = encode_value(None, "nothing", 1)
 """The result of a task that has none."""
 _MOST_ENQUEUED = LARGEST_MESSAGE // 2
+_REFUSALS: dict[str, type[OrchestratorError]] = {
+    kind.__name__: kind for kind in (Duplicate, InvalidWorkflow, NotFound, PayloadError)
+}
+"""What the leader may refuse, by name."""
 _OVERHEAD = 300
 """Bytes that a task takes in a message beside its payload, at most, roughly."""
 
@@ -122,8 +128,13 @@ class JobOutlet:
         _check_size(tasks)
         holders = self._outbox.hand_over(tasks) or {}
         for task in tasks:
-            if task.unique is not None and task.id in holders and holders[task.id].is_other_call:
-                raise Duplicate.other_call(task.unique.key, to_text(holders[task.id].id))
+            holder = holders.get(task.id)
+            if task.unique is None or holder is None:
+                continue
+            if holder.is_other_call:
+                raise Duplicate.other_call(task.unique.key, to_text(holder.id))
+            if holder.error is not None:
+                raise _REFUSALS.get(holder.error.kind, OrchestratorError)(holder.error.message)
         return {task: holder.id for task, holder in holders.items()}
 
     def enqueue_on_success(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:

@@ -80,6 +80,8 @@ class KeyHolder(msgspec.Struct, frozen=True, array_like=True):
     """The task that has the key."""
     is_other_call: bool = False
     """The key belongs to another call, and what was wanted was refused."""
+    error: TaskError | None = None
+    """Why there is nothing under this id, if so."""
 
 
 class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):

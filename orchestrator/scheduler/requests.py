@@ -11,6 +11,7 @@ import msgspec
 
 from orchestrator.domain.happened import total
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.starts import is_start
 from orchestrator.domain.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
 from orchestrator.scheduler.code import ask_to_cancel, reply
@@ -18,6 +19,7 @@ from orchestrator.scheduler.code_requests import ABOUT_CODE, CODE_WISHES
 from orchestrator.scheduler.code_resets import reset_runs
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.run_retries import retry_run, retry_tasks
+from orchestrator.scheduler.starts import start_runs
 from orchestrator.scheduler.tasks import adopt, cancel_tasks
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Posted
@@ -51,6 +53,9 @@ def _refuse(tick: Tick, item: inbox.Item, error: Exception) -> None:
     if isinstance(item.body, dict) and isinstance(item.body.get("request"), str):
         reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {error}")
         reply(tick, [Answered(base64.b64decode(item.body["request"]), None, reason)])
+    if item.kind == Wish.ENQUEUE:
+        reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {error}")
+        tick.key_holders[item.target] = KeyHolder(item.target, error=reason)
     inbox.remove(tick.connection, [item.id])
 
 
@@ -135,16 +140,21 @@ def redrive_tasks(tick: Tick, item: inbox.Item, limit: int) -> bool:
 def enqueue_with_keys(tick: Tick, items: list[inbox.Item]) -> set[int]:
     """Create the tasks that running tasks want under a key nobody has; return the requests that must be made again.
 
-    Whoever wants one is told which task has the key.
+    Whoever wants one is told which task has the key. Runs are started as well.
     """
     first: dict[str, NewTask] = {}
     wanted: list[tuple[int, NewTask, str]] = []
+    starts: list[NewTask] = []
     known = unique.known(tick.connection, [item.target for item in items])
     for item in items:
         task = unique.deferred(item.body)
-        if item.target not in known and task.unique is not None:
+        if is_start(task):
+            starts.append(task)
+        elif item.target not in known and task.unique is not None:
             first.setdefault(task.unique.key, task)
             wanted.append((item.id, task, task.unique.key))
+    if starts:
+        tick.key_holders.update(start_runs(tick, starts))
     taken, contested = unique.take(tick.connection, list(first.values())) if first else (set(), set())
     adopt(tick, [task for task in first.values() if task.id in taken])
     tick.contested = tick.contested or bool(contested)

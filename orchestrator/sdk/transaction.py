@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from sqlalchemy import Connection, Engine, event
 
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.starts import is_start
 from orchestrator.domain.task import NewTask, UniqueKey
 from orchestrator.errors import AttemptOver, Unavailable, WrongState
 from orchestrator.sdk.per_process import PerProcess
@@ -68,8 +69,12 @@ class TaskTransaction:
     def enqueue(self, tasks: Sequence[NewTask]) -> dict[bytes, bytes]:
         """Create tasks, which exist only if the transaction commits; return the ids of those that have their keys."""
         holders: dict[bytes, bytes] = {}
+        starts = [task for task in tasks if is_start(task)]
+        others = [task for task in tasks if not is_start(task)]
         with borrowed(self.connection, self._namespace):
-            for task in sorted(tasks, key=lambda task: task.unique.key if task.unique else ""):
+            if starts:
+                unique.defer(self.connection, starts)
+            for task in sorted(others, key=lambda task: task.unique.key if task.unique else ""):
                 if task.unique is None:
                     enqueue.insert_task(self.connection, task)
                 else:

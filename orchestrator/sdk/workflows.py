@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.definition import Definition
-from orchestrator.errors import OrchestratorError
-from orchestrator.sdk.context import current_outlet
+from orchestrator.domain.definition import Definition, check_size
+from orchestrator.domain.plain import stored_json, unstorable
+from orchestrator.domain.starts import StartSteps, as_task
+from orchestrator.errors import PayloadError
+from orchestrator.sdk.context import Outlet, current_outlet
 from orchestrator.sdk.handle import RunHandle
 from orchestrator.sdk.options import check_label, check_name, check_tags
 from orchestrator.sdk.registered import take_over
@@ -82,12 +84,21 @@ class StoredWorkflow:
         return self._app.backend.workflows.latest(self.name).definition
 
     def start(self, /, **params: Any) -> RunHandle[Any]:
-        """Start a run; it is durable when this returns."""
-        if current_outlet() is not None:
-            raise OrchestratorError(
-                "A run cannot be started inside a task, which has no database. Make it a step of a workflow instead."
-            )
+        """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
+        outlet = current_outlet()
+        if outlet is not None:
+            return RunHandle(self._app, self._start_in_task(outlet, params))
         run_id = self._app.backend.workflows.start(
             self.name, params, self._app.new_id(), key=self._options.key, tags=self._options.tags
         )
         return RunHandle(self._app, run_id)
+
+    def _start_in_task(self, outlet: Outlet, params: Mapping[str, Any]) -> bytes:
+        """Have the leader start a run, and return which one it is: a worker has no database."""
+        what = f"The parameters of workflow {self.name!r}"
+        if problem := unstorable(params):
+            raise PayloadError(f"{what} cannot be kept as JSON: {problem}.")
+        check_size(stored_json(params), what, self._app.settings.max_payload)
+        start = StartSteps(self.name, stored_json(params), self._options.key, tuple(self._options.tags))
+        wanted = outlet.next_id()
+        return outlet.enqueue([as_task(wanted, start)]).get(wanted, wanted)

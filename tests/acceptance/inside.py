@@ -10,7 +10,7 @@ from typing import Any
 
 from project import log, wait_for
 
-from orchestrator import Orchestrator, TaskAborted, TaskContext
+from orchestrator import Orchestrator, OrchestratorError, TaskAborted, TaskContext, WorkflowContext
 
 app = Orchestrator()
 
@@ -108,4 +108,57 @@ def has_a_thread(ctx: TaskContext) -> list[str]:
     thread = threading.Thread(target=lambda: ids.append(ctx.enqueue(nothing, 1).id))
     thread.start()
     thread.join()
+    return ids
+
+
+@app.workflow
+async def adds_up(ctx: WorkflowContext, first: int, *, second: int | None = None) -> int:
+    return first + (second if second is not None else await ctx.signals("more", type=int).get())
+
+
+def start_runs(key: str) -> dict[str, Any]:
+    """Start runs of both kinds, as a task can, and say what came of it."""
+    steps = app.workflows["inside.steps"]
+    first = adds_up.starting(id=key, tags=["mine"]).start(1, second=2)
+    refused: list[str] = []
+    for start in (
+        lambda: app.workflows["inside.nowhere"].start(),
+        lambda: steps.start(wrong=1),
+        lambda: adds_up.starting(id=key).start(9, second=0),
+    ):
+        try:
+            start()
+        except OrchestratorError as error:
+            refused.append(f"{type(error).__name__}: {error}")
+    return {
+        "code": first.id,
+        "returned": adds_up.starting(id=key, on_conflict="return").start(9, second=0).id,
+        "free": adds_up.start(5, second=0).id,
+        "signalled": adds_up.starting(id=f"{key}-signal", signal=("more", 4)).start(3).id,
+        "steps": steps.options(key=key, tags=["mine"]).start(number=7).id,
+        "same steps": steps.options(key=key).start(number=8).id,
+        "refused": refused,
+    }
+
+
+@app.task
+def starts(key: str) -> dict[str, Any]:
+    return start_runs(key)
+
+
+@app.task
+async def starts_async(key: str) -> dict[str, Any]:
+    return await asyncio.to_thread(start_runs, key)
+
+
+@app.task(isolation="process")
+def starts_isolated(key: str) -> dict[str, Any]:
+    return start_runs(key)
+
+
+@app.task
+def starts_in_transaction(ctx: TaskContext, key: str) -> list[str]:
+    with ctx.transaction():
+        ids = [adds_up.start(1, second=0).id, app.workflows["inside.steps"].start(number=1).id]
+        ctx.complete(ids)
     return ids

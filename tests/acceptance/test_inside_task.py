@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from orchestrator import Task, TaskCancelled, TaskProgress
+from orchestrator import NotFound, Task, TaskCancelled, TaskProgress, Workflow
 from orchestrator.cli import main
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import HERE, Stack, using
@@ -26,7 +27,7 @@ import inside  # isort: skip  # a top-level module, as the workers see it
 def running(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack, using(inside.app, stack):
         stack.scheduler()
-        stack.worker("--app", "inside:app")
+        stack.worker("--app", "inside:app", "--database")
         yield stack
 
 
@@ -121,3 +122,42 @@ def test_a_task_can_look_whether_to_stop(running: Stack, tmp_path: Path) -> None
 def test_a_thread_of_a_task_can_enqueue(running: Stack) -> None:
     (child,) = inside.has_a_thread.enqueue().result(20)
     assert inside.app.handle(child).result(20) == 1
+
+
+# -- starting runs
+
+
+@pytest.fixture(scope="module")
+def steps(running: Stack) -> None:
+    flow = Workflow("inside.steps", params={"number": int})
+    flow.task("only", inside.nothing, input={"number": "${params.number}"})
+    inside.app.workflows.apply(flow)
+
+
+@pytest.mark.parametrize("task", [inside.starts, inside.starts_async, inside.starts_isolated], ids=lambda one: one.name)
+def test_a_task_starts_runs(running: Stack, steps: None, task: Task[[str], dict[str, Any]]) -> None:
+    found = task.enqueue(task.name).result(30)
+    assert found["returned"] == found["code"]
+    assert found["same steps"] == found["steps"]
+    assert inside.app.workflow_run(found["code"]).result(30) == 3
+    assert inside.app.workflow_run(found["free"]).result(30) == 5
+    assert inside.app.workflow_run(found["signalled"]).result(30) == 7
+    assert inside.app.run(found["steps"]).outputs(30) == {"only": 7}
+    missing, wrong, taken = found["refused"]
+    assert missing.startswith("NotFound: There is no workflow 'inside.nowhere'")
+    assert wrong.startswith("InvalidWorkflow: ")
+    assert taken.startswith("Duplicate: Workflow 'inside.adds_up' has run")
+
+
+def test_a_transaction_starts_runs_if_it_commits(running: Stack, steps: None) -> None:
+    code, run = inside.starts_in_transaction.enqueue("x").result(30)
+
+    def is_there() -> bool:
+        try:
+            return bool(inside.app.run(run).progress()) and bool(inside.app.workflow_run(code).status())
+        except NotFound:
+            return False
+
+    eventually(is_there)  # the scheduler starts them a moment later
+    assert inside.app.run(run).wait(30) == "success"
+    assert inside.app.workflow_run(code).result(30) == 1

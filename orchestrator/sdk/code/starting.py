@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, get
 import msgspec
 
 from orchestrator.domain import history
+from orchestrator.domain.starts import StartCode, as_task
 from orchestrator.errors import InvalidWorkflow, OrchestratorError
 from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.handle import WorkflowHandle
@@ -52,22 +53,30 @@ class Starting(Generic[P, R]):
         self._pinned = pinned
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
-        """Start a run; it is durable when this returns."""
+        """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
         workflow = self._workflow
-        if current_outlet() is not None or current_flow() is not None:
+        if current_flow() is not None:
             raise OrchestratorError(
-                f"A run of workflow {workflow.name!r} cannot be started inside a task or a workflow. "
-                f"Inside a workflow, use {workflow.name}.schedule(…)."
+                f"A run of workflow {workflow.name!r} cannot be started inside a workflow. "
+                f"Use {workflow.name}.schedule(…)."
             )
         payload = workflow.encode_call(args, kwargs)
         options = workflow.code_options
         queue = options.queue or workflow.app.route(workflow.name)
         started = history.RunStarted(workflow.name, workflow.version, payload, queue)
+        tags = msgspec.json.encode(self._tags).decode()
+        outlet = current_outlet()
+        if outlet is not None:
+            key = None if self._id is None else f"{workflow.name}/{self._id}"
+            signal = self._encoded_signal()
+            start = StartCode(started, options.seconds or None, tags, key, self._on_conflict, signal, self._pinned)
+            wanted = outlet.next_id()
+            return WorkflowHandle(workflow.app, outlet.enqueue([as_task(wanted, start)]).get(wanted, wanted), workflow)
         run_id, sent = workflow.app.backend.code.start(
             workflow.app.new_id(),
             started,
             timeout=options.seconds or None,
-            tags=msgspec.json.encode(self._tags).decode(),
+            tags=tags,
             key=self._id,
             on_conflict=self._on_conflict,
             signal=self._encoded_signal(),

@@ -1,0 +1,80 @@
+"""Runs that running tasks start: what a worker sends twice, or badly, starts one run, or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator import WorkflowContext
+from orchestrator.domain import history
+from orchestrator.domain.starts import START, Start, StartCode, StartSteps, as_task
+from orchestrator.domain.task import Enqueued, KeyHolder, NewTask, UniqueKey
+from orchestrator.sdk import definitions
+from tests.integration.stage import System, Worker
+
+ID = bytes(range(15)) + b"\x01"
+OTHER = bytes(range(15)) + b"\x02"
+CODE = history.RunStarted("flow", 1, b"\x92\x90\x80")
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    @system.app.workflow(name="flow")
+    async def flow(ctx: WorkflowContext) -> None: ...
+
+    system.app.workflows.apply(definitions.loads("name: steps\nparams: {n: {type: integer}}\ntasks: {a: {task: job}}"))
+    worker = system.worker(knows=("job", "flow"))
+    system.look()
+    return worker
+
+
+def answers(system: System, worker: Worker, *asked: NewTask) -> dict[bytes, KeyHolder]:
+    worker.report(Enqueued(list(asked)))
+    system.look(2)
+    return worker._streams.key_holders([task.id for task in asked])
+
+
+@pytest.mark.parametrize(
+    "start", [StartCode(CODE), StartCode(CODE, key="flow/k"), StartSteps("steps", '{"n": 1}', "k")]
+)
+def test_what_is_asked_again_is_started_once(system: System, worker: Worker, start: Start) -> None:
+    for _ in range(2):
+        assert answers(system, worker, as_task(ID, start)) == {ID: KeyHolder(ID)}
+    assert system.count("runs") == 1
+    assert system.sql(f"SELECT 1 FROM orchestrator.tasks WHERE name = '{START}'") == []
+
+
+def test_a_signal_that_is_sent_again_arrives_once(system: System, worker: Worker) -> None:
+    answers(system, worker, as_task(ID, StartCode(CODE, key="flow/k")))
+    start = StartCode(CODE, key="flow/k", signal=history.SignalReceived("go", b"\x01"))
+    for _ in range(2):
+        assert answers(system, worker, as_task(OTHER, start)) == {OTHER: KeyHolder(ID)}
+    assert len(system.sql("SELECT 1 FROM orchestrator.histories WHERE kind = 'signal_received'")) == 1
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        (StartSteps("nowhere", "{}"), "NotFound"),
+        (StartSteps("steps", '{"n": "many"}'), "InvalidWorkflow"),
+        (StartSteps("steps", "[1]"), "TypeError"),
+        (StartSteps("steps", "{"), "DecodeError"),
+        (StartSteps("steps", '{"n": 1}', key="a\0b"), "CannotBeApplied"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_and_keeps_nobody_waiting(
+    system: System, worker: Worker, start: Any, kind: str
+) -> None:
+    good = as_task(OTHER, StartSteps("steps", '{"n": 1}'))
+    found = answers(system, worker, as_task(ID, start), good)
+    assert found[ID].error is not None
+    assert found[ID].error.kind == kind
+    assert found[OTHER] == KeyHolder(OTHER)
+    assert system.count("runs") == 1
+
+
+def test_a_request_that_nobody_can_read_is_refused(system: System, worker: Worker) -> None:
+    found = answers(system, worker, NewTask(ID, START, "default", b"\xc1", unique=UniqueKey("x", "pending")))
+    assert found[ID].error is not None
+    assert system.count("runs") == 0
