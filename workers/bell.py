@@ -15,9 +15,12 @@ class Bell:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
-        self._numbers = list(handlers)
+        self._numbers: list[signal.Signals] = []
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number, handler in handlers.items():
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup
+            self._numbers.append(number)
             signal.signal(number, _handler(handler))
 
     def fileno(self) -> int:

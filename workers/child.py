@@ -19,9 +19,10 @@ from orchestrator.sdk.failure import describe
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, encode, names_digest
-from orchestrator.workers.held import HeldAttempts, Limit
+from orchestrator.workers.forks import watch_forks
+from orchestrator.workers.held import Farewell, HeldAttempts, Limit
 from orchestrator.workers.mortality import die_with
-from orchestrator.workers.process import EXIT_UNFINISHED, Command, Hello, Leaving
+from orchestrator.workers.process import Command, Hello, Leaving
 from orchestrator.workers.process import main as run_process
 from orchestrator.workers.spec import WorkerSpec
 from orchestrator.workers.staffing import Standing
@@ -43,10 +44,13 @@ class Child:
         self.doubtful = False
         self.worn = False
         self.draining = False
+        self.spent = False
+        """It takes no more tasks, and ends when its successor is ready."""
         self.dismissed = False
         """It was killed on purpose, and nobody need hear of it."""
         self.is_deaf = False
         """Its end of the pipe is closed."""
+        self._deaf_looks = 0
         self._stopping: dict[tuple[bytes, int], float] = {}
         """Attempts that it was told to stop, and since when."""
         self._frozen_looks = 0
@@ -55,7 +59,7 @@ class Child:
     @property
     def standing(self) -> Standing:
         """What it is to its parent."""
-        if self.draining or self.dismissed:
+        if self.draining or self.spent or self.dismissed:
             return Standing.DRAINING
         if self.names is None:
             return Standing.LOADING
@@ -109,12 +113,20 @@ class Child:
             running=running,
             doubtful=self.doubtful,
             burst=spec.burst,
-            draining=self.draining,
+            draining=self.draining or self.spent,
             number=number,
             hungry=hungry,
         )
 
     # -- code that stops the whole process
+
+    def is_somebody_else(self) -> bool:
+        """Say whether the process lives and is ours no more: it has closed the pipe, or become another program.
+
+        It is asked with each heartbeat; one that has just died is reaped before the second time.
+        """
+        self._deaf_looks += self.is_deaf
+        return self._deaf_looks > 1
 
     def is_beyond_help(self, now: float, grace: float) -> bool:
         """Say whether an attempt must end and only killing the process can do it.
@@ -133,8 +145,11 @@ class Child:
 
     # -- its end
 
-    def last_words(self, code: int, now: float) -> list[Report]:
-        """Return what is to be reported of a process that has ended and still held something."""
+    def last_words(self, now: float) -> list[Report]:
+        """Return what is to be reported of a process that has ended and still held something.
+
+        Nobody is charged for its death: whoever brought it down, others may have been in it.
+        """
         left = self.held.unended()
         if self._frozen_looks > 1:
             overdue = {(limit.id, limit.attempt): limit for limit in self._overdue}
@@ -144,8 +159,14 @@ class Child:
                 else Returned(*attempt, "the code of a neighbour stopped its process")
                 for attempt in left
             ]
-        if code == EXIT_UNFINISHED:
-            return [Returned(*attempt, "worker stops") for attempt in left]
+        if self.held.farewell is Farewell.UNFINISHED:
+            blocking = self.held.blocking()
+            return [
+                Lost(*attempt, alone=False, reason="the task kept its event loop from running")
+                if attempt in blocking
+                else Returned(*attempt, "worker stops")
+                for attempt in left
+            ]
         return [Lost(*attempt, alone=False) for attempt in left]
 
 
@@ -164,17 +185,19 @@ def start_child(spec: WorkerSpec, settings: Settings, after_fork: Callable[[], N
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        code = 1
+        farewell = Farewell.NONE
         try:
             after_fork()
             ours.close()
             die_with(parent)
-            code = run_process(spec, settings, worker, held, theirs)
-        except Exception:
+            watch_forks()
+            farewell = run_process(spec, settings, worker, held, theirs)
+        except BaseException:
             log.exception("worker process failed")
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)
+            held.say(farewell)
+            os._exit(0 if farewell is Farewell.FINISHED else 1)
     theirs.close()
     return Child(worker, pid, ours, held)

@@ -5,6 +5,7 @@ ended. The parent reads them for each heartbeat, however busy the child is, and 
 Beside each attempt stands until when it may run and whether its policy allows another after that, so that the parent
 can end it where the child cannot: code that keeps the interpreter to itself stops the child's own clock too. And the
 parent shows when it last beat: a child of a parent that has stopped begins nothing that others may have by now.
+The last word of a child stands here too: its exit code says nothing, because any task can end the process with any.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import NamedTuple
 
 from orchestrator.transport.codec import ATTEMPT_SIZE, unpack_attempts
 
-_HEADER = 32
+_HEADER = 40
 _NUMBER = struct.Struct("<I")
 _NUMBERS = struct.Struct("<II")
 """Slots in use up to now, and tasks running now. Two threads write them, each its own."""
@@ -27,12 +29,29 @@ _PULSE_PLACE = 8
 _NOD = struct.Struct("<d")
 """When the parent last gave a sign of life."""
 _NOD_PLACE = 24
+_FAREWELL_PLACE = 32
 _ATTEMPT = struct.Struct(">I")
 _LIMIT = struct.Struct("<dd?")
 """Until when an attempt may run, its timeout, and whether it is tried again after that."""
 _NO_LIMIT = 0.0
 _ENDED = -1.0
 """In place of the time: the attempt has ended as far as the leader is concerned, and only its code goes on."""
+_BLOCKING = -2.0
+"""In place of the time: its code keeps the event loop, and with it its neighbours, from going on."""
+
+
+class Farewell(IntEnum):
+    """What a process says of itself as the last thing that it does."""
+
+    NONE = 0
+    """Nothing: it was killed, or a task has ended it."""
+    FINISHED = 1
+    UNFINISHED = 2
+    """Tasks still ran when the time to drain was over. They end with the process; then the parent hands them back."""
+    UNUSABLE = 3
+    """There is no such application: starting again would not help."""
+    BROKEN = 4
+    """The application cannot be imported: starting again would help only if a file were changed."""
 
 
 class Limit(NamedTuple):
@@ -98,6 +117,14 @@ class HeldAttempts:
         """The leader knows that the attempt has ended; the slot stays, because its code has not."""
         self._write_limit(slot, _ENDED)
 
+    def mark_blocking(self, slot: int) -> None:
+        """The code of the attempt in a slot keeps its neighbours from going on."""
+        self._write_limit(slot, _BLOCKING)
+
+    def say(self, farewell: Farewell) -> None:
+        """Leave the last word of this process."""
+        _NUMBER.pack_into(self._memory, _FAREWELL_PLACE, farewell)
+
     @property
     def room(self) -> int:
         """Return how many more attempts fit."""
@@ -149,6 +176,15 @@ class HeldAttempts:
             for slot, (deadline, timeout, retryable) in self._table()
             if 0.0 < deadline < now
         ]
+
+    @property
+    def farewell(self) -> Farewell:
+        """Return the last word of the child."""
+        return Farewell(_NUMBER.unpack_from(self._memory, _FAREWELL_PLACE)[0])
+
+    def blocking(self) -> set[tuple[bytes, int]]:
+        """Return the attempts whose code kept their neighbours from going on."""
+        return set(unpack_attempts(b"".join(slot for slot, (deadline, *_) in self._table() if deadline == _BLOCKING)))
 
     def pulse(self) -> tuple[float, float]:
         """Return when the child's clock last ticked (0.0: not yet), and how full the process has been of late."""

@@ -3,10 +3,14 @@
 A child runs one task at a time and is used again for the next; one that nobody has needed for a while is ended, since
 it holds as much memory as a worker process. The two talk over a pair of pipes:
 
-    worker → child   [run, dispatch]                      worker ← child   [report, report]
-                     [handed, holders of keys] or [uncertain, why]         [enqueue, tasks]
-                     [page, page] or [gone, None]                          [page, number]
+    worker → child   [run, dispatch]                      worker ← child   [ready, None] once the application is loaded
+                     [handed, holders of keys] or [uncertain, why]         [begun, None] as the first word about a task
+                     [page, page] or [gone, None]                          [enqueue, tasks]
+                                                                           [page, number]
                                                                            [mark | log | leave, what it says]
+                                                                           [report, report]
+
+A task's time begins with `begun`. A child that ends before it has said so is no fault of the task.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -25,9 +29,11 @@ from orchestrator.domain.activation import Activated
 from orchestrator.domain.reports import AttemptReport
 from orchestrator.domain.task import Dispatch, Failed, KeyHolder, Lost, NewTask, Returned, Succeeded
 from orchestrator.errors import SoftTimeout, Uncertain
+from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import LogLine, ProgressMark, decode, encode
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.builtin import install
+from orchestrator.workers.forks import is_fork, on_fork, refuse_in_fork, watch_forks
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.loading import load_app
 from orchestrator.workers.memory import resident_memory
@@ -36,43 +42,71 @@ from orchestrator.workers.outlet import Outbox, interruption
 from orchestrator.workers.runner import Runner
 from orchestrator.workers.spec import WorkerSpec
 
+log = get_logger("worker")
+
 _KEPT_WARM = 30.0
 """Seconds after which a child without work is ended."""
+_START_LIMIT = 300.0
+"""Seconds that a child may take to start and to import the application."""
+_START_AGAIN = 5.0
+"""Seconds before a task whose child could not start is tried again, perhaps elsewhere."""
+_DYING_TOGETHER = 0.1
+"""Seconds to outlive a child by, before its death is held against its task: all on this machine may be dying."""
 
 
 class Isolation:
     """Child processes for one worker process, started as they are needed and kept warm for a while."""
 
-    def __init__(self, spec: WorkerSpec, outbox: Outbox, *, kept_warm: float = _KEPT_WARM) -> None:
+    def __init__(
+        self, spec: WorkerSpec, outbox: Outbox, *, kept_warm: float = _KEPT_WARM, start_limit: float = _START_LIMIT
+    ) -> None:
         self._spec = spec
         self._outbox = outbox
         self._kept_warm = kept_warm
+        self._start_limit = start_limit
         self._lock = threading.Lock()
         self._idle: list[_Child] = []
         """The longest idle first; the last is the next to be used, so that those too many grow old."""
         self._retiring = False
 
-    def run(self, job: Job) -> AttemptReport:
-        """Run a job in a child process; called in a thread that waits for it. Raises what it was interrupted with."""
-        with self._lock:
-            child = self._idle.pop() if self._idle else None
-        if child is None or not child.is_alive():
-            child = _Child(self._spec)
+    def run(self, job: Job, start_clock: Callable[[Job], None]) -> AttemptReport:
+        """Run a job in a child process; called in a thread that waits for it. Raises what it was interrupted with.
+
+        `start_clock` is called when the code of the task begins.
+        """
+        child = self._idle_child() or _Child(self._spec)
         # A soft timeout is raised by the child itself.
         job.interruptible(lambda reason: None if reason is SoftTimeout else child.kill())
         try:
+            child.wait_until_ready(self._start_limit)
             child.send("run", encode(job.dispatch))
-            report = self._converse(child, job)
-        except (EOFError, OSError):
+            report = self._converse(child, job, start_clock)
+        except (EOFError, OSError) as error:
             child.end()
-            return self._died(job)
+            return self._died(job, error)
         finally:
             job.uninterruptible()
-        if self._spec.max_memory is not None and child.memory() > self._spec.max_memory:
+        child.runs += 1
+        if self._is_worn(child):
             child.end()
         else:
             self._keep(child)
         return report
+
+    def _idle_child(self) -> _Child | None:
+        """Return a child that waits for work; one that has died meanwhile is forgotten."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                child = self._idle.pop()
+            if child.is_alive():
+                return child
+            child.end()
+
+    def _is_worn(self, child: _Child) -> bool:
+        most, memory = self._spec.max_tasks_per_process, self._spec.max_memory
+        return (most is not None and child.runs >= most) or (memory is not None and child.memory() > memory)
 
     def close(self) -> None:
         """Stop the children that wait for work."""
@@ -103,12 +137,14 @@ class Isolation:
             for child in retired:
                 child.end()
 
-    def _converse(self, child: _Child, job: Job) -> AttemptReport:
+    def _converse(self, child: _Child, job: Job, start_clock: Callable[[Job], None]) -> AttemptReport:
         while True:
             word, data = child.receive()
             if word == "report":
                 return decode(list[Succeeded | Failed | Returned | Activated], data)[0]
-            if word == "enqueue":
+            if word == "begun":
+                start_clock(job)
+            elif word == "enqueue":
                 child.send(*self._hand_over(decode(list[NewTask], data)))
             elif word == "page":
                 page = self._outbox.page(job, decode(int, data))
@@ -126,12 +162,18 @@ class Isolation:
         except Uncertain as error:
             return "uncertain", str(error).encode()
 
-    def _died(self, job: Job) -> Lost:
+    @staticmethod
+    def _died(job: Job, error: EOFError | OSError) -> Lost | Returned:
         dispatch = job.dispatch
         reason = job.interrupted_by
-        if reason is None or reason is SoftTimeout:
-            return Lost(dispatch.id, dispatch.attempt, alone=True)
-        raise interruption(job, reason)
+        if reason is not None and reason is not SoftTimeout:
+            raise interruption(job, reason)
+        if job.starting:
+            why = str(error) or "it ended before it was ready"
+            log.error("a process for task %s could not be started: %s", dispatch.name, why)
+            return Returned(dispatch.id, dispatch.attempt, "its process could not be started", _START_AGAIN)
+        threading.Event().wait(_DYING_TOGETHER)
+        return Lost(dispatch.id, dispatch.attempt, alone=True)
 
 
 class _Child:
@@ -140,7 +182,9 @@ class _Child:
     def __init__(self, spec: WorkerSpec) -> None:
         ours, theirs = Pipe()
         self._pipe = ours
+        self._is_ready = False
         self.idle_since = 0.0
+        self.runs = 0
         os.set_inheritable(theirs.fileno(), True)
         self._process = subprocess.Popen(
             [
@@ -170,6 +214,14 @@ class _Child:
     def receive(self) -> tuple[str, bytes]:
         return decode(tuple[str, bytes], self._pipe.recv_bytes())
 
+    def wait_until_ready(self, limit: float) -> None:
+        if self._is_ready:
+            return
+        if not self._pipe.poll(limit):
+            raise TimeoutError(f"it was not ready after {limit:g} s")
+        self.receive()
+        self._is_ready = True
+
     def kill(self) -> None:
         self._process.kill()
 
@@ -190,12 +242,15 @@ class _PipeOutbox:
         self._lock = threading.Lock()
 
     def send(self, word: str, data: bytes) -> None:
-        """Say one thing at a time, whichever of the task's threads says it."""
+        """Say one thing at a time, whichever of the task's threads says it; a fork has no say."""
+        if is_fork():
+            return
         with self._lock:
             self._pipe.send_bytes(encode((word, data)))
 
     def ask(self, word: str, data: bytes) -> tuple[str, bytes]:
         """Say one thing, and wait for the answer."""
+        refuse_in_fork()
         with self._lock:
             self._pipe.send_bytes(encode((word, data)))
             return decode(tuple[str, bytes], self._pipe.recv_bytes())
@@ -226,13 +281,19 @@ class _PipeOutbox:
 
 def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> None:
     """Run tasks as they come, until the worker closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the worker decides when this process ends
+    # The worker decides when this process ends. Handlers, unlike SIG_IGN, are not inherited by what a task starts.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
     pipe: Connection[Any, Any] = Connection(descriptor)
+    # Whatever a task starts must not keep the pipe open: the worker learns from its end that this process has died.
+    os.set_inheritable(descriptor, False)
+    watch_forks()
+    on_fork(pipe.close)
     application = load_app(app)
     install(application)
     outbox = _PipeOutbox(pipe)
     runner = Runner(application, outbox, Allowed(application, allow), database=database)
+    outbox.send("ready", b"")
     while True:
         try:
             _, data = decode(tuple[str, bytes], pipe.recv_bytes())
@@ -240,6 +301,7 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> Non
             return
         dispatch = decode(Dispatch, data)
         job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
+        outbox.send("begun", b"")
         job.begin(time.monotonic())
         report = _run(runner, job)
         job.finish()

@@ -62,6 +62,7 @@ class Job:
         "soft_deadline",
         "stage",
         "started_at",
+        "starting",
         "step",
         "transaction",
     )
@@ -74,6 +75,8 @@ class Job:
         self.options = parse_options(dispatch.options)
         self.stage = Stage.WAITING
         self.started_at = 0.0
+        self.starting = False
+        """It waits for a process of its own: its code has not begun, and its time does not run."""
         self.deadline: float | None = None
         self.soft_deadline: float | None = None
         self.announced = False
@@ -98,18 +101,30 @@ class Job:
         self.completion: bytes | None = None
         """The result that its transaction has recorded: it has succeeded, whatever its code does now."""
 
-    def begin(self, now: float) -> bool:
+    def begin(self, now: float, *, starting: bool = False) -> bool:
         """Take the job to run it; False if it was given back or revoked in the meantime."""
         with _lock:
             if self.stage is not Stage.WAITING:
                 return False
             self.stage = Stage.RUNNING
-            self.started_at = now
-            if self.options.timeout is not None:
-                self.deadline = now + self.options.timeout
-            if self.options.soft_timeout is not None:
-                self.soft_deadline = now + self.options.soft_timeout
+            self.starting = starting
+            self._start_clock(now)
             return True
+
+    def start_clock(self, now: float) -> None:
+        """Its code begins now, in the process that it has waited for."""
+        with _lock:
+            self.starting = False
+            self._start_clock(now)
+
+    def _start_clock(self, now: float) -> None:
+        self.started_at = now
+        if self.starting:
+            return
+        if self.options.timeout is not None:
+            self.deadline = now + self.options.timeout
+        if self.options.soft_timeout is not None:
+            self.soft_deadline = now + self.options.soft_timeout
 
     def take_back(self) -> bool:
         """Take the job away before it has begun."""

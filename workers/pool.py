@@ -33,6 +33,8 @@ _IDLE_LOOK = 1.0
 """Seconds between two looks while nothing is here: the parent wants to see that the clock ticks."""
 _BLOCKED_AFTER = 1.0
 """Seconds in which a healthy event loop turns."""
+_BLOCKED_FOR = 5.0
+"""Seconds in which even a burdened event loop turns; one that has not is given up, with its process."""
 _MEMORY = 0.1
 """Weight of the latest look in how full this process has been of late."""
 
@@ -40,7 +42,8 @@ _MEMORY = 0.1
 class Pool:
     """Runs jobs, watches their time, and reports how they end.
 
-    `on_stuck` is called with the name of a task whose code did not end although it was told to.
+    `on_stuck` is called with the name of a task whose code did not end although it was told to, `on_standstill` with
+    the reason why the event loop runs no more.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class Pool:
         stop_grace: float,
         on_stuck: Callable[[str], None],
         turn_timeout: float = 2.0,
+        on_standstill: Callable[[str], None] = lambda _: None,
+        blocked_for: float = _BLOCKED_FOR,
     ) -> None:
         self._runner = runner
         self._isolation = isolation
@@ -65,6 +70,9 @@ class Pool:
         self._stop_grace = stop_grace
         self._on_stuck = on_stuck
         self._turns = Turns(turn_timeout)
+        self._on_standstill = on_standstill
+        self._blocked_for = blocked_for
+        self._stands_still = False
         self._threads = Threads(concurrency, self._run)
         self._coroutines = Coroutines(self._run_async)
         self._jobs: dict[int, Job] = {}
@@ -72,7 +80,7 @@ class Pool:
         self._busy = threading.Event()
         self._freed = threading.Event()
         self.ended = 0
-        """How many jobs have come to their end here."""
+        """How many jobs have run to their end here."""
         self._load = 0.0
         self._finished = 0
         self._rate = 0.0
@@ -126,7 +134,10 @@ class Pool:
         if not self._begin(job):
             return 0.0
         try:
-            report = self._isolation.run(job) if self._isolated(job) else self._runner.run(job)
+            if self._isolated(job):
+                report = self._isolation.run(job, self._start_clock)
+            else:
+                report = self._runner.run(job)
         except (
             SoftTimeout,
             TaskTimeout,
@@ -150,12 +161,19 @@ class Pool:
         if self.is_unheard():
             self._hand_back(job, "its worker cannot be heard")
             return False
-        if not job.begin(time.monotonic()):
+        if not job.begin(time.monotonic(), starting=self._isolated(job)):
             return False
+        self._limit(job)
+        return True
+
+    def _start_clock(self, job: Job) -> None:
+        job.start_clock(time.monotonic())
+        self._limit(job)
+
+    def _limit(self, job: Job) -> None:
         if job.deadline is not None and job.options.timeout is not None:
             retryable = self._runner.retries_timeouts(job)
             self._held.limit(job.slot, job.deadline, job.options.timeout, retryable=retryable)
-        return True
 
     @staticmethod
     def _isolated(job: Job) -> bool:
@@ -169,11 +187,11 @@ class Pool:
             self._reporter.report(report, job)
         else:
             self._reporter.code_ended(job)
+        self.ended += 1
         self._forget(job)
 
     def _forget(self, job: Job) -> None:
         self._jobs.pop(id(job), None)
-        self.ended += 1
         self._finished += 1
         self._freed.set()
 
@@ -212,10 +230,17 @@ class Pool:
         self._held.show_running(running)
         if not stale:
             self._threads.relieve()
+        self._watch_loop(now)
         self._measure(now)
 
+    def _watch_loop(self, now: float) -> None:
+        standstill = self._coroutines.watch(now, self._blocked_for)
+        if standstill is not None and not self._stands_still:
+            self._stands_still = True
+            self._on_standstill(standstill)
+
     def _check_running(self, job: Job, now: float) -> None:
-        if not job.announced and now - job.started_at > _ANNOUNCE_AFTER:
+        if not job.announced and not job.starting and now - job.started_at > _ANNOUNCE_AFTER:
             job.announced = True
             self._reporter.report(Started(job.dispatch.id, job.dispatch.attempt, now - job.started_at))
         self._reporter.note(job)
@@ -288,6 +313,26 @@ class Pool:
     def loop_is_blocked(self) -> bool:
         """Say whether a task keeps the event loop, and with it all other asynchronous tasks, from running."""
         return self._coroutines.is_blocked(_BLOCKED_AFTER)
+
+    def is_hopeless(self) -> bool:
+        """Say whether all that is left was on an event loop that is closed."""
+        lost = self._coroutines.lost()
+        return bool(lost) and all(job in lost or job.lingers for job in list(self._jobs.values()))
+
+    def mark_blocking(self) -> None:
+        """Let the parent know whose code keeps the event loop, if it does: that one runs alone next time."""
+        job = self._coroutines.blocking()
+        if job is not None and job.stage is Stage.RUNNING:
+            self._held.mark_blocking(job.slot)
+
+    def rate(self) -> float:
+        """Return how many tasks have ended in a second, of late."""
+        return self._rate
+
+    @property
+    def used(self) -> int:
+        """Return how many tasks this process has run or received to run."""
+        return self.ended + len(self._jobs)
 
     def _hand_back(self, job: Job, reason: str) -> None:
         if job.take_back():

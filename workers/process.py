@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -24,7 +25,8 @@ from orchestrator.transport.pages import Pages
 from orchestrator.transport.worker import Received, StreamsGone, WorkerStreams
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.builtin import install
-from orchestrator.workers.held import HeldAttempts
+from orchestrator.workers.forks import end_fork
+from orchestrator.workers.held import Farewell, HeldAttempts
 from orchestrator.workers.isolated import Isolation
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.journal import Journal
@@ -38,13 +40,6 @@ from orchestrator.workers.vital import start_vital_thread
 
 log = get_logger("worker")
 
-EXIT_UNFINISHED = 4
-"""Tasks still ran when the time to drain was over. They end with the process; then the parent hands them back."""
-EXIT_UNUSABLE = 3
-"""There is no such application: starting again would not help."""
-EXIT_BROKEN = 5
-"""The application cannot be imported: starting again would help only if a file were changed."""
-
 _PATIENCE = 1.0
 """Seconds that a read waits before the process looks whether it should stop."""
 _TOO_LATE = 2 * _PATIENCE
@@ -54,6 +49,12 @@ _LAST_REPORTS = 5.0
 _UNHEARD_PAUSE = 0.1
 """Seconds between two looks for a sign of life of the parent."""
 _MOST_MESSAGES = 100
+_MOST_TASKS = 1_000_000
+"""More than there is ever room for."""
+_SUCCESSION = 3.0
+"""Seconds that a successor takes to be ready, roughly."""
+_LEADERLESS_AFTER = 5.0
+"""Seconds without a word of a leader after which a process that ends waits no longer for it."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -68,20 +69,24 @@ class Leaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
     reason: str
     at_once: bool
     """I take no more tasks already. Otherwise I go on until my successor is ready."""
+    is_last: bool = True
+    """With `at_once`: I end whatever happens. Otherwise I could go on, should there be no successor."""
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag="command"):
     """Parent to child."""
 
-    verb: Literal["pause", "resume", "drain", "retire", "stop"]
-    """`drain`: finish what runs, up to the drain timeout. `retire`: the same, however long it takes."""
+    verb: Literal["pause", "resume", "drain", "retire", "stay", "stop"]
+    """`drain`: finish what runs, up to the drain timeout. `retire`: the same, however long it takes. `stay`: there is
+    no successor, so go on although you have run enough tasks."""
     stop: list[Attempt] = []
     """With `stop`: the attempts to end."""
 
 
-def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, pipe: Connection[Any, Any]) -> int:
-    """Run a worker process; return its exit code."""
+def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, pipe: Connection[Any, Any]) -> Farewell:
+    """Run a worker process; return its last word."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on
+    signal.signal(signal.SIGHUP, lambda *_: None)  # so does the end of a terminal
     if spec.reload:  # a file that is changed twice in a second must not be taken for what was compiled in between
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -92,11 +97,13 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
             app.settings.require_database()
     except OrchestratorError as error:
         print(f"Error: {error}", file=sys.stderr)
-        return EXIT_UNUSABLE
-    except Exception:  # noqa: BLE001  # the user's module fails to import: show where, and do not try again and again
+        return Farewell.UNUSABLE
+    except BaseException as error:  # noqa: BLE001  # the user's module fails to import, or ends: show where, once
+        end_fork(error)
         traceback.print_exc()
         print(f"Error: the application {spec.app} cannot be imported; the reason is above.", file=sys.stderr)
-        return EXIT_BROKEN
+        return Farewell.BROKEN
+    end_fork()
     process = WorkerProcess(spec, settings, worker, held, pipe)
     outbox = ProcessOutbox(process.reporter, process.journal, process.pages)
     isolation = Isolation(spec, outbox)
@@ -111,6 +118,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
         stop_grace=settings.stop_grace,
         on_stuck=process.leave_behind,
         turn_timeout=settings.turn_timeout,
+        on_standstill=process.leave_loop,
     )
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
@@ -118,7 +126,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     start_vital_thread("orders", process.obey)
     finished = process.run()
     isolation.close()
-    return 0 if finished else EXIT_UNFINISHED
+    return Farewell.FINISHED if finished else Farewell.UNFINISHED
 
 
 class WorkerProcess:
@@ -137,6 +145,10 @@ class WorkerProcess:
         self._pipe_lock = threading.Lock()
         self._give_up_at = float("inf")
         self._is_leaving = False
+        self._is_spent = False
+        """It has received as many tasks as it may run."""
+        self._stays = False
+        """It goes on all the same."""
         url = settings.require_redis()
         self._queues = (*spec.queues, private_queue(worker))
         keys = Keys(settings.namespace)
@@ -163,7 +175,12 @@ class WorkerProcess:
             if self.pool.is_unheard():
                 self._draining.wait(_UNHEARD_PAUSE)
                 continue
+            if self._left() <= 0:
+                self._check_age()
+                self._draining.wait(_UNHEARD_PAUSE)
+                continue
             room = self.pool.wait_for_room(_PATIENCE) if self._has_space() else 0
+            room = min(room, self._left())
             if room > 0 and not self._draining.is_set():
                 asked_at = time.monotonic()
                 received = self._receive(room)
@@ -182,9 +199,20 @@ class WorkerProcess:
             self.pool.send_notes()
         # In an outage a report may need longer. One that never arrives makes its task run again.
         left = min(self._settings.drain_timeout, self._give_up_at - time.monotonic())
-        self.reporter.wait_until_applied(max(_LAST_REPORTS, left))
+        self._await_applied(max(_LAST_REPORTS, left))
         self.journal.flush()
         return finished
+
+    def _await_applied(self, timeout: float) -> None:
+        """Wait until the leader has the last reports; where there is none, they wait for the next one in Redis."""
+        give_up_at = time.monotonic() + timeout
+        while not self.reporter.wait_until_applied(min(_PATIENCE, max(0.0, give_up_at - time.monotonic()))):
+            if time.monotonic() >= give_up_at:
+                return
+            with contextlib.suppress(*UNAVAILABLE):
+                if self.reporter.has_sent_all and not self._streams.is_led(_LEADERLESS_AFTER):
+                    log.warning("no scheduler leads; the last reports wait in Redis for the next one")
+                    return
 
     def _finish(self) -> bool:
         """Wait until what runs has ended, as long as that takes; when the worker stops, up to its drain timeout.
@@ -196,7 +224,8 @@ class WorkerProcess:
             give_up_at = self._give_up_at
             if self.pool.loop_is_blocked():
                 give_up_at = min(give_up_at, began + self._settings.drain_timeout)
-            if time.monotonic() >= give_up_at:
+            if time.monotonic() >= give_up_at or self.pool.is_hopeless():
+                self.pool.mark_blocking()
                 return False
         return True
 
@@ -216,11 +245,29 @@ class WorkerProcess:
         self.retire()
         self._tell_parent(Leaving(f"the code of task {task} does not end", at_once=True))
 
-    def _check_age(self) -> None:
+    def leave_loop(self, why: str) -> None:
+        """End because no asynchronous task gets on here; another process runs those that come."""
+        log.error("%s; this process is replaced", why)
+        self.retire()
+        self._tell_parent(Leaving("its event loop stands still", at_once=True))
+
+    def _left(self) -> int:
+        """Return how many tasks this process may still take."""
         most = self._spec.max_tasks_per_process
-        if most is not None and self.pool.ended >= most and not self._is_leaving:
+        return _MOST_TASKS if most is None or self._stays else max(0, most - self.pool.used)
+
+    def _check_age(self) -> None:
+        """Have a successor ready by the time that this process has run all it may; then take no more."""
+        most = self._spec.max_tasks_per_process
+        if most is None or self._stays or self._is_spent:
+            return
+        left = self._left()
+        if left == 0:
+            self._is_spent = True
+            self._tell_parent(Leaving(f"it has run {most} tasks", at_once=True, is_last=False))
+        elif not self._is_leaving and left <= min(most / 2, max(most / 5, self.pool.rate() * _SUCCESSION)):
             self._is_leaving = True
-            self._tell_parent(Leaving(f"it has run {self.pool.ended} tasks", at_once=False))
+            self._tell_parent(Leaving(f"it has run {self.pool.ended} tasks of {most}", at_once=False))
 
     def _tell_parent(self, message: Leaving) -> None:
         with self._pipe_lock:
@@ -289,9 +336,15 @@ class WorkerProcess:
     def _accept(self, received: list[Received]) -> None:
         now = time.monotonic()
         jobs: list[Job] = []
+        left = self._left()
         for queue, entry, tasks in received:
             bundle = Bundle(self._joined, queue, entry, len(tasks))
-            jobs.extend(Job(task, bundle, self._held.add(task.id, task.attempt), now) for task in tasks)
+            for task in tasks:
+                job = Job(task, bundle, self._held.add(task.id, task.attempt), now)
+                if len(jobs) < left:
+                    jobs.append(job)
+                else:
+                    self.reporter.report(Returned(task.id, task.attempt, "its process has run enough"), job)
         if jobs:
             self._bundle = 0.5 * self._bundle + 0.5 * len(jobs) / len(received)
             self.pool.submit(jobs)
@@ -317,5 +370,7 @@ class WorkerProcess:
                 self.drain()
             elif command.verb == "retire":
                 self.retire()
+            elif command.verb == "stay":
+                self._stays = True
             else:
                 self.pool.revoke((attempt.id, attempt.attempt) for attempt in command.stop)

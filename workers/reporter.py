@@ -25,6 +25,7 @@ from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.codec import Applied, encode, stream_position
 from orchestrator.transport.connection import FULL, UNAVAILABLE, describe
 from orchestrator.transport.worker import WorkerStreams
+from orchestrator.workers.forks import refuse_in_fork
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.job import Job
 from orchestrator.workers.vital import start_vital_thread
@@ -73,6 +74,8 @@ class Reporter:
         self._listening = False
         self._empty = threading.Event()
         self._empty.set()
+        self.has_sent_all = False
+        """Since somebody has waited: all reports stand in the events stream, at least."""
         self.generation = ""
 
     def start(self) -> None:
@@ -103,6 +106,7 @@ class Reporter:
         """
         if not tasks:
             return {}
+        refuse_in_fork()
         self._listen()
         applied = threading.Event()
         self._empty.clear()
@@ -137,6 +141,7 @@ class Reporter:
 
     def wait_until_applied(self, timeout: float) -> bool:
         """Wait until the leader has everything; used before the process ends."""
+        self.has_sent_all = False
         self._queue.put(None)
         return self._empty.wait(timeout)
 
@@ -163,8 +168,10 @@ class Reporter:
                 threading.Event().wait(pause)
                 pause = min(pause * 2, 1.0)
             backlog = [*resend, *backlog]
-            if not backlog and not self._unapplied and self._queue.empty():
-                self._empty.set()
+            if not backlog and self._queue.empty():
+                self.has_sent_all = True
+                if not self._unapplied:
+                    self._empty.set()
 
     def _gather(self, *, wait: bool) -> Iterable[Item]:
         """Yield what is there to report; wait for the first, but not for ever while something is unapplied."""

@@ -26,6 +26,7 @@ from orchestrator.sdk.task import Task
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode
 from orchestrator.workers.allowed import Allowed
+from orchestrator.workers.forks import end_fork
 from orchestrator.workers.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.job import Job
 from orchestrator.workers.outlet import NOTHING, JobOutlet, Outbox, interruption
@@ -66,20 +67,31 @@ class Runner:
         if task is None:
             return unknown(job)
         if task.is_async:
-            return asyncio.run(self.run_async(job))
+            return self._run_loop(job)
         thread = threading.get_ident()
         try:
             job.interruptible(lambda reason: interrupt_thread(thread, reason))
             arguments, keywords = self._arguments(task, job)
             enter(self._outlet(job))
-            return self._success(job, task.function(*arguments, **keywords))
+            value = task.function(*arguments, **keywords)
+            end_fork()
+            return self._success(job, value)
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, SystemExit too
+            end_fork(error)
             return self.failure(job, error)
         finally:
             job.uninterruptible()
             if job.interrupted_by is not None:
                 uninterrupted()
             enter(None)
+
+    def _run_loop(self, job: Job) -> AttemptReport:
+        """Run an asynchronous task on an event loop of its own, which it may stop."""
+        try:
+            return asyncio.run(self.run_async(job))
+        except BaseException as error:  # noqa: BLE001  # the task ended its loop, not only itself
+            end_fork(error)
+            return self.failure(job, error)
 
     def _activate(self, job: Job) -> AttemptReport:
         """Show a workflow's code what is new to it. A workflow that is unknown here may be known elsewhere."""
@@ -129,8 +141,11 @@ class Runner:
             call = task.function(*arguments, **keywords)
             if job.options.soft_timeout is not None:
                 call = Interruptible(call, lambda: job.interrupted_by is SoftTimeout)
-            return self._success(job, await call)
+            value = await call
+            end_fork()
+            return self._success(job, value)
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, CancelledError too
+            end_fork(error)
             return self.failure(job, error)
         finally:
             job.uninterruptible()
@@ -152,7 +167,10 @@ class Runner:
     def _outlet(self, job: Job) -> JobOutlet:
         return JobOutlet(job, self._outbox, self._database)
 
-    def _success(self, job: Job, value: Any) -> Succeeded:
+    def _success(self, job: Job, value: Any) -> Succeeded | Failed:
+        ended_at = time.monotonic()
+        if job.deadline is not None:
+            job.uninterruptible()  # its time is not used up by what follows
         data = NOTHING
         if job.options.store_result:
             data = encode_value(value, f"The result of task {job.dispatch.name!r}", self._limit)
@@ -160,17 +178,27 @@ class Runner:
             if value is not None and data != job.completion:
                 log.warning("task %s returned another result than ctx.complete() was given", job.dispatch.name)
             return completed(job, job.completion)
-        duration = time.monotonic() - job.started_at
-        return Succeeded(job.dispatch.id, job.dispatch.attempt, duration, data, job.children)
+        if _timed_out(job, ended_at):  # it has caught that, and returned all the same
+            return self._failed(job, interruption(job, TaskTimeout))
+        return Succeeded(job.dispatch.id, job.dispatch.attempt, ended_at - job.started_at, data, job.children)
 
     def failure(self, job: Job, error: BaseException) -> Failed | Succeeded:
-        """Return the report of a failed attempt; what was interrupted failed for the reason of the interruption."""
+        """Return the report of a failed attempt; what was interrupted failed for the reason of the interruption.
+
+        An attempt that timed out has failed of that, whatever its code made of the exception.
+        """
         if job.completion is not None:
             log.warning("task %s had completed when it failed", job.dispatch.name, exc_info=error)
             return completed(job, job.completion)
         reason = job.interrupted_by
         if reason is not None and isinstance(error, (reason, asyncio.CancelledError)):
             error = interruption(job, reason).with_traceback(error.__traceback__)
+        elif _timed_out(job, time.monotonic()):
+            late, error = error, interruption(job, TaskTimeout)
+            error.__cause__ = late
+        return self._failed(job, error)
+
+    def _failed(self, job: Job, error: BaseException) -> Failed:
         later = isinstance(error, RetryLater)
         return Failed(
             job.dispatch.id,
@@ -206,6 +234,11 @@ def _is_worth_retrying(job: Job, error: BaseException) -> bool:
     if isinstance(error, (InvalidTask, PayloadError)) and not _frames(error):
         return False  # the same arguments will not fit next time either
     return not isinstance(error, GiveUp) and is_worth_retrying(job.options.retry, type_names(error))
+
+
+def _timed_out(job: Job, ended_at: float) -> bool:
+    """Say whether an attempt was told that its time is up, before its code ended."""
+    return job.interrupted_by is TaskTimeout and job.deadline is not None and ended_at >= job.deadline
 
 
 def completed(job: Job, result: bytes) -> Succeeded:

@@ -27,8 +27,9 @@ from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.bell import Bell
 from orchestrator.workers.changes import Changes
 from orchestrator.workers.child import Child, start_child
+from orchestrator.workers.held import Farewell
 from orchestrator.workers.memory import format_memory, resident_memory
-from orchestrator.workers.process import EXIT_BROKEN, EXIT_UNFINISHED, EXIT_UNUSABLE, Command, Hello, Leaving
+from orchestrator.workers.process import Command, Hello, Leaving
 from orchestrator.workers.spec import WorkerSpec
 from orchestrator.workers.staffing import Bounds, Headcount, Standing, crowd, plan
 
@@ -89,7 +90,12 @@ class Supervisor:
     def run(self, prerequisites: Prerequisites) -> int:
         """Supervise until every child has ended."""
         self._bell = Bell(
-            {signal.SIGTERM: self._on_signal, signal.SIGINT: self._on_signal, signal.SIGCHLD: lambda: None}
+            {
+                signal.SIGTERM: self._on_signal,
+                signal.SIGINT: self._on_signal,
+                signal.SIGHUP: self._on_hangup,
+                signal.SIGCHLD: lambda: None,
+            }
         )
         if prerequisites.told_to_stop:
             self._on_signal()  # before there was a bell
@@ -176,22 +182,32 @@ class Supervisor:
         child.names = hello.names
         self._inbox.add(child.worker)
         self._is_proven = self._was_loaded = True
+        for old in self._children.values():
+            if old.spent and not old.draining:
+                old.leave(Command("retire"))
+                break
         log.info(
             "process %d ready: queues %s, %d at once", child.pid, ", ".join(self._spec.queues), self._spec.concurrency
         )
 
     def _replace(self, child: Child, leaving: Leaving) -> None:
         log.info("process %d is replaced: %s", child.pid, leaving.reason)
-        if leaving.at_once:
+        if not leaving.at_once:
+            child.worn = True
+        elif leaving.is_last:
             child.draining = True
         else:
-            child.worn = True
+            child.spent = True
 
     def _check_children(self, now: float) -> None:
         """Find the children that have grown too large, and those that cannot end what must end."""
         heard = self._last_beat is not None and now - self._last_beat < 2 * self._settings.heartbeat + 1.0
         for child in self._children.values():
             if child.names is None or child.dismissed:
+                continue
+            if child.is_somebody_else():
+                log.error("process %d is killed: a task has closed its files, or made another program of it", child.pid)
+                child.kill()
                 continue
             if self._spec.max_memory is not None and child.standing is Standing.WORKING:
                 memory = resident_memory(child.pid)
@@ -213,13 +229,15 @@ class Supervisor:
             child.pipe.close()
             self._inbox.remove(child.worker)
             code = os.waitstatus_to_exitcode(status)
-            self._gone[child.worker] = code in (0, EXIT_UNFINISHED)
-            reports = child.last_words(code, now)
+            farewell = child.held.farewell
+            in_order = farewell in (Farewell.FINISHED, Farewell.UNFINISHED)
+            self._gone[child.worker] = in_order
+            reports = child.last_words(now)
             if reports:
                 self._lost.append(Flush(child.worker, reports))
-            if code in (EXIT_UNUSABLE, EXIT_BROKEN):
-                self._cannot_load(now, mendable=code == EXIT_BROKEN or self._was_loaded)
-            elif code not in (0, EXIT_UNFINISHED) and not child.dismissed:
+            if farewell in (Farewell.UNUSABLE, Farewell.BROKEN):
+                self._cannot_load(now, mendable=farewell is Farewell.BROKEN or self._was_loaded)
+            elif not in_order and not child.dismissed:
                 how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                 log.error("process %d died (%s) with %d tasks; they will run elsewhere", pid, how, len(reports))
                 self._start_after = max(self._start_after, self._died_at + _BREATHER)
@@ -227,6 +245,10 @@ class Supervisor:
 
     def _cannot_load(self, now: float, *, mendable: bool) -> None:
         """Decide what to do without the application; what is wrong with it has been printed."""
+        for child in self._children.values():
+            if child.spent and not child.draining:
+                child.spent, child.worn = False, True
+                child.tell(Command("stay"))
         if self._changes is not None and mendable:
             self._awaits_change = True
             log.error("the application cannot be loaded; waiting for the next change of a file")
@@ -334,3 +356,7 @@ class Supervisor:
 
     def _on_signal(self) -> None:
         self._signals += 1
+
+    def _on_hangup(self) -> None:
+        """Drain when the terminal is closed; several may say so, the shell and the kernel, and it means no more."""
+        self._signals = max(1, self._signals)

@@ -211,7 +211,9 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
     id: bytes
     attempt: int
     alone: bool
-    """It had a process to itself, so nobody else can have brought it down."""
+    """It had the process that died to itself, so nobody else can have brought it down."""
+    reason: str = ""
+    """Why its process was given up, where it did not simply die."""
 
 
 class Enqueued(msgspec.Struct, frozen=True, array_like=True, tag="enqueued"):
@@ -257,13 +259,19 @@ def after_failure(report: Failed, policy: RetryPolicy, failures: int, roll: floa
     return End(reason=report.error.kind, failures=1)
 
 
-def after_loss(alone: bool, losses: int, limit: int) -> TryAgain | End:
-    """Decide what follows the death of a task's process.
+DEATHS_PER_LOSS = 10
+"""Deaths of shared processes and machines that count as much as that of a process of its own."""
 
-    Only a loss in a process of its own is held against the task: in a shared one, a neighbour may have been
-    the cause. The first loss is therefore free, and the next attempt runs alone.
+
+def after_loss(alone: bool, losses: int, deaths: int, limit: int) -> TryAgain | End:
+    """Decide what follows the death of a task's process, after `losses` of its own processes and `deaths` of any.
+
+    Only the death of a process that it had to itself is held against the task: where others were, in the same worker or
+    on the same machine, one of them may have been the cause. So the first loss is free, and from then on it runs in a
+    process of its own, and dies with its worker free of charge. Still, one that is there whenever a worker dies is
+    not tried for ever.
     """
     charged = 1 if alone else 0
-    if losses + charged >= limit:
+    if losses + charged >= limit or deaths + 1 >= DEATHS_PER_LOSS * limit:
         return End(reason="worker lost", losses=charged)
     return TryAgain(delay=0.0, losses=charged)

@@ -9,6 +9,7 @@ from orchestrator.domain.activation import Activated, Violation
 from orchestrator.domain.reports import AttemptReport, Report, fold, fold_notes
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.task import (
+    DEATHS_PER_LOSS,
     End,
     Enqueued,
     Failed,
@@ -104,6 +105,8 @@ def _decide(
     endings: list[tuple[Ending, TaskError]] = []
     stuck: list[tuple[bytes, int, Violation]] = []
     policies = waiting.policies(tick.connection, [report.id for _, report in unhappy])
+    lost = [report.id for _, report in unhappy if isinstance(report, Lost)]
+    deaths = waiting.deaths(tick.connection, lost) if lost else {}
     for worker, report in unhappy:
         policy = policies.get(report.id)
         if policy is None:
@@ -114,9 +117,9 @@ def _decide(
             options = parse_options(policy.options)
             decision = after_failure(report, options.retry, policy.failures, random.random())
         else:
-            alone = report.alone or policy.alone
-            outcome, error, duration = "lost", lost_error(policy.losses + alone, loss_limit), None
-            decision = after_loss(alone, policy.losses, loss_limit)
+            before = deaths.get(report.id, 0)
+            outcome, error, duration = "lost", lost_error(report, policy.losses, before, loss_limit), None
+            decision = after_loss(report.alone, policy.losses, before, loss_limit)
         text = error_json(error)
         if isinstance(decision, TryAgain):
             again.append(
@@ -153,12 +156,13 @@ def _decide(
     return endings
 
 
-def lost_error(losses: int, limit: int) -> TaskError:
-    """Describe the death of the process that had an attempt."""
-    return TaskError(
-        "WorkerLost",
-        f"The process that ran this attempt died: killed, out of memory, or crashed ({losses} of {limit} such losses).",
-    )
+def lost_error(report: Lost, losses: int, deaths: int, limit: int) -> TaskError:
+    """Describe the death of the process that had an attempt, after so many of its own and so many of any."""
+    count = f"{losses + 1} of {limit} such losses"
+    if not report.alone:
+        count = f"others were there too; {deaths + 1} of {DEATHS_PER_LOSS * limit} such deaths"
+    why = report.reason or "killed, out of memory, or crashed"
+    return TaskError("WorkerLost", f"The process that ran this attempt died: {why} ({count}).")
 
 
 def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Sequence[Reported]], None]) -> None:

@@ -218,10 +218,10 @@ def is_busy(connection: Connection, queues: Sequence[str]) -> bool:
 
 _POLICIES = Statement(
     """
-SELECT wanted.id::text, t.failures, t.losses, t.alone, t.options::text, coalesce(t.run_id = wanted.id, false)
+SELECT wanted.id::text, t.failures, t.losses, t.options::text, coalesce(t.run_id = wanted.id, false)
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (
-       SELECT failures, losses, alone, options, run_id FROM orchestrator.tasks WHERE id = wanted.id LIMIT 1) AS t
+       SELECT failures, losses, options, run_id FROM orchestrator.tasks WHERE id = wanted.id LIMIT 1) AS t
 """
 )
 
@@ -231,7 +231,6 @@ class Policy(NamedTuple):
 
     failures: int
     losses: int
-    alone: bool
     options: str | None
     own: bool = False
     """It carries the turns of a workflow's code."""
@@ -241,3 +240,19 @@ def policies(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Policy
     """Return the policies of open tasks."""
     rows = _POLICIES(connection, {"ids": arrays.uuids(ids)})
     return {identifier(row[0]): Policy(*row[1:]) for row in rows}
+
+
+_DEATHS = Statement(
+    """
+SELECT wanted.id::text, a.deaths
+  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS deaths FROM orchestrator.attempts WHERE task_id = wanted.id AND outcome = 'lost') AS a
+"""
+)
+
+
+def deaths(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, int]:
+    """Return how many earlier attempts of these tasks have ended with their process, whoever was the cause."""
+    rows = _DEATHS(connection, {"ids": arrays.uuids(ids)})
+    return {identifier(row[0]): int(row[1]) for row in rows}

@@ -41,6 +41,8 @@ DONE_CHANNELS = 16
 NUDGE_CAP = 100
 PRIVATE_TTL = 60
 """Seconds for which the own stream of a worker that is gone still stands, for the leader to see what is in it."""
+CANARY_TTL = 60
+"""Seconds after its last word for which one can see when a leader was there."""
 LOG_CAP = 200
 """Lines that are kept of each task."""
 KEY_HOLDER_TTL = 60

@@ -25,7 +25,7 @@ from orchestrator.transport.codec import (
     stream_position,
 )
 from orchestrator.transport.connection import UNAVAILABLE
-from orchestrator.transport.keys import GROUP, KEY_HOLDER_TTL, PRIVATE_TTL, Keys, private_queue
+from orchestrator.transport.keys import CANARY_TTL, GROUP, KEY_HOLDER_TTL, PRIVATE_TTL, Keys, private_queue
 from orchestrator.transport.line import Argument, Line, Script, field
 from orchestrator.transport.listening import Found, Listening
 from orchestrator.transport.pages import Pages
@@ -414,7 +414,7 @@ class LeaderStreams:
 
     def write_canary(self) -> None:
         """Learn whether Redis takes writes."""
-        self._redis.set(self._keys.canary, b"1", ex=60)
+        self._redis.set(self._keys.canary, b"1", ex=CANARY_TTL)
 
     def fleet(self) -> list[Heartbeat]:
         """Write the canary, then return the heartbeats of all live workers.

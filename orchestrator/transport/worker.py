@@ -23,7 +23,7 @@ from orchestrator.transport.codec import (
     encode,
 )
 from orchestrator.transport.connection import UNAVAILABLE
-from orchestrator.transport.keys import GROUP, NUDGE_CAP, PRIVATE_TTL, Keys, private_queue
+from orchestrator.transport.keys import CANARY_TTL, GROUP, NUDGE_CAP, PRIVATE_TTL, Keys, private_queue
 from orchestrator.transport.line import Argument, Entry, Line, Script, field
 from orchestrator.transport.quarantine import Refused, set_aside
 
@@ -152,6 +152,11 @@ class WorkerStreams:
             generation=_text(now) if now else None,
             applied=_applied(applied) if applied else None,
         )
+
+    def is_led(self, within: float) -> bool:
+        """Say whether a leader has shown itself within so many seconds."""
+        left: Any = self._redis.pttl(self._keys.canary)
+        return int(left) > 1000 * (CANARY_TTL - within)
 
     def drop(self, generation: str, done: Mapping[str, Sequence[str]]) -> None:
         """Drop messages although their reports were not taken: perhaps it is they that fill Redis.

@@ -277,6 +277,22 @@ def test_drain_finishes_what_runs_and_hands_back_the_rest(stack: Stack, tmp_path
     all_succeed_once(stack, 5)
 
 
+def test_a_drain_does_not_wait_for_a_scheduler_that_is_gone(stack: Stack, tmp_path: Path) -> None:
+    scheduler = stack.scheduler()
+    worker = stack.worker()
+    handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
+    started_by(tmp_path / "started")
+    scheduler.kill()
+    (tmp_path / "go").touch()
+    began = time.monotonic()
+    assert worker.stop() == 0
+    assert time.monotonic() - began < 20, "though it has 30 s to drain"
+    assert worker.logged("the last reports wait in Redis")
+    stack.scheduler()
+    assert handle.result(30) > 0, "the next scheduler finds the report"
+    assert len(lines(tmp_path / "started")) == 1
+
+
 class TestDrainTimeout:
     """What is still running when the time to drain is over."""
 

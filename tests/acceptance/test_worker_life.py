@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -249,19 +250,34 @@ def test_cancel_while_no_worker_can_hear_it(life: Stack, tmp_path: Path) -> None
 
 
 def test_processes_are_replaced_after_many_tasks_and_nothing_is_lost(life: Stack) -> None:
-    worker = life.worker(*APP, "--max-tasks-per-process", "100", "--concurrency", "4")
-    handles = stubborn.app.enqueue_many(stubborn.nap, [(0.005,)] * 1_200)
-    served = [handle.result(60) for handle in handles]
-    assert len(set(served)) > 2
+    worker = life.worker(*APP, "--max-tasks-per-process", "20", "--concurrency", "4")
+    handles = stubborn.app.enqueue_many(stubborn.nap, [(0.005,)] * 100)
+    isolated = [stubborn.pid.options(isolation="process").enqueue() for _ in range(5)]
+    served = Counter(handle.result(60) for handle in handles)
+    assert max(served.values()) <= 20
+    assert len({handle.result(60) for handle in isolated}) >= 1
     assert charges(life, *handles) == (0, 0)
-    worn, ready, retired = (
-        places(worker, words) for words in ("is replaced: it has run", "ready:", "no longer needed")
-    )
-    assert worn[0] < ready[1] < retired[0], "the successor was ready before the old one drained"
-    first = served[0]
-    eventually(lambda: not is_alive(first), "the first has ended")
+    worn, spent, ready = (places(worker, words) for words in ("tasks of 20", "has run 20 tasks", "ready:"))
+    assert worn[0] < spent[0], "a successor is asked for before the last task"
+    assert len(ready) >= 5
     eventually(lambda: "live" in states(life, worker), "one is at work")
     assert "dead" not in states(life, worker), "all that have ended did in good order"
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGHUP], [signal.SIGHUP, signal.SIGHUP]], ids=["once", "twice"])
+def test_a_closed_terminal_drains_a_worker(life: Stack, tmp_path: Path, signals: list[signal.Signals]) -> None:
+    worker = life.worker(*APP)
+    tasks = [stubborn.held, stubborn.held.options(isolation="process")]
+    handles = [task.enqueue(str(tmp_path / "started"), str(tmp_path / "go")) for task in tasks]
+    pids(tmp_path / "started", 2)
+    for number in signals:
+        worker.signal_group(number)
+    eventually(lambda: worker.logged("draining"), "it drains")
+    (tmp_path / "go").touch()
+    assert worker.wait(20) == 0
+    assert all(handle.result(20) > 0 for handle in handles)
+    assert len(pids(tmp_path / "started", 2)) == 2
+    assert charges(life, *handles) == (0, 0)
 
 
 def test_a_process_whose_parent_is_stopped_begins_nothing(life: Stack) -> None:

@@ -42,7 +42,7 @@ def run(isolation: Isolation) -> int:
     dispatch = Dispatch(uuid4().bytes, 1, f"{APPLICATION}.isolated", payload, "default")
     job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
     job.begin(time.monotonic())
-    report = isolation.run(job)
+    report = isolation.run(job, lambda _: None)
     assert isinstance(report, Succeeded), report
     number, process = msgspec.msgpack.decode(report.result)
     assert number == 7

@@ -874,7 +874,7 @@ def test_a_message_that_its_receiver_never_got_is_taken_back(system: System) -> 
 
 
 def test_the_first_loss_is_free_and_the_next_attempt_runs_alone(system: System) -> None:
-    """Only a loss in a process of its own is held against a task, up to the limit."""
+    """Only the death of a process of its own is held against a task, up to the limit; not that of its worker."""
     system.worker("spare", slots=1)
     system.settle()
     (handle,) = system.dispatch()
@@ -886,19 +886,38 @@ def test_the_first_loss_is_free_and_the_next_attempt_runs_alone(system: System) 
         seen.append((task.attempt, task.alone, row["losses"]))
         victim.start(task)
         system.look()
-        victim.die()
-        system.make_old()
+        if attempt <= 3:
+            victim.die()
+            system.make_old()
+        else:
+            victim.report(Lost(task.id, task.attempt, alone=True))
         system.look_until(
             lambda attempt=attempt: system.row(handle)["attempt"] > attempt or handle.status() == "failed"
         )  # type: ignore[misc]
         if handle.status() == "failed":
             break
         assert system.messages() == [(raw(handle), attempt + 1)]
-    assert seen == [(1, False, 0), (2, True, 0), (3, True, 1), (4, True, 2)]
+        victim.alive = False
+    assert seen == [(1, False, 0), (2, True, 0), (3, True, 0), (4, True, 0), (5, True, 1), (6, True, 2)]
     row = system.row(handle)
     assert (row["reason"], row["losses"], row["failures"]) == ("worker lost", 3, 0)
-    assert [a["outcome"] for a in system.sql("SELECT outcome FROM orchestrator.attempts")] == ["lost"] * 3
+    assert [a["outcome"] for a in system.sql("SELECT outcome FROM orchestrator.attempts")] == ["lost"] * 5
     with pytest.raises(TaskFailed, match="WorkerLost"):
+        handle.result(0)
+
+
+def test_a_task_that_is_there_whenever_a_worker_dies_is_given_up_in_the_end(system: System) -> None:
+    worker = system.worker("w")
+    system.settle()
+    (handle,) = system.dispatch()
+    for attempt in range(1, 31):
+        (task,) = worker.take()
+        assert task.attempt == attempt
+        worker.report(Lost(task.id, task.attempt, alone=False))
+        system.tick()
+    row = system.row(handle)
+    assert (row["reason"], row["losses"], row["failures"], row["attempt"]) == ("worker lost", 0, 0, 30)
+    with pytest.raises(TaskFailed, match="others were there too; 30 of 30 such deaths"):
         handle.result(0)
 
 

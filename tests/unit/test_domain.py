@@ -101,13 +101,19 @@ def test_the_last_failure_ends_the_task_with_its_kind() -> None:
 
 
 def test_a_loss_among_others_costs_nothing() -> None:
-    assert after_loss(alone=False, losses=0, limit=3) == TryAgain(delay=0, losses=0)
-    assert after_loss(alone=False, losses=2, limit=3) == TryAgain(delay=0, losses=0)
+    assert after_loss(alone=False, losses=0, deaths=0, limit=3) == TryAgain(delay=0, losses=0)
+    assert after_loss(alone=False, losses=2, deaths=9, limit=3) == TryAgain(delay=0, losses=0)
+
+
+def test_a_task_that_is_there_whenever_a_worker_dies_is_not_tried_for_ever() -> None:
+    decisions = [after_loss(alone=False, losses=0, deaths=deaths, limit=3) for deaths in range(30)]
+    assert decisions[:-1] == [TryAgain(delay=0, losses=0)] * 29
+    assert decisions[-1] == End(reason="worker lost", losses=0)
 
 
 @given(st.integers(1, 20))
 def test_solitary_losses_count_up_to_the_limit(limit: int) -> None:
-    decisions = [after_loss(alone=True, losses=losses, limit=limit) for losses in range(limit)]
+    decisions = [after_loss(alone=True, losses=losses, deaths=losses, limit=limit) for losses in range(limit)]
     assert decisions[:-1] == [TryAgain(delay=0, losses=1)] * (limit - 1)
     assert decisions[-1] == End(reason="worker lost", losses=1)
 

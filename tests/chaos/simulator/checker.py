@@ -87,6 +87,8 @@ def _check_executions(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
                 yield f"task {task.hex()} is charged {row['failures']} failures of {outcomes['failed']}"
             if row["reason"] == "worker lost" and row["losses"] < world.settings.loss_limit:
                 yield f"task {task.hex()} failed of {row['losses']} losses"
+            if row["reason"] == "worker lost" and row["name"] != "poison":
+                yield f"task {task.hex()} failed because its workers died, and it killed none"
     for (task, attempt), executions in by_attempt.items():
         if (
             task in ended

@@ -418,6 +418,9 @@ class MemoryWorkerStreams:
 
         return self._call("flush", effect)
 
+    def is_led(self, within: float) -> bool:
+        raise AssertionError(f"processes that end are not played to their last word ({within})")
+
     def drop(self, generation: str, done: Mapping[str, Sequence[str]]) -> None:
         def effect() -> None:
             for queue, entries in done.items():

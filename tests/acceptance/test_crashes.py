@@ -1,0 +1,250 @@
+"""Tasks that end, copy or stop the process that runs them: they pay for it themselves, and the queue goes on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import crashing
+import psutil
+import pytest
+
+from orchestrator import Handle, TaskFailed, gather
+from tests.acceptance.conftest import fresh_stack
+from tests.acceptance.stack import Stack, using
+from tests.waiting import eventually
+
+APP = ("--app", "crashing:app")
+SETTINGS = {"worker_ttl": 2.0, "heartbeat": 0.5, "stop_grace": 0.5, "drain_timeout": 3.0, "loss_limit": 2}
+
+
+@pytest.fixture(scope="module")
+def leading(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A scheduler for all tests; each brings its own worker."""
+    with (
+        fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack"), **SETTINGS) as stack,
+        using(crashing.app, stack),
+    ):
+        stack.scheduler()
+        yield stack
+
+
+@pytest.fixture
+def life(leading: Stack) -> Iterator[Stack]:
+    before = len(leading.processes)
+    yield leading
+    for process in leading.processes[before:]:
+        process.stop()
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def starts(path: Path, count: int) -> list[int]:
+    """Wait until tasks have started `count` times; return the processes."""
+    eventually(lambda: len(lines(path)) >= count, f"{count} starts in {path.name}", 60)
+    return [int(line) for line in lines(path)]
+
+
+def charges(stack: Stack, *handles: Handle[Any]) -> tuple[int, int]:
+    """Return how many failures and losses these tasks were charged with."""
+    statement = "SELECT sum(failures), sum(losses) FROM orchestrator.ended_tasks WHERE id = ANY(CAST(:ids AS uuid[]))"
+    return tuple(stack.sql(statement, ids=[handle.id for handle in handles])[0])  # type: ignore[return-value]
+
+
+def descendants(pid: int) -> set[int]:
+    return {process.pid for process in psutil.Process(pid).children(recursive=True)}
+
+
+# -- who pays for a death
+
+
+def test_innocents_in_children_do_not_pay_for_the_death_of_their_worker(life: Stack, tmp_path: Path) -> None:
+    worker = life.worker(*APP, "--concurrency", "20")
+    started, kills = tmp_path / "started", tmp_path / "kills"
+    innocents = crashing.app.enqueue_many(crashing.held, [(str(started), str(tmp_path / "go"))] * 12)
+    killers = []
+    for deaths in (1, 2):  # the second finds the innocents in children of the process that it kills
+        starts(started, 12 * deaths)
+        killers.append(crashing.crashes_where_others_are.enqueue(str(kills), str(started), 12 * deaths))
+        starts(started, 12 * (deaths + 1))
+    life.worker(*APP, "--concurrency", "20")
+    worker.kill()  # the whole machine
+    starts(started, 12 * 4)
+    (tmp_path / "go").touch()
+    assert len(set(gather(innocents, timeout=60))) == 12, "each in a process of its own"
+    assert charges(life, *innocents) == (0, 0)
+    for killer in killers:
+        with pytest.raises(TaskFailed) as caught:
+            killer.result(60)
+        assert caught.value.kind == "WorkerLost"
+    assert charges(life, *killers) == (0, 2 * SETTINGS["loss_limit"])
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 5, 255])
+def test_the_exit_code_of_a_task_means_nothing(life: Stack, tmp_path: Path, code: int) -> None:
+    worker = life.worker(*APP)
+    started, kills = tmp_path / "started", tmp_path / "kills"
+    neighbours = [crashing.held.enqueue(str(started), str(tmp_path / "go")) for _ in range(2)]
+    starts(started, 2)
+    culprit = crashing.exits.enqueue(str(kills), code)
+    with pytest.raises(TaskFailed, match="The process that ran this attempt died") as caught:
+        culprit.result(60)
+    assert caught.value.kind == "WorkerLost"
+    assert len(lines(kills)) == 1 + SETTINGS["loss_limit"], "once beside others, then alone"
+    assert crashing.pid.enqueue().result(60) > 0, "somebody works"
+    (tmp_path / "go").touch()
+    gather(neighbours, timeout=60)
+    assert (charges(life, culprit), charges(life, *neighbours)) == ((0, SETTINGS["loss_limit"]), (0, 0))
+    assert worker.logged(f"died (exit code {code})")
+    assert worker.is_running()
+
+
+def test_a_process_that_became_another_program_is_ended(life: Stack, tmp_path: Path) -> None:
+    worker = life.worker(*APP)
+    crashing.becomes_another_program.enqueue(str(tmp_path / "pids"))
+    first = starts(tmp_path / "pids", 1)[0]
+    assert crashing.pid.enqueue().result(60) != first
+    eventually(lambda: first not in descendants(worker.pid), "it is killed")
+
+
+# -- time
+
+
+def test_an_attempt_that_timed_out_has_failed_whatever_its_code_returns(life: Stack) -> None:
+    worker = life.worker(*APP)
+    handles = [crashing.returns_all_the_same.enqueue(how) for how in ("returns", "raises")]
+    handles.append(crashing.returns_all_the_same_async.enqueue())
+    for handle in handles:
+        with pytest.raises(TaskFailed, match=r"ran longer than its timeout of 0\.3 s") as caught:
+            handle.result(60)
+        assert caught.value.kind == "orchestrator.errors.TaskTimeout"
+    with pytest.raises(TaskFailed, match="ValueError: something else"):
+        handles[1].result(0)
+    assert not worker.logged("is replaced")
+
+
+def test_the_time_of_a_task_begins_with_its_code(life: Stack, tmp_path: Path) -> None:
+    """Not with the start of its process, which imports a slow application: isolated, and tried again after a loss."""
+    module = tmp_path / "slow.py"
+    module.write_text(
+        "\n".join(
+            [
+                "import os, sys, time",
+                "from orchestrator import Orchestrator",
+                "time.sleep(2 if 'orchestrator.workers.isolated' in ' '.join(sys.orig_argv) else 0)",
+                "app = Orchestrator()",
+                "@app.task(name='crashing.pid')",
+                "def pid():",
+                "    return os.getpid()",
+                "@app.task(name='crashing.exits')",
+                "def exits(path, code):",
+                "    if os.path.exists(path):",
+                "        return",
+                "    open(path, 'w').close()",
+                "    os._exit(code)",
+                "",
+            ]
+        )
+    )
+    life.worker("--app", "slow:app", folder=tmp_path)
+    isolated = crashing.pid.options(isolation="process", timeout=1.0).enqueue()
+    assert isolated.result(60) > 0
+    again = crashing.exits.options(timeout=1.0).enqueue(str(tmp_path / "once"), 9)
+    again.result(60)
+    assert charges(life, isolated, again) == (0, 0)
+
+
+def test_a_task_whose_process_cannot_be_started_is_handed_back(life: Stack, tmp_path: Path) -> None:
+    module = tmp_path / "broken.py"
+    lines_of_it = [
+        "import os, pathlib, sys",
+        "if 'orchestrator.workers.isolated' in ' '.join(sys.orig_argv) and not pathlib.Path('mended').exists():",
+        "    sys.exit('half a deployment')",
+        "from orchestrator import Orchestrator",
+        "app = Orchestrator()",
+        "@app.task(name='crashing.pid')",
+        "def pid():",
+        "    return os.getpid()",
+        "",
+    ]
+    module.write_text("\n".join(lines_of_it))
+    worker = life.worker("--app", "broken:app", folder=tmp_path)
+    handle = crashing.pid.options(isolation="process").enqueue()
+    eventually(lambda: worker.logged("could not be started"), "it says so")
+    (tmp_path / "mended").touch()
+    assert handle.result(60) > 0
+    assert charges(life, handle) == (0, 0)
+
+
+# -- forks
+
+
+def test_a_fork_ends_where_the_code_of_its_task_does(life: Stack, tmp_path: Path) -> None:
+    worker = life.worker(*APP, "--concurrency", "4")
+    started, forked = tmp_path / "started", tmp_path / "forked"
+    neighbours = crashing.app.enqueue_many(crashing.held, [(str(started), str(tmp_path / "go"))] * 2)
+    starts(started, 2)
+    before = descendants(worker.pid)
+    expected = {"returns": 0, "exits": 7, "raises": 1}
+    for how, code in expected.items():
+        assert crashing.forks.enqueue(str(forked), how).result(60) == code
+        assert crashing.forks.options(isolation="process").enqueue(str(forked), how).result(60) == code
+    for how, code in {"returns": 0, "exits": 7, "awaits": 1}.items():
+        assert crashing.forks_async.enqueue(str(forked), how).result(60) == code
+    assert crashing.forks_in_a_thread.enqueue(str(forked)).result(60) == 0
+    assert crashing.forks_and_enqueues.enqueue(str(tmp_path / "refused")).result(60) == 0
+    assert lines(tmp_path / "refused") == ["WrongState"]
+    for isolation in ("thread", "process"):
+        assert crashing.terminates_a_fork.options(isolation=isolation).enqueue().result(60) == -signal.SIGTERM
+    assert len(starts(forked, 10)) == 10
+    assert not descendants(worker.pid) & set(starts(forked, 10)), "no copy is left"
+    many = crashing.app.enqueue_many(crashing.pid, [()] * 200)
+    assert set(gather(many, timeout=60)) <= before, "the process works on"
+    (tmp_path / "go").touch()
+    gather(neighbours, timeout=60)
+    assert len(starts(started, 2)) == 2, "nothing ran twice"
+
+
+# -- the event loop
+
+
+def test_an_event_loop_that_a_task_stops_or_empties_goes_on(life: Stack, tmp_path: Path) -> None:
+    worker = life.worker(*APP)
+    neighbours = [crashing.held_async.enqueue(str(tmp_path / "started"), str(tmp_path / "go")) for _ in range(3)]
+    process = starts(tmp_path / "started", 3)[0]
+    for spoiler in (crashing.stops_the_loop, crashing.cancels_everything, crashing.leaves_a_bomb):
+        assert spoiler.enqueue().result(60) == process
+        assert crashing.pid_async.enqueue().result(60) == process
+    (tmp_path / "go").touch()
+    assert gather(neighbours, timeout=60) == [process] * 3
+    assert charges(life, *neighbours) == (0, 0)
+    assert worker.logged("task crashing.stops_the_loop stopped the event loop")
+    assert worker.logged("task crashing.cancels_everything tried to cancel crashing.held_async")
+    assert worker.logged("SystemExit was raised in the event loop")
+
+
+def test_a_process_whose_event_loop_is_blocked_or_closed_is_replaced(life: Stack, tmp_path: Path) -> None:
+    worker = life.worker(*APP)
+    victims = [crashing.held_async.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))]
+    first = starts(tmp_path / "started", 1)[0]
+    blocker = crashing.blocks.enqueue(str(tmp_path / "blocks"), str(tmp_path / "end"))
+    assert starts(tmp_path / "blocks", 1) == [first]
+    assert crashing.pid_async.enqueue().result(60) != first, "what comes later runs elsewhere"
+    assert worker.logged("task crashing.blocks has kept the event loop from running for 5 s, in wait_for")
+    second = starts(tmp_path / "started", 2)[1]
+    assert second != first
+    alone = starts(tmp_path / "blocks", 2)[1]
+    assert alone not in (first, second), "where it blocks nobody else"
+    crashing.closes_the_loop.enqueue(str(tmp_path / "closes"))
+    assert starts(tmp_path / "closes", 1) == [second]
+    third = starts(tmp_path / "started", 3)[2]
+    assert third != second
+    assert worker.logged("the event loop of this process was closed by a task")
+    (tmp_path / "go").touch()
+    (tmp_path / "end").touch()
+    gather([*victims, blocker], timeout=60)
+    assert charges(life, blocker, *victims) == (0, 0)
