@@ -106,14 +106,14 @@ def tell_runs(tick: Tick, some: Sequence[Told], *, is_marked: bool = False) -> N
 
 def _slices(tick: Tick, some: Sequence[Told]) -> Iterator[list[Told]]:
     """Divide what is to be told into what can be done between two looks at the clock."""
-    sizes = tick.dags.sizes(tick, [run for run, happened in some if any(one.is_for_all_steps for one in happened)])
+    steps = tick.dags.sizes(tick, [run for run, happened in some if any(one.is_for_all_steps for one in happened)])
     slice_: list[Told] = []
     size = 0
     for told in some:
-        size += sizes.get(told[0], 0) + _COST
-        if slice_ and size > tick.budget.slice:
+        if slice_ and size + _COST + steps(told[0]) > tick.budget.slice:
             yield slice_
-            slice_, size = [], sizes.get(told[0], 0) + _COST
+            slice_, size = [], 0
+        size += _COST + steps(told[0])  # which may be known by now, if the slice before had another of its kind
         slice_.append(told)
     if slice_:
         yield slice_
@@ -173,6 +173,7 @@ def conclude(tick: Tick, rows: Iterable[RunRow], *, hooks: bool = True) -> None:
                 tick.children.append((row.parent_run, row.parent_step, str(state)))
     if giving:
         dags.save_outputs(tick.connection, tick.dags.outputs(tick, giving))
+    tick.dags.ended(run for candidates in complete.values() for run in candidates)
     if lanes:
         runs.unpark(tick.connection, lanes)
         tick.runs_to_begin = True

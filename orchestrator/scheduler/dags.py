@@ -6,7 +6,6 @@ rebuilt from what Postgres has.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
@@ -16,54 +15,37 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.checks import MOST_STEPS
-from orchestrator.domain.dag import STATE_OF_TASK, DagState, Delta, Graph, Plan, step_output
+from orchestrator.domain.dag import STATE_OF_TASK, DagState, Delta, Plan
 from orchestrator.domain.definition import Definition, check_size, resolve_params
 from orchestrator.domain.happened import Happened
 from orchestrator.domain.ids import derived_id, to_text
-from orchestrator.domain.placement import Origin, of_step
+from orchestrator.domain.placement import Origin
 from orchestrator.domain.plain import REFUSALS
-from orchestrator.domain.scope import Budget, Scope
-from orchestrator.domain.steps import FanOut, Skip, StepProgram
+from orchestrator.domain.scope import Scope
+from orchestrator.domain.steps import FanOut, Skip
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.outputs import Outputs
 from orchestrator.scheduler.plan_retries import reopen_held, retry_plan
+from orchestrator.scheduler.planned import Compiled, DagRun
+from orchestrator.scheduler.recent import Recent
 from orchestrator.scheduler.tasks import adopt
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import dags, run_retries, workflows
-from orchestrator.store.dags import Key, NewRun
+from orchestrator.store.dags import NewRun
 from orchestrator.store.workflows import Stored
 
-_CACHE = 500
-"""Plans that are kept in memory."""
+_PLANNED_STEPS = 200_000
+"""Of the plans that are kept in memory; a step takes a quarter of a kilobyte there."""
+_RUN_WEIGHT = 400
+"""What a run weighs beside its steps: its parameters, and what it is called."""
+_COMPILED_STEPS = 30_000
+"""Of the definitions that are kept in memory; a step takes some kilobytes there."""
 _FANS = 5
 """Fan-outs of which a full slice is created at once, or as many single steps: the rest waits for the next tick."""
-_MOST_OUTPUTS = 200_000
-"""Values that the steps of a run may read at once."""
 _ENOUGH_DATA = 8_000_000
 """Bytes of input after which a fan-out goes on in the next tick."""
 _encode = msgspec.msgpack.encode
-_decode = msgspec.msgpack.decode
-
-
-class Compiled:
-    """A definition with everything that can be worked out once."""
-
-    def __init__(self, definition: Definition) -> None:
-        self.definition = definition
-        self.graph = Graph(definition)
-        self.programs = [StepProgram(self.graph, place) for place in range(len(self.graph.steps))]
-        self.placements = [of_step(step, definition.queue) for step in self.graph.steps]
-
-
-@dataclass
-class DagRun:
-    """One run in flight."""
-
-    id: bytes
-    compiled: Compiled
-    params: dict[str, Any]
-    info: dict[str, Any]
-    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -81,14 +63,21 @@ class Dags:
     def __init__(self, max_payload: int, slice_size: int) -> None:
         self._max_payload = max_payload
         self._slice = slice_size
-        self._compiled: dict[tuple[str, int], Compiled] = {}
-        self._runs: OrderedDict[bytes, DagRun] = OrderedDict()
+        self._compiled: Recent[tuple[str, int], Compiled] = Recent(_COMPILED_STEPS)
+        self._runs: Recent[bytes, DagRun] = Recent(_PLANNED_STEPS)
+        self._outputs = Outputs(max_payload)
         self._latest: dict[str, Stored | None] = {}
         """Workflows of which child runs are being created."""
 
     def forget(self) -> None:
         """A tick failed: what was planned in it did not happen."""
         self._runs.clear()
+        self._outputs.forget()
+
+    def ended(self, ids: Iterable[bytes]) -> None:
+        """Forget the plans of runs that have ended. If they are to go on after all, Postgres has them."""
+        for run in ids:
+            self._runs.drop(run)
 
     # -- events
 
@@ -109,15 +98,20 @@ class Dags:
         self._settle(tick, runs)
         return {run.id: self._save(run) for run in runs if run.id not in unfinished}
 
-    def sizes(self, tick: Tick, ids: Sequence[bytes]) -> dict[bytes, int]:
-        """Return how many steps runs have that are planned; more than any has where that is still to be worked out."""
-        unknown = [run for run in ids if run not in self._runs]
-        found = dags.versions(tick.connection, unknown) if unknown else {}
-        sizes = {run: len(self._runs[run].compiled.graph.steps) for run in ids if run in self._runs}
-        for run, version in found.items():
-            compiled = self._compiled.get(version)
-            sizes[run] = len(compiled.graph.steps) if compiled is not None else MOST_STEPS
-        return sizes
+    def sizes(self, tick: Tick, ids: Sequence[bytes]) -> Callable[[bytes], int]:
+        """Return how to tell, at any later time, how many steps these runs have; of others it says 0.
+
+        A run of a definition that has not been worked out until then has more steps than any.
+        """
+        versions = dags.versions(tick.connection, ids) if ids else {}
+
+        def size(run: bytes) -> int:
+            if run not in versions:
+                return 0
+            compiled = self._compiled.get(versions[run])
+            return MOST_STEPS if compiled is None else len(compiled.graph.steps)
+
+        return size
 
     def definition(self, tick: Tick, name: str, version: int) -> Definition:
         """Return a version of a workflow."""
@@ -126,35 +120,33 @@ class Dags:
     def outputs(self, tick: Tick, ids: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return what runs give to their parents: the outputs of the steps that nothing depends on."""
         runs = self._load(tick, ids)
-        names = self._names(tick, [(run, place) for run in runs for place in run.compiled.graph.leaves])
+        last = [(run, place) for run in runs for place in run.compiled.graph.leaves]
+        names = self._outputs.names(tick.connection, last)
         leaves = {run.id: [run.compiled.graph.steps[place].name for place in run.compiled.graph.leaves] for run in runs}
         return {run: _encode({step: names[run].get(step) for step in steps}) for run, steps in leaves.items()}
 
     # -- loading and saving
 
     def _load(self, tick: Tick, ids: Iterable[bytes]) -> list[DagRun]:
-        wanted = list(dict.fromkeys(ids))
-        missing = [run_id for run_id in wanted if run_id not in self._runs]
+        found = {run: self._runs.get(run) for run in ids}
+        missing = [run for run, kept in found.items() if kept is None]
         for row in dags.load(tick.connection, missing) if missing else ():
             compiled = self._compile(tick, row.workflow, row.version)
             state = msgspec.msgpack.decode(row.state, type=DagState) if row.state is not None else None
             fire_time = row.fire_time.astimezone(UTC).isoformat()
             info = {"id": to_text(row.id), "workflow": row.workflow, "version": row.version, "fire_time": fire_time}
-            self._runs[row.id] = DagRun(row.id, compiled, row.params, info, Plan(compiled.graph, state))
-        found = [self._runs[run_id] for run_id in wanted if run_id in self._runs]
-        for run in found:
-            self._runs.move_to_end(run.id)
-        while len(self._runs) > max(_CACHE, len(found)):
-            self._runs.popitem(last=False)
-        return found
+            run = DagRun(row.id, compiled, row.params, info, Plan(compiled.graph, state))
+            found[row.id] = self._runs.put(row.id, run, _RUN_WEIGHT + len(compiled.graph.steps))
+        return [run for run in found.values() if run is not None]
 
     def _compile(self, tick: Tick, name: str, version: int) -> Compiled:
-        key = (name, version)
-        if key not in self._compiled:
+        compiled = self._compiled.get((name, version))
+        if compiled is None:
             stored = workflows.read(tick.connection, name, version)
             assert stored is not None, f"the definition of {name} version {version} is gone"
-            self._compiled[key] = Compiled(stored.definition)
-        return self._compiled[key]
+            compiled = Compiled(stored.definition)
+            self._compiled.put((name, version), compiled, 1 + len(compiled.graph.steps))
+        return compiled
 
     @staticmethod
     def _save(run: DagRun) -> Saved:
@@ -169,7 +161,7 @@ class Dags:
         room = _FANS * self._slice
         while candidates := list(islice(((run, place) for run in runs for place in _drain(run.plan)), room)):
             room -= len(candidates)
-            names = self._names(tick, candidates, lambda program: program.decision_needs)
+            names = self._outputs.names(tick.connection, candidates, lambda program: program.decision_needs)
             for run, place in candidates:
                 if self._open(run, place, names[run.id]):
                     singles.append((run, place))
@@ -194,7 +186,7 @@ class Dags:
         return False
 
     def _create(self, tick: Tick, singles: list[tuple[DagRun, int]], fans: list[tuple[DagRun, int]], room: int) -> None:
-        names = self._names(tick, [*singles, *fans], lambda program: program.needs)
+        names = self._outputs.names(tick.connection, [*singles, *fans], lambda program: program.needs)
         self._latest.clear()
         tasks: list[NewTask] = []
         children: list[NewRun] = []
@@ -284,52 +276,6 @@ class Dags:
         return new._replace(
             parent_run=run.id, parent_step=step, parent_position=position, fire_time=run.info["fire_time"]
         )
-
-    # -- outputs
-
-    def _names(
-        self,
-        tick: Tick,
-        wanted: Iterable[tuple[DagRun, int]],
-        needs: Callable[[StepProgram], Iterable[int]] | None = None,
-    ) -> dict[bytes, Scope]:
-        """Return, by run, what expressions of these steps may name, as far as it `needs`; one query for all of them.
-
-        Without `needs`, these steps themselves are named.
-        """
-        needed: dict[Key, tuple[DagRun, int]] = {}
-        names: dict[bytes, Scope] = {}
-        rooms: dict[bytes, int] = defaultdict(lambda: _MOST_OUTPUTS)
-        for run, place in wanted:
-            if run.id not in names:
-                names[run.id] = Scope({"params": run.params, "run": run.info}, Budget(self._max_payload))
-            for other in [place] if needs is None else needs(run.compiled.programs[place]):
-                name = run.compiled.graph.steps[other].name
-                if (run.id, name) in needed:
-                    continue
-                fan = run.plan.fan(other)
-                number = fan.total if fan is not None else 1
-                if number > rooms[run.id]:
-                    names[run.id].unreadable[name] = (
-                        f"it has {number:,} values, and {_MOST_OUTPUTS:,} are the most that one step can read. "
-                        f"Let its tasks keep their results elsewhere, or combine them in several steps"
-                    )
-                    continue
-                rooms[run.id] -= number
-                needed[run.id, name] = (run, other)
-        of_tasks: list[Key] = []
-        of_runs: list[Key] = []
-        for key, (run, place) in needed.items():
-            (of_tasks if run.compiled.graph.steps[place].workflow is None else of_runs).append(key)
-        found = dags.outputs(tick.connection, of_tasks) if of_tasks else {}
-        found |= dags.child_outputs(tick.connection, of_runs) if of_runs else {}
-        for key, (run, place) in needed.items():
-            try:
-                plan = run.plan
-                names[run.id][key[1]] = step_output(plan.step_state(place), plan.fan(place), found[key], _decode)
-            except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                names[run.id].unreadable[key[1]] = str(error)
-        return names
 
 
 def _tell(run: DagRun, happened: Happened) -> None:
