@@ -3,6 +3,8 @@
 Silence is counted fairly. The clock of a worker's silence runs only between two successful looks, and a look
 begins with a write of the leader's own: while Redis is away or refuses writes, nobody can beat, and nobody is
 blamed. A leader that has just taken over, or seen Redis lose its data, gives everyone a full TTL to be heard.
+
+Heartbeats are numbered. One that stands there and does not change is silence, whatever Redis's clock says of its age.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ class Fleet:
         if self._last_look is not None:
             self.fair_time += min(monotonic - self._last_look, self.ttl / 2)
         self._last_look = monotonic
-        self.beats = {beat.worker: beat for beat in beats}
-        for worker, beat in self.beats.items():
-            if beat.number == 0 or beat.number != self._numbers.get(worker):
-                self._seen[worker] = self.fair_time
-                self._numbers[worker] = beat.number
-        for digest in {beat.names for beat in beats} - self._names.keys():
+        for beat in beats:
+            if beat.number == 0 or beat.number != self._numbers.get(beat.worker):
+                self._seen[beat.worker] = self.fair_time
+                self._numbers[beat.worker] = beat.number
+        self.beats = {beat.worker: beat for beat in beats if self.fair_time - self._seen[beat.worker] < self.ttl}
+        for digest in {beat.names for beat in self.beats.values()} - self._names.keys():
             published = names(digest)
             if published is not None:
                 self._names[digest] = frozenset(published)

@@ -63,12 +63,14 @@ class Worker:
         self._queues = list(queues)
         self._messages: list[tuple[str, str, set[tuple[bytes, int]]]] = []
         self._inbox: OrderInbox | None = None
+        self._beats = 0
 
     def learn(self, *names: str) -> None:
         self._knows.extend(names)
 
     def beat(self) -> None:
         held = b"".join(pack_attempt(*attempt) for attempt in self.held)
+        self._beats += 1
         beat = Heartbeat(
             self.name,
             "host",
@@ -83,6 +85,7 @@ class Worker:
             self.doubtful,
             self.burst,
             self.draining,
+            number=self._beats,
             hungry=self.hungry,
         )
         self._streams.beat([beat], self._knows, 600.0)

@@ -65,6 +65,23 @@ def test_a_silent_worker_is_dead_after_its_ttl() -> None:
     assert seconds_until_dead(looking, "w", step=1.0) == TTL
 
 
+def test_a_heartbeat_that_does_not_change_is_silence() -> None:
+    """Redis's clock was set back, so that it does not expire."""
+    looking = Looking()
+    looking.settle()
+    looking.look(beat(number=7))
+    for _ in range(int(TTL) - 1):
+        looking.look(beat(number=7))
+        assert not looking.fleet.is_dead("w")
+        assert looking.fleet.slots("default") == 10
+    looking.look(beat(number=7))
+    assert looking.fleet.is_dead("w")
+    assert looking.fleet.slots("default") == 0
+    looking.look(beat(number=8))
+    assert not looking.fleet.is_dead("w")
+    assert looking.fleet.slots("default") == 10
+
+
 def test_a_worker_that_is_heard_again_lives() -> None:
     looking = Looking()
     looking.settle()

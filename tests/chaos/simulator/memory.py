@@ -119,7 +119,8 @@ class MemoryRedis:
 
     @property
     def now(self) -> float:
-        return self._clock()
+        """What the server's own clock says; heartbeats expire by it."""
+        return self._clock() + self._skew
 
     def call(self, caller: Caller, operation: str, effect: Callable[[], Any]) -> Any:
         """Carry a call out, or let it go wrong."""
@@ -166,6 +167,10 @@ class MemoryRedis:
         self.data = copy.deepcopy(self._copy)
         self._life += 1
         self._skew = skew
+
+    def set_clock(self, by: float) -> None:
+        """Set the server's clock."""
+        self._skew += by
 
     def lose_message(self, choose: Callable[[list[Any]], Any]) -> None:
         standing = [(stream, entry) for stream in self.data.queues.values() for entry in stream.entries]

@@ -76,7 +76,7 @@ _GENERATION = ("after state", "before begin_generation", "after begin_generation
 _THEMES = {
     "all": ("scheduler", "scheduler", "commit", "call", "call", "server", "worker", "worker", "clock"),
     "schedulers": ("scheduler", "scheduler", "commit", "call", "clock"),
-    "workers": ("worker", "worker", "worker", "worker", "call"),
+    "workers": ("worker", "worker", "worker", "worker", "call", "redis clock"),
     "server": ("server", "server", "generation", "call"),
 }
 """Faults of a kind come together: two that meet find more than two that do not."""
@@ -131,6 +131,8 @@ def _fault(random: Random, group: str) -> Fault:
             who = random.choice(("worker", "worker", "leader", "all"))
             return Fault(at, kind, (who, random.randrange(4), round(random.uniform(0.5, 10.0), 1)))
         return Fault(at, kind, (random.randrange(100),) if kind == "lose message" else ())
+    if group == "redis clock":
+        return Fault(at, "set clock", (random.choice((-600.0, -10.0, -2.0, 2.0, 600.0)),))
     if group == "worker":
         kind = random.choice(("kill child", "kill child", "kill machine", "sleep", "sleep", "drain", "starve"))
         if kind == "starve":

@@ -146,7 +146,7 @@ class World:
             self._cut_off(*details)
         elif kind == "lose message":
             self.redis.lose_message(lambda standing: standing[details[0] % len(standing)])
-        elif kind in ("flush all", "restart", "fail over"):
+        elif kind in ("flush all", "restart", "fail over", "set clock"):
             getattr(self.redis, kind.replace(" ", "_"))(*details)
         else:
             worker = self.workers[details[0] % len(self.workers)]
