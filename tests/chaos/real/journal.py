@@ -6,7 +6,7 @@ all that it forks belong to.
 
     executions    begin TASK ATTEMPT GROUP PID TIME | end TASK ATTEMPT GROUP PID TIME OUTCOME
                   child TASK | limit TASK NAME NUMBER | follows TASK END BY | step RUN NAME TASK
-                  fire SCHEDULE TIME TASK
+                  fire SCHEDULE TIME TASK | exit PID TIME
     commits       task ID | run ID | journey RUN WIDTH | cancel ID | saying WHAT RUN NUMBER | said WHAT RUN NUMBER
                   schedule NAME first TIME | schedule NAME next TIME
 """
@@ -61,6 +61,7 @@ class Journal:
     _unheard: dict[int, list[Span]] = field(default_factory=lambda: defaultdict(list))
     _deaths: dict[int, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _exit_times: dict[int, float] | None = None
 
     @property
     def execution_log(self) -> Path:
@@ -107,7 +108,15 @@ class Journal:
         if execution.ended is not None:
             return execution.ended
         known = [self._deaths[pid] for pid in (execution.worker, execution.pid) if pid in self._deaths]
+        if (exit_time := self._exits().get(execution.pid)) is not None:
+            known.append(exit_time)
         return max(execution.began, min(known, default=execution.began))
+
+    def _exits(self) -> dict[int, float]:
+        """Return when tasks have ended their own processes."""
+        if self._exit_times is None:
+            self._exit_times = {int(pid): float(at) for pid, at in self.of_tasks("exit")}
+        return self._exit_times
 
     def executions(self) -> list[Execution]:
         """Return every execution that began, in order."""

@@ -27,6 +27,22 @@ def cut_redis(arena: Arena, pick: Random) -> Iterator[str]:
 
 
 @fault
+def cut_leader(arena: Arena, pick: Random) -> Iterator[str]:
+    """Redis, or Postgres, refuses one scheduler, mostly the one that leads; the others could do its work."""
+    scheduler = a_scheduler(arena, pick)
+    wires = [scheduler.redis] if scheduler.postgres is None or pick.random() < 0.7 else [scheduler.postgres]
+    server = "Redis" if wires == [scheduler.redis] else "Postgres"
+    yield from _disturbed(wires, Proxy.cut, f"{scheduler} alone cut off from {server}")
+
+
+@fault
+def stall_leader(arena: Arena, pick: Random) -> Iterator[str]:
+    """Packets between one scheduler, mostly the one that leads, and Redis go nowhere."""
+    scheduler = a_scheduler(arena, pick)
+    yield from _disturbed([scheduler.redis], Proxy.stall, f"connections of {scheduler} alone to Redis stalled")
+
+
+@fault
 def cut_postgres(arena: Arena, pick: Random) -> Iterator[str]:
     who, wires = _wires_to_postgres(arena, pick)
     yield from _disturbed(wires, Proxy.cut, f"{who} cut off from Postgres")

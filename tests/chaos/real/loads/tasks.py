@@ -38,6 +38,12 @@ def retrying(client: Client) -> None:
     client.enqueued(tasks.work_unluckily.enqueue(client.random.choice(LENGTHS)))
 
 
+@load(weight=1)
+def exiting(client: Client) -> None:
+    """Tasks that end their process, and with it whatever runs beside them there."""
+    client.enqueued(tasks.work_and_exit.enqueue())
+
+
 @load(weight=3)
 def delayed(client: Client) -> None:
     task = tasks.work.options(delay=client.random.uniform(0.1, 4.0), priority=client.random.randint(-5, 5))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import time
 from typing import Any
 
 from orchestrator import Retry, TaskContext
@@ -40,6 +42,17 @@ def work_unluckily(context: TaskContext, seconds: float = 0.0) -> str:
         spend(seconds)
         if hashlib.blake2b(f"{context.task_id} {context.attempt}".encode()).digest()[0] % 2:
             raise Unlucky(f"attempt {context.attempt}")
+    return token(context)
+
+
+@app.task
+def work_and_exit(context: TaskContext) -> str:
+    """End the process, in about every second attempt, with some exit code: those of the worker's own among them."""
+    with written_down(context):
+        digest = hashlib.blake2b(f"{context.task_id} {context.attempt}".encode()).digest()
+        if digest[0] % 2:
+            write("exit", os.getpid(), time.monotonic())
+            os._exit(digest[1] % 8 if digest[2] % 2 else digest[1])
     return token(context)
 
 
