@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from orchestrator.harmless import indented
+from orchestrator.unblocked import UnblockedHandler, flush_within
 
 LOGGER_NAME = "orchestrator"
 
@@ -21,12 +22,31 @@ def get_logger(role: str) -> logging.Logger:
 
 def configure_logging(level: str = "INFO") -> None:
     """Send the package's log to stderr; called by the commands, never by the library."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _handler()
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+
+
+def _handler() -> logging.Handler:
+    try:
+        return UnblockedHandler(sys.stderr.fileno())
+    except (OSError, AttributeError):  # no file, but something in its place
+        return logging.StreamHandler(sys.stderr)
+
+
+def retry_log() -> None:
+    """Write what of the log could not be written before, without waiting."""
+    for handler in logging.getLogger(LOGGER_NAME).handlers:
+        if isinstance(handler, UnblockedHandler):
+            handler.retry()
+
+
+def close_output() -> None:
+    """Write what is left of the log and of what was printed, and give that a moment: the process ends."""
+    flush_within(2.0, sys.stdout, sys.stderr, *logging.getLogger(LOGGER_NAME).handlers)
 
 
 class _Formatter(logging.Formatter):

@@ -17,7 +17,7 @@ from orchestrator.domain.task import Failed, Lost, Returned, TaskError
 from orchestrator.errors import TaskTimeout
 from orchestrator.sdk.failure import describe
 from orchestrator.settings import Settings
-from orchestrator.telemetry import get_logger
+from orchestrator.telemetry import close_output, get_logger
 from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, encode, names_digest
 from orchestrator.workers.forks import watch_forks
 from orchestrator.workers.held import Farewell, HeldAttempts, Limit
@@ -195,8 +195,7 @@ def start_child(spec: WorkerSpec, settings: Settings, after_fork: Callable[[], N
         except BaseException:
             log.exception("worker process failed")
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            close_output()
             held.say(farewell)
             os._exit(0 if farewell is Farewell.FINISHED else 1)
     theirs.close()

@@ -19,7 +19,7 @@ from typing import Any
 from orchestrator.domain.reports import Flush
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.settings import Settings
-from orchestrator.telemetry import Outage, get_logger
+from orchestrator.telemetry import Outage, get_logger, retry_log
 from orchestrator.transport.codec import Order, encode, names_digest
 from orchestrator.transport.connection import UNAVAILABLE, awaited, connect, describe
 from orchestrator.transport.keys import Keys
@@ -121,6 +121,7 @@ class Supervisor:
             self._beat_at = now + self._settings.heartbeat
             self._check_children(now)
             self._beat(now)
+            retry_log()
         if self._has_news:
             self._beat(now)
             self._streams.greet()

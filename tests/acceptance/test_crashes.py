@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,7 @@ import pytest
 
 from orchestrator import Handle, TaskFailed, gather
 from tests.acceptance.conftest import fresh_stack
-from tests.acceptance.stack import Stack, using
+from tests.acceptance.stack import HERE, Stack, using
 from tests.waiting import eventually
 
 APP = ("--app", "crashing:app")
@@ -248,3 +253,37 @@ def test_a_process_whose_event_loop_is_blocked_or_closed_is_replaced(life: Stack
     (tmp_path / "end").touch()
     gather([*victims, blocker], timeout=60)
     assert charges(life, blocker, *victims) == (0, 0)
+
+
+# -- output that nobody reads
+
+
+def test_a_worker_whose_output_nobody_reads_lives_and_drains(life: Stack, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"full\n" * 1_000)
+    os.set_blocking(writer, True)
+    command = [sys.executable, "-m", "orchestrator", "worker", *APP, "--processes", "1"]
+    worker = subprocess.Popen(command, cwd=HERE, env=life.environment, stdout=writer, stderr=writer)
+    os.close(writer)
+    try:
+        handle = crashing.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
+        first = starts(tmp_path / "started", 1)
+        assert crashing.chatters.enqueue(2_000).result(60) == first[0]
+        assert crashing.stops_the_loop.enqueue().result(60) == first[0]
+        os.kill(first[0], signal.SIGKILL)
+        assert crashing.pid.enqueue().result(60) != first[0], "its parent tells of the death, and goes on"
+        starts(tmp_path / "started", 2)
+        until = time.monotonic() + 2 * SETTINGS["worker_ttl"]
+        eventually(lambda: time.monotonic() > until, "it would count as dead by now")
+        assert len(starts(tmp_path / "started", 2)) == 2, "it does not"
+        worker.send_signal(signal.SIGTERM)
+        (tmp_path / "go").touch()
+        assert handle.result(60) > 0
+        assert worker.wait(30) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+        os.close(reader)

@@ -1,0 +1,141 @@
+"""Write a log that nobody need read.
+
+A pipe that is full, a terminal that is held, a journal that hangs: whoever writes to one of them waits until somebody
+reads. A process whose heartbeat waits with it counts as dead. So what cannot be written at once is kept for a while, in
+order, and what is too much is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+_MOST_LINES = 1_000
+"""Lines that are kept until they can be written."""
+_LAST_LINES = 1.0
+"""Seconds that the last lines of a process get."""
+
+
+class UnblockedHandler(logging.Handler):
+    """Writes to a file descriptor, and never waits for it."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._output = _open(descriptor)
+        self._waiting: deque[bytes] = deque()
+        self._dropped = 0
+        self._process = os.getpid()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or keep it for later."""
+        try:
+            line = self.format(record)
+        except Exception as error:  # noqa: BLE001  # the usual complaint goes to stderr, and would wait there
+            line = f"a line of this log cannot be shown: {record.msg!r}: {error!r}"
+        self._keep(f"{line}\n")
+        self._send()
+
+    def retry(self) -> None:
+        """Write what could not be written before, as far as that is possible now."""
+        if not self._waiting:
+            return
+        self.acquire()
+        try:
+            self._send()
+        finally:
+            self.release()
+
+    def flush(self) -> None:
+        """Write what was kept, at the end of the process, and give it a moment."""
+        give_up_at = time.monotonic() + _LAST_LINES
+        self.retry()
+        while self._waiting and time.monotonic() < give_up_at:
+            select.select([], [self._descriptor], [], give_up_at - time.monotonic())
+            self.retry()
+
+    def close(self) -> None:
+        """Let go of what was opened; what was given stays open."""
+        self._output.close()
+        super().close()
+
+    def _keep(self, line: str) -> None:
+        if self._process != os.getpid():  # a fork: what was kept is written by the process that it is a copy of
+            self._process = os.getpid()
+            self._waiting.clear()
+        if len(self._waiting) >= _MOST_LINES:
+            self._dropped += 1
+        else:
+            self._waiting.append(line.encode(errors="backslashreplace"))
+
+    def _send(self) -> None:
+        while self._waiting or self._dropped:
+            if not self._waiting:
+                self._waiting.append(f"{self._dropped} lines of this log were dropped: nobody read it\n".encode())
+                self._dropped = 0
+            line = self._waiting[0]
+            written = self._output.write(line)
+            if written < len(line):
+                self._waiting[0] = line[written:]
+                return
+            self._waiting.popleft()
+
+
+class _Output:
+    """Writes what it can without waiting."""
+
+    def __init__(self, write: Callable[[bytes], int], close: Callable[[], None] = lambda: None) -> None:
+        self._write = write
+        self.close = close
+
+    def write(self, data: bytes) -> int:
+        """Return how many bytes were written."""
+        try:
+            return self._write(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            return len(data)  # nobody will ever read it: the other end is closed
+
+
+def _open(descriptor: int) -> _Output:
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISSOCK(mode):
+        line = socket.socket(fileno=os.dup(descriptor))
+        return _Output(lambda data: line.send(data, socket.MSG_DONTWAIT), line.close)
+    if stat.S_ISFIFO(mode) or os.isatty(descriptor):
+        # Opened again, and not merely made non-blocking: that would hold for all who share it, tasks that print too.
+        try:
+            again = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError:  # another system, or another user's
+            return _Output(lambda data: _write_if_ready(descriptor, data))
+        return _Output(lambda data: os.write(again, data), lambda: os.close(again))
+    return _Output(lambda data: os.write(descriptor, data))
+
+
+def _write_if_ready(descriptor: int, data: bytes) -> int:
+    """Write as much as a pipe that can be written to takes for certain, unless others fill it at this very moment."""
+    _, ready, _ = select.select([], [descriptor], [], 0)
+    return os.write(descriptor, data[: select.PIPE_BUF]) if ready else 0
+
+
+def flush_within(seconds: float, *streams: Any) -> None:
+    """Flush streams, but wait no longer than this for somebody to read them."""
+
+    def flush() -> None:
+        for stream in streams:
+            with contextlib.suppress(Exception):
+                stream.flush()
+
+    thread = threading.Thread(target=flush, name="flush", daemon=True)
+    thread.start()
+    thread.join(seconds)

@@ -1,0 +1,100 @@
+"""A log whose reader does not read holds nobody up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.unblocked import UnblockedHandler
+
+
+def pipe() -> tuple[int, int]:
+    return os.pipe()
+
+
+def sockets() -> tuple[int, int]:
+    reader, writer = socket.socketpair()
+    return reader.detach(), writer.detach()
+
+
+@pytest.fixture(params=[pipe, sockets], ids=["pipe", "socket"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
+    make: Callable[[], tuple[int, int]] = request.param
+    reader, writer = make()
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+def logger_of(handler: logging.Handler) -> logging.Logger:
+    logger = logging.Logger("unread")
+    logger.addHandler(handler)
+    return logger
+
+
+def read_all(reader: int) -> list[str]:
+    os.set_blocking(reader, False)
+    found = b""
+    try:
+        while data := os.read(reader, 1 << 20):
+            found += data
+    except BlockingIOError:
+        pass
+    return found.decode().splitlines()
+
+
+def test_lines_that_nobody_reads_are_kept_then_dropped_and_counted(ends: tuple[int, int]) -> None:
+    reader, writer = ends
+    handler = UnblockedHandler(writer)
+    logger = logger_of(handler)
+    for number in range(10_000):
+        logger.warning("%d %s", number, "x" * 200)
+    assert os.get_blocking(writer), "for everybody else it is what it was"
+    lines = []
+    while more := read_all(reader):
+        lines += more
+        handler.retry()
+    numbers = [int(line.split()[0]) for line in lines[:-1]]
+    assert numbers == list(range(len(numbers))), "whole and in order"
+    assert lines[-1] == f"{10_000 - len(numbers)} lines of this log were dropped: nobody read it"
+    logger.warning("later")
+    assert read_all(reader) == ["later"]
+    handler.close()
+
+
+def test_the_end_of_a_process_waits_a_moment_only(ends: tuple[int, int]) -> None:
+    _, writer = ends
+    handler = UnblockedHandler(writer)
+    logger = logger_of(handler)
+    for _ in range(2_000):
+        logger.warning("x" * 500)
+    handler.flush()
+    handler.close()
+
+
+def test_a_reader_that_is_gone_is_nobodys_trouble() -> None:
+    reader, writer = os.pipe()
+    handler = UnblockedHandler(writer)
+    os.close(reader)
+    logger_of(handler).warning("anybody there?")
+    handler.flush()
+    handler.close()
+    os.close(writer)
+
+
+def test_a_file_is_written_where_others_write_too(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        logger = logger_of(UnblockedHandler(file.fileno()))
+        os.write(file.fileno(), b"first\n")
+        logger.warning("second \udcff")
+        logger.warning("%d", "third")
+        os.write(file.fileno(), b"fourth\n")
+    first, second, third, fourth = path.read_text().splitlines()
+    assert (first, second, fourth) == ("first", "second \\udcff", "fourth")
+    assert third.startswith("a line of this log cannot be shown: '%d': TypeError")
