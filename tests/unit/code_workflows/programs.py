@@ -7,6 +7,7 @@ diary, so that two plays are the same only if everything happened in the same or
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from orchestrator import Orchestrator, OrchestratorError, WorkflowContext
 from orchestrator.domain import commands, history
+from orchestrator.domain.activation import Query
 from orchestrator.domain.history import Event
 from orchestrator.domain.task import TaskError
 from orchestrator.sdk.code.engine import Engine
@@ -40,6 +42,20 @@ async def program(ctx: WorkflowContext, steps: list[Step]) -> list[str]:
     @ctx.update
     async def poke(label: str) -> str:
         return await work.schedule(f"poked {label}")
+
+    event = asyncio.Event()
+
+    @ctx.query
+    def meddle() -> None:
+        for act in (
+            ctx.uuid,
+            ctx.random.random,
+            event.set,
+            lambda: work.schedule("meddled"),
+            lambda: ctx.set("key", 0),
+        ):
+            with contextlib.suppress(OrchestratorError):
+                act()
 
     ctx.compensate(work, "undone")
     return await play(ctx, steps)
@@ -112,6 +128,15 @@ async def _step(
                     task.cancel()
                 diary.extend(str(task.exception() or task.result()) for task in done)
                 diary.extend(str(one) for one in await asyncio.gather(*pending, return_exceptions=True))
+            case "first gathered":
+                gathered = [asyncio.gather(branch(steps, f"one of {n}")) for n, steps in enumerate(given[0])]
+                done, pending = await asyncio.wait(gathered, return_when=asyncio.FIRST_COMPLETED)
+                for one in (*done, *pending):  # in the order of the sets, which must be that of all processes
+                    one.cancel()
+                    diary.append(await work.schedule(f"place {gathered.index(one)}"))
+                await asyncio.gather(*done, *pending, return_exceptions=True)
+            case "tell":
+                app.workflow_run(ctx.info.run_id).signal("signal", given[0])
             case "as completed":
                 for one in asyncio.as_completed([branch(steps, f"raced {n}") for n, steps in enumerate(given[0])]):
                     diary.append(str(await one))
@@ -135,7 +160,7 @@ SECONDS = st.sampled_from([0, 0.5, 1, 5, 60])
 LEAVES = st.one_of(
     st.tuples(st.just("task"), st.integers(0, 9)),
     st.tuples(st.sampled_from(["sleep", "timer", "promise", "shield"]), SECONDS),
-    st.tuples(st.sampled_from(["operation", "state"]), st.integers(0, 9)),
+    st.tuples(st.sampled_from(["operation", "state", "tell"]), st.integers(0, 9)),
     st.tuples(st.sampled_from(["signal", "put", "get"])),
 )
 
@@ -145,7 +170,7 @@ def _branches(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     several = st.lists(steps, min_size=1, max_size=3)
     return st.one_of(
         st.tuples(st.just("gather"), several, st.booleans()),
-        st.tuples(st.sampled_from(["group", "first", "as completed"]), several),
+        st.tuples(st.sampled_from(["group", "first", "first gathered", "as completed"]), several),
         st.tuples(st.sampled_from(["wait for", "timeout", "cancel"]), SECONDS, steps),
         st.tuples(st.just("lock"), steps),
         st.tuples(st.just("child"), steps, st.sampled_from(["cancel", "wait", "abandon"]), st.booleans()),
@@ -200,6 +225,7 @@ class World:
         tasks = [(run, task) for run in runs for task in run.tasks]
         chances = ["task"] * 3 * bool(tasks) + ["timer"] * (self.leader.next_due() is not None)
         chances += ["promise", "promise"]
+        chances += ["query"] * (self.run.shown > 0 and not self.run.has_news)
         chances += ["signal"] if self._random.random() < 0.3 else []
         chances += ["update", "cancel"] if self._random.random() < 0.1 else []
         match self._random.choice(chances):
@@ -207,6 +233,12 @@ class World:
                 self._end_task(*self._random.choice(tasks))
             case "timer":
                 self.leader.fire_next()
+            case "query":
+                before = list(self.run.history)
+                query = Query(bytes(16), "meddle", encode_value(([], {}), "query", LIMIT))
+                (answer,) = self.leader.activate(self.run, [query])
+                assert answer.error is not None
+                assert self.run.history == before
             case "signal":
                 self._tell(history.SignalReceived("signal", encode_value("hello", "signal", LIMIT)))
             case "promise":
@@ -243,4 +275,4 @@ class World:
 
 def _is_leaders(event: Event) -> bool:
     """Say whether the leader itself appended an event while it applied a batch."""
-    return isinstance(event.what, history.TaskCancelled | history.ChildFailed)
+    return isinstance(event.what, history.TaskCancelled | history.ChildFailed | history.SignalReceived)

@@ -70,6 +70,7 @@ for steps, seed in json.load(sys.stdin):
 def test_nothing_depends_on_addresses_or_hash_seeds() -> None:
     branches = [[["task", 1], ["sleep", 1]], [["timer", 0.5], ["task", 2]], [["signal"], ["operation", 3]]]
     steps = [["first", branches], ["as completed", branches], ["gather", branches, True], ["group", branches]]
+    steps += [["first gathered", branches], ["tell", 1], ["signal"]]
     programs = json.dumps([[steps, seed] for seed in range(10)])
     outputs = {
         subprocess.run(
