@@ -248,7 +248,7 @@ def completed(job: Job, result: bytes) -> Succeeded:
 
 def unknown(job: Job) -> Returned:
     """Return the report for a task that this process does not know: another worker may."""
-    return Returned(job.dispatch.id, job.dispatch.attempt, "unknown task", _UNKNOWN_DELAY)
+    return Returned(job.dispatch.id, job.dispatch.attempt, "unknown task", _UNKNOWN_DELAY, job.dispatch.name)
 
 
 def _frames(error: BaseException) -> object:

@@ -203,6 +203,8 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
     attempt: int
     reason: str
     delay: float = 0.0
+    unknown: str = ""
+    """Its name, if the worker does not know it."""
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):

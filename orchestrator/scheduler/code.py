@@ -19,12 +19,13 @@ from orchestrator.domain.run import TIMED_OUT
 from orchestrator.domain.states import RunState
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.knowers import Crowd
 from orchestrator.scheduler.paging import Paging
 from orchestrator.scheduler.tick import Paged, Tick
-from orchestrator.store import code_runs, expectations, histories, stuck, turns
+from orchestrator.store import code_runs, expectations, histories, stuck, transitions, turns
 from orchestrator.store.expectations import Answered
 from orchestrator.store.runs import Delta
-from orchestrator.store.transitions import Claimed
+from orchestrator.store.transitions import Again, Claimed
 from orchestrator.store.turns import Unshown
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Ended, encode
@@ -32,6 +33,9 @@ from orchestrator.transport.keys import private_queue
 
 log = get_logger("scheduler")
 
+_FIRST = bytes(16)
+_CROWDED = 300.0
+"""Seconds after which a turn is tried again that waits for a place, if nobody has found one for it before."""
 _PAUSE = 1.0
 """Seconds before pages are sent again that a worker did not find: they may be many megabytes, every time."""
 
@@ -44,6 +48,8 @@ class CodeRuns:
         self.paging = Paging()
         self._queries: dict[bytes, dict[bytes, Query]] = defaultdict(dict)
         self._members: frozenset[str] = frozenset()
+        self._freeing = b""
+        """Up to which run the stuck ones have been freed; nothing where all have."""
 
     def ask(self, tick: Tick, queries: Iterable[tuple[bytes, Query]]) -> None:
         """Have queries answered by the code of runs. One may be lost with a worker; who gets no answer asks again."""
@@ -67,11 +73,13 @@ class CodeRuns:
     def free_stuck(self, tick: Tick, limit: int) -> None:
         """Let stuck runs try again whenever a worker has come or gone: the code may be another now."""
         members = frozenset(self._fleet.beats)
-        if members == self._members or not self._fleet.is_in_view:
+        if not self._fleet.is_in_view or (members == self._members and not self._freeing):
             return
-        self._members = members
+        if members != self._members:
+            self._members, self._freeing = members, _FIRST
         known = sorted({name for _, name in self._fleet.known()})
-        freed = stuck.free(tick.connection, limit, workflows=known) if known else []
+        freed = stuck.free(tick.connection, limit, workflows=known, after=self._freeing) if known else []
+        self._freeing = max(freed) if len(freed) == limit else b""
         tick.backlog.freed(tick, freed)
 
     # -- out
@@ -88,9 +96,16 @@ class CodeRuns:
         allotment = Allotment(self.paging.size)
         small: dict[bytes, tuple[Claimed, Unshown]] = {}
         later: list[tuple[bytes, int, float]] = []
+        crowded: list[tuple[Claimed, Crowd]] = []
         too_long: list[tuple[bytes, int, Violation]] = []
         for run in turns.unshown(tick.connection, {run: not home for run, home in at_home.items()}):
-            task = claimed[run.id]._replace(worker=claimed[run.id].worker if run.after else None)
+            home = claimed[run.id].worker if run.after else None
+            task = claimed[run.id]._replace(worker=home, to=home)
+            placed = self._placed(task, run)
+            if isinstance(placed, Crowd):
+                crowded.append((task, placed))
+                continue
+            task = placed
             way = allotment.way(run.size)
             if way is Way.MESSAGE:
                 small[run.id] = task, run
@@ -110,10 +125,38 @@ class CodeRuns:
         tick.claimed = [
             equipped.get(task.id, task) for task in tick.claimed if task.id in equipped or not task.is_activation
         ]
+        if crowded:
+            self._keep_back(tick, crowded)
         if later:
             turns.put_off(tick.connection, later, tick.now)
         if too_long:
             stick(tick, too_long)
+
+    def _placed(self, task: Claimed, run: Unshown) -> Claimed | Crowd:
+        """Return a turn as it is sent: to a worker that has its version, if only some have; if they are full, it waits.
+
+        Where nobody has the version, the code of another may do.
+        """
+        knowers = self._fleet.knowers
+        if task.to is not None or task.queue not in knowers.mixed:
+            return task
+        crowd = Crowd(task.queue, task.name, f"{run.workflow}@{run.version}")
+        kinds = knowers.who(task.queue, crowd.wanted)
+        if kinds == frozenset():
+            crowd = Crowd(task.queue, task.name)
+            kinds = knowers.who(task.queue, task.name)
+        if kinds is None:
+            return task
+        worker = knowers.place(task.queue, kinds)
+        return crowd if worker is None else task._replace(to=worker)
+
+    def _keep_back(self, tick: Tick, crowded: Sequence[tuple[Claimed, Crowd]]) -> None:
+        """Let turns wait for a worker that has their version: another might find that its code does not fit."""
+        held = [
+            Again(task.id, task.attempt, _CROWDED, hold=self._fleet.knowers.keep_back(crowd).hold)
+            for task, crowd in crowded
+        ]
+        transitions.again(tick.connection, held, tick.now)
 
     def pause(self, run: bytes, attempt: int) -> float:
         """Return how many seconds pass before what an attempt did not find is sent again."""
@@ -133,7 +176,7 @@ class CodeRuns:
     @staticmethod
     def stream(task: Claimed) -> str:
         """Return the queue into whose stream a claimed task goes."""
-        return private_queue(task.worker) if task.is_activation and task.worker is not None else task.queue
+        return task.queue if task.to is None else private_queue(task.to)
 
 
 def _too_long(size: int) -> Violation:

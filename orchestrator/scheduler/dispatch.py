@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 
 from orchestrator.domain.lane_names import queue_bucket
 from orchestrator.domain.task import Dispatch
@@ -14,9 +14,10 @@ from orchestrator.domain.window import room, smoothed_rate
 from orchestrator.scheduler.claims import Claims
 from orchestrator.scheduler.code import CodeRuns
 from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.knowers import Crowd
 from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import queues, transitions, unique
+from orchestrator.store import queues, transitions, unique, waiting
 from orchestrator.store.queues import QueueRow
 from orchestrator.store.transitions import Again, Claimed
 from orchestrator.store.waiting import InFlight
@@ -43,6 +44,7 @@ class Dispatcher:
         self._rates: dict[str, float] = {}
         self._measured_at = 0.0
         self._finished: Counter[str] = Counter()
+        fleet.knowers.rates = self._rates
 
     @property
     def in_flight(self) -> int:
@@ -52,6 +54,7 @@ class Dispatcher:
     def recount(self, in_flight: Sequence[InFlight]) -> None:
         """Start from what Postgres says is in flight."""
         self._outstanding = Counter(task.queue for task in in_flight)
+        self._fleet.knowers.recount(task.id for task in in_flight)
         self._lanes.recount(task.lane for task in in_flight if task.lane is not None)
 
     def claim(self, tick: Tick, unknown_timeout: float) -> None:
@@ -62,23 +65,56 @@ class Dispatcher:
         rooms = self._rooms(tick)
         if not rooms:
             return
+        if self._fleet.knowers.mixed:
+            self._fleet.knowers.begin(tick.over())
+            self._keep_back(tick, rooms, unknown_timeout)
         plain = {queue: room for queue, room in rooms.items() if not self._lanes.serves(queue)}
         found = self._claims.claim(tick.connection, plain, tick.now) if plain else []
         if len(plain) < len(rooms):
             found += self._lanes.claim(tick, {queue: room for queue, room in rooms.items() if queue not in plain})
         unknown: list[Claimed] = []
-        for task in found:
-            (tick.claimed if self._fleet.knows(task.queue, task.name) else unknown).append(task)
-        if unknown:
+        crowded: list[Claimed] = []
+        if self._fleet.knowers.mixed:
+            self._place(tick, found, unknown, crowded)
+        else:
+            for task in found:
+                (tick.claimed if self._fleet.knows(task.queue, task.name) else unknown).append(task)
+        if unknown or crowded:
             held = [Again(task.id, task.attempt, unknown_timeout, hold="unknown") for task in unknown]
+            held += [Again(task.id, task.attempt, unknown_timeout, hold="crowded") for task in crowded]
             transitions.again(tick.connection, held, tick.now)
-            for task in unknown:
+            for task in (*unknown, *crowded):
                 self._lanes.refuse(task)
         self._spend(tick)
         self._lanes.save(tick)
         keyed = [(task.unique_key, task.id) for task in tick.claimed if task.unique_key is not None]
         if keyed:
             unique.free(tick.connection, keyed, ended=False)
+
+    def _keep_back(self, tick: Tick, rooms: Mapping[str, int], patience: float) -> None:
+        """Take tasks for which there is no place from the front of their queues, so that others come to their turn."""
+        knowers = self._fleet.knowers
+        full: dict[str, list[str]] = defaultdict(list)
+        for crowd in knowers.crowds:
+            if not crowd.wanted and crowd.queue in rooms and knowers.room(crowd) == 0:
+                full[crowd.queue].append(crowd.name)
+        if full and waiting.keep_back(tick.connection, full, tick.now + timedelta(seconds=patience), self._batch):
+            knowers.grows = True
+
+    def _place(self, tick: Tick, found: Sequence[Claimed], unknown: list[Claimed], crowded: list[Claimed]) -> None:
+        """Send what only some workers know to one of them, and keep back what finds no place; turns of code later."""
+        knowers = self._fleet.knowers
+        for task in found:
+            kinds = knowers.who(task.queue, task.name) if task.queue in knowers.mixed else None
+            if not self._fleet.knows(task.queue, task.name):
+                unknown.append(task)
+            elif kinds is None or task.is_activation:
+                tick.claimed.append(task)
+            elif (worker := knowers.place(task.queue, kinds)) is not None:
+                tick.claimed.append(task._replace(to=worker))
+            else:
+                crowded.append(task)
+                knowers.keep_back(Crowd(task.queue, task.name))
 
     def _rooms(self, tick: Tick) -> dict[str, int]:
         """Return how many tasks each queue may be given now."""
@@ -111,6 +147,8 @@ class Dispatcher:
 
     def patience(self, now: datetime) -> float:
         """Return how many seconds may pass before a rate allows more; infinite if none is waited for."""
+        if self._fleet.knowers.grows:
+            return 0.0
         seconds = self._lanes.patience(now.timestamp())
         times = [] if seconds is None else [seconds]
         for limits in (self._settings or {}).values():
@@ -127,6 +165,7 @@ class Dispatcher:
         self._outstanding.update(task.queue for task in tick.claimed)
         self._outstanding.update(paged.task.queue for paged in tick.paged)
         self._finished.update(tick.finished)
+        self._remember_places(tick)
         elapsed = monotonic - self._measured_at
         if elapsed >= 0.02:
             for queue in {*self._rates, *self._finished}:
@@ -135,6 +174,16 @@ class Dispatcher:
                     del self._rates[queue]
             self._finished.clear()
             self._measured_at = monotonic
+
+    def _remember_places(self, tick: Tick) -> None:
+        knowers = self._fleet.knowers
+        for worker, name in set(tick.denied):
+            knowers.deny(worker, name)
+        placed = {}
+        if knowers.mixed:
+            sent = (*tick.claimed, *(paged.task for paged in tick.paged))
+            placed = {task.id: task.to for task in sent if task.to is not None and task.worker is None}
+        knowers.committed(placed, tick.over())
 
     def messages(self, claimed: Sequence[Claimed]) -> dict[str, list[bytes]]:
         """Return the claimed tasks as messages by queue. A long line is bundled; a short one is spread."""

@@ -12,7 +12,7 @@ from orchestrator.scheduler.isolation import attempt
 from orchestrator.scheduler.requests import apply_inbox, cancel_runs
 from orchestrator.scheduler.schedules import extend_backfills, fire_schedules
 from orchestrator.scheduler.tick import Tick
-from orchestrator.scheduler.timers import expire, fail_unknown, fire_due, release_known
+from orchestrator.scheduler.timers import expire, fail_unknown, fire_due, release_crowded, release_known
 from orchestrator.settings import Settings
 from orchestrator.store import runs, waiting
 from orchestrator.store.waiting import Agenda
@@ -67,6 +67,8 @@ class Errands:
         advance_runs(tick)
         if agenda.held and thorough:
             attempt(tick, "release tasks", lambda: release_known(tick, self._fleet, limit))
+        if self._fleet.knowers.crowds:
+            attempt(tick, "find places for tasks", lambda: release_crowded(tick, self._fleet, limit))
         if thorough:
             attempt(tick, "free stuck runs", lambda: self._code.free_stuck(tick, limit))
         if _is_due(agenda.next_due, tick.now):

@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from orchestrator.scheduler.knowers import ANY_FUNCTION, Knowers
 from orchestrator.transport.codec import Heartbeat, unpack_attempts
-
-_ANY_FUNCTION = "*:*"
-"""Published by workers that may import functions by name (`module:function`): only trying tells what they find."""
 
 Names = Callable[[str], "list[str] | None"]
 
@@ -33,6 +31,7 @@ class Fleet:
         self._numbers: dict[str, int] = {}
         self._names: dict[str, frozenset[str]] = {}
         self.beats: dict[str, Heartbeat] = {}
+        self.knowers = Knowers()
         self._slots: dict[str, int] = {}
         self._known: dict[str, frozenset[str]] = {}
 
@@ -103,8 +102,10 @@ class Fleet:
 
     def knows(self, queue: str, name: str) -> bool:
         """Say whether a live worker of this queue knows a task."""
+        if queue in self.knowers.mixed:
+            return self.knowers.who(queue, name) != frozenset()
         known = self._known.get(queue, frozenset())
-        return name in known or (":" in name and _ANY_FUNCTION in known)
+        return name in known or (":" in name and ANY_FUNCTION in known)
 
     def known(self) -> set[tuple[str, str]]:
         """Return every (queue, name) that a live worker can run."""
@@ -121,11 +122,11 @@ class Fleet:
     def _index(self) -> None:
         slots: dict[str, int] = defaultdict(int)
         known: dict[str, set[str]] = defaultdict(set)
-        for beat in self.beats.values():
-            if beat.draining or beat.doubtful:
-                continue
+        at_work = [beat for beat in self.beats.values() if not (beat.draining or beat.doubtful)]
+        for beat in at_work:
             for queue in beat.queues:
                 slots[queue] += beat.slots
                 known[queue] |= self._names.get(beat.names, frozenset())
         self._slots = dict(slots)
         self._known = {queue: frozenset(names) for queue, names in known.items()}
+        self.knowers.index(at_work, self._names, self.fair_time)

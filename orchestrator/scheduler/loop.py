@@ -31,6 +31,7 @@ from orchestrator.scheduler.errands import Errands
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.generations import Generations
 from orchestrator.scheduler.isolation import is_about_all
+from orchestrator.scheduler.knowers import Crowd
 from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.leadership import Leadership, TermOver
 from orchestrator.scheduler.reconcile import Reconciler, Suspicion
@@ -192,6 +193,7 @@ class Scheduler:
         self._generations = Generations(self._streams, self._leadership, settings.batch, self._apply_leftover)
         with self._leadership.reading() as connection:
             self._dispatcher.recount(waiting.in_flight(connection))
+            self._fleet.knowers.crowds = {Crowd.parse(*found) for found in waiting.crowded(connection)}
         self.leading.set()
         log.info("leading, term %d", self._leadership.term)
         self._hear(self._claim_term)

@@ -8,7 +8,8 @@ make harmless for everything that moved in between.
     held by a live worker                   leave it alone, however long it runs
     message not received by anyone          leave it alone: a backlog is not a loss
     message to one worker that does not
-      receive it, for two seconds           it is busy or gone: take the message back, free
+      receive it, for two seconds           it is busy or gone: take the message back, free; a task only if it can
+                                            be made sure that the worker does not receive it after all
     message received by a live worker that
       does not list it, for a whole TTL     the answer to its read was lost: take the message back, free
     message received by a dead worker       a loss: dispatched again, alone
@@ -25,6 +26,7 @@ suspects anything then, so now and then all queues are swept.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +52,8 @@ class Suspicion:
     tasks: list[InFlight] = field(default_factory=list)
     where: dict[tuple[bytes, int], tuple[str, Message]] = field(default_factory=dict)
     """For attempts that still have a message: queue and message."""
+    taken_back: set[tuple[str, str]] = field(default_factory=set)
+    """Queues and messages that were sent to one worker, and that nobody will receive any more."""
     stale: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """By queue, messages of attempts that are no longer in flight."""
 
@@ -73,8 +77,7 @@ class Reconciler:
             [task for task in in_flight if task.age > _MINIMUM_AGE and (task.id, task.attempt) not in held]
         )
         current = {(task.id, task.attempt) for task in in_flight}
-        private = {private_queue(task.worker) for task in suspicion.tasks if task.own and task.worker}
-        for queue in sorted({*sweep, *private, *(task.queue for task in suspicion.tasks)}):
+        for queue in sorted({*sweep, *self._private(suspicion.tasks), *(task.queue for task in suspicion.tasks)}):
             for message in streams.messages(generation, queue):
                 try:
                     members = [(task.id, task.attempt) for task in decode_dispatches(message.body)]
@@ -84,7 +87,33 @@ class Reconciler:
                     suspicion.where[attempt] = (queue, message)
                 if not current.intersection(members):
                     suspicion.stale[queue].append(message.entry)
+        self._take_back(streams, generation, suspicion)
         return suspicion
+
+    def _private(self, tasks: Sequence[InFlight]) -> set[str]:
+        """Return the streams of single workers in which messages of these tasks may stand.
+
+        Where a task is about to be given up for lost, they are those of all workers: another leader may have placed it.
+        """
+        placed = {worker for task in tasks if (worker := self._fleet.knowers.holder(task.id)) is not None}
+        homes = {task.worker for task in tasks if task.own and task.worker}
+        early = self._fleet.fair_time - self._fleet.ttl / 2
+        if any(self._missing_since.get((task.id, task.attempt), math.inf) <= early for task in tasks):
+            homes |= set(self._fleet.beats)
+        return {private_queue(worker) for worker in placed | homes}
+
+    def _take_back(self, streams: LeaderStreams, generation: str, suspicion: Suspicion) -> None:
+        """Take messages of tasks back from workers that do not receive them, if it is not too late for that."""
+        entries: dict[str, set[str]] = defaultdict(set)
+        for task in suspicion.tasks:
+            queue, message = suspicion.where.get((task.id, task.attempt), ("", None))
+            if message is None or message.consumer is not None or task.own:
+                continue
+            if is_private(queue) and task.age > _PRIVATE_PATIENCE:
+                entries[queue].add(message.entry)
+        for queue, unreceived in entries.items():
+            taken = streams.take_back(generation, queue, sorted(unreceived))
+            suspicion.taken_back.update((queue, entry) for entry in taken)
 
     def judge(self, suspicion: Suspicion) -> tuple[list[Reported], dict[str, list[str]]]:
         """Return what is to be reported of lost attempts, and the messages to withdraw, by queue."""
@@ -96,7 +125,9 @@ class Reconciler:
             attempt = (task.id, task.attempt)
             queue, message = suspicion.where.get(attempt, ("", None))
             if message is not None and message.consumer is None:
-                if is_private(queue) and task.age > _PRIVATE_PATIENCE:
+                if (queue, message.entry) in suspicion.taken_back:
+                    reports.append(("reconcile", "nobody", Returned(task.id, task.attempt, "not received")))
+                elif is_private(queue) and task.own and task.age > _PRIVATE_PATIENCE:
                     reports.append(("reconcile", "nobody", Returned(task.id, task.attempt, "not received")))
                     withdraw[queue].append(message.entry)
                 continue

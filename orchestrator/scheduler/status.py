@@ -65,6 +65,8 @@ def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, i
             started.append(Beginning(report.id, report.attempt, report.age, worker))
         elif isinstance(report, Returned):
             again.append(Again(report.id, report.attempt, report.delay))
+            if report.unknown:
+                tick.denied.append((worker, report.unknown))
         else:
             unhappy.append((worker, report))
     if children:

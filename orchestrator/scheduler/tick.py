@@ -113,6 +113,8 @@ class Tick:
     """Activations that are no longer in flight: run and attempt."""
     revoked: list[Moved] = field(default_factory=list)
     """Attempts that a worker may still be running and that no longer count."""
+    denied: list[tuple[str, str]] = field(default_factory=list)
+    """Workers that handed a task back because they do not know it, and its name."""
     set_aside: list[Refused] = field(default_factory=list)
     """Events that could not be applied."""
     failed_parts: list[str] = field(default_factory=list)
@@ -162,6 +164,11 @@ class Tick:
                 if task.callbacks is not None:
                     self.follow_ups.extend(_follow_ups(task, result, error))
                 self.ended.append(Ended(task.id, task.state, inline, error))
+
+    def over(self) -> Iterator[bytes]:
+        """Yield tasks that ended, and runs of code whose turns did."""
+        yield from (ended.id for ended in self.ended)
+        yield from (run for run, _ in self.turns_over)
 
     @contextmanager
     def trial(self) -> Iterator[None]:

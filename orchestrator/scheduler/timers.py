@@ -55,4 +55,20 @@ def release_known(tick: Tick, fleet: Fleet, limit: int) -> None:
     """Make tasks ready again that were held back because no worker knew them, and now one does."""
     known = fleet.known()
     if known:
-        tick.has_wishes = bool(waiting.release_known(tick.connection, sorted(known), limit)) or tick.has_wishes
+        denied = fleet.knowers.denied()
+        released = waiting.release_known(tick.connection, sorted(known), limit, denied=denied)
+        tick.has_wishes = bool(released) or tick.has_wishes
+
+
+def release_crowded(tick: Tick, fleet: Fleet, limit: int) -> None:
+    """Make tasks ready again that only some workers know, as many as these have places for."""
+    knowers = fleet.knowers
+    knowers.begin(tick.over())
+    rooms = {crowd: knowers.room(crowd) for crowd in knowers.crowds}
+    wanted = {crowd: limit if room is None else min(limit, room) for crowd, room in rooms.items() if room != 0}
+    if wanted:
+        released = waiting.release_crowded(
+            tick.connection, [(crowd.queue, crowd.name, crowd.hold, places) for crowd, places in wanted.items()]
+        )
+        knowers.crowds -= {crowd for crowd in wanted if (crowd.queue, crowd.name, crowd.hold) not in released}
+        tick.has_wishes = bool(released) or tick.has_wishes

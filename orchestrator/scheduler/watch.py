@@ -25,6 +25,7 @@ from orchestrator.transport.codec import (
     decode_dispatches,
     unpack_attempts,
 )
+from orchestrator.transport.keys import private_queue
 from orchestrator.transport.leader import LeaderStreams
 
 _MIRROR_EVERY = 5.0
@@ -70,7 +71,9 @@ class Watch:
         """Return the messages, by queue, that nobody has received and that hold nothing but these attempts."""
         attempts = {(task.id, task.attempt) for task in tasks}
         found: dict[str, list[str]] = {}
-        for queue in {task.queue for task in tasks if task.before == "dispatched"}:
+        dispatched = [task for task in tasks if task.before == "dispatched"]
+        placed = {worker for task in dispatched if (worker := self._fleet.knowers.holder(task.id)) is not None}
+        for queue in {*(task.queue for task in dispatched), *map(private_queue, placed)}:
             for message in self._streams.messages(generation, queue):
                 try:
                     members = {(task.id, task.attempt) for task in decode_dispatches(message.body)}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection
 
+from orchestrator.domain.ids import to_text
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import Moved, current_attempt, identifier, moved_rows
@@ -102,7 +103,8 @@ _FREE = Statement(
         which="""
         SELECT ctid FROM orchestrator.runs
          WHERE stuck IS NOT NULL AND ended_at IS NULL
-           AND (id = ANY(%(ids)s::uuid[]) OR (code AND workflow = ANY(%(workflows)s::text[])))
+           AND (id = ANY(%(ids)s::uuid[])
+                OR (code AND workflow = ANY(%(workflows)s::text[]) AND id::text > %(after)s::text))
          ORDER BY id"""
     )
 )
@@ -122,10 +124,15 @@ def free_older(connection: Connection, release: str, limit: int) -> list[bytes]:
 
 
 def free(
-    connection: Connection, limit: int, *, runs: Sequence[bytes] = (), workflows: Sequence[str] = ()
+    connection: Connection,
+    limit: int,
+    *,
+    runs: Sequence[bytes] = (),
+    workflows: Sequence[str] = (),
+    after: bytes = bytes(16),
 ) -> list[bytes]:
-    """Let stuck runs try again: these, and those of these workflows."""
-    parameters = {"ids": arrays.uuids(runs), "workflows": list(workflows), "limit": limit}
+    """Let stuck runs try again: these, and those of these workflows that come after one."""
+    parameters = {"ids": arrays.uuids(runs), "workflows": list(workflows), "after": to_text(after), "limit": limit}
     return [identifier(row[0]) for row in _FREE(connection, parameters)]
 
 

@@ -124,6 +124,8 @@ class Claimed(NamedTuple):
     seq: int = 0
     worker: str | None = None
     """Of a run's own task: who has its code in memory."""
+    to: str | None = None
+    """The one worker that it is sent to; None where any worker of the queue may take it."""
 
     @property
     def is_activation(self) -> bool:
@@ -154,6 +156,7 @@ def claimed(rows: Iterable[Any]) -> list[Claimed]:
                 None if row[13] is None else bytes(row[13]),
                 row[14],
                 row[15],
+                None,
             )
         )
         for row in ordered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -16,10 +16,11 @@ from orchestrator.store.transitions import arrivals, identifier
 _PROMOTE = Statement(
     f"""
 WITH ready AS (
-    UPDATE orchestrator.tasks SET wake_at = NULL
+    UPDATE orchestrator.tasks SET wake_at = NULL, hold = NULL
      WHERE ctid = ANY (ARRAY(
            SELECT ctid FROM orchestrator.tasks
-            WHERE wake_at <= %(now)s::timestamptz AND hold IS NULL ORDER BY wake_at LIMIT %(limit)s))
+            WHERE wake_at <= %(now)s::timestamptz AND hold IS DISTINCT FROM 'unknown'
+            ORDER BY wake_at LIMIT %(limit)s))
     RETURNING id, lane
 ), arrived AS (
     {arrivals("ready WHERE lane IS NOT NULL")}
@@ -72,7 +73,10 @@ WITH ready AS (
              JOIN unnest(%(queues)s::text[], %(names)s::text[]) AS known(queue, name)
                ON held.queue = known.queue
               AND (held.name = known.name OR (known.name = '*:*' AND strpos(held.name, ':') > 0))
-            WHERE held.hold = 'unknown' LIMIT %(limit)s))
+            WHERE held.hold = 'unknown'
+              AND NOT EXISTS (SELECT FROM unnest(%(denied_queues)s::text[], %(denied_names)s::text[]) AS no(queue, name)
+                               WHERE no.queue = held.queue AND no.name = held.name)
+            LIMIT %(limit)s))
     RETURNING id, lane
 ), arrived AS (
     {arrivals("ready WHERE lane IS NOT NULL")}
@@ -82,15 +86,92 @@ SELECT count(*) FROM ready
 )
 
 
-def release_known(connection: Connection, known: Sequence[tuple[str, str]], limit: int) -> int:
-    """Make tasks ready again that a worker now knows, by (queue, name); return how many."""
+def release_known(
+    connection: Connection, known: Sequence[tuple[str, str]], limit: int, *, denied: Sequence[tuple[str, str]] = ()
+) -> int:
+    """Make tasks ready again that a worker now knows, by (queue, name), but for those `denied`; return how many."""
     parameters = {
         "queues": [queue for queue, _ in known],
         "names": [name for _, name in known],
+        "denied_queues": [queue for queue, _ in denied],
+        "denied_names": [name for _, name in denied],
         "limit": limit,
     }
     released: int = _RELEASE(connection, parameters)[0][0]
     return released
+
+
+_KEEP_BACK = Statement(
+    f"""
+WITH kept AS (
+    UPDATE orchestrator.tasks SET hold = 'crowded', wake_at = %(until)s::timestamptz
+     WHERE ctid = ANY (ARRAY(
+           SELECT front.ctid
+             FROM (SELECT DISTINCT queue FROM unnest(%(queues)s::text[]) AS q(queue)) AS asked
+            CROSS JOIN LATERAL (
+                  SELECT ctid, name FROM orchestrator.tasks
+                   WHERE queue = asked.queue AND {READY_PLAIN}
+                   ORDER BY priority DESC, seq LIMIT %(limit)s) AS front
+             JOIN unnest(%(queues)s::text[], %(names)s::text[]) AS full_(queue, name)
+               ON full_.queue = asked.queue AND full_.name = front.name))
+    RETURNING 1
+)
+SELECT count(*) FROM kept
+"""
+)
+
+
+def keep_back(connection: Connection, full: Mapping[str, Sequence[str]], until: datetime, limit: int) -> int:
+    """Keep back tasks of these names, by queue, that stand at its front; return how many."""
+    pairs = [(queue, name) for queue, names in full.items() for name in names]
+    parameters = {
+        "queues": [queue for queue, _ in pairs],
+        "names": [name for _, name in pairs],
+        "until": until,
+        "limit": limit,
+    }
+    kept: int = _KEEP_BACK(connection, parameters)[0][0]
+    return kept
+
+
+_RELEASE_CROWDED = Statement(
+    f"""
+WITH ready AS (
+    UPDATE orchestrator.tasks t SET hold = NULL, wake_at = NULL
+      FROM (SELECT held.ctid AS place, wanted.hold
+              FROM unnest(%(queues)s::text[], %(names)s::text[], %(holds)s::text[], %(limits)s::int[])
+                   AS wanted(queue, name, hold, places)
+             CROSS JOIN LATERAL (
+                   SELECT ctid FROM orchestrator.tasks
+                    WHERE hold IS NOT NULL AND hold = wanted.hold AND name = wanted.name AND queue = wanted.queue
+                    LIMIT wanted.places) AS held) AS found
+     WHERE t.ctid = found.place
+    RETURNING t.id, t.lane, t.queue, t.name, found.hold
+), arrived AS (
+    {arrivals("ready WHERE lane IS NOT NULL")}
+)
+SELECT DISTINCT queue, name, hold FROM ready
+"""
+)
+
+
+def release_crowded(connection: Connection, wanted: Sequence[tuple[str, str, str, int]]) -> set[tuple[str, str, str]]:
+    """Make tasks ready again for which there is a place: by queue, name and hold, how many; return which there were."""
+    parameters = {
+        "queues": [queue for queue, _, _, _ in wanted],
+        "names": [name for _, name, _, _ in wanted],
+        "holds": [hold for _, _, hold, _ in wanted],
+        "limits": arrays.numbers(places for _, _, _, places in wanted),
+    }
+    return {(row[0], row[1], row[2]) for row in _RELEASE_CROWDED(connection, parameters)}
+
+
+_CROWDED = "SELECT DISTINCT queue, name, hold FROM orchestrator.tasks WHERE hold IS NOT NULL AND hold <> 'unknown'"
+
+
+def crowded(connection: Connection) -> list[tuple[str, str, str]]:
+    """Return queue, name and hold of tasks that wait for a place with those who know them; for a new leader."""
+    return [(row[0], row[1], row[2]) for row in connection.exec_driver_sql(_CROWDED)]
 
 
 class Agenda(NamedTuple):

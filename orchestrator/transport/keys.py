@@ -15,7 +15,8 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:events:G           stream   reports of workers, one entry per flush, read by the leader
     {orchestrator:0}:nudges             stream   "something is new in Postgres", capped
     {orchestrator:0}:queue:G:<queue>    stream   dispatch messages, read by the consumer group `workers`
-    {orchestrator:0}:queue:G:@<id>      stream   activations for the worker that has their workflows in memory
+    {orchestrator:0}:queue:G:@<id>      stream   for one worker: turns of workflows that it has in memory, and what
+                                                 only some workers of a queue know
     {orchestrator:0}:quarantine         stream   messages that could not be understood or applied, capped
     {orchestrator:0}:workers            set      ids of workers that have a heartbeat, or had one
     {orchestrator:0}:worker:<id>        string   heartbeat, expires

@@ -115,6 +115,30 @@ for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', KEYS[1])) do
 end
 """
 
+# A message that the group has been given is somebody's; what comes after the last one that was is nobody's yet.
+_TAKE_BACK = """
+local function parts(id)
+  local milliseconds, sequence = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(milliseconds), tonumber(sequence)
+end
+local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+if groups.err then return {} end
+local time, count = -1, -1
+for _, group in ipairs(groups) do
+  local about = {}
+  for place = 1, #group, 2 do about[group[place]] = group[place + 1] end
+  if about['name'] == ARGV[1] then time, count = parts(about['last-delivered-id']) end
+end
+local taken = {}
+for place = 2, #ARGV do
+  local milliseconds, sequence = parts(ARGV[place])
+  if milliseconds > time or (milliseconds == time and sequence > count) then
+    if redis.call('XDEL', KEYS[1], ARGV[place]) == 1 then taken[#taken + 1] = ARGV[place] end
+  end
+end
+return taken
+"""
+
 _NOTHING_SAID: list[Argument] = ["", "", 0]
 _PUSH_BYTES = 1_000_000
 _ORDERS_TTL = 60
@@ -198,6 +222,7 @@ class LeaderStreams:
         self._begin = redis.register_script(_BEGIN)
         self._line = Line(redis)
         self._listening = Listening(redis)
+        self._take_back = redis.register_script(_TAKE_BACK)
         self._forget_silent = redis.register_script(_FORGET_SILENT)
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
         self._last_nudge = "0-0"
@@ -409,6 +434,11 @@ class LeaderStreams:
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
+
+    def take_back(self, generation: str, queue: str, entries: Sequence[str]) -> list[str]:
+        """Take messages back that nobody has received; return those of which it was not too late."""
+        taken = self._take_back(keys=[self._keys.queue(generation, queue)], args=[GROUP, *entries])
+        return [entry.decode() for entry in cast("list[bytes]", taken)]
 
     # -- the fleet
 

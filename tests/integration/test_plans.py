@@ -34,7 +34,7 @@ _FILL = f"""
 INSERT INTO orchestrator.tasks (id, name, queue, payload, run_id, position, wake_at, hold)
 SELECT gen_random_uuid(), 'job', 'q' || n % 3, 'payload', CASE WHEN n % 50 = 0 THEN '{RUN}'::uuid END, n,
        CASE WHEN n % 25 = 1 THEN now() + (n - {PENDING // 2}) * interval '1 second' END,
-       CASE WHEN n % 1000 = 26 THEN 'unknown' END
+       CASE WHEN n % 1000 = 26 THEN 'unknown' WHEN n % 1000 = 51 THEN 'crowded' END
   FROM generate_series(1, {PENDING}) AS n
 """
 _ENDED = """
@@ -92,6 +92,10 @@ OTHERS: dict[str, Call] = {
     "in_flight": lambda _: waiting.in_flight,
     "overdue_unknown": lambda _: lambda c: waiting.overdue_unknown(c, NOW, BATCH),
     "release_known": lambda _: lambda c: waiting.release_known(c, [("q0", "another"), ("q1", "job")], BATCH),
+    "keep_back": lambda _: lambda c: waiting.keep_back(c, {"q0": ["job", "another"], "q1": ["job"]}, NOW, BATCH),
+    "release_crowded": lambda _: (
+        lambda c: waiting.release_crowded(c, [("q0", "job", "crowded", BATCH), ("q1", "another", "crowded: a@1", 9)])
+    ),
     "adopt": lambda _: lambda c: enqueue.adopt_tasks(c, new_tasks(), NOW),
     "open_tasks": lambda _: lambda c: runs.open_tasks(c, [RUN.bytes], BATCH),
 }
@@ -127,6 +131,8 @@ def test_tasks_are_probed_by_id(leader: Leader, name: str) -> None:
         ("claim_behind", "tasks_ready"),
         ("promote_due", "tasks_due"),
         ("release_known", "tasks_held"),
+        ("release_crowded", "tasks_held"),
+        ("keep_back", "tasks_ready"),
         ("in_flight", "tasks_in_flight"),
         ("open_tasks", "tasks_of_run"),
         ("adopt", "ended_tasks_pkey"),

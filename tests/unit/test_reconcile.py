@@ -28,16 +28,22 @@ def message(entry: str, *members: bytes, consumer: str | None, attempt: int = 1)
 
 
 class Streams:
-    """The messages that stand in the one queue."""
+    """The messages that stand in a queue."""
 
-    def __init__(self, *messages: Message) -> None:
+    def __init__(self, *messages: Message, queue: str = "default", in_time: bool = True) -> None:
         self._messages = list(messages)
+        self._queue = queue
+        self._in_time = in_time
         self.reads = 0
 
     def messages(self, generation: str, queue: str) -> list[Message]:
-        assert (generation, queue) == ("g", "default")
+        assert generation == "g"
         self.reads += 1
-        return self._messages
+        return self._messages if queue == self._queue else []
+
+    def take_back(self, generation: str, queue: str, entries: list[str]) -> list[str]:
+        assert (generation, queue) == ("g", self._queue)
+        return entries if self._in_time else []
 
 
 class Situation:
@@ -102,6 +108,34 @@ def test_a_message_whose_receiver_does_not_list_it_for_a_ttl_is_taken_back() -> 
     reports, withdraw = situation.judge(streams, in_flight())
     assert reports == [("reconcile", "live", Returned(A, 1, "message lost"))]
     assert withdraw == {"default": ["1-0"]}
+
+
+@pytest.mark.parametrize(
+    ("age", "in_time", "expected"),
+    [
+        (1.5, True, []),
+        (3.0, True, [("reconcile", "nobody", Returned(A, 1, "not received"))]),
+        (3.0, False, []),  # the worker has received it meanwhile
+    ],
+)
+def test_a_message_to_one_worker_that_does_not_receive_it_is_taken_back_if_it_is_not_too_late(
+    age: float, in_time: bool, expected: list[Reported]
+) -> None:
+    situation = Situation()
+    situation.fleet.knowers.committed({A: "live"}, ())
+    streams = Streams(message("1-0", A, consumer=None), queue="@live", in_time=in_time)
+    assert situation.judge(streams, in_flight(age=age)) == (expected, {})
+
+
+def test_before_a_message_is_given_up_the_streams_of_all_workers_are_looked_through() -> None:
+    """Another leader may have sent it to one of them."""
+    situation = Situation()
+    streams = Streams(message("1-0", A, consumer=None), queue="@live")
+    for _ in range(int(TTL / 2)):
+        assert situation.judge(streams, in_flight()) == NOTHING
+        situation.wait()
+    situation.wait()
+    assert situation.judge(streams, in_flight())[0] == [("reconcile", "nobody", Returned(A, 1, "not received"))]
 
 
 def test_a_message_received_by_a_dead_worker_is_a_loss() -> None:

@@ -54,9 +54,9 @@ _LATER = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL"
 _QUEUES = f"""
 WITH waiting AS (
     SELECT queue,
-           count(*) FILTER (WHERE {READY}) AS ready,
+           count(*) FILTER (WHERE {READY} OR hold <> 'unknown') AS ready,
            count(*) FILTER (WHERE {_LATER} AND hold IS NULL) AS delayed,
-           count(*) FILTER (WHERE {_LATER} AND hold IS NOT NULL) AS unknown,
+           count(*) FILTER (WHERE {_LATER} AND hold = 'unknown') AS unknown,
            count(*) FILTER (WHERE status = 'pending' AND blockers > 0) AS blocked,
            count(*) FILTER (WHERE status = 'dispatched') AS dispatched,
            count(*) FILTER (WHERE status = 'running') AS running,

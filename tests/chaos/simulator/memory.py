@@ -329,6 +329,17 @@ class MemoryLeaderStreams:
 
         self._call("withdraw", effect)
 
+    def take_back(self, generation: str, queue: str, entries: Sequence[str]) -> list[str]:
+        def effect() -> list[str]:
+            stream = self._server.data.queues.get((generation, queue), Stream())
+            taken = [
+                entry for entry in entries if entry in stream.entries and stream_position(entry) > stream.delivered
+            ]
+            stream.drop(taken)
+            return taken
+
+        return self._call("take_back", effect)
+
     # -- the fleet
 
     def complain(self, reason: str) -> None:

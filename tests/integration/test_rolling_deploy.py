@@ -1,0 +1,303 @@
+"""Workers of two versions of an application on one queue: each task goes to those that know it, up to their room."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator import Handle, WorkflowContext
+from orchestrator.domain.activation import Activated, Violation
+from orchestrator.domain.task import Dispatch, Returned
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.transport.keys import private_queue
+from orchestrator.transport.leader import LeaderStreams
+from tests.integration.code_stage import act, activation, run_row
+from tests.integration.stage import KEYS, System, Worker, raw
+
+MISFIT = Violation(1, "DeterminismViolation", "it does not fit")
+
+
+@pytest.fixture
+def old(system: System) -> Worker:
+    return system.worker("old", slots=4)
+
+
+@pytest.fixture
+def new(system: System) -> Worker:
+    return system.worker("new", slots=4, knows=["job", "fresh"])
+
+
+def enqueue(system: System, count: int, name: str = "fresh", **options: Any) -> list[Handle[Any]]:
+    task = system.app.tasks.get(name) or system.app.task(name=name)(lambda number: number)
+    return [task.options(**options).enqueue(number) for number in range(count)]
+
+
+def work(system: System, *workers: Worker) -> Counter[tuple[str, str]]:
+    """Have workers take and finish what there is, until nothing comes any more; return who did what."""
+    done: Counter[tuple[str, str]] = Counter()
+    while True:
+        taken = {worker: worker.take() for worker in workers}
+        if not any(taken.values()):
+            return done
+        for worker, tasks in taken.items():
+            done.update((worker.name, task.name) for task in tasks)
+            if tasks:
+                worker.succeed(*tasks)
+        system.tick(2)
+
+
+def test_what_only_some_know_goes_to_them_and_nothing_goes_round(system: System, old: Worker, new: Worker) -> None:
+    system.look()
+    handles = enqueue(system, 200)
+    common = enqueue(system, 20, "job")
+    system.look()
+    done = work(system, old, new)
+    assert done["new", "fresh"] == 200
+    assert ("old", "fresh") not in done
+    assert done["old", "job"] + done["new", "job"] == 20
+    assert {handle.status() for handle in (*handles, *common)} == {"success"}
+    assert max(system.row(handle)["attempt"] for handle in handles) <= 3, "claimed, kept back, and placed"
+
+
+def test_what_finds_no_place_keeps_nobody_from_theirs(system: System, old: Worker, new: Worker) -> None:
+    """Tasks that all know go on although hundreds before them wait for the one that knows them."""
+    system.look()
+    fresh = enqueue(system, 300)
+    common = enqueue(system, 4, "job")
+    for _ in range(50):
+        if any(task.name == "job" for task in old.take()):
+            break
+        system.tick()
+    else:
+        raise AssertionError("the common tasks never came")
+    states = Counter(system.row(handle)["status"] for handle in fresh)
+    assert states["dispatched"] == 4, "as many as the new worker has slots"
+    holds = Counter(system.row(handle)["hold"] for handle in fresh)
+    assert holds["crowded"] > 0
+    assert system.row(common[0])["status"] == "dispatched"
+
+
+def test_priority_and_lanes_hold_there_too(system: System, old: Worker, new: Worker) -> None:
+    system.look()
+    handles = enqueue(system, 30, concurrency=2)
+    system.look()
+    for _ in range(100):
+        taken = new.take()
+        assert len(taken) <= 2
+        assert old.take() == []
+        if taken:
+            new.succeed(*taken)
+        system.look()
+        if all(handle.status() == "success" for handle in handles):
+            return
+    raise AssertionError(Counter(handle.status() for handle in handles))
+
+
+def test_when_all_know_it_anybody_may_have_it(system: System, old: Worker, new: Worker) -> None:
+    system.look()
+    handles = enqueue(system, 50)
+    system.look()
+    new.take()  # and keeps them
+    old.learn("fresh")
+    system.look(3)
+    assert Counter(system.row(handle)["hold"] for handle in handles) == {None: 50}
+    assert len(old.take()) > 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_task_whose_only_knower_dies_waits_for_another(system: System, old: Worker, new: Worker, again: bool) -> None:
+    system.look()
+    (handle,) = enqueue(system, 1)
+    system.look()
+    assert system.messages(private_queue("new")) == [(raw(handle), 1)]
+    if again:
+        system.lead()  # which does not know where it was sent
+    new.die()
+    system.make_old()
+    system.look_until(lambda: system.row(handle)["hold"] == "unknown")
+    newer = system.worker("newer", slots=4, knows=["job", "fresh"])
+    system.look_until(lambda: system.row(handle)["status"] == "dispatched")
+    newer.succeed(*newer.take())
+    system.tick()
+    assert handle.status() == "success"
+    assert old.take() == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_worker_that_does_not_take_its_task_loses_it_and_never_runs_it(
+    system: System, old: Worker, new: Worker, again: bool
+) -> None:
+    other = system.worker("other", slots=4, knows=["job", "fresh"])
+    system.look()
+    (handle,) = enqueue(system, 1)
+    system.look()
+    first = next(worker for worker in (new, other) if system.messages(private_queue(worker.name)))
+    if again:
+        system.lead()
+    first.doubtful = True
+    system.make_old()
+    second = other if first is new else new
+    system.look_until(lambda: system.messages(private_queue(second.name)))
+    assert first.take() == []
+    (task,) = second.take()
+    second.succeed(task)
+    system.tick()
+    assert handle.status() == "success"
+
+
+def test_what_a_worker_has_received_is_not_taken_back(system: System, old: Worker, new: Worker) -> None:
+    system.look()
+    enqueue(system, 3)
+    system.look()
+    streams: LeaderStreams = system.scheduler._streams
+    queue = private_queue("new")
+    entries = [entry.decode() for entry, _ in system.redis.xrange(KEYS.queue(system.generation, queue))]  # type: ignore[union-attr]
+    assert len(new.take()) == 3
+    assert streams.take_back(system.generation, queue, entries) == []
+    assert streams.take_back(system.generation, "@nobody", ["1-0"]) == []
+    system.make_old()
+    system.look(3)
+    assert len(new.held) == 3
+    assert system.count("ended_tasks") == 0
+
+
+def test_a_cancelled_task_is_withdrawn_from_the_worker_it_was_sent_to(system: System, old: Worker, new: Worker) -> None:
+    system.look()
+    (handle,) = enqueue(system, 1)
+    system.look()
+    handle.cancel()
+    system.look()
+    assert handle.status() == "cancelled"
+    assert system.messages(private_queue("new")) == []
+
+
+def test_what_no_worker_finds_is_not_tried_for_ever(system: System) -> None:
+    """Workers may import functions by name: only trying tells what is there."""
+    one, two = (system.worker(name, knows=["job", "*:*"]) for name in ("one", "two"))
+    (handle,) = enqueue(system, 1, "jobs:missing")
+    tries = 0
+    for _ in range(8):
+        system.look()
+        for worker in (one, two):
+            for task in worker.take():
+                tries += 1
+                worker.report(Returned(task.id, task.attempt, "unknown task", 0.0, task.name))
+        system.tick()
+        if system.row(handle)["hold"] == "unknown":
+            break
+    assert tries <= 2
+    system.look(5)
+    assert system.row(handle)["hold"] == "unknown"
+    three = system.worker("three", knows=["job", "*:*"])  # which may have the file
+    system.look(2)
+    taken = [task for worker in (one, two, three) for task in worker.take()]
+    assert [task.name for task in taken] == ["jobs:missing"]
+
+
+# -- workflows as code
+
+
+@pytest.fixture
+def patient(system: System) -> CodeWorkflow[..., Any]:
+    job = system.job
+
+    @system.app.workflow(name="patient")
+    async def patient(ctx: WorkflowContext) -> int:
+        return int(await job.schedule(1)) + int(await job.schedule(2))
+
+    return patient
+
+
+@pytest.fixture
+def engine_(system: System) -> Iterator[Engine]:
+    engine = Engine(system.app.code_workflows.find, 1_000_000)
+    yield engine
+    engine.close()
+
+
+def with_version(system: System, version: int, name: str = "", slots: int = 10) -> Worker:
+    return system.worker(name or f"v{version}", knows=["job", "patient", f"patient@{version}"], slots=slots)
+
+
+def turns(tasks: list[Dispatch]) -> list[Dispatch]:
+    return [task for task in tasks if task.is_activation]
+
+
+def test_runs_go_to_workers_that_have_their_version(
+    system: System, patient: CodeWorkflow[..., Any], engine_: Engine
+) -> None:
+    two, one = with_version(system, 2), with_version(system, 1)
+    system.look()
+    handles = [patient.start() for _ in range(20)]
+    for _ in range(60):
+        system.look()
+        assert turns(two.take()) == []
+        for task in [*one.take()]:
+            one.report(act(engine_, task)) if task.is_activation else one.succeed(task)
+        two.succeed(*[Dispatch(task, attempt, "job", b"", "default") for task, attempt in two.held])
+        if all(handle.status() == "success" for handle in handles):
+            return
+    raise AssertionError(Counter(handle.status() for handle in handles))
+
+
+def test_turns_wait_for_those_who_have_the_version_and_keep_nobody_else(
+    system: System, patient: CodeWorkflow[..., Any]
+) -> None:
+    two, one = with_version(system, 2), with_version(system, 1, slots=2)
+    system.look()
+    for _ in range(40):
+        patient.start()
+    (plain,) = enqueue(system, 1, "job")
+    for _ in range(30):
+        system.tick()
+        if any(task.id == raw(plain) for task in two.take()):
+            break
+    else:
+        raise AssertionError("the plain task never came")
+    assert len(turns(one.take())) == 2
+    assert system.sql("SELECT count(*) AS n FROM orchestrator.tasks WHERE hold = 'crowded: patient@1'")[0]["n"] > 0
+
+
+def test_where_nobody_has_the_version_other_code_may_do(system: System, patient: CodeWorkflow[..., Any]) -> None:
+    none, two = system.worker("none"), with_version(system, 2)
+    system.look()
+    patient.start()
+    system.look()
+    assert none.take() == []
+    assert len(two.take()) == 1
+
+
+def test_stuck_runs_free_themselves_when_a_worker_with_their_version_comes(
+    system: System, patient: CodeWorkflow[..., Any]
+) -> None:
+    two = with_version(system, 2)
+    handle = patient.start()
+    system.look()
+    (turn,) = two.take()
+    two.report(Activated(turn.id, turn.attempt, 0.1, stuck=MISFIT))
+    system.tick()
+    assert handle.status() == "stuck"
+    one = with_version(system, 1)
+    system.look(2)
+    assert run_row(system, handle)["stuck"] is None
+    assert two.take() == []
+    (turn,) = one.take()
+    assert activation(turn).after == 0
+
+
+def test_all_that_are_stuck_are_freed_however_many(system: System, patient: CodeWorkflow[..., Any]) -> None:
+    two = with_version(system, 2, slots=100)
+    system.look()
+    handles = [patient.start() for _ in range(30)]
+    system.scheduler._errands._settings = system.settings.__class__(**{**vars(system.settings), "batch": 7})
+    for _ in range(30):
+        system.look()
+        for turn in two.take():
+            two.report(Activated(turn.id, turn.attempt, 0.1, stuck=MISFIT))
+    assert {handle.status() for handle in handles} == {"stuck"}
+    with_version(system, 1, slots=100)
+    system.look_until(lambda: not any(run_row(system, handle)["stuck"] for handle in handles))

@@ -1,0 +1,126 @@
+"""Who knows what: which workers of a queue a task goes to where they differ, and how many."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.scheduler.knowers import ANY_FUNCTION, Knowers
+from orchestrator.transport.codec import Heartbeat
+
+NAMES = {
+    "old": frozenset({"both", "gone"}),
+    "new": frozenset({"both", "fresh"}),
+    "any": frozenset({"both", ANY_FUNCTION}),
+}
+NOBODY: frozenset[str] = frozenset()
+
+
+def beat(worker: str, kind: str, *, slots: int = 2, running: int = 0, queue: str = "default") -> Heartbeat:
+    return Heartbeat(worker, "host", 1, [queue], slots, kind, "", 0.0, b"", running)
+
+
+def knowers(*beats: Heartbeat) -> Knowers:
+    found = Knowers()
+    found.index(beats, NAMES, 0.0)
+    found.begin(())
+    return found
+
+
+def test_where_all_are_of_a_kind_nothing_is_placed() -> None:
+    same = knowers(beat("a", "old"), beat("b", "old"), beat("c", "new", queue="other"))
+    assert same.mixed == frozenset()
+    assert same.who("default", "both") is None
+    assert same.who("default", "fresh") == NOBODY
+
+
+def test_where_they_differ_each_name_has_its_kinds() -> None:
+    mixed = knowers(beat("a", "old"), beat("b", "new"), beat("c", "any"))
+    assert mixed.mixed == {"default"}
+    assert mixed.who("default", "both") is None
+    assert mixed.who("default", "gone") == {"old"}
+    assert mixed.who("default", "jobs:run") == {"any"}
+    assert mixed.who("default", "nothing") == NOBODY
+    assert mixed.who("elsewhere", "both") == NOBODY
+
+
+def test_tasks_go_to_whoever_knows_them_and_has_most_room_up_to_their_slots() -> None:
+    mixed = knowers(beat("a", "old", slots=9), beat("b", "new", slots=2), beat("c", "new", slots=3, running=2))
+    assert mixed.places("default", frozenset({"new"})) == 5
+    placed = [mixed.place("default", frozenset({"new"})) for _ in range(6)]
+    assert placed[:3] == ["b", "b", "c"] or placed[:3] == ["b", "c", "b"]
+    assert Counter(placed) == {"b": 2, "c": 3, None: 1}
+    assert mixed.places("default", frozenset({"new"})) == 0
+
+
+def test_what_is_in_flight_takes_its_place_until_it_is_over() -> None:
+    mixed = knowers(beat("a", "old"), beat("b", "new", slots=2))
+    mixed.committed({b"1": "b", b"2": "b"}, ())
+    mixed.begin(())
+    assert mixed.place("default", frozenset({"new"})) is None
+    mixed.begin([b"1", b"1", b"other"])  # in this very tick
+    assert mixed.places("default", frozenset({"new"})) == 1
+    assert mixed.place("default", frozenset({"new"})) == "b"
+    mixed.committed({b"3": "b"}, [b"1"])
+    assert (mixed.holder(b"1"), mixed.holder(b"2"), mixed.holder(b"3")) == ("b", "b", "b")
+    mixed.committed({}, ())
+    assert mixed.holder(b"1") is None
+    mixed.recount([b"3", b"4"])
+    mixed.begin(())
+    assert (mixed.places("default", frozenset({"new"})), mixed.holder(b"2")) == (1, None)
+
+
+def test_a_quick_queue_is_placed_ahead_of_its_slots() -> None:
+    mixed = knowers(beat("a", "old"), beat("b", "new", slots=2))
+    mixed.rates = {"default": 400.0}
+    mixed.begin(())
+    assert mixed.places("default", frozenset({"new"})) == 2 + 20
+
+
+def test_a_function_that_is_not_there_is_not_tried_again_until_another_worker_comes() -> None:
+    beats = [beat("a", "any"), beat("b", "any")]
+    found = knowers(*beats)
+    assert found.mixed == frozenset()
+    found.deny("a", "jobs:run")
+    assert found.mixed == {"default"}
+    assert found.who("default", "jobs:run") == NOBODY
+    assert found.who("default", "jobs:other") is None
+    assert found.who("default", "both") is None
+    assert found.denied() == [("default", "jobs:run")]
+    found.index(beats, NAMES, 1.0)
+    assert found.who("default", "jobs:run") == NOBODY
+    found.index([*beats, beat("c", "any")], NAMES, 2.0)  # perhaps it has the file
+    assert (found.who("default", "jobs:run"), found.mixed, found.denied()) == (None, frozenset(), [])
+    found.deny("a", "jobs:run")
+    found.index([*beats, beat("c", "any")], NAMES, 1_000.0)
+    assert found.mixed == frozenset(), "and it is not believed for ever"
+
+
+def test_of_two_kinds_one_may_have_the_function() -> None:
+    found = Knowers()
+    found.index(
+        [beat("a", "any"), beat("b", "more")], {"any": NAMES["any"], "more": frozenset({"x", ANY_FUNCTION})}, 0.0
+    )
+    found.deny("a", "jobs:run")
+    assert found.who("default", "jobs:run") == {"more"}
+    assert found.denied() == []
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["old", "new", "any"]), st.integers(0, 5), st.integers(0, 5)), max_size=8),
+    st.integers(0, 30),
+)
+def test_nobody_gets_more_than_its_slots_and_nobody_idles_while_a_task_waits(
+    workers: list[tuple[str, int, int]], tasks: int
+) -> None:
+    beats = [beat(f"w{place}", kind, slots=slots, running=run) for place, (kind, slots, run) in enumerate(workers)]
+    found = knowers(*beats)
+    kinds = frozenset({"old", "any"})
+    room = found.places("default", kinds)
+    placed = Counter(found.place("default", kinds) for _ in range(tasks))
+    slots = {beat.worker: beat.slots for beat in beats if beat.names in kinds}
+    assert room == sum(slots.values())
+    assert placed[None] == max(0, tasks - room)
+    assert all(count <= slots[worker] for worker, count in placed.items() if worker is not None)
