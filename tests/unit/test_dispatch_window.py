@@ -40,6 +40,9 @@ class Postgres:
     def in_transaction(self) -> bool:
         return True
 
+    def get_execution_options(self) -> dict[str, Any]:
+        return {}
+
     @property
     def connection(self) -> Postgres:
         return self
