@@ -35,6 +35,8 @@ times_options: tuple[Callable[[F], F], ...] = (
     click.option("--cron", help="Five fields, or six with seconds first: '0 3 * * *'."),
     click.option("--every", metavar="DURATION", help="An interval, in elapsed time: 10m, 1h30m."),
     click.option("--at", metavar="TIME", help="Once: 2026-07-01T09:00."),
+    click.option("--start", metavar="TIME", help="Not before this moment: 2026-07-01, in its time zone."),
+    click.option("--end", metavar="TIME", help="Only before this moment."),
     click.option("--timezone", metavar="ZONE", help="Whose wall clock it follows: Europe/Berlin.  [default: UTC]"),
 )
 

@@ -33,6 +33,9 @@ _NAMES |= {name: place for place, name in enumerate(_MONTHS.split("|"), 1)}
 _NAMED = re.compile(rf"(?<!@)\b(?:{_MONTHS}|{_DAYS})\b", re.IGNORECASE)
 _RANGE_OF_ONE = re.compile(r"\b([0-9]+)-\1(?:/[0-9]+)?(?![0-9/])")
 """`3-3`, which croniter takes for all values there are."""
+_STEPS = re.compile(r"([0-9]{1,4})/[1-9][0-9]*")
+_LAST = ((59,), (59,), (23,), (31,), (12,), (6, 7))
+"""The last value of each field; steps from it come to nothing else."""
 _NICKNAMES = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
 _SOME_DAY = datetime(2024, 1, 1)
 
@@ -72,7 +75,18 @@ def _is_understood(expression: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _parsed(expression: str) -> croniter:
     plain = _RANGE_OF_ONE.sub(r"\1", _NAMED.sub(lambda word: str(_NAMES[word[0].lower()]), expression))
+    if not plain.startswith("@"):
+        parts = plain.split()
+        plain = " ".join(
+            _without_idle_steps(part, last) for part, last in zip(parts, _LAST[-len(parts) :], strict=True)
+        )
     return croniter(plain, _SOME_DAY, ret_type=datetime, second_at_beginning=True)
+
+
+def _without_idle_steps(part: str, last: tuple[int, ...]) -> str:
+    """Leave steps out that lead nowhere: `59/5` begins at the last minute, and croniter takes it for all of them."""
+    items = (_STEPS.fullmatch(item) or item for item in part.split(","))
+    return ",".join(item if isinstance(item, str) else item[1] if int(item[1]) in last else item[0] for item in items)
 
 
 def next_local(expression: str, after: datetime) -> datetime | None:

@@ -34,6 +34,7 @@ MOST_CAUGHT_UP = 1_000
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
+_INSTANT = timedelta(microseconds=1)
 _LAST_YEAR = 9_000
 _CATCH_UP = re.compile(r"(none|latest|all)(?:\(([1-9][0-9]{0,8})\))?")
 
@@ -47,6 +48,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     """Seconds."""
     at: str | None = None
     """One moment, as ISO 8601; in the schedule's time zone unless it has an offset."""
+    start: str | None = None
+    """It does not fire before this moment, written like `at`; a date is its first moment."""
+    end: str | None = None
+    """Nor at this moment or after it."""
     timezone: str = "UTC"
     overlap: Overlap = "skip"
     catch_up: str = "latest"
@@ -70,9 +75,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     def words(self) -> str:
         """Return when it fires, as it was written."""
-        if self.every is not None:
-            return f"every {format_duration(self.every)}"
-        return self.cron or f"once at {self.at}"
+        times = f"every {format_duration(self.every)}" if self.every is not None else self.cron or f"once at {self.at}"
+        since = f", from {self.start}" if self.start is not None else ""
+        return f"{times}{since}{f', before {self.end}' if self.end is not None else ''}"
 
 
 def catch_up_parts(text: str) -> tuple[str, int | None] | None:
@@ -114,14 +119,23 @@ def delay_of(schedule: Schedule, key: str) -> timedelta:
 
 def next_fire(schedule: Schedule, after: datetime) -> datetime | None:
     """Return the first fire later than `after`, or None if there is none any more."""
+    if schedule.start is not None:
+        after = max(after, moment(schedule.start, schedule.zone) - _INSTANT)
+    fire = _next_fire(schedule, after)
+    if fire is not None and schedule.end is not None and fire >= moment(schedule.end, schedule.zone):
+        return None
+    return fire
+
+
+def _next_fire(schedule: Schedule, after: datetime) -> datetime | None:
     if after.year > _LAST_YEAR:
         return None
     if schedule.every is not None:
         interval = timedelta(seconds=schedule.every)
         return _EPOCH + ((after - _EPOCH) // interval + 1) * interval
     if schedule.at is not None:
-        moment = _moment(schedule.at, schedule.zone)
-        return moment if moment > after else None
+        fire = moment(schedule.at, schedule.zone)
+        return fire if fire > after else None
     assert schedule.cron is not None
     after = after.replace(microsecond=0)
     next_one = _next_on_the_clock if cron.has_fixed_hour(schedule.cron) else _next_elapsed
@@ -136,7 +150,8 @@ def fires(schedule: Schedule, start: datetime, end: datetime) -> Iterator[dateti
         fire = next_fire(schedule, fire)
 
 
-def _moment(text: str, zone: ZoneInfo) -> datetime:
+def moment(text: str, zone: ZoneInfo) -> datetime:
+    """Return the moment that a text names, by the clock of a zone unless it has an offset."""
     found = datetime.fromisoformat(text)
     return moment_of(found, zone) if found.tzinfo is None else found.astimezone(UTC)
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from orchestrator.domain.checks import Path
 from orchestrator.domain.cron import cron_problem
-from orchestrator.domain.schedule import MOST_CAUGHT_UP, Overlap, catch_up_parts
+from orchestrator.domain.schedule import MOST_CAUGHT_UP, Overlap, catch_up_parts, moment
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 from orchestrator.sdk import fields
 from orchestrator.sdk.document import Node, from_plain
@@ -27,7 +27,21 @@ def schedule(reader: Fields, node: Node, path: Path) -> dict[str, Any] | Bad:
     if len(given) != 1 and isinstance(node.value, dict):
         found = " and ".join(given) or "none of them"
         reader.problem(path, f"expected exactly one of cron, every and at, found {found}.")
+    if not isinstance(values, Bad) and len(reader.problems) == before:
+        _check_bounds(reader, values, path)
     return values if len(reader.problems) == before else BAD
+
+
+def _check_bounds(reader: Fields, values: dict[str, Any], path: Path) -> None:
+    given = [key for key in ("start", "end") if key in values]
+    if given and "at" in values:
+        reader.problem(
+            (*path, given[0]), "expected with cron or every, found with at, which is one moment: leave it out."
+        )
+    elif len(given) == 2:
+        zone = zoneinfo.ZoneInfo(values.get("timezone", "UTC"))
+        if moment(values["start"], zone) >= moment(values["end"], zone):
+            reader.problem((*path, "end"), f"expected a moment after start, {values['start']}, found {values['end']}.")
 
 
 def checked_schedule(data: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +121,8 @@ _SCHEDULE: dict[str, Convert] = {
     "cron": _cron,
     "every": _every,
     "at": _at,
+    "start": _at,
+    "end": _at,
     "timezone": _timezone,
     "overlap": fields.one_of(get_args(Overlap)),
     "catch_up": _catch_up,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from orchestrator.errors import InvalidTask, ResultTimeout
@@ -37,6 +37,9 @@ class Times(TypedDict, total=False):
     cron: str
     every: float | str | timedelta
     at: str | datetime
+    start: str | date
+    """Not before this moment, or this day; `end`: only before it. A datetime is a date, too."""
+    end: str | date
     timezone: str
     overlap: Literal["skip", "queue", "allow", "cancel_previous"]
     catch_up: str
@@ -74,7 +77,7 @@ def plain_times(times: Mapping[str, Any]) -> dict[str, Any]:
         name: value.total_seconds()
         if isinstance(value, timedelta)
         else value.isoformat()
-        if isinstance(value, datetime)
+        if isinstance(value, date)
         else value
         for name, value in times.items()
         if value is not None

@@ -90,6 +90,9 @@ def test_next_previews_with_and_without_a_database(run: Run, monkeypatch: pytest
     assert "schedule.cron: hour '25' of '0 25 * * *': expected 0 to 23" in refused
     assert "Give either" in run("schedules", "next", exit_code=2).output
     assert "will not fire again" in run("schedules", "next", "--at", "2020-01-01T00:00").output
+    bounds = ("--start", "2090-01-01", "--end", "2090-01-03")
+    bounded = run("schedules", "next", "--cron", "0 0 * * *", *bounds).output.splitlines()
+    assert [line[4:14] for line in bounded] == ["2090-01-01", "2090-01-02"]
 
 
 def test_set_replaces_and_refuses(run: Run) -> None:

@@ -6,6 +6,7 @@ import itertools
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,8 @@ from orchestrator.domain import zones
 from orchestrator.domain.catch_up import PUNCTUAL, decide
 from orchestrator.domain.cron import cron_problem
 from orchestrator.domain.schedule import Schedule, delay_of, fire_key, fires, next_fire
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.sdk.schedule_fields import checked_schedule
 from tests.wall_clock import DAYS, MONTHS, brute_fires
 
 BERLIN = "Europe/Berlin"
@@ -123,6 +126,73 @@ def test_the_next_fire_is_later_and_nothing_is_between(expression: str, clock: t
     assert first > after
     assert next_fire(schedule, first - timedelta(microseconds=1)) == first
     assert next_fire(schedule, after + (first - after) / 2) == first
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("59/5 * * * *", ["00:59", "01:59", "02:59"]),
+        ("0,59/7 1 * * *", ["01:00", "01:59"]),
+        ("50/5 1 * * *", ["01:50", "01:55"]),
+        ("30 23/2 * * *", ["23:30"]),
+        ("0 12 31/3 * *", []),
+        ("0 12 1/30 1/11 *", ["12:00"]),
+        ("0 12 * 12/5 *", []),
+        ("0 12 * * 4/2", ["12:00"]),
+        ("0 12 * * 6/2", []),
+        ("0 12 * * SAT/2", []),
+        ("0 12 * * 7/2", []),
+        ("59/10 59 1 * * *", ["01:59"]),
+    ],
+)
+def test_steps_from_a_value_go_to_the_end_of_the_field(expression: str, expected: list[str]) -> None:
+    """On the first of January 2026, a Thursday."""
+    found = fires(cron(expression), utc("2026-01-01"), utc("2026-01-02"))
+    assert [f"{fire:%H:%M}" for fire in found][: len(expected) or 1] == expected
+
+
+# -- from when until when
+
+
+def test_a_schedule_fires_from_its_start_on_and_before_its_end() -> None:
+    schedule = cron("0 0 * * *", BERLIN, start="2026-03-01", end="2026-03-04")
+    found = list(fires(schedule, utc("2026-01-01"), utc("2027-01-01")))
+    assert [f"{fire:%d %H:%M}" for fire in found] == ["28 23:00", "01 23:00", "02 23:00"]
+    assert next_fire(schedule, utc("2026-03-03")) is None
+    assert schedule.words() == "0 0 * * *, from 2026-03-01, before 2026-03-04"
+
+
+def test_an_interval_keeps_its_beat_whenever_it_starts() -> None:
+    schedule = Schedule(every=600.0, start="2026-03-01T10:05", end="2026-03-01T10:30+00:00")
+    found = list(fires(schedule, utc("2026-01-01"), utc("2027-01-01")))
+    assert [f"{fire:%H:%M}" for fire in found] == ["10:10", "10:20"]
+
+
+def test_what_lies_outside_is_not_caught_up_with() -> None:
+    schedule = cron("0 * * * *", start="2026-03-01T10:00", end="2026-03-01T13:00", catch_up="all")
+    decision = decide(schedule, utc("2026-03-01 10:00"), utc("2026-03-05 00:00"), 100)
+    assert [f"{fire:%H}" for fire in decision.fires] == ["10", "11", "12"]
+    assert decision.next_fire is None
+    latest = decide(
+        msgspec.structs.replace(schedule, catch_up="latest"), *map(utc, ("2026-03-01 10:00", "2026-03-05")), 9
+    )
+    assert [f"{fire:%H}" for fire in latest.fires] == ["12"]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"cron": "0 3 * * *", "start": "soon"}, "schedule.start: expected a time such as"),
+        (
+            {"cron": "0 3 * * *", "start": "2026-02-01", "end": "2026-02-01"},
+            "schedule.end: expected a moment after start",
+        ),
+        ({"at": "2026-02-01", "end": "2026-03-01"}, "schedule.end: expected with cron or every"),
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(data: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidWorkflow, match=words):
+        checked_schedule(data)
 
 
 # -- clocks that are turned, one by one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -117,3 +117,15 @@ def test_keys_of_constant_parameters() -> None:
     assert varied.key == "all"
     with pytest.raises(InvalidWorkflow, match="schedule of task 'clean': tasks.task: .*: due. Give .* constant params"):
         app.schedules.declared["due"].definition()
+
+
+def test_a_schedule_may_begin_and_end() -> None:
+    app = Orchestrator()
+
+    @app.schedule(every="1h", start=date(2090, 1, 1), end=datetime(2090, 1, 1, 3))
+    @app.task(name="bounded")
+    def bounded() -> None: ...
+
+    schedule = app.schedules.declared["bounded"].definition().schedule
+    assert schedule is not None
+    assert (schedule["start"], schedule["end"]) == ("2090-01-01", "2090-01-01T03:00:00")
