@@ -194,7 +194,11 @@ class JobOutlet:
             )
         if job.options.store_result:
             limit = self._database.settings.max_payload
-            job.result = encode_value(result, f"The result of task {job.dispatch.name!r}", limit)
+            data = encode_value(result, f"The result of task {job.dispatch.name!r}", limit)
+            task = self._database.tasks.get(job.dispatch.name)
+            if task is not None:
+                task.signature.check_result(result, data)
+            job.result = data
 
     def _check_transaction(self) -> Orchestrator:
         """Return what leads to the database, unless there can be no transaction now."""

@@ -20,7 +20,7 @@ from orchestrator.sdk.code.engine import Engine, Running
 from orchestrator.sdk.context import enter
 from orchestrator.sdk.failure import describe
 from orchestrator.sdk.names import type_names
-from orchestrator.sdk.payload import encode_value
+from orchestrator.sdk.payload import decode_call, encode_value
 from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.task import Task
 from orchestrator.telemetry import get_logger
@@ -35,7 +35,6 @@ log = get_logger("worker")
 
 _UNKNOWN_DELAY = 0.5
 _KINDS_OF_TIMEOUT = type_names(TaskTimeout())
-_decode_call = msgspec.msgpack.Decoder().decode
 
 
 class Runner:
@@ -75,7 +74,7 @@ class Runner:
             enter(self._outlet(job))
             value = task.function(*arguments, **keywords)
             end_fork()
-            return self._success(job, value)
+            return self._success(job, task, value)
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, SystemExit too
             end_fork(error)
             return self.failure(job, error)
@@ -143,7 +142,7 @@ class Runner:
                 call = Interruptible(call, lambda: job.interrupted_by is SoftTimeout)
             value = await call
             end_fork()
-            return self._success(job, value)
+            return self._success(job, task, value)
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, CancelledError too
             end_fork(error)
             return self.failure(job, error)
@@ -155,7 +154,7 @@ class Runner:
 
         A step's input is a mapping that holds more than a function need know; it gets what it has parameters for.
         """
-        arguments, keywords, *step = _decode_call(job.dispatch.payload)
+        arguments, keywords, *step = decode_call(job.dispatch.payload)
         if step:
             job.step = step[0]
             keywords = task.signature.pick(keywords)
@@ -167,7 +166,7 @@ class Runner:
     def _outlet(self, job: Job) -> JobOutlet:
         return JobOutlet(job, self._outbox, self._database)
 
-    def _success(self, job: Job, value: Any) -> Succeeded | Failed:
+    def _success(self, job: Job, task: Task[..., Any], value: Any) -> Succeeded | Failed:
         ended_at = time.monotonic()
         if job.deadline is not None:
             job.uninterruptible()  # its time is not used up by what follows
@@ -180,6 +179,8 @@ class Runner:
             return completed(job, job.completion)
         if _timed_out(job, ended_at):  # it has caught that, and returned all the same
             return self._failed(job, interruption(job, TaskTimeout))
+        if job.options.store_result:
+            task.signature.check_result(value, data)
         return Succeeded(job.dispatch.id, job.dispatch.attempt, ended_at - job.started_at, data, job.children)
 
     def failure(self, job: Job, error: BaseException) -> Failed | Succeeded:

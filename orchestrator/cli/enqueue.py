@@ -18,7 +18,7 @@ from orchestrator.errors import UnknownTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.handle import Handle
 from orchestrator.sdk.options import CallOptions, check_name, with_options
-from orchestrator.sdk.payload import decode_value, encode_call
+from orchestrator.sdk.payload import encode_call
 from orchestrator.sdk.task import Task
 from orchestrator.settings import load_settings
 from orchestrator.workers.loading import load_app
@@ -99,11 +99,8 @@ def _find(app: Orchestrator, name: str) -> Task[..., Any]:
 
 
 def _enqueue_registered(task: Task[..., Any], call: Call, options: dict[str, Any]) -> Handle[Any]:
-    """Enqueue a call that the worker will be able to make."""
     arguments, keywords = call
-    chosen = task.options(**options)
-    task.signature.restore(*decode_value(chosen.new(arguments, keywords).payload))
-    return chosen.enqueue(*arguments, **keywords)
+    return task.options(**options).enqueue(*arguments, **keywords)
 
 
 def _enqueue_by_name(app: Orchestrator, name: str, call: Call, options: dict[str, Any]) -> Handle[Any]:

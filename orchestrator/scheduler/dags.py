@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.domain import zoned
 from orchestrator.domain.checks import MOST_STEPS
 from orchestrator.domain.dag import STATE_OF_TASK, DagState, Delta, Plan
 from orchestrator.domain.definition import Definition, check_size, resolve_params
@@ -45,7 +46,7 @@ _FANS = 5
 """Fan-outs of which a full slice is created at once, or as many single steps: the rest waits for the next tick."""
 _ENOUGH_DATA = 8_000_000
 """Bytes of input after which a fan-out goes on in the next tick."""
-_encode = msgspec.msgpack.encode
+_encode = zoned.encode
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain import zoned
 from orchestrator.domain.dag import StepState, step_output
 from orchestrator.domain.scope import Budget, Scope
 from orchestrator.domain.steps import StepProgram
@@ -21,7 +22,7 @@ _MOST_OUTPUTS = 200_000
 """Values that the steps of a run may read at once."""
 _KEPT_BYTES = 16_000_000
 """Of outputs that are kept in memory for fan-outs that read them again and again."""
-_decode = msgspec.msgpack.decode
+_decode = zoned.decode
 
 
 class Outputs:

@@ -1,19 +1,24 @@
 """Arguments and results as data: MessagePack, never pickle.
 
-JSON types, bytes, datetime, UUID, Decimal, enums, dataclasses, msgspec and pydantic models go in; the worker gets
-them back in the types that the task's signature names.
+Values go in as `conversion.py` and msgspec know them; the worker gets them back in the types that the task's signature
+names.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
+from orchestrator.domain import zoned
 from orchestrator.domain.plain import MOST_LEVELS, REFUSALS, is_too_deep
 from orchestrator.errors import PayloadError
+from orchestrator.sdk.conversion import convert, encode_other
+
+__all__ = ["convert", "decode_call", "decode_value", "digest_call", "encode_call", "encode_other", "encode_value"]
 
 _NEST = frozenset([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 """The bytes with which a map or an array of MessagePack begins."""
@@ -22,28 +27,14 @@ _NO_NEST = bytes(set(range(256)) - _NEST)
 _FEWEST_LEVELS = MOST_LEVELS - 8
 """So far down, parts are no longer looked at one by one."""
 
-_NATIVE = (bytes, bytearray)
-"""What MessagePack carries as it is. UUIDs, decimals and naive times travel as text, and are made from it."""
-
-
-def encode_other(value: Any) -> Any:
-    """Return what MessagePack and JSON have no word for as what they have."""
-    if hasattr(type(value), "model_dump"):  # pydantic
-        return value.model_dump()
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is not plain data")
-
-
-def _decode_other(kind: type, value: Any) -> Any:
-    if hasattr(kind, "model_validate"):  # pydantic
-        return kind.model_validate(value)
-    if isinstance(value, kind):
-        return value
-    raise TypeError(f"cannot make a {kind.__qualname__} of {type(value).__qualname__}")
-
-
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_other)
 _orderly = msgspec.msgpack.Encoder(enc_hook=encode_other, order="deterministic")
-_decoder = msgspec.msgpack.Decoder()
+_decoder = msgspec.msgpack.Decoder(ext_hook=zoned.restore)
+_IN_TIMES = b"\xff"
+"""A byte that stands in every timestamp, and rarely in anything else."""
+_WITH_TIMES = (bytes, bytearray, datetime)
+decode_call = _decoder.decode
+"""Decode the arguments of a call: by place, by name and, for a step of a workflow, what it knows of itself."""
 _parts = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 
 
@@ -51,6 +42,8 @@ def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
     """Encode the arguments of a call, or say which of them cannot be."""
     try:
         data = _encoder.encode((arguments, keywords))
+        if _IN_TIMES in data:
+            data = _with_zones(data, (arguments, keywords))
     except REFUSALS:
         for place, value in [*enumerate(arguments, 1), *keywords.items()]:
             encode_value(value, f"Argument {place} of task {name!r}", limit)
@@ -74,12 +67,22 @@ def encode_value(value: Any, what: str, limit: int) -> bytes:
     """Encode one value, or say why it cannot be."""
     try:
         data = _encoder.encode(value)
+        if _IN_TIMES in data:
+            data = _with_zones(data, value)
     except REFUSALS as error:
         raise PayloadError(
             f"{what} cannot be serialised: {error}. Pass plain data: JSON types, bytes, datetime, UUID, Decimal, "
             f"dataclasses, msgspec or pydantic models."
         ) from error
     return _checked(data, what, limit)
+
+
+def _with_zones(data: bytes, value: Any) -> bytes:
+    """Return encoded data with the zones of its times."""
+    if not zoned.may_hold_times(data):
+        return data
+    plain = msgspec.to_builtins(value, builtin_types=_WITH_TIMES, enc_hook=encode_other)
+    return _encoder.encode(zoned.with_zones(plain))
 
 
 def _checked(data: bytes, what: str, limit: int) -> bytes:
@@ -123,10 +126,3 @@ def _is_surely_shallow(data: bytes, levels: int) -> bool:
 def decode_value(data: bytes, kind: Any = Any) -> Any:
     """Decode a value into the given type."""
     return convert(_decoder.decode(data), kind)
-
-
-def convert(value: Any, kind: Any) -> Any:
-    """Turn plain data into the annotated type."""
-    if kind is Any or kind is None:
-        return value
-    return msgspec.convert(value, kind, builtin_types=_NATIVE, dec_hook=_decode_other)

@@ -157,7 +157,9 @@ class Task(Generic[P, R]):
         refuse_in_workflow(self, "enqueued")
         outlet = current_outlet()
         identifier = self._app.new_id() if outlet is None else outlet.next_id()
-        return self.described(identifier, args, kwargs, run_id, position, in_task=outlet is not None)
+        task = self.described(identifier, args, kwargs, run_id, position, in_task=outlet is not None)
+        self.signature.check_types(args, kwargs, task.payload)
+        return task
 
     def described(
         self,

@@ -7,19 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from orchestrator.domain.task import TaskError
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.failure import describe
-from orchestrator.sdk.payload import encode_value
+from orchestrator.sdk.payload import decode_call, encode_value
 from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.task import Task
 
 Mocks = Mapping[Task[..., Any] | CodeWorkflow[..., Any] | str, Any]
 """By task, child workflow or name: a value, an exception to raise, a function of the same arguments, or `After`."""
-_decode_call = msgspec.msgpack.Decoder().decode
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class MockBook:
                 )
             mock = self._mocks[name]
             mock = mock.mock if isinstance(mock, After) else mock
-            arguments, keywords = _decode_call(payload)
+            arguments, keywords = decode_call(payload)
             if signature is not None:
                 arguments, keywords = signature.restore(arguments, keywords)
             if isinstance(mock, BaseException) or (isinstance(mock, type) and issubclass(mock, BaseException)):

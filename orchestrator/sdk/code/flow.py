@@ -7,8 +7,6 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from orchestrator.domain import commands, history
 from orchestrator.domain.activation import Answer, Query
 from orchestrator.domain.commands import Command
@@ -26,14 +24,13 @@ from orchestrator.sdk.code.loop import Loop, Timer
 from orchestrator.sdk.code.putting_away import UNSTOPPABLE, PutAway, put_away
 from orchestrator.sdk.code.signals import Mailbox
 from orchestrator.sdk.failure import describe
-from orchestrator.sdk.payload import encode_value
+from orchestrator.sdk.payload import decode_call, encode_value
 
 if TYPE_CHECKING:
     from orchestrator.sdk.code.workflow import CodeWorkflow
 
 T = TypeVar("T")
 logger = logging.getLogger("orchestrator.workflow")
-_decode_call = msgspec.msgpack.Decoder().decode
 
 
 class Flow:
@@ -252,7 +249,7 @@ class Flow:
 
     def _arguments(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
         """Return what the run was started with; who started it has checked that against the signature of then."""
-        arguments, keywords = _decode_call(payload)
+        arguments, keywords = decode_call(payload)
         try:
             return self.workflow.signature.restore(arguments, keywords)
         except InvalidTask as error:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from orchestrator.domain import history
 from orchestrator.domain.activation import Answer, Query
 from orchestrator.domain.commands import AnswerUpdate
@@ -19,13 +17,11 @@ from orchestrator.sdk.code.context import continuation
 from orchestrator.sdk.code.looking import looking
 from orchestrator.sdk.code.putting_away import UNSTOPPABLE
 from orchestrator.sdk.failure import describe
-from orchestrator.sdk.payload import encode_value
+from orchestrator.sdk.payload import decode_call, encode_value
 from orchestrator.sdk.signature import Signature
 
 if TYPE_CHECKING:
     from orchestrator.sdk.code.flow import Flow
-
-_decode_call = msgspec.msgpack.Decoder().decode
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Handler:
     validate: Callable[..., Any] | None = None
 
     def arguments(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
-        arguments, keywords = _decode_call(payload)
+        arguments, keywords = decode_call(payload)
         return self.signature.restore(arguments, keywords)
 
 

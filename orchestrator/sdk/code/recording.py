@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from orchestrator.domain import history
+from orchestrator.domain import history, zoned
 from orchestrator.domain.history import Event
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.task import TaskError
@@ -24,8 +24,8 @@ _KINDS = {
     kind.__struct_config__.tag: kind
     for kind in (*get_args(history.Fact), *get_args(history.Record), *get_args(history.Mark))
 }
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder().decode
+_encode = zoned.encode
+_decode = zoned.decode
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, datetime):
-        return {"$time": value.isoformat()}
+        return {"$time": zoned.to_text(value)}
     if isinstance(value, list):
         return [_to_plain(item) for item in value]
     if isinstance(value, dict):
@@ -115,7 +115,7 @@ def _from_plain(value: Any) -> Any:
         case {"$bytes": text}:
             return base64.b64decode(text)
         case {"$time": text}:
-            return datetime.fromisoformat(text)
+            return zoned.from_text(text)
         case {"$pairs": pairs}:
             return {_from_plain(key): _from_plain(item) for key, item in pairs}
         case dict():

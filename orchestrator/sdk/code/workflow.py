@@ -9,8 +9,6 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
 
-import msgspec
-
 from orchestrator.domain.commands import CancelChildRun, OnCancel, StartChildRun
 from orchestrator.errors import InvalidWorkflow, NotDeterministic, NotFound, OrchestratorError, did_you_mean
 from orchestrator.sdk.code.current import current_flow
@@ -70,7 +68,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, timedelta)) and not isinstance(value, bool)
 
 
-_decode_call = msgspec.msgpack.Decoder().decode
 _OPTION_NAMES = tuple(field.name for field in fields(CodeOptions))
 
 
@@ -168,7 +165,7 @@ class CodeWorkflow(Generic[P, R]):
         """Check a call and return its arguments as data."""
         self.signature.check(args, kwargs)
         payload = encode_call(self.name, args, kwargs, self.app.settings.max_payload)
-        self.signature.restore(*_decode_call(payload))  # what does not fit is refused here, not where the code runs
+        self.signature.check_types(args, kwargs, payload)
         return payload
 
 

@@ -1,0 +1,313 @@
+"""Every type that docs/tasks.md names, and what is refused where it is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+import time as clock
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from ipaddress import IPv4Address, IPv6Network
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Optional, TypedDict
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pydantic
+import pytest
+from pydantic import HttpUrl, PositiveInt, SecretStr
+
+from orchestrator import InvalidTask, Orchestrator, PayloadError, Settings
+from orchestrator.domain import zoned
+from orchestrator.domain.task import Dispatch, Failed, Succeeded
+from orchestrator.sdk.payload import decode_value, encode_value
+from orchestrator.sdk.task import Task
+from orchestrator.workers.allowed import Allowed
+from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.runner import Runner
+
+_IN_THE_TABLE = (Collection, Mapping, Sequence, IPv4Address, IPv6Network, date, time)
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "tasks.md"
+_CODE = re.compile(r"`([^`]+)`")
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Order:
+    id: int
+    total: Decimal
+
+
+class Row(NamedTuple):
+    id: int
+    name: str
+
+
+class Options(TypedDict):
+    size: int
+
+
+class Box(msgspec.Struct):
+    id: int
+
+
+class Person(pydantic.BaseModel):
+    name: str
+
+
+class Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
+    when: datetime
+    pair: tuple[int, str]
+    tags: set[str]
+    key: UUID
+    colour: Colour
+    url: HttpUrl
+    secret: SecretStr
+    others: list[Person] = []
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def shout(self) -> str:
+        return self.pair[1].upper()
+
+
+class Aliased(pydantic.BaseModel):
+    first: int = pydantic.Field(alias="firstNumber")
+    second: int = pydantic.Field(validation_alias="in", serialization_alias="out")
+    third: int = pydantic.Field(validation_alias=pydantic.AliasPath("deep", "third"))
+    inner: Optional[Aliased] = None
+
+
+STRICT = Strict(
+    when=datetime(2026, 1, 1),
+    pair=(1, "a"),
+    tags={"x"},
+    key=UUID(int=1),
+    colour=Colour.RED,
+    url=HttpUrl("https://example.com/"),
+    secret=SecretStr("secret"),
+    others=[Person(name="Ada")],
+)
+ALIASED = Aliased.model_validate({"firstNumber": 1, "in": 2, "deep": {"third": 3}})
+
+
+@pytest.fixture
+def app() -> Orchestrator:
+    return Orchestrator(Settings())
+
+
+def echo(app: Orchestrator, kind: Any, answer: Any = None, **options: Any) -> tuple[Task[..., Any], list[Any]]:
+    seen: list[Any] = []
+
+    def function(value: Any) -> Any:
+        seen.append(value)
+        return value if answer is None else answer
+
+    function.__annotations__ = {"value": kind, "return": kind}
+    return app.task(name="echo", **options)(function), seen
+
+
+def run(app: Orchestrator, task: Task[..., Any], *values: Any) -> Any:
+    new = task.new(values, {})
+    job = Job(Dispatch(new.id, 1, new.name, new.payload, new.queue, new.options), Bundle("", "", "", 1), 0, 0.0)
+    assert job.begin(clock.monotonic())
+    return Runner(app, None, Allowed(app, [])).run(job)  # type: ignore[arg-type]
+
+
+def round_trip(app: Orchestrator, kind: Any, value: Any) -> list[Any]:
+    task, seen = echo(app, kind)
+    report = run(app, task, value)
+    assert isinstance(report, Succeeded), report
+    return [*seen, task.signature.restore_result(decode_value(report.result))]
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    """Yield annotations and examples from the table."""
+    table = _DOCUMENT.read_text().partition("<!-- types -->")[2].partition("\n\n")[0]
+    for line in table.splitlines()[3:]:
+        kinds, examples, _ = re.split(r"(?<!\\) \| ", line.strip("| "), maxsplit=2)
+        named = [
+            kind.replace("\\|", "|") for kind in _CODE.findall(re.sub(r"\([^()`]*`[^`]*`\)|\([^()]*\)$", "", kinds))
+        ]
+        given = _CODE.findall(examples)
+        assert len(named) == len(given), line
+        yield from zip(named, given, strict=True)
+
+
+@pytest.mark.parametrize(("kind", "example"), list(documented()))
+def test_each_documented_type_arrives_as_annotated(app: Orchestrator, kind: str, example: str) -> None:
+    value = eval(example)
+    for arrived in round_trip(app, eval(kind), value):
+        assert arrived == value
+        assert type(arrived) is type(value)
+
+
+def test_the_table_has_all_its_rows() -> None:
+    assert len(list(documented())) > 40
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Strict, STRICT),
+        (Aliased, ALIASED),
+        (Aliased, ALIASED.model_copy(update={"inner": ALIASED})),
+        (dict[str, Strict], {"a": STRICT}),
+        (Person | int, Person(name="Ada")),
+        (Person | int, 3),
+        (Person | None, None),
+        (list[HttpUrl | None], [None, HttpUrl("https://a.b/")]),
+        (Annotated[int, pydantic.Field(gt=0)], 1),
+        (Annotated[int, msgspec.Meta(gt=0)], 1),
+        (Annotated[int, "how many"], 1),
+        (list[deque[int]], [deque([1])]),
+        (deque[Order], deque([Order(1, Decimal(1))])),
+        (dict[str, Path], {"a": Path("b")}),
+        (Counter[str] | None, Counter("a")),
+        (deque, deque([1, "a"])),
+        (OrderedDict, OrderedDict(a=1)),
+    ],
+    ids=lambda part: f"{part!r:.40}",
+)
+def test_others_too(app: Orchestrator, kind: Any, value: Any) -> None:
+    for arrived in round_trip(app, kind, value):
+        assert arrived == value
+        assert type(arrived) is type(value)
+
+
+def test_what_is_like_a_list_may_be_given_for_one(app: Orchestrator) -> None:
+    for given in (range(3), deque([0, 1, 2]), (0, 1, 2), {0: 1, 1: 1, 2: 1}.keys()):
+        assert round_trip(app, Iterable[int], given) == [[0, 1, 2]] * 2
+    with pytest.raises(PayloadError, match="Argument 1 of task 'echo' cannot be serialised: .*generator"):
+        echo(app, Iterable[int])[0].new(((number for number in range(3)),), {})
+
+
+def test_a_default_dictionary_still_has_defaults(app: Orchestrator) -> None:
+    (arrived, _) = round_trip(app, defaultdict[str, list[int]], defaultdict(list, a=[1]))
+    assert arrived["b"] == []
+
+
+# -- zones
+
+BERLIN = ZoneInfo("Europe/Berlin")
+TIMES = [
+    datetime(2026, 7, 1, 12, tzinfo=BERLIN),
+    datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1),
+    datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN),
+    datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=-3, minutes=-30))),
+    datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/London")),
+    datetime(1800, 1, 1, 1, 2, 3, 456789, tzinfo=BERLIN),
+    datetime(2026, 1, 1, tzinfo=UTC),
+    datetime(2026, 1, 1),
+]
+
+
+@pytest.mark.parametrize("value", TIMES, ids=str)
+def test_a_time_keeps_its_zone(app: Orchestrator, value: datetime) -> None:
+    class Visit(msgspec.Struct):
+        when: datetime
+
+    class Model(pydantic.BaseModel):
+        when: datetime
+
+    found = [*round_trip(app, datetime, value), *round_trip(app, dict[str, list[datetime]], {"a": [value]})[0]["a"]]
+    found.append(round_trip(app, Visit, Visit(value))[0].when)
+    found.append(round_trip(app, Model, Model(when=value))[0].when)
+    if value.tzinfo is not None:
+        found.append(round_trip(app, Any, (1, {"x": value}))[0][1]["x"])
+    for arrived in found:
+        assert (arrived, arrived.utcoffset(), arrived.fold) == (value, value.utcoffset(), value.fold)
+        assert getattr(arrived.tzinfo, "key", None) == getattr(value.tzinfo, "key", None)
+    if value.tzinfo is not None:
+        assert zoned.decode(zoned.encode({"a": [value]}))["a"][0].tzinfo == (value.tzinfo)
+
+
+def test_a_zone_that_is_unknown_leaves_the_offset() -> None:
+    value = zoned.from_text("2026-01-01T00:00:00+03:00[Nowhere/Land]")
+    assert (value.utcoffset(), value.hour) == (timedelta(hours=3), 0)
+    for text in ("", "2026[../../etc/passwd]", "x" * 200, "2026-01-01T00:00:00+03:00[a]b"):
+        with pytest.raises(ValueError, match=r"time|isoformat|month|ZoneInfo"):
+            zoned.from_text(text)
+
+
+# -- what does not fit
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reason"),
+    [
+        (int, "1", "Expected `int`, got `str`"),
+        (int, True, "Expected `int`, got `bool`"),
+        (int, 1.5, "Expected `int`"),
+        (str, 1, "Expected `str`, got `int`"),
+        (float, "x", "Expected `float`"),
+        (bytes, "x", "Expected `bytes`"),
+        (list[int], [1, "2"], r"got `str` - at `\$\[1\]`"),
+        (dict[str, int], {1: 1}, "Expected `str`"),
+        (Order, {"id": 1}, "missing required field"),
+        (Order, Order("1", Decimal(1)), r"Expected `int`, got `str` - at `\$.id`"),  # type: ignore[arg-type]
+        (datetime, "yesterday", "Invalid RFC3339"),
+        (Literal["a"], "b", "Invalid enum value"),
+        (Person, {"nom": "x"}, "Field required"),
+        (Strict, {"extra": 1}, "Extra inputs are not permitted"),
+        (HttpUrl, "not a url", "valid URL"),
+        (PositiveInt, -1, "greater than 0"),
+        (Annotated[int, msgspec.Meta(gt=0)], -1, "Expected `int` >= 1"),
+        (deque[int], ["x"], "Expected `int`"),
+        (Path, 1, "Expected `str`"),
+        (Iterable[int], 5, "Expected `array`"),
+        (Optional[int], "1", "Expected `int | null`"),
+    ],
+    ids=lambda part: f"{part!r:.30}",
+)
+def test_what_the_worker_could_not_decode_is_refused_in_the_caller(
+    app: Orchestrator, kind: Any, value: Any, reason: str
+) -> None:
+    task, _ = echo(app, kind)
+    for args, kwargs in (((value,), {}), ((), {"value": value})):
+        with pytest.raises(InvalidTask, match=rf"(?s)Task 'echo', argument 'value': expected .*{reason}"):
+            task.new(args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "answer"), [(int, 1, "1"), (list[int], [1], [1, "2"]), (Person, Person(name="a"), {"nom": 1})]
+)
+def test_a_result_that_does_not_fit_fails_the_attempt_once_and_for_all(
+    app: Orchestrator, kind: Any, given: Any, answer: Any
+) -> None:
+    task, _ = echo(app, kind, answer, retries=3)
+    report = run(app, task, given)
+    assert isinstance(report, Failed)
+    assert not report.retryable
+    assert report.error.kind == "orchestrator.errors.PayloadError"
+    assert "The result of task 'echo' does not fit its annotation: expected" in report.error.message
+
+
+def test_a_result_that_nobody_keeps_is_not_looked_at(app: Orchestrator) -> None:
+    task, _ = echo(app, int, "x", store_result=False)
+    assert isinstance(run(app, task, 1), Succeeded)
+
+
+def test_a_stored_result_that_no_longer_fits_says_so(app: Orchestrator) -> None:
+    task, _ = echo(app, int)
+    with pytest.raises(PayloadError, match="The result of task 'echo' does not fit its annotation: expected int"):
+        task.signature.restore_result(decode_value(encode_value("old", "it", 100)))
+
+
+def test_annotations_of_the_simplest_kind_cost_no_look_at_the_payload(
+    app: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def function(a: int, b: str, c: float, d: bytes | None, e: list, f: UUID) -> None:  # type: ignore[type-arg]
+        del a, b, c, d, e, f
+
+    task = app.task(name="plain")(function)
+    monkeypatch.setattr(task.signature, "restore", lambda *_: pytest.fail("it looked"))
+    task.new((1, "a", 1, None, [{}], UUID(int=1)), {})
