@@ -203,9 +203,10 @@ def apply(app: str | None, quiet: bool) -> None:
         names = application.schedules.apply()
         now = present()
         for name in names:
-            echo(f"{name}: next fire {_next(application.schedules[f'{name}/default'].status(), now)}")
+            key = application.schedules.declared[name].key
+            echo(f"{name}: next fire {_next(application.schedules[key].status(), now)}")
     if not names and not quiet:
-        echo("The application declares no schedule. Declare one with @app.schedule(...) above @app.task.")
+        echo("The application declares no schedule. Declare one: @app.schedule(...) above @app.task or @app.workflow.")
 
 
 @command.command()

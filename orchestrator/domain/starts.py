@@ -39,6 +39,14 @@ class StartCode(msgspec.Struct, frozen=True, array_like=True, tag="code"):
     pinned: bool = False
 
 
+class CodeTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a schedule starts runs of a workflow as code."""
+
+    version: int
+    queue: str
+    timeout: float | None = None
+
+
 Start = StartSteps | StartCode
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Start] = msgspec.msgpack.Decoder(Start)

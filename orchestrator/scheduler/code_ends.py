@@ -129,6 +129,8 @@ def _heirs(tick: Tick, ids: Sequence[bytes]) -> dict[bytes, _Heir]:
             parent=old.parent,
             reason=old.reason,
             cancelling=old.cancelling,
+            schedule=old.schedule,
+            fire_time=old.fire_time,
         )
         heirs[old.id] = _Heir(new, left[old.id])
     return heirs

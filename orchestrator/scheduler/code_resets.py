@@ -174,6 +174,8 @@ def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewCodeRun:
         head.pinned,
         parent=head.parent if head.open else None,  # the parent of a run that had ended knows its end
         times=[event.at for event in begins.copy],
+        schedule=head.schedule if head.open else None,
+        fire_time=head.fire_time,
         shown=begins.shown,
     )
 

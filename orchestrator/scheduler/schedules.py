@@ -19,11 +19,14 @@ from orchestrator.domain.catch_up import decide
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.schedule import Schedule, delay_of, fire_key, fires, next_fire
+from orchestrator.domain.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.code import ask_to_cancel
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import backfills, dags, database, runs
+from orchestrator.store import backfills, code_fires, code_runs, dags, database, runs
 from orchestrator.store import fires as store
 from orchestrator.store.backfills import OpenBackfill
+from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.dags import NewRun
 from orchestrator.store.fires import Advance, DueSchedule
 from orchestrator.telemetry import get_logger
@@ -44,7 +47,7 @@ class _Firing:
     row: DueSchedule
     next_fire: datetime | None = None
     due_at: datetime | None = None
-    runs: list[tuple[datetime, NewRun]] = field(default_factory=list)
+    runs: list[tuple[datetime, NewRun | NewCodeRun]] = field(default_factory=list)
     superseded: list[bytes] = field(default_factory=list)
     """Open runs that are cancelled for a new one."""
     skipped: int = 0
@@ -107,7 +110,10 @@ def _overlap(
             firing.superseded = open_runs
 
 
-def _run(tick: Tick, row: DueSchedule, schedule: Schedule, fire: datetime, place: int) -> NewRun:
+def _run(tick: Tick, row: DueSchedule, schedule: Schedule, fire: datetime, place: int) -> NewRun | NewCodeRun:
+    if row.target.code is not None:
+        target = msgspec.json.decode(row.target.code, type=CodeTarget)
+        return code_fires.run_of(row.workflow, target, schedule, fire, code_fires.run_id(row.key, fire), row.key)
     run = store.run_of(row.target, schedule, fire, _run_id(tick.now, row.key, fire, place), row.key)
     return run._replace(key=fire_key(row.key, fire))
 
@@ -141,7 +147,11 @@ def _first_line(error: Exception) -> str:
 
 def _write(tick: Tick, firings: Sequence[_Firing]) -> None:
     new = [run for firing in firings for _, run in firing.runs]
-    started = set(dags.start(tick.connection, new)) if new else set()
+    of_steps = [run for run in new if isinstance(run, NewRun)]
+    of_code = [run for run in new if isinstance(run, NewCodeRun)]
+    started = set(dags.start(tick.connection, of_steps)) if of_steps else set()
+    started |= code_runs.start(tick.connection, of_code, tick.now) if of_code else set()
+    tick.delayed = tick.delayed or any(run.timeout is not None for run in of_code)
     superseded: list[bytes] = []
     advances = []
     for firing in firings:
@@ -164,6 +174,7 @@ def _write(tick: Tick, firings: Sequence[_Firing]) -> None:
     store.advance(tick.connection, advances)
     if superseded:
         runs.mark_cancelling(tick.connection, superseded)
+        ask_to_cancel(tick, superseded, "its schedule starts the next one")
 
 
 # -- backfills

@@ -111,6 +111,8 @@ class Orchestrator:
         It is stored by `orchestrator schedules apply`, which belongs to a deploy, and by `orchestrator dev`. There it
         is a workflow of one step, called like the task unless `name` says otherwise; a second schedule of the same
         task wants a name. `params` are the task's arguments; `${run.fire_time}` in them is the time that a run is for.
+
+        Above `@app.workflow`, it starts runs of that.
         """
         return self.schedules.declare(name, params or {}, times)
 

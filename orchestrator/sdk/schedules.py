@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
+from orchestrator.domain.starts import CodeTarget
 from orchestrator.errors import InvalidTask, ResultTimeout
+from orchestrator.sdk.code.handle import WorkflowHandle
+from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.handle import RunHandle
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.registered import check_fit, take_over
@@ -25,8 +28,10 @@ if TYPE_CHECKING:
     from orchestrator.store.backfills import BackfillView
     from orchestrator.store.schedules import StoredSchedule
 
-T = TypeVar("T", bound=Task[..., Any])
+T = TypeVar("T", bound="Task[..., Any] | CodeWorkflow[..., Any]")
 
+DEFAULT_NAME = "default"
+"""What a schedule is called unless it has a name."""
 STEP = "task"
 """The one step of the workflow that a scheduled task becomes."""
 
@@ -56,6 +61,16 @@ class Declaration:
     times: Times
     params: Mapping[str, Any]
 
+    @property
+    def key(self) -> str:
+        """What the schedule is called in the database."""
+        return f"{self.name}/{DEFAULT_NAME}"
+
+    @property
+    def target_name(self) -> str:
+        """What it starts."""
+        return self.task.name
+
     def definition(self) -> Definition:
         """Return it as a workflow of one step, or say what is wrong with it."""
         from orchestrator.sdk import definitions  # loads YAML and cron, which workers do without
@@ -69,6 +84,38 @@ class Declaration:
         }
         source = f"schedule of task {self.task.name!r}"
         return take_over(definitions.from_data(data, source), {self.task.name: self.task}, source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeDeclaration:
+    """A workflow as code that is to start by itself, as it stands in the code."""
+
+    name: str
+    workflow: CodeWorkflow[..., Any]
+    times: Times
+    params: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """What the schedule is called in the database."""
+        return f"{self.workflow.name}/{self.name}"
+
+    @property
+    def target_name(self) -> str:
+        """What it starts."""
+        return self.workflow.name
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The schedule in the shape of a file."""
+        return {"name": self.name, "params": dict(self.params), **plain_times(self.times)}
+
+
+def code_target(workflow: CodeWorkflow[..., Any]) -> CodeTarget:
+    """Return how a schedule starts runs of a workflow."""
+    options = workflow.code_options
+    queue = options.queue or workflow.app.route(workflow.name)
+    return CodeTarget(version=workflow.version, queue=queue, timeout=options.seconds or None)
 
 
 def plain_times(times: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,8 +136,8 @@ class Schedules(Mapping[str, "Scheduled"]):
 
     def __init__(self, app: Orchestrator) -> None:
         self._app = app
-        self.declared: dict[str, Declaration] = {}
-        """What stands in the code, by name."""
+        self.declared: dict[str, Declaration | CodeDeclaration] = {}
+        """What stands in the code: by name, and by workflow and name where it is one of code with several."""
 
     def __getitem__(self, key: str) -> Scheduled:
         return Scheduled(self._app, key)
@@ -102,34 +149,65 @@ class Schedules(Mapping[str, "Scheduled"]):
         return len(self._app.backend.schedules.list_all())
 
     def declare(self, name: str | None, params: Mapping[str, Any], times: Times) -> Callable[[T], T]:
-        """Return the decorator that notes a schedule of a task."""
+        """Return the decorator that notes a schedule of a task or a workflow as code."""
 
-        def note(task: T) -> T:
-            if not isinstance(task, Task):
-                raise InvalidTask(f"@app.schedule goes above @app.task, on a task; found {task!r:.100}.")
-            chosen = check_name("schedule", name or task.name)
-            other = self.declared.get(chosen)
-            if other is not None and (other.task.name, other.times) != (task.name, times):
-                raise InvalidTask(f"Two schedules want to be called {chosen!r}. Give one of them another name=.")
-            check_fit(task)
-            task.signature.check((), params)
-            self.declared[chosen] = Declaration(name=chosen, task=task, times=times, params=params)
-            return task
+        def note(target: T) -> T:
+            if isinstance(target, CodeWorkflow):
+                self._declare(self._of_code(target, name, params, times))
+            elif isinstance(target, Task):
+                chosen = check_name("schedule", name or target.name)
+                check_fit(target)
+                target.signature.check((), params)
+                self._declare(Declaration(name=chosen, task=target, times=times, params=params))
+            else:
+                raise InvalidTask(
+                    f"@app.schedule goes above @app.task or @app.workflow, on a task or a workflow; "
+                    f"found {target!r:.100}."
+                )
+            return target
 
         return note
 
+    def _declare(self, new: Declaration | CodeDeclaration) -> None:
+        called = new.key.removesuffix(f"/{DEFAULT_NAME}")
+        other = self.declared.get(called)
+        if other is not None and (other.target_name, other.times) != (new.target_name, new.times):
+            raise InvalidTask(f"Two schedules want to be called {called!r}. Give one of them another name=.")
+        self.declared[called] = new
+
+    @staticmethod
+    def _of_code(
+        workflow: CodeWorkflow[..., Any], name: str | None, params: Mapping[str, Any], times: Times
+    ) -> CodeDeclaration:
+        workflow.signature.check((), params)
+        chosen = check_name("schedule", name or DEFAULT_NAME)
+        return CodeDeclaration(name=chosen, workflow=workflow, times=times, params=params)
+
     def apply(self) -> list[str]:
         """Store what the code declares, all or nothing; return the names. The same again changes nothing."""
-        definitions = [declaration.definition() for declaration in self.declared.values()]
-        self._app.backend.schedules.apply(definitions, STEP)
-        return [definition.name for definition in definitions]
+        tasks = [one.definition() for one in self.declared.values() if isinstance(one, Declaration)]
+        of_code = [
+            (one.workflow.name, one.data, code_target(one.workflow))
+            for one in self.declared.values()
+            if isinstance(one, CodeDeclaration)
+        ]
+        self._app.backend.schedules.apply(tasks, STEP, of_code)
+        return list(self.declared)
 
     def set(
         self, workflow: str, name: str = "default", *, params: Mapping[str, Any] | None = None, **times: Any
     ) -> None:
-        """Set a schedule of a workflow, beside the one in its definition; the same name again replaces it."""
+        """Set a schedule of a workflow, beside the one in its definition; the same name again replaces it.
+
+        The workflow may be one of code that this application has.
+        """
         data = {"name": name, "params": dict(params or {}), **plain_times(times)}
-        self._app.backend.schedules.set(workflow, data)
+        code = self._app.code_workflows.get(workflow)
+        if code is None:
+            self._app.backend.schedules.set(workflow, data)
+        else:
+            code.signature.check((), params or {})
+            self._app.backend.schedules.set_code(workflow, data, code_target(code))
 
 
 class Scheduled:
@@ -158,9 +236,13 @@ class Scheduled:
         """Fire again, from now on; what came during the pause is not made up for."""
         self._app.backend.schedules.resume(self.key)
 
-    def trigger(self) -> RunHandle[Any]:
+    def trigger(self) -> RunHandle[Any] | WorkflowHandle[Any]:
         """Start a run right now, whatever else is open; the fire time is now."""
-        return RunHandle(self._app, self._app.backend.schedules.trigger(self.key, self._app.new_id()))
+        run = self._app.new_id()
+        stored = self._app.backend.schedules.trigger(self.key, run)
+        if stored.code is None:
+            return RunHandle(self._app, run)
+        return WorkflowHandle(self._app, run, self._app.code_workflows.get(stored.workflow))
 
     def delete(self) -> None:
         """Remove the schedule; its runs stay."""

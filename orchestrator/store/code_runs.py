@@ -34,18 +34,20 @@ WITH given AS MATERIALIZED (
     SELECT * FROM unnest(%(ids)s::uuid[], %(workflows)s::text[], %(versions)s::int[], %(queues)s::text[],
                          %(counts)s::int[], %(timeouts)s::double precision[], %(parents)s::uuid[],
                          %(positions)s::int[], %(child_ids)s::uuid[], %(detached)s::boolean[], %(tags)s::jsonb[],
-                         %(names)s::text[], %(shown)s::int[], %(reasons)s::text[], %(cancelling)s::boolean[])
+                         %(names)s::text[], %(shown)s::int[], %(reasons)s::text[], %(cancelling)s::boolean[],
+                         %(schedules)s::text[], %(fire_times)s::timestamptz[])
              AS g(id, workflow, version, queue, count, timeout, parent, position, child_id, detached, tags, name, shown,
-                  reason, cancelling)
+                  reason, cancelling, schedule, fire_time)
 ), moment AS (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ), created AS (
     INSERT INTO orchestrator.runs (id, name, status, total, open, created_at, started_at, workflow, version, deadline,
                                    parent_run, parent_position, child_id, detached, tags, code, last_event, shown,
-                                   reason, cancelling)
+                                   reason, cancelling, schedule, fire_time)
     SELECT g.id, g.workflow, 'running', 0, 0, moment.now, moment.now, g.workflow, g.version,
            moment.now + g.timeout * interval '1 second', g.parent, g.position, g.child_id, g.detached,
-           ARRAY(SELECT jsonb_array_elements_text(g.tags)), true, g.count, g.shown, g.reason, g.cancelling
+           ARRAY(SELECT jsonb_array_elements_text(g.tags)), true, g.count, g.shown, g.reason, g.cancelling,
+           g.schedule, g.fire_time
       FROM given g, moment
         ON CONFLICT (id) DO NOTHING
     RETURNING id
@@ -90,6 +92,9 @@ class NewCodeRun(NamedTuple):
     """Why it will have ended, if that is certain: the time is up of the run that it goes on from."""
     cancelling: bool = False
     """It is to be ended without asking its code, as the run that it goes on from was."""
+    schedule: str | None = None
+    """What started it, or the run that it goes on from: the key of a schedule."""
+    fire_time: str | None = None
 
     @property
     def task_name(self) -> str:
@@ -122,6 +127,8 @@ def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | No
         "shown": arrays.numbers(run.shown for run in runs),
         "reasons": [run.reason for run in runs],
         "cancelling": arrays.numbers(run.cancelling for run in runs),
+        "schedules": [run.schedule for run in runs],
+        "fire_times": [run.fire_time for run in runs],
         **event_parameters((run.id, run.events) for run in runs),
         "times": arrays.numbers(
             at for run in runs for at in (*run.times, *[None] * (len(run.events) - len(run.times)))
@@ -222,7 +229,7 @@ _CONTINUED = Statement(
     """
 SELECT r.id::text, r.parent_run::text, r.parent_position, coalesce(r.child_id, r.id)::text, r.detached, r.tags::text[],
        extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision, r.workflow, r.version, t.queue,
-       t.name <> r.workflow, r.reason, r.cancelling
+       t.name <> r.workflow, r.reason, r.cancelling, r.schedule, r.fire_time::text
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  CROSS JOIN LATERAL (SELECT queue, name FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t
@@ -247,6 +254,8 @@ class Predecessor(NamedTuple):
     pinned: bool
     reason: str | None
     cancelling: bool
+    schedule: str | None
+    fire_time: str | None
 
 
 def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -> list[Predecessor]:

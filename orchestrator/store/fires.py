@@ -27,6 +27,8 @@ class Target(NamedTuple):
     version: int | None
     definition: str | None
     """JSON; None where there is no such workflow."""
+    code: str | None = None
+    """How runs of a workflow as code are started, as JSON, where it is one."""
 
 
 class DueSchedule(NamedTuple):
@@ -53,8 +55,8 @@ NEWEST_OF_S = """
 _DUE = Statement(
     f"""
 SELECT s.workflow, s.name, s.definition::text, s.next_fire, coalesce(s.definition ->> 'overlap', 'skip'),
-       w.version, w.definition::text
-  FROM (SELECT workflow, name, definition, next_fire, due_at FROM orchestrator.schedules
+       w.version, w.definition::text, s.code::text
+  FROM (SELECT workflow, name, definition, next_fire, due_at, code FROM orchestrator.schedules
          WHERE due_at <= %(now)s::timestamptz AND NOT paused
          ORDER BY due_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS s
 {NEWEST_OF_S} ORDER BY s.due_at
@@ -65,7 +67,7 @@ SELECT s.workflow, s.name, s.definition::text, s.next_fire, coalesce(s.definitio
 def due(connection: Connection, now: datetime, limit: int) -> list[DueSchedule]:
     """Return schedules that are due, the longest due first."""
     rows = _DUE(connection, {"now": now, "limit": limit})
-    return [DueSchedule(row[0], row[1], row[2], row[3], row[4], Target(row[0], row[5], row[6])) for row in rows]
+    return [DueSchedule(row[0], row[1], row[2], row[3], row[4], Target(row[0], *row[5:])) for row in rows]
 
 
 _OPEN = Statement(

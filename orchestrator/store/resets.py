@@ -19,7 +19,8 @@ _HEADS = Statement(
 SELECT r.id::text, r.ended_at IS NULL, r.last_event, r.parent_run::text, r.parent_position,
        coalesce(r.child_id, r.id)::text, r.detached, r.tags::text[],
        CASE WHEN r.reason = '{TIMED_OUT}' THEN NULL
-            ELSE extract(epoch FROM r.deadline - r.created_at)::double precision END, t.name <> r.workflow
+            ELSE extract(epoch FROM r.deadline - r.created_at)::double precision END, t.name <> r.workflow,
+       r.schedule, r.fire_time::text
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
  CROSS JOIN LATERAL (
@@ -46,6 +47,8 @@ class Head(NamedTuple):
     timeout: float | None
     """Seconds that it was given in all; None as well where they are over."""
     pinned: bool
+    schedule: str | None
+    fire_time: str | None
 
 
 def heads(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, Head]:

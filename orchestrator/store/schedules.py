@@ -8,11 +8,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.definition import Definition
 from orchestrator.domain.plain import stored_json
 from orchestrator.domain.schedule import Schedule, delay_of, from_data, key_of, next_fire
+from orchestrator.domain.starts import CodeTarget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class StoredSchedule:
     """Fires that came while a run was open."""
     error: str | None
     """Why the last fire could not start a run."""
+    code: CodeTarget | None = None
+    """How runs of a workflow as code are started, if it is one."""
 
     @property
     def key(self) -> str:
@@ -51,7 +55,7 @@ def clock(connection: Connection) -> datetime:
 
 _SELECT = """
 SELECT s.workflow, s.name, s.definition, s.declared, s.paused, s.next_fire, s.due_at, s.last_fire, s.last_run,
-       r.status, s.fired, s.skipped, s.error
+       r.status, s.fired, s.skipped, s.error, s.code
   FROM orchestrator.schedules s LEFT JOIN orchestrator.runs r ON r.id = s.last_run
 """
 
@@ -64,6 +68,7 @@ def _stored(row: Sequence[Any]) -> StoredSchedule:
         schedule=from_data(row[2]),
         **dict(zip(names, row[3:12], strict=True)),
         error=row[12],
+        code=None if row[13] is None else msgspec.convert(row[13], CodeTarget),
     )
 
 
@@ -83,10 +88,12 @@ def find(connection: Connection, text: str) -> list[StoredSchedule]:
 # Whoever sets a schedule again does not shift it: only other times give it another next fire. A person's pause, or
 # the end of one, stays until the definition itself says something else than it did.
 _PUT = """
-INSERT INTO orchestrator.schedules AS s (workflow, name, definition, declared, paused, next_fire, due_at)
-VALUES (%(workflow)s, %(name)s, %(definition)s::jsonb, %(declared)s, %(paused)s, %(next_fire)s, %(due_at)s)
+INSERT INTO orchestrator.schedules AS s (workflow, name, definition, declared, paused, next_fire, due_at, code)
+VALUES (%(workflow)s, %(name)s, %(definition)s::jsonb, %(declared)s, %(paused)s, %(next_fire)s, %(due_at)s,
+        %(code)s::jsonb)
     ON CONFLICT (workflow, name) DO UPDATE
    SET definition = excluded.definition,
+       code = excluded.code,
        declared = excluded.declared,
        error = CASE WHEN s.definition = excluded.definition THEN s.error END,
        paused = CASE WHEN s.definition -> 'paused' IS DISTINCT FROM excluded.definition -> 'paused'
@@ -97,7 +104,15 @@ VALUES (%(workflow)s, %(name)s, %(definition)s::jsonb, %(declared)s, %(paused)s,
 _BESIDE_THE_TIME = ["name", "overlap", "catch_up", "params", "paused"]
 
 
-def put(connection: Connection, workflow: str, schedule: Schedule, now: datetime, *, declared: bool = False) -> None:
+def put(
+    connection: Connection,
+    workflow: str,
+    schedule: Schedule,
+    now: datetime,
+    *,
+    declared: bool = False,
+    code: CodeTarget | None = None,
+) -> None:
     """Set a schedule; it fires from now on."""
     fire = next_fire(schedule, now)
     parameters = {
@@ -105,6 +120,7 @@ def put(connection: Connection, workflow: str, schedule: Schedule, now: datetime
         "name": schedule.name,
         "definition": stored_json(schedule),
         "declared": declared,
+        "code": None if code is None else msgspec.json.encode(code).decode(),
         "paused": schedule.paused,
         "next_fire": fire,
         "due_at": fire and fire + delay_of(schedule, key_of(workflow, schedule.name)),

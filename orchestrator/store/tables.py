@@ -358,6 +358,7 @@ schedules = Table(
         server_default=text("false"),
         comment="it stands in the definition of its workflow",
     ),
+    Column("code", JSONB, comment="how runs of a workflow as code are started; null for one of steps"),
     Column("paused", Boolean, nullable=False, server_default=text("false")),
     Column("next_fire", DateTime(timezone=True), comment="the fire to look at next; null when none will come"),
     Column("due_at", DateTime(timezone=True), comment="when to look: the next fire, and the jitter"),

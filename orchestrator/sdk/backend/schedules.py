@@ -13,13 +13,14 @@ from sqlalchemy import Connection
 from orchestrator.domain.checks import check
 from orchestrator.domain.definition import Definition
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.plain import unstorable
+from orchestrator.domain.plain import REFUSALS, unstorable
 from orchestrator.domain.schedule import Schedule, fires, from_data, next_fire
+from orchestrator.domain.starts import CodeTarget
 from orchestrator.domain.zones import moment_of
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.schedule_fields import checked_schedule
-from orchestrator.store import backfills, dags, schedules, workflows
+from orchestrator.store import backfills, code_fires, code_runs, dags, schedules, workflows
 from orchestrator.store import fires as store
 from orchestrator.store.backfills import BackfillView, NewBackfill
 from orchestrator.store.fires import Target
@@ -53,8 +54,13 @@ class ScheduleBackend:
             schedule, now = _one(connection, key).schedule, schedules.clock(connection)
         return upcoming(schedule, now, count)
 
-    def apply(self, definitions: Iterable[Definition], step: str) -> None:
-        """Store workflows that consist of one scheduled task; one of another kind is not overwritten."""
+    def apply(
+        self, definitions: Iterable[Definition], step: str, of_code: Iterable[tuple[str, dict[str, Any], CodeTarget]]
+    ) -> None:
+        """Store workflows that consist of one scheduled task; one of another kind is not overwritten.
+
+        `of_code` are schedules of workflows as code.
+        """
         with self._connections.writing(
             "the schedules were stored, all of them or none", transaction=True
         ) as connection:
@@ -66,7 +72,24 @@ class ScheduleBackend:
                         f"and a workflow is called so. Give it another name=."
                     )
                 workflows.apply(connection, definition)
+            now = schedules.clock(connection)
+            for workflow, data, target in of_code:
+                schedule = _schedule_of_code(workflow, data, target)
+                schedules.put(connection, workflow, schedule, now, declared=True, code=target)
         self._connections.nudge()
+
+    def set_code(self, workflow: str, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:
+        """Set a schedule of a workflow as code; `data` has the shape of a file."""
+        schedule = _schedule_of_code(workflow, data, target)
+        with self._connections.writing(
+            f"the schedule of workflow {workflow!r} was stored", transaction=True
+        ) as connection:
+            now = schedules.clock(connection)
+            _check_fires(schedule, now)
+            schedules.put(connection, workflow, schedule, now, code=target)
+            found = _one(connection, f"{workflow}/{schedule.name}")
+        self._connections.nudge()
+        return found
 
     def set(self, workflow: str, data: dict[str, Any]) -> StoredSchedule:
         """Set a schedule of a workflow; `data` has the shape of a file."""
@@ -80,14 +103,16 @@ class ScheduleBackend:
             stored = workflows.latest(connection, workflow)
             if stored is None:
                 names = [other.name for other in workflows.list_latest(connection)]
-                raise NotFound(f"There is no workflow {workflow!r}.{did_you_mean(workflow, names)}")
+                raise NotFound(
+                    f"There is no workflow {workflow!r}.{did_you_mean(workflow, names)} One that is code is scheduled "
+                    f"by its application: @app.schedule above @app.workflow, or app.schedules.set(…)."
+                )
             scheduled = msgspec.structs.replace(stored.definition, schedule=read)
             problems = [problem for problem in check(scheduled) if problem.path[0] == "schedule"]
             if problems:
                 raise InvalidWorkflow("\n".join(f"{_place(problem.path)}: {problem.message}" for problem in problems))
             now = schedules.clock(connection)
-            if next_fire(schedule, now) is None:
-                raise InvalidWorkflow(f"The schedule {schedule.words()} would never fire: that time has passed.")
+            _check_fires(schedule, now)
             schedules.put(connection, workflow, schedule, now)
             found = _one(connection, f"{workflow}/{schedule.name}")
         self._connections.nudge()
@@ -115,15 +140,19 @@ class ScheduleBackend:
             schedules.delete(connection, stored.workflow, stored.name)
         return stored
 
-    def trigger(self, key: str, run_id: bytes) -> bytes:
-        """Start a run of a schedule now."""
+    def trigger(self, key: str, run_id: bytes) -> StoredSchedule:
+        """Start a run of a schedule now; return the schedule."""
         with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
             stored = _one(connection, key)
             now = schedules.clock(connection)
-            run = store.run_of(_target(connection, stored.workflow), stored.schedule, now, run_id, stored.key)
-            dags.start(connection, [run])
+            schedule, name = stored.schedule, stored.workflow
+            if stored.code is not None:
+                code_runs.start(connection, [code_fires.run_of(name, stored.code, schedule, now, run_id, stored.key)])
+            else:
+                run = store.run_of(_target(connection, name), schedule, now, run_id, stored.key)
+                dags.start(connection, [run])
         self._connections.nudge()
-        return run_id
+        return stored
 
     # -- backfills
 
@@ -133,6 +162,11 @@ class ScheduleBackend:
         """Ask for the runs of all fires in a range; return the number of the backfill."""
         with self._connections.writing(f"the backfill of schedule {key!r} was stored") as connection:
             stored = _one(connection, key)
+            if stored.code is not None:
+                raise InvalidWorkflow(
+                    f"{stored.workflow!r} is a workflow as code, and cannot be filled in: its runs begin at once, and "
+                    f"do not wait for one another. Start those that are missing by yourself."
+                )
             now = schedules.clock(connection)
             first, last = _moment("start", start, stored.schedule), _moment("end", end or now, stored.schedule)
             if not first < last <= now:
@@ -178,6 +212,28 @@ def upcoming(schedule: Schedule, after: datetime, count: int) -> list[datetime]:
     while len(found) < count and fire is not None and (fire := next_fire(schedule, fire)) is not None:
         found.append(fire)
     return found
+
+
+def _check_fires(schedule: Schedule, now: datetime) -> None:
+    if next_fire(schedule, now) is None:
+        raise InvalidWorkflow(f"The schedule {schedule.words()} would never fire: that time has passed.")
+
+
+def _schedule_of_code(workflow: str, data: dict[str, Any], target: CodeTarget) -> Schedule:
+    """Return a schedule of a workflow as code, or say what is wrong with it."""
+    if problem := unstorable(data):
+        raise InvalidWorkflow(f"schedule: {problem}.")
+    schedule = from_data(checked_schedule(data))
+    if schedule.overlap == "queue":
+        raise InvalidWorkflow(
+            "schedule.overlap: a run of a workflow as code does not wait for another: it begins at once. "
+            "Use skip, allow or cancel_previous."
+        )
+    try:
+        code_fires.run_of(workflow, target, schedule, datetime.now(UTC), bytes(16), workflow)
+    except REFUSALS as error:
+        raise InvalidWorkflow(f"schedule.params: {error}") from None
+    return schedule
 
 
 def _one(connection: Connection, key: str) -> StoredSchedule:
