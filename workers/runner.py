@@ -19,7 +19,7 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code.engine import Engine, Running
 from orchestrator.sdk.context import enter
 from orchestrator.sdk.failure import describe
-from orchestrator.sdk.names import type_names
+from orchestrator.sdk.names import also_called, type_names
 from orchestrator.sdk.payload import decode_call, encode_value
 from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.task import Task
@@ -234,7 +234,11 @@ class Runner:
 def _is_worth_retrying(job: Job, error: BaseException) -> bool:
     if isinstance(error, (InvalidTask, PayloadError)) and not _frames(error):
         return False  # the same arguments will not fit next time either
-    return not isinstance(error, GiveUp) and is_worth_retrying(job.options.retry, type_names(error))
+    if isinstance(error, GiveUp):
+        return False
+    policy = job.options.retry
+    named = also_called(error, (*policy.on, *policy.give_up_on))
+    return is_worth_retrying(policy, type_names(error) | named)
 
 
 def _timed_out(job: Job, ended_at: float) -> bool:

@@ -16,7 +16,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     max: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """Retries after the first try: 3 means up to four tries."""
-    backoff: Literal["exponential", "linear", "constant", "computed"] = "exponential"
+    backoff: Literal["exponential", "linear", "constant", "computed", "listed"] = "exponential"
     """How the wait grows; `computed` is the task's own function, which only its worker has."""
     base: _Seconds = 1.0
     """Seconds before the first retry."""
@@ -28,6 +28,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Names of exceptions after which alone it is tried again; none given means all."""
     give_up_on: tuple[str, ...] = ()
     """Names of exceptions after which it is never tried again."""
+    intervals: Annotated[tuple[Annotated[float, Meta(ge=0, le=1e9)], ...], Meta(max_length=1_000)] = ()
+    """The waits themselves, where they are listed; the last counts for all that follow."""
 
 
 def has_tries_left(policy: RetryPolicy, failures: int) -> bool:
@@ -44,6 +46,9 @@ def is_worth_retrying(policy: RetryPolicy, kinds: Collection[str]) -> bool:
 
 def backoff_delay(policy: RetryPolicy, failures: int, roll: float) -> float:
     """Return the seconds to wait after the `failures`-th failure; `roll` in [0, 1) places it within the jitter."""
+    if policy.backoff == "listed" and policy.intervals:
+        wait = policy.intervals[min(failures, len(policy.intervals)) - 1]
+        return wait * (1.0 + policy.jitter * (2.0 * roll - 1.0))
     if policy.backoff == "constant":
         wait = policy.base
     elif policy.backoff == "linear":

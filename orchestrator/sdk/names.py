@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -25,3 +26,17 @@ def type_name(kind: type) -> str:
 def type_names(error: BaseException) -> frozenset[str]:
     """Return the names of an error's type and of all that it derives from."""
     return frozenset(type_name(kind) for kind in type(error).__mro__)
+
+
+def also_called(error: BaseException, names: Iterable[str]) -> frozenset[str]:
+    """Return those of some names under which modules know an error's type, or one that it derives from.
+
+    A package often shows what another module of it defines: `requests.Timeout` is `requests.exceptions.Timeout`.
+    """
+    kinds = type(error).__mro__
+    return frozenset(name for name in names if _known_as(name) in kinds)
+
+
+def _known_as(name: str) -> object:
+    module, _, attribute = name.rpartition(".")
+    return getattr(sys.modules.get(module or "builtins"), attribute, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -44,8 +44,8 @@ class CallOptions:
     """From -100 to 100; higher goes first."""
     delay: float | timedelta = 0.0
     """Seconds before it may start."""
-    retries: int | Retry = 0
-    """How often a failed attempt is tried again, or a whole Retry policy."""
+    retries: int | Retry | Sequence[float | timedelta] = 0
+    """How often a failed attempt is tried again; or the waits before each retry; or a whole Retry policy."""
     timeout: float | timedelta | None = None
     """Seconds that one attempt may run; then it ends, whatever it does."""
     isolation: Isolation = "thread"
@@ -94,6 +94,8 @@ class CallOptions:
             raise InvalidTask(f"Option timeout: expected more than zero seconds, found {self.timeout!r}.")
         if self.soft_timeout is not None:
             self._check_soft_timeout(_seconds("soft_timeout", self.soft_timeout))
+        if isinstance(self.retries, (list, tuple)):
+            object.__setattr__(self, "retries", Retry(backoff=self.retries))
         if (
             isinstance(self.retries, bool)
             or not isinstance(self.retries, (int, Retry))
@@ -155,7 +157,10 @@ class CallOptions:
 
     @property
     def policy(self) -> RetryPolicy:
-        return self.retries.policy if isinstance(self.retries, Retry) else RetryPolicy(max=self.retries)
+        if isinstance(self.retries, Retry):
+            return self.retries.policy
+        assert isinstance(self.retries, int)
+        return RetryPolicy(max=self.retries)
 
     @property
     def delay_seconds(self) -> float:

@@ -67,8 +67,23 @@ def test_a_dispatch_says_how_often_it_has_failed(system: System) -> None:
 
 
 def test_only_types_of_exceptions_can_be_retried_on() -> None:
-    with pytest.raises(InvalidTask, match="Retry: expected exception types in on=, found"):
-        Retry(on=("ValueError",))  # type: ignore[arg-type]
+    for given in ("not a name", "", "a..b", int, [ValueError, 3]):
+        with pytest.raises(InvalidTask, match=r"Retry: expected types of exceptions, or their names such as .* in on="):
+            Retry(on=given)  # type: ignore[arg-type]
+
+
+def test_waits_may_be_listed(system: System) -> None:
+    worker = system.worker()
+    handle = system.job.options(retries=Retry(backoff=[0, timedelta(hours=1)], jitter=0)).enqueue(1)
+    system.look()
+    fail(worker, *worker.take(), error=TaskError("E", "x"))
+    again: list[Dispatch] = []
+    system.look_until(lambda: again.extend(worker.take()) or again)
+    fail(worker, *again, error=TaskError("E", "x"))
+    system.look(2)
+    wait = system.sql("SELECT extract(epoch FROM wake_at - now()) AS wait FROM orchestrator.tasks")[0]["wait"]
+    assert 3500 < wait <= 3600
+    assert handle.status() == "pending"
 
 
 def test_a_backoff_function_belongs_on_the_decorator(system: System) -> None:

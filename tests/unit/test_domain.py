@@ -43,6 +43,11 @@ rolls = st.floats(0, 1, exclude_max=True)
 # -- retry
 
 
+def test_listed_waits_are_taken_one_by_one_and_the_last_for_ever() -> None:
+    policy = RetryPolicy(backoff="listed", intervals=(5, 0, 3600), cap=1, jitter=0)
+    assert [backoff_delay(policy, failures, 0.7) for failures in range(1, 6)] == [5, 0, 3600, 3600, 3600]
+
+
 @given(policies, st.integers(1, 10_000), rolls)
 def test_a_delay_is_positive_and_bounded(policy: RetryPolicy, failures: int, roll: float) -> None:
     delay = backoff_delay(policy, failures, roll)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable
@@ -71,7 +72,13 @@ def test_giving_up_ends_it() -> None:
     [
         (Retry(on=(OSError,)), ConnectionRefusedError(), True),
         (Retry(on=(OSError,)), ValueError(), False),
-        (Retry(on=OSError), OSError(), True),  # type: ignore[arg-type]
+        (Retry(on=OSError), OSError(), True),
+        (Retry(on="OSError"), ConnectionRefusedError(), True),
+        (Retry(on=["ValueError"]), ConnectionRefusedError(), False),
+        (Retry(on="json.JSONDecodeError"), json.JSONDecodeError("no", "", 0), True),
+        (Retry(on="json.decoder.JSONDecodeError"), json.JSONDecodeError("no", "", 0), True),
+        (Retry(on="nowhere.Error"), json.JSONDecodeError("no", "", 0), False),
+        (Retry(give_up_on=["LookupError", ValueError]), KeyError(), False),
         (Retry(give_up_on=(LookupError,)), KeyError(), False),
         (Retry(give_up_on=(LookupError,)), ValueError(), True),
         (Retry(on=(Exception,), give_up_on=(KeyError,)), KeyError(), False),
