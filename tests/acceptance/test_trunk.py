@@ -141,8 +141,11 @@ def test_cancel_pending_and_running(running: Stack, tmp_path: Path) -> None:
         lambda: running.scalar("SELECT sum(running) FROM orchestrator.workers WHERE state = 'live'") == 0,
         "the worker has stopped the task",
     )
-    with pytest.raises(WrongState, match="it is in state 'cancelled'"):
-        handle.cancel()
+    handle.cancel()  # as it is
+    ended = project.add.enqueue(1, 2)
+    assert ended.result(20) == 3
+    with pytest.raises(WrongState, match="it is in state 'success'"):
+        ended.cancel()
 
 
 def test_retry_by_hand(running: Stack, tmp_path: Path) -> None:

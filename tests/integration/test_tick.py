@@ -325,6 +325,34 @@ def test_cancel_while_pending(system: System) -> None:
         handle.result(0)
 
 
+def test_cancelling_twice_is_no_error(system: System) -> None:
+    handle, run = system.job.enqueue(), system.app.start_many(system.job, [(1,), (2,)])
+    for cancelled in (handle, run):
+        cancelled.cancel()
+        cancelled.cancel()
+    system.look(2)
+    assert (handle.status(), run.progress().status) == ("cancelled", "cancelled")
+    handle.cancel()
+    run.cancel()
+    assert system.count("inbox") == 0
+
+
+def test_what_had_started_or_ended_when_the_leader_comes_to_the_wish_is_told_apart(system: System) -> None:
+    """The wish is stored when `cancel` returns; what happens before the leader applies it counts."""
+    worker = system.worker()
+    ended, started = system.dispatch(2)
+    first, second = worker.take()
+    ended.cancel()
+    started.cancel()
+    worker.succeed(first)
+    worker.start(second)
+    system.look()
+    assert system.states(ended, started) == ["success", "cancelled"]
+    worker.succeed(second)
+    system.look()
+    assert system.states(ended, started) == ["success", "cancelled"]
+
+
 def test_cancel_while_dispatched_takes_the_message_back(system: System) -> None:
     worker = system.worker()
     handle, other = system.dispatch(2)

@@ -123,8 +123,10 @@ class CodeBackend:
         return self._request(run, Wish.UPDATE, "update", timeout, name=name, value=payload)
 
     def cancel(self, run: bytes) -> None:
-        """Ask the run, or the one in which it goes on, to cancel itself."""
-        self._tell(run, Wish.CANCEL_RUN, "cancel")
+        """Ask the run, or the one in which it goes on, to cancel itself; one that has been cancelled stays so."""
+        run, outcome = self._last(run)
+        if outcome.status != RunState.CANCELLED:
+            self._tell(run, Wish.CANCEL_RUN, "cancel")
 
     def terminate(self, run: bytes) -> None:
         """End a run without asking its code."""

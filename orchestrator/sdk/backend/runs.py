@@ -62,8 +62,10 @@ class RunBackend:
     # -- asking
 
     def cancel(self, run: bytes) -> None:
-        """Ask the leader to cancel a run."""
+        """Ask the leader to cancel a run; one that has been cancelled stays so."""
         state, _ = self.progress(run)
+        if state == RunState.CANCELLED:
+            return
         ask(self._connections, Wish.CANCEL_RUN, run, state, allowed=state not in ENDED_RUN_STATES)
 
     def retry(self, run: bytes) -> None:

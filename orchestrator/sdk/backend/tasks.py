@@ -81,8 +81,10 @@ class TaskBackend:
     # -- asking
 
     def cancel(self, task: bytes) -> None:
-        """Ask the leader to cancel a task."""
+        """Ask the leader to cancel a task; one that has been cancelled stays so."""
         state = self.status(task)
+        if state == TaskState.CANCELLED:
+            return
         ask(self._connections, Wish.CANCEL_TASK, task, state, allowed=state not in ENDED_TASK_STATES)
 
     def retry(self, task: bytes) -> None:
