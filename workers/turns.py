@@ -1,8 +1,9 @@
 """Code of workflows that does not come back: noticed, named, and ended, so that it holds no slot for ever.
 
 A turn only decides what is to be done, and takes milliseconds. It counts from one event that the code is shown to the
-next, so that a long history may be replayed as long as that takes; nor does what `ctx.run` runs count. What counts is
-processor time, for a busy machine is nobody's fault; a turn that uses none of it waits for something that it must not.
+next, so that a long history may be replayed as long as that takes, and from one command to the next, so that many may
+be given at once. What `ctx.run` runs does not count. What counts is processor time, for a busy machine is nobody's
+fault; a turn that uses none of it waits for something that it must not.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _BUSY = 0.01
 """Share of the time that code uses at least which computes; others wait."""
 _MOST = 10
 """After so many times its limit a turn has ended, however little of the processor it was given."""
+
+_MOST_COMMANDS = 200_000
+"""Code that goes on commanding after so many in one turn does not come back either."""
 
 
 class TurnTooLong(NotDeterministic):
@@ -72,8 +76,9 @@ class Turns:
     def _is_too_long(self, running: Running, now: float) -> bool:
         flow = running.flow
         used = _processor_time(running.thread, now)
-        if flow.is_away or flow.step != running.step:
-            running.step, running.since, running.watched = flow.step, used, 0.0
+        seen = flow.step, min(flow.commanded, _MOST_COMMANDS)
+        if flow.is_away or seen != running.seen:
+            running.seen, running.since, running.watched = seen, used, 0.0
         else:
             running.watched += min(now - running.looked_at, _LONGEST_LOOK)
         running.looked_at = now

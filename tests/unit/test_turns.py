@@ -18,6 +18,7 @@ from orchestrator.domain.reports import AttemptReport
 from orchestrator.domain.task import Dispatch, Started, Succeeded
 from orchestrator.sdk.payload import encode_call, encode_value
 from orchestrator.transport.codec import encode
+from orchestrator.workers import turns
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.job import Bundle, Job
@@ -69,6 +70,19 @@ async def works(ctx: WorkflowContext) -> int:
             break
     await ctx.run("wait", lambda: time.sleep(2 * LIMIT))
     return count
+
+
+@app.workflow(name="commands")
+async def commanding(ctx: WorkflowContext) -> None:
+    for number in range(200):  # which takes twice the time that a turn may take
+        ctx.set("key", number)
+        compute(LIMIT / 100)
+
+
+@app.workflow(name="never-done")
+async def commanding_for_ever(ctx: WorkflowContext) -> None:
+    while not let_go:
+        ctx.set("key", 1)
 
 
 @app.workflow(name="computes")
@@ -197,6 +211,19 @@ def test_many_short_turns_and_what_runs_outside_may_take_their_time(world: World
     report = world.reported()
     assert report.stuck is None
     assert type(report.commands[-1]).__name__ == "CompleteRun"
+
+
+def test_many_commands_at_once_may_take_their_time(world: World) -> None:
+    world.submit("commands")
+    report = world.reported()
+    assert report.stuck is None
+    assert len(report.commands) == 201
+
+
+def test_commands_without_end_do_not(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_MOST_COMMANDS", 1_000)
+    world.submit("never-done")
+    assert world.reported().stuck.kind == "TurnTooLong"
 
 
 def test_an_endless_query_gets_an_error_and_the_run_goes_on(world: World) -> None:

@@ -30,14 +30,14 @@ class _Cached:
 class Running:
     """An activation whose code runs, in which thread; and what whoever watches its time has seen of it."""
 
-    __slots__ = ("flow", "looked_at", "since", "step", "thread", "watched")
+    __slots__ = ("flow", "looked_at", "seen", "since", "thread", "watched")
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.thread = threading.get_ident()
-        self.step = -1
+        self.seen = (-1, 0)
         self.since = 0.0
-        """The processor time that its thread had used when the present step was first seen."""
+        """The processor time that its thread had used when it was last seen to get on."""
         self.watched = 0.0
         self.looked_at = 0.0
 

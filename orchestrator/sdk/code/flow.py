@@ -61,6 +61,8 @@ class Flow:
         self.ended = False
         self.step = 0
         """How often the code was shown something, or came back from outside: its turns, for whoever watches them."""
+        self.commanded = 0
+        """How many commands it has given in this turn."""
         self.is_away = False
         """Something runs in its thread that is not its code."""
         self.began_at = 0.0
@@ -96,7 +98,7 @@ class Flow:
                 if show is None or self.ended:
                     continue
                 self.number = event.number
-                self.step += 1
+                self.step, self.commanded = self.step + 1, 0
                 self.weight += history.weight(event.what)
                 self.now = max(self.now, event.at)
                 show(self, event.what)
@@ -135,6 +137,7 @@ class Flow:
     def next(self, kind: commands.Kind) -> tuple[int, bytes]:
         """Count one more command of a kind."""
         self.check_writable()
+        self.commanded += 1
         return self.ledger.next(kind)
 
     def issue(self, command: Command) -> None:
