@@ -171,6 +171,8 @@ class Job:
 
     def uninterruptible(self) -> None:
         """From now on nothing is interrupted: the code has ended, and what follows is ours."""
+        if self.interrupt is None:
+            return
         with _lock:
             self.interrupt = None
 

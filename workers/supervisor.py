@@ -72,6 +72,8 @@ class Supervisor:
         self._has_news = False
         """The leader should look at the fleet now."""
         self._start_after = 0.0
+        self._broken_until = 0.0
+        """Until then nobody tries to load the application, which could not be loaded last time."""
         self._died_at = float("-inf")
         self._signals = 0
         self._is_closing = False
@@ -155,6 +157,7 @@ class Supervisor:
 
     def _staff(self, now: float) -> None:
         """Start and retire processes, so that as many work as are wanted."""
+        self._see_to_the_spent(now)
         if self._is_closing or self._awaits_change:
             return
         children = list(self._children.values())
@@ -168,6 +171,17 @@ class Supervisor:
             for _ in range(start):
                 child = start_child(self._spec, self._settings, self._bell.remove)
                 self._children[child.pid] = child
+
+    def _see_to_the_spent(self, now: float) -> None:
+        """Have processes that wait for a successor end where the worker ends, and go on where nothing can be loaded."""
+        for child in self._children.values():
+            if not child.spent or child.draining:
+                continue
+            if self._is_closing:
+                child.leave(Command("retire"))
+            elif self._awaits_change or now < self._broken_until:
+                child.spent, child.worn = False, True
+                child.tell(Command("stay"))
 
     def _hear(self) -> None:
         """Take in what the children say. The leader hears at once of those that are ready and those that leave."""
@@ -246,15 +260,11 @@ class Supervisor:
 
     def _cannot_load(self, now: float, *, mendable: bool) -> None:
         """Decide what to do without the application; what is wrong with it has been printed."""
-        for child in self._children.values():
-            if child.spent and not child.draining:
-                child.spent, child.worn = False, True
-                child.tell(Command("stay"))
         if self._changes is not None and mendable:
             self._awaits_change = True
             log.error("the application cannot be loaded; waiting for the next change of a file")
-        elif any(child.names is not None and not child.draining for child in self._children.values()):
-            self._start_after = now + _TRY_LOADING_AGAIN
+        elif any(child.names is not None and not child.draining for child in self._children.values()):  # spent ones too
+            self._start_after = self._broken_until = now + _TRY_LOADING_AGAIN
             log.error("the application cannot be loaded any more; going on with the processes that have loaded it")
         else:
             self._exit_code = 1

@@ -73,5 +73,6 @@ def _stop_on_signal(scheduler: Scheduler, settings: Settings, keys: Keys) -> Non
         # A handler interrupts the main thread anywhere, also while it holds the very lock that stopping needs.
         threading.Thread(target=stop, name="stop", daemon=True).start()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, on_signal)

@@ -142,6 +142,7 @@ async def held_async(started: str, go: str) -> int:
 @app.task
 async def stops_the_loop() -> int:
     asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.01)
     return os.getpid()
 
 

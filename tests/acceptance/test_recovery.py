@@ -177,13 +177,15 @@ class TestLongLease:
     def settings(self) -> dict[str, float]:
         return {"lease": 120.0}
 
-    def test_a_leader_that_leaves_wakes_the_standby(self, stack: Stack) -> None:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["told", "terminal closed"])
+    def test_a_leader_that_leaves_wakes_the_standby(self, stack: Stack, number: signal.Signals) -> None:
         first = stack.scheduler()
         eventually(lambda: first.logged("leading, term 1"), "the first leads")
         second = stack.scheduler()
         listening = """SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN "orchestrator"'"""
         eventually(lambda: stack.scalar(listening) == 2, "both listen")
-        assert first.stop() == 0
+        first.signal(number)
+        assert first.wait() == 0
         eventually(lambda: second.logged("leading, term 2"), "the standby takes over", 15)
         assert second.stop() == 0, "and stops in good order"
 
@@ -322,6 +324,14 @@ def test_burst_works_until_empty_and_exits(stack: Stack) -> None:
     worker = stack.worker("--burst", wait=False)
     assert worker.wait(40) == 0
     assert [handle.result(5) for handle in handles] == list(range(500))
+
+
+def test_burst_ends_although_its_processes_have_run_all_they_may(stack: Stack) -> None:
+    stack.scheduler()
+    handles = project.app.enqueue_many(project.add, [(number, 0) for number in range(40)])
+    worker = stack.worker("--burst", "--max-tasks-per-process", "20", wait=False)
+    assert worker.wait(60) == 0
+    assert [handle.result(5) for handle in handles] == list(range(40))
 
 
 class TestUnknownTasks:
