@@ -86,7 +86,7 @@ def list_(as_json: bool) -> None:
                 _next(stored, now),
                 ago(stored.last_fire, now),
                 state(stored.last_state) if stored.last_state else "",
-                Text(stored.error.partition("\n")[0], style="red") if stored.error else "",
+                _note(stored),
             )
             for stored in found
         ],
@@ -119,7 +119,7 @@ def show(key: str, as_json: bool) -> None:
             "catch up": schedule.catch_up,
             "jitter": f"up to {schedule.jitter:g}s" if schedule.jitter else None,
             "params": ", ".join(f"{name}={data_text(value)}" for name, value in schedule.params.items()),
-            "set by": "the workflow's definition" if stored.declared else "a person",
+            "set by": _origin(stored),
             "next fire": _next(stored, now),
             "last fire": f"{_local(stored.last_fire, schedule)} ({ago(stored.last_fire, now)})"
             if stored.last_fire
@@ -189,22 +189,30 @@ def set_(workflow: str, params: tuple[str, ...], **given: Any) -> None:
 
 @command.command()
 @app_option
+@click.option("--prune", is_flag=True, help="Delete what this application once declared and does no more.")
 @click.option("--quiet", is_flag=True, help="Say nothing where there is nothing to apply.")
-def apply(app: str | None, quiet: bool) -> None:
+def apply(app: str | None, prune: bool, quiet: bool) -> None:
     """Store the schedules that the application declares with @app.schedule. A part of every deploy.
 
-    What is stored already stays as it is, a pause too. One that is no longer in the code stays until it is deleted.
+    What is stored already stays as it is, a pause too. One that was applied from the same application and is no longer
+    in its code is named here, in `schedules list` and in `status`, and goes on to fire until it is deleted.
 
     \b
     Example:
       orchestrator schedules apply --app shop.tasks:app
+      orchestrator schedules apply --app shop.tasks:app --prune
     """
-    with closing(load_app(require_app(load_settings(app=app)))) as application:
+    where = require_app(load_settings(app=app))
+    with closing(load_app(where)) as application:
         names = application.schedules.apply()
+        forgotten = application.schedules.forget(where, prune=prune)
         now = present()
         for name in names:
             key = application.schedules.declared[name].key
             echo(f"{name}: next fire {_next(application.schedules[key].status(), now)}")
+    for key in forgotten:
+        rest = "deleted." if prune else f"it still fires. Delete it: orchestrator schedules delete {key}, or --prune."
+        echo(f"{key}: no longer in the code of {where}; {rest}")
     if not names and not quiet:
         echo("The application declares no schedule. Declare one: @app.schedule(...) above @app.task or @app.workflow.")
 
@@ -347,6 +355,21 @@ def _params(words: Sequence[str]) -> dict[str, Any]:
         if not name or not equals:
             raise click.UsageError(f"--param {name!r}: expected KEY=VALUE.")
     return {name: parse_value(text) for name, _, text in pairs}
+
+
+def _origin(stored: StoredSchedule) -> str:
+    if not stored.declared:
+        return "a person"
+    if stored.origin is None:
+        return "the workflow's definition"
+    return f"the code of {stored.origin}{', which has it no more' if stored.forgotten_at else ''}"
+
+
+def _note(stored: StoredSchedule) -> Text:
+    """Return what is to be said of a schedule in a list."""
+    if stored.error:
+        return Text(stored.error.partition("\n")[0], style="red")
+    return Text(f"no longer in the code of {stored.origin}" if stored.forgotten_at else "", style="yellow")
 
 
 def _short(stored: StoredSchedule) -> str:

@@ -79,6 +79,12 @@ def of_the_system(overview: Overview, lease: float) -> Iterator[Trouble]:
         )
     for failing in overview.failing_schedules:
         yield Trouble(kind="failing schedule", message=f"Schedule {failing.key} starts nothing: {failing.error}")
+    for forgotten in overview.forgotten_schedules:
+        yield Trouble(
+            kind="forgotten schedule",
+            message=f"Schedule {forgotten.key} is no longer in the code of {forgotten.origin}, and still fires. "
+            f"Delete it: orchestrator schedules delete {forgotten.key}",
+        )
 
 
 def of_what_redis_holds(view: RedisView) -> Iterator[Trouble]:

@@ -194,6 +194,15 @@ class Schedules(Mapping[str, "Scheduled"]):
         self._app.backend.schedules.apply(tasks, STEP, of_code)
         return list(self.declared)
 
+    def forget(self, origin: str, *, prune: bool = False) -> list[str]:
+        """Note that what the code declares is of the application `origin`, such as `shop.tasks:app`.
+
+        Return the keys of those that this application once declared and does no more. They are marked, and go on to
+        fire until they are deleted; `prune` deletes them.
+        """
+        keys = [declaration.key for declaration in self.declared.values()]
+        return self._app.backend.schedules.claim_origin(origin, keys, prune=prune)
+
     def set(
         self, workflow: str, name: str = "default", *, params: Mapping[str, Any] | None = None, **times: Any
     ) -> None:

@@ -41,6 +41,10 @@ class StoredSchedule:
     """Why the last fire could not start a run."""
     code: CodeTarget | None = None
     """How runs of a workflow as code are started, if it is one."""
+    origin: str | None = None
+    """The application whose code declares it."""
+    forgotten_at: datetime | None = None
+    """Since when that code declares it no more."""
 
     @property
     def key(self) -> str:
@@ -55,7 +59,7 @@ def clock(connection: Connection) -> datetime:
 
 _SELECT = """
 SELECT s.workflow, s.name, s.definition, s.declared, s.paused, s.next_fire, s.due_at, s.last_fire, s.last_run,
-       r.status, s.fired, s.skipped, s.error, s.code
+       r.status, s.fired, s.skipped, s.error, s.code, s.origin, s.forgotten_at
   FROM orchestrator.schedules s LEFT JOIN orchestrator.runs r ON r.id = s.last_run
 """
 
@@ -69,6 +73,8 @@ def _stored(row: Sequence[Any]) -> StoredSchedule:
         **dict(zip(names, row[3:12], strict=True)),
         error=row[12],
         code=None if row[13] is None else msgspec.convert(row[13], CodeTarget),
+        origin=row[14],
+        forgotten_at=row[15],
     )
 
 
@@ -95,6 +101,7 @@ VALUES (%(workflow)s, %(name)s, %(definition)s::jsonb, %(declared)s, %(paused)s,
    SET definition = excluded.definition,
        code = excluded.code,
        declared = excluded.declared,
+       forgotten_at = NULL,
        error = CASE WHEN s.definition = excluded.definition THEN s.error END,
        paused = CASE WHEN s.definition -> 'paused' IS DISTINCT FROM excluded.definition -> 'paused'
                      THEN excluded.paused ELSE s.paused END,
@@ -142,6 +149,24 @@ def declare(connection: Connection, definition: Definition) -> None:
     connection.exec_driver_sql(_UNDECLARE, parameters)
     if schedule is not None:
         put(connection, definition.name, schedule, clock(connection), declared=True)
+
+
+_CLAIM_ORIGIN = """
+UPDATE orchestrator.schedules SET origin = %(origin)s
+ WHERE workflow || '/' || name = ANY (%(keys)s::text[]) AND declared AND origin IS DISTINCT FROM %(origin)s
+"""
+_FORGET = """
+UPDATE orchestrator.schedules SET forgotten_at = coalesce(forgotten_at, now())
+ WHERE origin = %(origin)s AND declared AND NOT workflow || '/' || name = ANY (%(keys)s::text[])
+RETURNING workflow || '/' || name
+"""
+
+
+def claim_origin(connection: Connection, origin: str, keys: Sequence[str]) -> list[str]:
+    """Note which schedules an application's code declares; return those that it once did and does no more."""
+    parameters = {"origin": origin, "keys": list(keys)}
+    connection.exec_driver_sql(_CLAIM_ORIGIN, parameters)
+    return sorted(connection.exec_driver_sql(_FORGET, parameters).scalars())
 
 
 _PAUSE = """

@@ -374,6 +374,8 @@ schedules = Table(
     ),
     Column("error", Text, comment="why the last fire could not start a run"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
+    Column("origin", Text, comment="the application whose code declares it; null if none does"),
+    Column("forgotten_at", DateTime(timezone=True), comment="since when that code declares it no more"),
     comment="when runs of workflows start by themselves",
 )
 Index("schedules_due", schedules.c.due_at, postgresql_where=text("due_at IS NOT NULL AND NOT paused"))

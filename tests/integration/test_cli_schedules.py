@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,40 @@ def test_the_code_declares_schedules(run: Run, monkeypatch: pytest.MonkeyPatch) 
     run("workflows", "apply", "clash.yaml")
     refused = run("schedules", "apply", "--app", "shop_of_schedules:app", exit_code=1).output
     assert "wants to be called 'shop.clean', and a workflow is called so" in refused
+
+
+def test_a_schedule_that_is_no_longer_in_the_code_is_named_and_can_be_pruned(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+
+    def deploy(*names: str, app: str = "forgetful_shop", **options: bool) -> str:
+        tasks = [f"@app.schedule(every='1h')\n@app.task(name='{name}')\ndef {name}() -> None: ...\n" for name in names]
+        Path(f"{app}.py").write_text("from orchestrator import Orchestrator\napp = Orchestrator()\n" + "".join(tasks))
+        importlib.invalidate_caches()
+        sys.modules.pop(app, None)
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        return run("schedules", "apply", "--app", f"{app}:app", *(f"--{name}" for name in options)).output
+
+    def forgotten() -> set[str]:
+        return {one["key"] for one in document(run("schedules", "list", "--json"))["schedules"] if one["forgotten_at"]}
+
+    deploy("stays", "goes")
+    deploy("others", app="another_shop")
+    assert "in the code" not in run("schedules", "list").output
+    said = deploy("stays")
+    assert "goes/default: no longer in the code of forgetful_shop:app; it still fires" in said
+    assert forgotten() == {"goes/default"}, "of this application, and of no other"
+    assert "no longer in the code of forg" in run("schedules", "list").output
+    assert "has it no more" in run("schedules", "show", "goes").output
+    troubles = document(run("status", "--json"))["trouble"]
+    assert [found["kind"] for found in troubles if "goes/default" in found["message"]] == ["forgotten schedule"]
+    deploy("stays", "goes")
+    assert forgotten() == set(), "it is back"
+    assert "deleted" in deploy("stays", prune=True)
+    keys = {one["key"] for one in document(run("schedules", "list", "--json"))["schedules"]}
+    assert keys >= {"stays/default", "others/default"}
+    assert "goes/default" not in keys
 
 
 def test_a_deleted_workflow_takes_its_schedules_along(run: Run) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -77,6 +77,16 @@ class ScheduleBackend:
                 schedule = _schedule_of_code(workflow, data, target)
                 schedules.put(connection, workflow, schedule, now, declared=True, code=target)
         self._connections.nudge()
+
+    def claim_origin(self, origin: str, keys: Sequence[str], *, prune: bool) -> list[str]:
+        """Note what an application's code declares; return what it once declared, which is deleted if asked."""
+        with self._connections.writing(f"it was noted what {origin} declares", transaction=True) as connection:
+            forgotten = schedules.claim_origin(connection, origin, keys)
+            if prune:
+                for key in forgotten:
+                    stored = _one(connection, key)
+                    schedules.delete(connection, stored.workflow, stored.name)
+        return forgotten
 
     def set_code(self, workflow: str, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:
         """Set a schedule of a workflow as code; `data` has the shape of a file."""

@@ -65,6 +65,16 @@ class FailingSchedule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForgottenSchedule:
+    """A schedule that is no longer in the code that declared it, and fires all the same."""
+
+    key: str
+    """workflow/name."""
+    origin: str
+    """The application."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Storage:
     """What is kept, and what that takes."""
 
@@ -108,6 +118,8 @@ class Overview:
     """Schedules: active, paused, and over, which will not fire again."""
     failing_schedules: tuple[FailingSchedule, ...]
     """The first of those that could not start their last run."""
+    forgotten_schedules: tuple[ForgottenSchedule, ...]
+    """The first of those that fire and are no longer in the code that declared them."""
     storage: Storage
     """What is kept, and what that takes."""
     stuck_runs: int
@@ -141,6 +153,7 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
         events=cursor and Events(generation=cursor.generation, position=cursor.position),
         schedules=_schedules(connection),
         failing_schedules=_failing_schedules(connection),
+        forgotten_schedules=_forgotten_schedules(connection),
         storage=_storage(connection),
         stuck_runs=stuck_runs,
         stuck_reason=stuck_reason,
@@ -227,6 +240,17 @@ SELECT workflow || '/' || name AS key, error FROM orchestrator.schedules
 def _failing_schedules(connection: Connection) -> tuple[FailingSchedule, ...]:
     """Return schedules that could not start their last run."""
     return tuple(FailingSchedule(**row._asdict()) for row in connection.exec_driver_sql(_FAILING_SCHEDULES))
+
+
+_FORGOTTEN_SCHEDULES = """
+SELECT workflow || '/' || name AS key, origin FROM orchestrator.schedules
+ WHERE forgotten_at IS NOT NULL AND NOT paused AND next_fire IS NOT NULL ORDER BY workflow, name LIMIT 20
+"""
+
+
+def _forgotten_schedules(connection: Connection) -> tuple[ForgottenSchedule, ...]:
+    """Return schedules that fire and are no longer in the code."""
+    return tuple(ForgottenSchedule(**row._asdict()) for row in connection.exec_driver_sql(_FORGOTTEN_SCHEDULES))
 
 
 _TABLES = """
