@@ -30,7 +30,8 @@ _BUSY = 0.01
 """Share of the time that code uses at least which computes; others wait."""
 _MOST = 10
 """After so many times its limit a turn has ended, however little of the processor it was given."""
-
+_MOST_ALONE = 30
+"""After so many times its limit an activation has ended that runs in a process of its own, replay and all."""
 _MOST_COMMANDS = 200_000
 """Code that goes on commanding after so many in one turn does not come back either."""
 
@@ -48,7 +49,12 @@ class Turns:
 
     def look(self, running: Running | None, job: Job, now: float) -> None:
         """Look at what runs of a job; end it if that takes too long."""
-        if running is None or job.interrupted_by is not None or not self._is_too_long(running, now):
+        if job.interrupted_by is not None:
+            return
+        if running is None:
+            self._look_from_outside(job, now)
+            return
+        if not self._is_too_long(running, now):
             return
         where = _place(running.thread)
         name = running.flow.workflow.name
@@ -63,6 +69,17 @@ class Turns:
         else:
             self._verdicts[id(job)] = Violation(running.flow.number, TurnTooLong.__name__, str(error))
             running.flow.stop(error)
+        job.stop_with(EndTurn, now)
+
+    def _look_from_outside(self, job: Job, now: float) -> None:
+        """End what runs alone in a process of its own, of whose steps nothing is seen from here."""
+        limit = _MOST_ALONE * self._limit
+        if not job.dispatch.alone or job.starting or now - job.started_at < limit:
+            return
+        name = job.dispatch.name
+        log.error("workflow %s, run %s: its code does not come back", name, to_text(job.dispatch.id))
+        text = f"The code of workflow {name!r} ran for {limit:g} s in a process of its own, and did not come back."
+        self._verdicts[id(job)] = Violation(0, TurnTooLong.__name__, text)
         job.stop_with(EndTurn, now)
 
     def verdict(self, job: Job) -> Activated | None:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +22,11 @@ from orchestrator.transport.codec import encode
 from orchestrator.workers import turns
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.held import HeldAttempts
+from orchestrator.workers.isolated import Isolation
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.pool import Pool
 from orchestrator.workers.runner import Runner
+from orchestrator.workers.spec import WorkerSpec
 from tests.waiting import eventually
 
 LIMIT = 0.3
@@ -128,30 +131,32 @@ class Reports(list[AttemptReport]):
 class World:
     """A pool with one slot."""
 
-    def __init__(self) -> None:
+    def __init__(self, isolation: Isolation | None = None, limit: float = LIMIT) -> None:
         self.reports, self.held = Reports(), HeldAttempts(capacity=9)
         self.replaced: list[str] = []
         runner = Runner(app, self.reports, Allowed(app, ()))  # type: ignore[arg-type]
         self.pool = Pool(
             runner,
-            None,  # type: ignore[arg-type]
+            isolation,  # type: ignore[arg-type]
             self.reports,  # type: ignore[arg-type]
             self.held,
             concurrency=1,
             ttl=60.0,
             stop_grace=0.1,
             on_stuck=self.replaced.append,
-            turn_timeout=LIMIT,
+            turn_timeout=limit,
         )
         self.pool.start()
 
-    def submit(self, name: str, facts: tuple[history.Fact, ...] = (), queries: tuple[str, ...] = ()) -> Job:
+    def submit(
+        self, name: str, facts: tuple[history.Fact, ...] = (), queries: tuple[str, ...] = (), *, alone: bool = False
+    ) -> Job:
         run = name.encode().ljust(16, b".")
         what = [history.RunStarted(name, 1, encode_call(name, (), {}, 1000)), *facts]
         events = [Event(number, 1_700_000_000.0, fact) for number, fact in enumerate(what, 1)]
         asked = [Query(query.encode().ljust(16), query, encode_call(query, (), {}, 1000)) for query in queries]
         turn = Activation(run, name, 1, 0, len(events), events, queries=asked)
-        return self._submit(Dispatch(run, 1, name, encode(turn), "default", run_id=run))
+        return self._submit(Dispatch(run, 1, name, encode(turn), "default", run_id=run, alone=alone))
 
     def submit_task(self) -> Job:
         return self._submit(Dispatch(b"q" * 16, 1, "quick", encode_call("quick", (), {}, 1000), "default"))
@@ -250,6 +255,24 @@ def test_a_turn_that_competes_for_the_processor_is_not_blamed(world: World) -> N
         busy.clear()
         for neighbour in neighbours:
             neighbour.join()
+
+
+def test_what_runs_in_a_process_of_its_own_is_ended_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "looping.py").write_text(
+        "from orchestrator import Orchestrator\napp = Orchestrator()\n"
+        "@app.workflow(name='spins')\nasync def spins(ctx):\n    while True:\n        pass\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    isolation = Isolation(WorkerSpec(app="looping:app"), None)  # type: ignore[arg-type]
+    world = World(isolation, limit=0.05)
+    world.submit("spins", alone=True)
+    report = world.reported()
+    assert isinstance(report, Activated)
+    assert report.stuck is not None
+    assert "ran for 1.5 s in a process of its own, and did not come back" in report.stuck.message
+    assert world.pool.wait_until_idle(5)
+    assert world.replaced == []
+    isolation.close()
 
 
 def _spin(busy: list[bool]) -> None:

@@ -28,11 +28,12 @@ _CHANGING: dict[CodeType, str] = {
         (asyncio.Lock, "release"),
         (asyncio.Semaphore, "release"),
         (asyncio.Condition, "notify notify_all"),
-        (asyncio.Queue, "put_nowait get_nowait task_done"),
+        (asyncio.Queue, "put_nowait get_nowait task_done shutdown"),
         (asyncio.Handle, "cancel"),
         (asyncio.TimerHandle, "cancel"),
     )
     for name in names.split()
+    if hasattr(kind, name)  # as far as this Python has it
 }
 _MAKES_ITS_OWN = asyncio.Queue.__init__.__code__
 """A new queue sets an event that nobody has seen yet."""
