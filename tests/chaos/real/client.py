@@ -64,6 +64,11 @@ class Client:
         append(self._arena.journal.commit_log, "journey", run.id, width)
         self.journeys.append(run)
 
+    def go_round(self, run: WorkflowHandle[Any]) -> None:
+        """Write down that this start returned; the run may be cancelled later."""
+        append(self._arena.journal.commit_log, "run", run.id)
+        self.journeys.append(run)
+
     def cancelling(self, handle: Cancellable) -> None:
         """Write down that this is about to be cancelled."""
         append(self._arena.journal.commit_log, "cancel", handle.id)

@@ -19,7 +19,7 @@ from tests.chaos.real.arena import Arena
 from tests.chaos.real.checks.callbacks import check_callbacks
 from tests.chaos.real.checks.executions import check_ends, check_executions, check_overlaps, overlaps
 from tests.chaos.real.checks.fires import check_fires
-from tests.chaos.real.checks.journeys import check_journeys
+from tests.chaos.real.checks.journeys import check_journeys, check_rounds
 from tests.chaos.real.checks.limits import check_limits, check_rates
 from tests.chaos.real.checks.processes import check_after_stop, check_connections, check_logs
 from tests.chaos.real.checks.rest import wait_for_rest
@@ -41,6 +41,7 @@ def check(arena: Arena) -> list[str]:
         *check_callbacks(arena, ended),
         *check_runs(arena),
         *check_journeys(arena, ended),
+        *check_rounds(arena),
         *check_fires(arena),
         *check_logs(arena),
         *check_connections(arena),

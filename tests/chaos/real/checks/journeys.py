@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
+from orchestrator.domain.ids import successor_id
 from tests.chaos.real.arena import Arena
 from tests.chaos.real.checks.rows import shown, token_of, value_of
 from tests.chaos.real.project.journeys import LEG, ROW, UNDO
@@ -20,7 +22,14 @@ SELECT r.id::text, r.status, r.stuck, t.result, t.error, coalesce(c.id::text, ''
 _LEFT = """
 SELECT 'timer' AS kind, run_id, id FROM orchestrator.timers
  UNION ALL SELECT 'promise', run_id, id FROM orchestrator.promises
+ UNION ALL SELECT 'resolution', run_id, NULL FROM orchestrator.resolutions
 """
+_ROUNDS = """
+SELECT id, status, reason, parent_run IS NOT NULL AS guarded FROM orchestrator.runs
+ WHERE workflow = 'rounds' AND reason IS DISTINCT FROM 'continued'
+"""
+_MOST_ROUNDS = 200
+"""That a run can have come through within its time."""
 
 
 def check_journeys(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
@@ -83,3 +92,18 @@ def _check_told(run: dict[str, Any], told: dict[tuple[str, str, str], list[int]]
             yield f"journey {run['id']} heard {what} {numbers}, and {saying} were said"
         if [number for number in numbers if number in said] != said:
             yield f"journey {run['id']} heard {what} {numbers}, and was certainly told {said}"
+
+
+def check_rounds(arena: Arena) -> Iterator[str]:
+    """Runs that go on for ever have ended, and only as they can: with their parent, in time, or by somebody."""
+    cancelled = {task for (task,) in arena.journal.of_clients("cancel")}
+    heirs: dict[str, str] = {}
+    for run in cancelled:
+        last = UUID(run).bytes
+        for _ in range(_MOST_ROUNDS):
+            heirs[str(UUID(bytes=last))] = run
+            last = successor_id(last)
+    for row in arena.sql(_ROUNDS):
+        in_time = row["status"] == "failed" and row["reason"] == "timed out" and not row["guarded"]
+        if not in_time and not (row["status"] == "cancelled" and (row["guarded"] or str(row["id"]) in heirs)):
+            yield f"a run that goes on for ever ended, and nobody knows why: {shown(row)}"

@@ -12,9 +12,10 @@ _ENDED = ("success", "failed", "cancelled", "skipped")
 _RECOUNT = """
 SELECT run_id, status, count(*) FROM orchestrator.ended_tasks WHERE run_id <> id GROUP BY 1, 2
  UNION ALL
-SELECT parent_run, status, count(*) FROM orchestrator.runs WHERE code AND parent_run IS NOT NULL GROUP BY 1, 2
+SELECT parent_run, status, count(*) FROM orchestrator.runs
+ WHERE code AND parent_run IS NOT NULL AND reason IS DISTINCT FROM 'continued' GROUP BY 1, 2
 """
-"""Tasks by run, but for those that carry the turns of code; and the children of code."""
+"""Tasks by run, but for those that carry the turns of code; and the children of code, each once if it continued."""
 
 
 def check_runs(arena: Arena) -> Iterator[str]:

@@ -31,6 +31,15 @@ def journey(client: Client) -> None:
     client.set_out(journeys.journey.start(width), width)
 
 
+@load(weight=1)
+def rounds(client: Client) -> None:
+    """A workflow that continues as new for ever, until its time is up or somebody cancels it; or its parent ends."""
+    if client.random.random() < 0.5:
+        client.go_round(journeys.guardian.start())
+    else:
+        client.go_round(journeys.rounds.options(timeout=client.random.choice((2.0, 4.0))).start())
+
+
 @load(weight=2)
 def cancelled(client: Client) -> None:
     """Cancel something of before, wherever it stands."""

@@ -53,3 +53,17 @@ async def journey(ctx: WorkflowContext, width: int) -> dict[str, Any]:
     heard = [news.get_nowait() for _ in range(len(news))]
     tokens |= await leg.schedule(run)
     return {"width": width, "tokens": tokens, "answer": answer, "heard": heard, "added": added}
+
+
+@app.workflow(name="rounds")
+async def rounds(ctx: WorkflowContext, number: int = 0) -> None:
+    """Go on for ever, in one run after another: only its time, the end of its parent, or somebody can end it."""
+    await ctx.sleep(0.15)
+    ctx.continue_as_new(number + 1)
+
+
+@app.workflow(name="guardian")
+async def guardian(ctx: WorkflowContext) -> None:
+    """A parent that ends while its child goes on and on."""
+    rounds.schedule()
+    await ctx.sleep(1.0)
