@@ -39,6 +39,13 @@ class StartCode(msgspec.Struct, frozen=True, array_like=True, tag="code"):
     pinned: bool = False
 
 
+class StartMany(msgspec.Struct, frozen=True, array_like=True, tag="many"):
+    """Start a run of tasks."""
+
+    name: str
+    tasks: list[NewTask]
+
+
 class CodeTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a schedule starts runs of a workflow as code."""
 
@@ -47,7 +54,7 @@ class CodeTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout: float | None = None
 
 
-Start = StartSteps | StartCode
+Start = StartSteps | StartCode | StartMany
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Start] = msgspec.msgpack.Decoder(Start)
 

@@ -9,12 +9,13 @@ import msgspec
 from orchestrator.domain.definition import resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import REFUSALS
-from orchestrator.domain.starts import StartCode, StartSteps, of_task
+from orchestrator.domain.starts import StartCode, StartMany, StartSteps, of_task
 from orchestrator.domain.task import KeyHolder, NewTask, TaskError
 from orchestrator.errors import Duplicate, InvalidWorkflow, NotFound, PayloadError
 from orchestrator.scheduler.code import tell
+from orchestrator.scheduler.tasks import adopt
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import code_runs, dags, expectations, run_keys, workflows
+from orchestrator.store import code_runs, dags, enqueue, expectations, run_keys, workflows
 from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.dags import NewRun
 from orchestrator.store.expectations import Answered
@@ -39,6 +40,10 @@ def start_runs(tick: Tick, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
             if isinstance(start, StartSteps):
                 steps.append((_run_of_steps(tick, task.id, start, definitions), start))
                 continue
+            if isinstance(start, StartMany):
+                _start_many(tick, task.id, start)
+                answers[task.id] = KeyHolder(task.id)
+                continue
             answers[task.id] = KeyHolder(_holder(tick, task.id, start))
             if answers[task.id].id == task.id:
                 code.append(_run_of_code(task.id, start))
@@ -51,6 +56,12 @@ def start_runs(tick: Tick, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
         code_runs.start(tick.connection, code, tick.now)
         tick.delayed = tick.delayed or any(run.timeout is not None for run in code)
     return answers
+
+
+def _start_many(tick: Tick, run: bytes, start: StartMany) -> None:
+    if enqueue.insert_run(tick.connection, run, start.name, len(start.tasks)):
+        adopt(tick, start.tasks)
+        tick.runs_to_begin = True
 
 
 def _run_of_steps(tick: Tick, run: bytes, start: StartSteps, definitions: dict[str, Stored]) -> NewRun:

@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 from uuid import UUID
 
+from orchestrator.domain.starts import StartMany, as_task
 from orchestrator.domain.task import NewTask
-from orchestrator.errors import InvalidTask, NotDeterministic, NotFound, OrchestratorError, UnknownTask, did_you_mean
+from orchestrator.errors import InvalidTask, NotDeterministic, NotFound, UnknownTask, did_you_mean
 from orchestrator.sdk.code.context import WorkflowContext
 from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.handle import WorkflowHandle
@@ -20,7 +21,7 @@ from orchestrator.sdk.code.workflow import (
     check_workflow_function,
     with_code_options,
 )
-from orchestrator.sdk.context import TaskContext
+from orchestrator.sdk.context import TaskContext, current_outlet
 from orchestrator.sdk.handle import Handle, RunHandle
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
@@ -165,15 +166,19 @@ class Orchestrator:
         return [Handle(self, identifier, task) for identifier in ids]
 
     def start_many(self, task: Task[..., R], items: Iterable[Any], *, name: str | None = None) -> RunHandle[R]:
-        """Start a run of one task per item: one argument, a tuple or list of all, or a mapping of named ones."""
-        if task.way_out() is not None:
-            raise OrchestratorError(
-                "A run cannot be started inside a task, which has no database. Enqueue the tasks instead."
-            )
-        run_id = self.new_id()
+        """Start a run of one task per item: one argument, a tuple or list of all, or a mapping of named ones.
+
+        Inside a task, the scheduler starts it, and all of it travels in one message.
+        """
+        hand_over, outlet = task.way_out(), current_outlet()
+        run_id = self.new_id() if outlet is None else outlet.next_id()
         calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)
         tasks = (_new(task, call, run_id, position) for position, call in enumerate(calls))
-        self.backend.runs.start(run_id, check_name("run", name or task.name), tasks)
+        called = check_name("run", name or task.name)
+        if hand_over is None:
+            self.backend.runs.start(run_id, called, tasks)
+        else:
+            hand_over([as_task(run_id, StartMany(called, list(tasks)))])
         return RunHandle(self, run_id, task)
 
     def post_event(self, name: str, payload: Any = None) -> None:

@@ -243,9 +243,11 @@ def adopt_tasks(
 
 _INSERT_RUN = """
 INSERT INTO orchestrator.runs (id, name, total, open) VALUES (%(id)s::uuid, %(name)s, %(total)s, %(total)s)
+    ON CONFLICT (id) DO NOTHING
 """
 
 
-def insert_run(connection: Connection, run_id: bytes, name: str, total: int) -> None:
-    """Create a run of `total` tasks."""
-    connection.exec_driver_sql(_INSERT_RUN, {"id": run_id.hex(), "name": name, "total": total})
+def insert_run(connection: Connection, run_id: bytes, name: str, total: int) -> bool:
+    """Create a run of `total` tasks; False if there is one of this id."""
+    parameters = {"id": run_id.hex(), "name": name, "total": total}
+    return connection.exec_driver_sql(_INSERT_RUN, parameters).rowcount > 0

@@ -143,6 +143,7 @@ def test_a_task_starts_runs(running: Stack, steps: None, task: Task[[str], dict[
     assert inside.app.workflow_run(found["free"]).result(30) == 5
     assert inside.app.workflow_run(found["signalled"]).result(30) == 7
     assert inside.app.run(found["steps"]).outputs(30) == {"only": 7}
+    assert inside.app.run(found["many"]).results(30) == [0, 1, 2]
     missing, wrong, taken = found["refused"]
     assert missing.startswith("NotFound: There is no workflow 'inside.nowhere'")
     assert wrong.startswith("InvalidWorkflow: ")

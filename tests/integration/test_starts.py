@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator import WorkflowContext
 from orchestrator.domain import history
-from orchestrator.domain.starts import START, Start, StartCode, StartSteps, as_task
+from orchestrator.domain.starts import START, Start, StartCode, StartMany, StartSteps, as_task
 from orchestrator.domain.task import Enqueued, KeyHolder, NewTask, UniqueKey
 from orchestrator.sdk import definitions
 from tests.integration.stage import System, Worker
@@ -35,8 +35,11 @@ def answers(system: System, worker: Worker, *asked: NewTask) -> dict[bytes, KeyH
     return worker._streams.key_holders([task.id for task in asked])
 
 
+MANY = StartMany("many", [NewTask(OTHER, "job", "default", b"\x92\x90\x80", run_id=ID, position=0)])
+
+
 @pytest.mark.parametrize(
-    "start", [StartCode(CODE), StartCode(CODE, key="flow/k"), StartSteps("steps", '{"n": 1}', "k")]
+    "start", [StartCode(CODE), StartCode(CODE, key="flow/k"), StartSteps("steps", '{"n": 1}', "k"), MANY]
 )
 def test_what_is_asked_again_is_started_once(system: System, worker: Worker, start: Start) -> None:
     for _ in range(2):

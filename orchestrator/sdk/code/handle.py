@@ -88,11 +88,11 @@ class WorkflowHandle(Generic[R]):
         self._app.backend.code.signal(self._run, name, value)
 
     def resolve(self, promise: str, value: Any = None) -> None:
-        """Resolve the oldest open promise of a name; WrongState if there is none."""
+        """Resolve the oldest open promise of a name, or the first that there will be; WrongState if it is settled."""
         self._app.backend.code.resolve(self._run, promise, value)
 
     def reject(self, promise: str, reason: str) -> None:
-        """Reject the oldest open promise of a name; WrongState if there is none."""
+        """Reject the oldest open promise of a name, or the first that there will be; WrongState if it is settled."""
         self._app.backend.code.reject(self._run, promise, reason)
 
     def query(self, name: str, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
