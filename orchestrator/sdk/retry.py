@@ -25,7 +25,7 @@ class Retry:
     """How often a task is tried again, how long it waits before each try, and after which errors."""
 
     max: int = _NOT_SAID
-    """Retries after the first try: 3, the default, means up to four tries. Where waits are listed, there are as many."""
+    """Retries after the first try: 3, the default, means up to four tries. Of listed waits, as many as these."""
     backoff: Backoff = "exponential"
     """How the wait grows; or a list of waits in seconds; or a function of the number of failures so far."""
     base: float = 1.0

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from orchestrator import Orchestrator, RunHandle
+from orchestrator import Duplicate, Orchestrator, RunHandle
 from orchestrator.domain.task import Dispatch
 from orchestrator.sdk.definitions import loads
 from orchestrator.store.insights import list_steps
@@ -65,6 +65,17 @@ def test_a_key_belongs_to_its_workflow(system: System) -> None:
     assert first["bill"].id != first["ship"].id, "the second workflow starts, too"
     assert {name: run.id for name, run in again.items()} == {name: run.id for name, run in first.items()}
     assert system.count("runs") == 2
+
+
+def test_a_key_belongs_to_one_start(system: System) -> None:
+    apply(system, f"name: bill\nparams: {{month: {{}}, size: {{type: number, default: 1}}}}\n{ONE}")
+    bill = system.app.workflows["bill"].options(key="order-7")
+    first = bill.start(month="may")
+    assert bill.start(month="may").id == bill.start(month="may", size=1).id == first.id
+    with pytest.raises(Duplicate, match="was started under the key 'order-7' with other parameters") as caught:
+        bill.start(month="june")
+    assert caught.value.task_id == first.id
+    assert system.count("runs") == 1
 
 
 def test_limits_of_two_workflows_are_never_the_same(system: System) -> None:

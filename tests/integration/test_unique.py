@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Engine
 
 from orchestrator import Duplicate, Handle, InvalidTask
-from orchestrator.domain.task import Enqueued, Succeeded
-from tests.integration.stage import ONE, System, raw
+from orchestrator.domain.task import Enqueued, KeyHolder, Succeeded
+from tests.integration.stage import KEYS, ONE, System, raw
 
 
 def keys(system: System) -> list[str]:
@@ -383,6 +383,22 @@ def test_a_running_task_gets_the_key_once_the_transaction_is_rolled_back(system:
     worker.report(Enqueued([child]))  # sent again after it has ended
     system.look(2)
     assert (system.count("tasks"), keys(system)) == (0, [])
+
+
+def test_a_running_task_is_told_which_task_has_the_key_also_if_it_asks_again(system: System) -> None:
+    worker = system.worker()
+    holder, key = unique(system, delay=3600).enqueue(1), "mine"
+    taken, own = unique(system).new((2,), {}), system.job.options(unique_key=key, delay=3600).new((3,), {})
+    system.look()
+    for _ in range(2):  # the answer may be lost with Redis, or with the leader
+        worker.report(Enqueued([taken, own]))
+        system.look(2)
+        told = worker._streams.key_holders([taken.id, own.id])
+        assert told == {taken.id: KeyHolder(raw(holder)), own.id: KeyHolder(own.id)}
+        system.redis.delete(KEYS.key_holder(taken.id), KEYS.key_holder(own.id))
+    assert system.count("tasks") == 2
+    system.redis.set(KEYS.key_holder(taken.id), b"a stranger's")
+    assert worker._streams.key_holders([taken.id]) == {}
 
 
 def test_what_does_not_go_together(system: System, engine: Engine) -> None:
