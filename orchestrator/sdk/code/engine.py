@@ -82,7 +82,7 @@ class Engine:
                 self._keep(activation.run_id, flow, cached)
             else:
                 flow.close()
-            del self._running[identifier, attempt]
+            self._running.pop((identifier, attempt), None)  # the same may have been sent twice
 
     def running(self, identifier: bytes, attempt: int) -> Running | None:
         """Return the activation of this attempt, while its code runs."""
