@@ -294,6 +294,25 @@ async def rounds(ctx: WorkflowContext, left: int, total: int = 0) -> int:
 
 
 @app.workflow
+async def restless(ctx: WorkflowContext, number: int = 0) -> None:
+    """Continue as new all the time, and never end by itself."""
+
+    @ctx.update
+    def count() -> int:
+        return number
+
+    await ctx.sleep(0.01)
+    ctx.continue_as_new(number + 1)
+
+
+@app.workflow
+async def leaves(ctx: WorkflowContext, seconds: float) -> None:
+    """Leave a child alone that never ends by itself."""
+    restless.schedule()
+    await ctx.sleep(seconds)
+
+
+@app.workflow
 async def family(ctx: WorkflowContext, children: int) -> list[int]:
     return list(await asyncio.gather(*(steps.schedule(number) for number in range(1, children + 1))))
 

@@ -48,6 +48,35 @@ def test_a_thousand_workflows_of_ten_steps(running: Stack) -> None:
 # -- what a run can be told
 
 
+def test_nothing_is_lost_that_is_said_to_runs_that_continue_all_the_time(running: Stack) -> None:
+    """Whoever cancels, asks or leaves such a run alone does so at any moment of a turn."""
+    cancelled = [project.restless.start() for _ in range(20)]
+    asked = [project.restless.start() for _ in range(20)]
+    late = [project.restless.options(timeout=0.5 + 0.05 * number).start() for number in range(20)]
+    parents = [project.leaves.start(0.5 + 0.05 * number) for number in range(20)]
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda handle: handle.update("count", timeout=60), asked))
+        list(pool.map(lambda handle: handle.cancel(), [*cancelled, *asked]))
+    assert all(isinstance(answer, int) for answer in answers)
+    for handle in [*cancelled, *asked]:
+        with pytest.raises(RunFailed, match="was cancelled"):
+            handle.result(60)
+    for handle in late:
+        with pytest.raises(RunFailed, match="RunTimedOut"):
+            handle.result(60)
+    for parent in parents:
+        parent.result(60)
+    eventually(
+        lambda: (
+            running.scalar(
+                "SELECT count(*) FROM orchestrator.runs WHERE workflow = 'project.restless' AND ended_at IS NULL"
+            )
+            == 0
+        ),
+        "all have ended",
+    )
+
+
 def test_a_promise_is_kept_once(running: Stack) -> None:
     handle = project.approval.start(600.0)
     eventually(lambda: _promises(running, handle), "the promise is open")
@@ -58,10 +87,14 @@ def test_a_promise_is_kept_once(running: Stack) -> None:
         handle.resolve("approval", "no")
 
 
-def test_who_resolves_a_promise_too_late_is_told(running: Stack) -> None:
-    handle = project.basket.start()
-    with pytest.raises(WrongState, match="No promise 'approval' is open"):
+def test_the_first_word_on_a_promise_counts_also_if_it_is_early(running: Stack) -> None:
+    for handle in [project.approval.start(600.0) for _ in range(20)]:
         handle.resolve("approval", "yes")
+        assert handle.result(20) == "yes"
+    handle = project.basket.start()
+    handle.resolve("approval", "yes")
+    with pytest.raises(WrongState, match="No promise 'approval' is open"):
+        handle.resolve("approval", "no")
     handle.terminate()
 
 
