@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.domain.commands import ContinueRun
-from orchestrator.domain.history import Outcome
+from orchestrator.domain.history import Fact
 from orchestrator.domain.task import TaskError
 
 
@@ -47,7 +47,7 @@ class Happened(msgspec.Struct, array_like=True):
     """Tasks that a person retries, with the states that these had."""
     is_expanding: bool = False
     """More of its tasks are to be created."""
-    facts: list[Outcome] = []
+    facts: list[Fact] = []
     """What its code learns, if it has any."""
     own_end: OwnEnd | None = None
     continuing: ContinueRun | None = None

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from orchestrator.domain.happened import Happened, OwnEnd, total
-from orchestrator.domain.history import Outcome
+from orchestrator.domain.history import Fact, Outcome
 from orchestrator.domain.ids import is_derived
 from orchestrator.domain.run import TIMED_OUT, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
@@ -25,7 +25,7 @@ from orchestrator.store.runs import RunRow
 from orchestrator.transport.codec import Ended
 
 Deltas = dict[bytes, dict[str, int]]
-Facts = dict[bytes, list[Outcome]]
+Facts = dict[bytes, list[Fact]]
 Told = tuple[bytes, Sequence[Happened]]
 """A run, and what happened to it since it was last told."""
 
@@ -150,8 +150,9 @@ def _keep_end(tick: Tick, end: OwnEnd, error: Exception) -> None:
 def conclude(tick: Tick, rows: Iterable[RunRow], *, hooks: bool = True) -> None:
     """End the runs among these that are complete, and tell their parents and lanes. Code ends its runs itself."""
     complete: dict[RunState, dict[bytes, RunRow]] = defaultdict(dict)
+    waiting = tick.backlog.waiting(tick)
     for row in rows:
-        if row.code:
+        if row.code or row.id in waiting:  # what it has not been told may open it again
             continue
         state = verdict(row.counters, row.cancelling, row.reason == TIMED_OUT)
         if state is not None and row.state in run_sources_of(state):
@@ -225,6 +226,10 @@ def _fold(tick: Tick) -> dict[bytes, Happened]:
     return found
 
 
+def _is_for_code(fact: Fact) -> bool:
+    return isinstance(fact, Outcome) and is_derived(fact.id)
+
+
 def _save(tick: Tick, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts | None = None) -> None:
     """Write counters and plans, one row per run, tell code what it waits for, and end what has nothing left open."""
     for run, plan in saved.items():
@@ -239,7 +244,7 @@ def _save(tick: Tick, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts
     facts = facts or {}
     # What code waits for has a derived id, and so has a step of a plan. One statement tells and counts; runs that turn
     # out to be none of code, or to have ended, are counted like all others.
-    of_code = {run: some for run, some in facts.items() if run not in saved and is_derived(some[0].id)}
+    of_code = {run: some for run, some in facts.items() if run not in saved and _is_for_code(some[0])}
     told = tell(tick, of_code, deltas)
     rest = {run: delta for run, delta in deltas.items() if run not in told}
     if rest:

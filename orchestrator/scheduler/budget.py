@@ -37,11 +37,11 @@ class Budget:
     slice: int = SLICE
     """Steps to be planned at once; fewer after a tick that took too long."""
     refused: frozenset[bytes] = frozenset()
-    """Runs that are not planned any more, because they take too long."""
+    """Runs, and requests, that are not tried any more, because they take too long."""
     met: set[bytes] = field(default_factory=set)
-    """Those of them that were to be planned, and were set aside."""
-    planning: list[bytes] = field(default_factory=list)
-    """The runs that are being planned at this moment."""
+    """Those of them that have been set aside."""
+    busy_with: list[bytes] = field(default_factory=list)
+    """The runs that are being planned, or the requests that are applied, at this moment."""
     _began: float = 0.0
 
     @property
@@ -50,16 +50,17 @@ class Budget:
         return self.monotonic() >= self.until
 
     @contextmanager
-    def charging(self, runs: Iterable[bytes]) -> Iterator[None]:
-        """Remember what is being planned. It is left standing if that fails."""
-        self.planning = list(runs)
+    def charging(self, whom: Iterable[bytes]) -> Iterator[None]:
+        """Remember for whom something is done. It is left standing if that fails."""
+        before = self.busy_with, self._began
+        self.busy_with = list(whom)
         self._began = time.thread_time()
         yield
-        self.planning = []
+        self.busy_with, self._began = before
 
     @property
     def used(self) -> float:
-        """Seconds of the processor that planning has taken so far."""
+        """Seconds of the processor that it has taken so far."""
         return time.thread_time() - self._began
 
 
@@ -86,13 +87,13 @@ class Pace:
         self._refused -= budget.met
 
     def interrupted(self, budget: Budget, *, by_postgres: bool) -> None:
-        """A tick was ended while it planned runs: Postgres said that a statement, or a pause, took too long."""
+        """A tick was ended: Postgres said that a statement, or a pause, took too long."""
         computed = budget.used > _TOO_LONG * self._lease
-        if not budget.planning or not (computed or by_postgres):
+        if not budget.busy_with or not (computed or by_postgres):
             return
         self._slice = 1
-        if len(budget.planning) == 1:
-            (run,) = budget.planning
-            self._strikes[run] += _STRIKES if computed else 1
-            if self._strikes[run] >= _STRIKES:
-                self._refused.add(run)
+        if len(budget.busy_with) == 1:
+            (whom,) = budget.busy_with
+            self._strikes[whom] += _STRIKES if computed else 1
+            if self._strikes[whom] >= _STRIKES:
+                self._refused.add(whom)

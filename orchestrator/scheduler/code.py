@@ -13,12 +13,14 @@ import msgspec
 from orchestrator.domain import history
 from orchestrator.domain.activation import Activation, Query, Violation
 from orchestrator.domain.allotment import LARGEST_HISTORY, Allotment, Way
+from orchestrator.domain.happened import Happened
 from orchestrator.domain.history import Event, Fact
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.run import TIMED_OUT
 from orchestrator.domain.states import RunState
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.knowers import Crowd
 from orchestrator.scheduler.paging import Paging
 from orchestrator.scheduler.tick import Paged, Tick
@@ -89,9 +91,23 @@ class CodeRuns:
 
         What is too large for one message goes in pages, and what there is no room for is put off.
         """
-        claimed = {task.id: task for task in tick.claimed if task.is_activation}
+        claimed = [task for task in tick.claimed if task.is_activation]
         if not claimed:
             return
+        equipped: dict[bytes, Claimed] = {}
+        isolate(
+            tick,
+            claimed,
+            lambda some: equipped.update(self._equipped(tick, some)),
+            lambda task, error: stick(tick, [(task.id, task.attempt, _unreadable(error))]),
+        )
+        tick.claimed = [
+            equipped.get(task.id, task) for task in tick.claimed if task.id in equipped or not task.is_activation
+        ]
+
+    def _equipped(self, tick: Tick, some: Sequence[Claimed]) -> dict[bytes, Claimed]:
+        """Return those of the claimed activations that go in one message, with their events."""
+        claimed = {task.id: task for task in some}
         at_home = {run: self._is_at_home(task) for run, task in claimed.items()}
         allotment = Allotment(self.paging.size)
         small: dict[bytes, tuple[Claimed, Unshown]] = {}
@@ -122,15 +138,13 @@ class CodeRuns:
             task.id: task._replace(payload=encode(self._activation(run, read.get(run.id, run.events or []))))
             for task, run in small.values()
         }
-        tick.claimed = [
-            equipped.get(task.id, task) for task in tick.claimed if task.id in equipped or not task.is_activation
-        ]
         if crowded:
             self._keep_back(tick, crowded)
         if later:
             turns.put_off(tick.connection, later, tick.now)
         if too_long:
             stick(tick, too_long)
+        return equipped
 
     def _placed(self, task: Claimed, run: Unshown) -> Claimed | Crowd:
         """Return a turn as it is sent: to a worker that has its version, if only some have; if they are full, it waits.
@@ -179,6 +193,10 @@ class CodeRuns:
         return task.queue if task.to is None else private_queue(task.to)
 
 
+def _unreadable(error: Exception) -> Violation:
+    return Violation(0, type(error).__name__, f"The history cannot be sent to a worker: {error}")
+
+
 def _too_long(size: int) -> Violation:
     return Violation(
         0,
@@ -211,7 +229,12 @@ def fire_timers(tick: Tick, limit: int, grace: float) -> None:
         facts[run].append(history.TimerFired(timer))
     for run in code_runs.time_out(tick.connection, tick.now, limit, grace):
         facts[run].append(history.RunCancelRequested(TIMED_OUT))
-    tell(tick, facts)
+    isolate(
+        tick,
+        list(facts.items()),
+        lambda some: tell(tick, dict(some)),
+        lambda told, error: tick.backlog.set_aside(tick, told[0], [Happened(facts=told[1])], error),
+    )
 
 
 def reply(tick: Tick, answers: Sequence[Answered]) -> None:

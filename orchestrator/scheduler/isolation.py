@@ -24,7 +24,7 @@ def is_about_all(error: Exception) -> bool:
 
 
 def isolate(
-    tick: Tick, items: Sequence[T], do: Callable[[Sequence[T]], None], give_up: Callable[[T, Exception], None]
+    tick: Tick, items: Sequence[T], do: Callable[[Sequence[T]], object], give_up: Callable[[T, Exception], None]
 ) -> None:
     """Do something with all items at once; in a careful tick without those with which it fails."""
     if not items:
@@ -54,7 +54,7 @@ def attempt(tick: Tick, what: str, do: Callable[[], None]) -> None:
         tick.failed_parts.append(what)
 
 
-def _failure(tick: Tick, do: Callable[[], None]) -> Exception | None:
+def _failure(tick: Tick, do: Callable[[], object]) -> Exception | None:
     """Do something whole or not at all; return what is wrong with it."""
     try:
         with tick.trial():
@@ -62,6 +62,6 @@ def _failure(tick: Tick, do: Callable[[], None]) -> Exception | None:
     except Exception as error:
         if is_about_all(error):
             raise
-        tick.budget.planning = []
+        tick.budget.busy_with = []
         return error
     return None

@@ -55,6 +55,8 @@ log = get_logger("scheduler")
 _SWEEP_EVERY = 10.0
 """Seconds between two looks for messages that belong to nothing."""
 
+_FAILED_PAUSE = 0.5
+"""Seconds in which a part of a tick that failed is not tried again, unless something happens."""
 _COUNT_PAUSE = 20.0
 """Between two looks at what is in flight, so many times as long as one takes: where a transaction of others keeps dead
 rows in the index, it takes long, and must not take all the time."""
@@ -254,7 +256,9 @@ class Scheduler:
             log.error("a tick failed, and the next one looks for what is at fault: %s", first_line(error))
             self._careful = True
             return
-        self._careful = False
+        self._careful = bool(tick.failed_parts)
+        if tick.failed_parts:  # it is tried again, but all the others come first
+            self._patience = max(self._patience, _FAILED_PAUSE)
         self._pace.worked(self._budget)
         self._generations.cursor = cursor
         self._dispatcher.committed(tick, self._monotonic())

@@ -14,6 +14,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.starts import is_start
 from orchestrator.domain.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
+from orchestrator.scheduler.budget import TooSlow
 from orchestrator.scheduler.code import ask_to_cancel, reply
 from orchestrator.scheduler.code_requests import ABOUT_CODE, CODE_WISHES
 from orchestrator.scheduler.code_resets import reset_runs
@@ -42,8 +43,21 @@ from orchestrator.transport.quarantine import Refused
 
 def apply_inbox(tick: Tick, limit: int) -> None:
     """Apply the oldest requests in their order, neighbours of a kind at once."""
-    items = inbox.read(tick.connection, limit)
-    isolate(tick, items, lambda some: _apply(tick, some, limit), lambda item, error: _refuse(tick, item, error))
+    items = inbox.read(tick.connection, min(limit, tick.budget.slice))
+    for item in [item for item in items if _name(item) in tick.budget.refused]:
+        _refuse(tick, item, TooSlow("It takes longer than everybody else can wait."))
+        tick.budget.met.add(_name(item))
+        items.remove(item)
+    isolate(tick, items, lambda some: _charge(tick, some, limit), lambda item, error: _refuse(tick, item, error))
+
+
+def _name(item: inbox.Item) -> bytes:
+    return b"request %d" % item.id
+
+
+def _charge(tick: Tick, items: Sequence[inbox.Item], limit: int) -> None:
+    with tick.budget.charging(map(_name, items)):
+        _apply(tick, items, limit)
 
 
 def _refuse(tick: Tick, item: inbox.Item, error: Exception) -> None:

@@ -7,13 +7,12 @@ fire is part of the run's key, so that whatever the clock does, none is started 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 
 import msgspec
-from sqlalchemy import exc
 
 from orchestrator.domain.catch_up import decide
 from orchestrator.domain.ids import time_ordered_id
@@ -22,8 +21,9 @@ from orchestrator.domain.schedule import Schedule, delay_of, fire_key, fires, ne
 from orchestrator.domain.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.code import ask_to_cancel
+from orchestrator.scheduler.isolation import is_about_all, isolate
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import backfills, code_fires, code_runs, dags, database, runs
+from orchestrator.store import backfills, code_fires, code_runs, dags, runs
 from orchestrator.store import fires as store
 from orchestrator.store.backfills import OpenBackfill
 from orchestrator.store.code_runs import NewCodeRun
@@ -62,6 +62,15 @@ def fire_schedules(tick: Tick, limit: int) -> None:
         return
     minding = [row.key for row in due if row.overlap in ("skip", "cancel_previous")]
     open_runs = store.open_runs(tick.connection, minding) if minding else {}
+    isolate(
+        tick,
+        due,
+        lambda some: _fire(tick, some, open_runs, room),
+        lambda row, error: _give_up(tick, row, open_runs, error),
+    )
+
+
+def _fire(tick: Tick, due: Sequence[DueSchedule], open_runs: Mapping[str, list[bytes]], room: int) -> None:
     firings: list[_Firing] = []
     for row in due:
         if room <= 0:
@@ -69,7 +78,19 @@ def fire_schedules(tick: Tick, limit: int) -> None:
         firing = _look(tick, row, open_runs.get(row.key, []), room)
         room -= max(1, len(firing.runs) + firing.skipped)
         firings.append(firing)
-    _save(tick, firings)
+    _write(tick, firings)
+
+
+def _give_up(tick: Tick, row: DueSchedule, open_runs: Mapping[str, list[bytes]], error: Exception) -> None:
+    """Leave out the fires of a schedule whose runs cannot be started; if it cannot even be read, it fires no more."""
+    reason = f"Its runs could not be stored: {_first_line(error)}"
+    log.error("schedule %s: %s", row.key, reason)
+    try:
+        firing = _look(tick, row, open_runs.get(row.key, []), _SLICE)
+    except Exception as defect:  # noqa: BLE001  # whatever it is, it is this schedule's
+        firing = _Firing(row)
+        reason = f"It cannot be told when it fires, so it no longer does: {_first_line(defect)}. Set it again."
+    _write(tick, [replace(firing, runs=[], superseded=[], error=reason)])
 
 
 def _look(tick: Tick, row: DueSchedule, open_runs: list[bytes], room: int) -> _Firing:
@@ -122,23 +143,6 @@ def _run_id(now: datetime, series: str, fire: datetime, place: int) -> bytes:
     """Return an id that sorts by creation and, among runs created at once, by place: a queue starts in this order."""
     digest = hashlib.blake2b(fire_key(series, fire).encode(), digest_size=8).digest()
     return time_ordered_id(int(now.timestamp() * 1000), min(place, 0xFFF).to_bytes(2, "big") + digest)
-
-
-def _save(tick: Tick, firings: Sequence[_Firing]) -> None:
-    """Write a slice; where that fails, schedule by schedule, so that the one that is at fault stops no other."""
-    try:
-        with tick.connection.begin_nested():
-            _write(tick, firings)
-    except exc.SQLAlchemyError as error:
-        if database.is_outage(error):
-            raise
-        if len(firings) > 1:
-            for firing in firings:
-                _save(tick, [firing])
-            return
-        reason = f"Its runs could not be stored: {_first_line(error)}"
-        log.error("schedule %s: %s", firings[0].row.key, reason)
-        _write(tick, [replace(firings[0], runs=[], superseded=[], error=reason)])
 
 
 def _first_line(error: Exception) -> str:
@@ -203,8 +207,8 @@ def _extend(tick: Tick, backfill: OpenBackfill, room: int) -> None:
         new = [_backfill_run(tick, backfill, schedule, fire, place) for place, fire in enumerate(chosen)]
         with tick.connection.begin_nested():
             started = dags.start(tick.connection, new)
-    except (InvalidWorkflow, exc.SQLAlchemyError, *_CANNOT_BE_READ) as error:
-        if database.is_outage(error):
+    except Exception as error:
+        if is_about_all(error):
             raise
         log.error("backfill %d was given up: %s", backfill.id, _first_line(error))
         backfills.save(tick.connection, backfill.id, None, 0, 0, _first_line(error))

@@ -17,7 +17,8 @@ import pytest
 from orchestrator.transport.leader import LeaderStreams
 from orchestrator.transport.worker import WorkerStreams
 from tests.chaos.simulator.memory import MemoryLeaderStreams, MemoryWorkerStreams
-from tests.chaos.simulator.plan import plan_for
+from tests.chaos.simulator.plan import Fault, plan_for
+from tests.chaos.simulator.poison import FORMS, OPERATIONS
 from tests.chaos.simulator.postgres import SimulatedDatabase
 from tests.chaos.simulator.run import explain, simulate
 from tests.chaos.simulator.shrink import shrink
@@ -67,6 +68,20 @@ def test_a_world_without_faults_is_quiet(simulated: SimulatedDatabase) -> None:
         outcome = simulate(simulated, dataclasses.replace(plan_for(seed), faults=()))
         assert not outcome.violations
         assert not any("FAULT" in line for line in outcome.history)
+
+
+_SEEDS_OF_POISON = {operation: 15 for operation in OPERATIONS if operation != "expand"} | {"stop": 20}
+"""In which clients do with the first run what is poisoned; no run of theirs is large enough to expand."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_poison_of_every_kind_is_set_aside(simulated: SimulatedDatabase, form: str) -> None:
+    """Everybody else comes to an end, the run is stuck and says why, and once it is retried its counters are exact."""
+    for operation, seed in _SEEDS_OF_POISON.items():
+        plan = dataclasses.replace(plan_for(seed), faults=(Fault(0.2, "poison", (0, operation, form)),))
+        outcome = simulate(simulated, plan)
+        assert not outcome.violations, (operation, outcome.violations)
+        assert any(f"poison: {operation}" in line for line in outcome.history), f"nobody met the poison: {operation}"
 
 
 def test_a_list_of_faults_is_made_as_short_as_it_can_be() -> None:

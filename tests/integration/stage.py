@@ -34,7 +34,18 @@ ONE = b"\x01"
 TTL = 5.0
 TABLES = (
     *("tasks", "ended_tasks", "attempts", "runs", "workflows", "inbox", "leases", "cursors", "workers"),
-    *("queues", "buckets", "unique_keys", "histories", "timers", "promises", "answers", "run_keys", "untold"),
+    *(
+        "queues",
+        "buckets",
+        "unique_keys",
+        "histories",
+        "timers",
+        "promises",
+        "answers",
+        "run_keys",
+        "untold",
+        "schedules",
+    ),
 )
 
 

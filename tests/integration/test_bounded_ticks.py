@@ -121,7 +121,7 @@ def test_steps_that_wait_for_room_are_found_by_the_next_leader(engine: Engine, s
 
 
 def test_an_output_of_too_many_values_fails_the_step_that_reads_it(system: System, monkeypatch: Any) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.dags._MOST_OUTPUTS", 5)
+    monkeypatch.setattr("orchestrator.scheduler.outputs._MOST_OUTPUTS", 5)
     each = Step(name="each", task="job", parallel=6)
     reads = Step(name="reads", task="job", depends_on=("each",), input={"number": "${each[0]}"})
     waits = Step(name="waits", task="job", depends_on=("each",), input={"number": 1})

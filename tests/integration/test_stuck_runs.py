@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import msgspec
@@ -12,8 +13,10 @@ from orchestrator.domain.activation import Activated
 from orchestrator.domain.commands import CancelTask, StartTimer
 from orchestrator.domain.definition import Definition, Hook, Param, Step
 from orchestrator.sdk.code.engine import Engine
+from orchestrator.store import fires, inbox
+from orchestrator.store.inbox import Wish
 from tests.integration.code_stage import act
-from tests.integration.stage import System, Worker
+from tests.integration.stage import System, Worker, raw
 
 CHAIN = Definition(
     name="chain",
@@ -263,3 +266,62 @@ def test_a_cancel_that_is_rolled_back_stops_no_worker(system: System) -> None:
     worker.succeed(task)
     system.look()
     assert system.row(task.id)["status"] == "success"
+
+
+def test_a_history_that_cannot_be_read_stops_no_other_code(system: System) -> None:
+    job = system.job
+
+    @system.app.workflow(name="patient")
+    async def patient(ctx: WorkflowContext) -> int:
+        return int(await job.schedule(1))
+
+    worker = system.worker(knows=("job", "patient"))
+    poisoned, healthy = patient.start(), patient.start()
+    system.sql("UPDATE orchestrator.histories SET data = '\\xc1' WHERE run_id = CAST(:id AS uuid)", id=poisoned.id)
+    system.look(3)
+    (turn,) = worker.take()
+    assert turn.id.hex() == healthy.id.replace("-", "")
+    assert poisoned.status() == "stuck"
+    assert "cannot be sent" in row_of(system, poisoned.id)["stuck"]["message"]
+
+
+def test_a_request_that_cannot_be_applied_is_set_aside_and_answered(system: System) -> None:
+    @system.app.workflow(name="asked")
+    async def asked(ctx: WorkflowContext) -> None:
+        await ctx.sleep(1_000)
+
+    handle = asked.start()
+    system.look()
+    alone = system.job.enqueue(1)
+    request = b"\x07" * 16
+    body = {"name": "x", "value": 5, "request": base64.b64encode(request).decode()}
+    with system.engine.begin() as connection:
+        inbox.add(connection, Wish.UPDATE, raw(handle), msgspec.json.encode(body).decode())
+        inbox.add(connection, Wish.CANCEL_TASK, raw(alone))
+    system.look(2)
+    assert system.row(alone)["status"] == "cancelled"
+    assert system.count("inbox") == 0
+    (refused,) = system.quarantine()
+    assert refused[b"entry"].startswith(b"inbox/")
+    (answer,) = system.sql("SELECT error FROM orchestrator.answers")
+    assert answer["error"]["kind"] == "CannotBeApplied"
+
+
+def test_a_schedule_that_cannot_be_fired_stops_no_other(system: System, worker: Worker, monkeypatch: Any) -> None:
+    """Whatever goes wrong with it: here, what no check foresees."""
+    system.app.workflows.apply(Definition(name="broken", steps=CHAIN.steps))
+    for name in ("broken", "chain"):
+        system.app.schedules.set(name, cron="* * * * *")
+    system.sql("UPDATE orchestrator.schedules SET due_at = now() - interval '1 second', next_fire = now()")
+    original = fires.run_of
+
+    def run_of(target: Any, *arguments: Any) -> Any:
+        if arguments[-1].startswith("broken"):
+            raise ZeroDivisionError("a defect")
+        return original(target, *arguments)
+
+    monkeypatch.setattr(fires, "run_of", run_of)
+    work(system, worker)
+    assert [row["workflow"] for row in system.sql("SELECT DISTINCT workflow FROM orchestrator.runs")] == ["chain"]
+    (row,) = system.sql("SELECT * FROM orchestrator.schedules WHERE workflow = 'broken'")
+    assert "a defect" in row["error"]

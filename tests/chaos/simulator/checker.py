@@ -37,15 +37,18 @@ def check(world: World) -> list[str]:
 
 
 def _check_rest(world: World) -> Iterator[str]:
-    for table in ("tasks", "inbox"):
+    for table in ("tasks", "inbox", "untold"):
         for row in world.database.sql(f"SELECT * FROM orchestrator.{table}"):
             yield f"left in {table}: {dict(row)}"
     for row in world.database.sql("SELECT * FROM orchestrator.runs WHERE ended_at IS NULL OR expanding"):
         yield f"a run has not ended: {dict(row)}"
     for what in world.redis.left_over():
         yield f"left in the streams: {what}"
+    for row in world.database.sql("SELECT * FROM orchestrator.runs WHERE stuck IS NOT NULL"):
+        yield f"a run is stuck: {dict(row)}"
     for entry, error in world.redis.data.quarantine:
-        yield f"a report was set aside: {entry}: {error}"
+        if not (entry.startswith("inbox/") and world.poisons.met):
+            yield f"a report was set aside: {entry}: {error}"
     for worker in world.workers:
         if not worker.is_idle:
             yield f"{worker.child.id} still holds something"
@@ -184,5 +187,7 @@ def _without_tasks(row: Any, tasks: list[Any]) -> Counter[str]:
         missing = (fan.total if fan is not None else 1) - created[step.name]
         if missing:
             ended_as = "cancelled" if fan is not None else StepState(state.steps[place]).name.lower()
+            if ended_as == "waiting" and row["status"] == "cancelled":
+                ended_as = "cancelled"  # it was stuck when it was cancelled, and its plan was not asked
             found[ended_as] += missing
     return found

@@ -154,6 +154,11 @@ class Clients:
         del size
         self._ask(Wish.RETRY_RUN, self._failed("runs"), ("failed",))
 
+    def retry_all(self, runs: list[bytes]) -> None:
+        """Ask for runs to be tried again that are stuck."""
+        for run in runs:
+            inbox.add(self._world.database.connection, Wish.RETRY_RUN, run)
+
     def _failed(self, table: str) -> list[bytes]:
         rows = self._world.database.sql(f"SELECT id FROM orchestrator.{table} WHERE status = 'failed' ORDER BY id")
         return [row["id"].bytes for row in rows]

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from tests.chaos.simulator.leaders import BOUNDARIES
+from tests.chaos.simulator.poison import FORMS, OPERATIONS
 
 WORK_TIME = 5.0
 """Seconds of virtual time in which clients act."""
@@ -78,6 +79,7 @@ _THEMES = {
     "schedulers": ("scheduler", "scheduler", "commit", "call", "clock"),
     "workers": ("worker", "worker", "worker", "worker", "call", "redis clock"),
     "server": ("server", "server", "generation", "call"),
+    "poison": ("poison", "poison", "poison", "scheduler", "worker", "call"),
 }
 """Faults of a kind come together: two that meet find more than two that do not."""
 _ONLY_WRITES_COME_LATE = ("flush", "publish", "withdraw", "take", "order")
@@ -117,6 +119,8 @@ def _fault(random: Random, group: str) -> Fault:
     if group == "scheduler":
         action = "crash" if random.random() < 0.5 else str(round(random.choice((0.5, 4.0, 8.0)), 1))
         return Fault(at, "strike", (random.choice((*BOUNDARIES, *_NARROW)), action))
+    if group == "poison":
+        return Fault(at, "poison", (random.randrange(4), random.choice(OPERATIONS), random.choice(FORMS)))
     if group == "commit":
         return Fault(at, "strike", (random.choice(("commit refused", "commit uncertain")), "yes"))
     if group == "call":

@@ -6,7 +6,7 @@ import heapq
 import threading
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from tests.chaos.simulator.clients import Clients
 from tests.chaos.simulator.leaders import SchedulerProcess
 from tests.chaos.simulator.memory import MemoryRedis
 from tests.chaos.simulator.plan import FAULT_TIME, Fault, Plan
+from tests.chaos.simulator.poison import Poisons
 from tests.chaos.simulator.postgres import SimulatedDatabase
 from tests.chaos.simulator.workers import Execution, WorkerMachine
 
@@ -62,6 +63,7 @@ class World:
         self.database.clear()
         self.set_clocks()
         self.clients = Clients(self)
+        self.poisons = Poisons(self)
         rates = [self._random.uniform(0.97, 1.03) for _ in range(plan.schedulers + plan.workers)]
         self.schedulers = [SchedulerProcess(self, f"s{n + 1}", rates.pop()) for n in range(plan.schedulers)]
         self.workers = [WorkerMachine(self, f"w{n + 1}", plan.slots, rates.pop()) for n in range(plan.workers)]
@@ -73,19 +75,24 @@ class World:
 
     def run(self) -> None:
         """Run to the end: faults, then rest."""
-        with _without_waiting(self.plan.seed):
+        with _without_waiting(self.plan.seed), self.poisons.injected():
             try:
                 self.run_until(FAULT_TIME)
                 self._heal()
-                deadline = self.now + QUIET_WITHIN
-                while not self.was_stopped and not self._is_quiet():
-                    if self.now > deadline:
-                        self.violations.append(f"not at rest {QUIET_WITHIN:g} s after the last fault")
-                        return
-                    self.run_until(self.now + 0.5)
+                if self.poisons.poisoned:
+                    self._rest("the last fault, but for poisoned runs,", self._is_quiet_but_for_poison)
+                    self._lift()
+                self._rest("the last fault", self._is_quiet)
             finally:
                 for scheduler in self.schedulers:
                     scheduler.close()
+
+    def _rest(self, since: str, is_quiet: Callable[[], bool]) -> None:
+        deadline = self.now + QUIET_WITHIN
+        while not self.was_stopped and not is_quiet():
+            if self.now > deadline:
+                self._stop(f"not at rest {QUIET_WITHIN:g} s after {since}")
+            self.run_until(self.now + 0.5)
 
     def run_until(self, end: float) -> None:
         """Let the actors take their turns; nested while a scheduler stands still in the middle of its own."""
@@ -144,6 +151,8 @@ class World:
             self._database_skew += details[0]
         elif kind == "cut off":
             self._cut_off(*details)
+        elif kind == "poison":
+            self.poisons.add(*details)
         elif kind == "lose message":
             self.redis.lose_message(lambda standing: standing[details[0] % len(standing)])
         elif kind in ("flush all", "restart", "fail over", "set clock"):
@@ -183,6 +192,31 @@ class World:
         self._healed = True
         self._armed.clear()
         self._troubles.clear()
+
+    def _is_quiet_but_for_poison(self) -> bool:
+        """Say whether all have ended but poisoned runs, of which those that cannot go on are set aside."""
+        unended = self.database.sql("SELECT id, parent_run, stuck FROM orchestrator.runs WHERE ended_at IS NULL")
+        others = [row for row in unended if row["stuck"] is None]
+        (row,) = self.database.sql(
+            "SELECT NOT EXISTS (SELECT FROM orchestrator.tasks)"
+            " AND NOT EXISTS (SELECT FROM orchestrator.inbox) AS quiet"
+        )
+        return bool(row["quiet"]) and not others
+
+    def _lift(self) -> None:
+        """Lift the poison, and have people retry the runs that are stuck."""
+        found = self.database.sql(
+            "SELECT id, stuck FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL"
+        )
+        for row in found:
+            if row["id"].bytes not in self.poisons.met:
+                self._stop(f"run {row['id'].hex} is stuck, and was never poisoned: {row['stuck']}")
+            if not row["stuck"].get("message"):
+                self._stop(f"run {row['id'].hex} is stuck, and nobody says why")
+        self.trace(f"the poison is lifted, and {len(found)} runs are retried")
+        self.poisons.lift()
+        self.set_clocks()
+        self.clients.retry_all([row["id"].bytes for row in found])
 
     # -- what is watched while it happens
 
