@@ -162,7 +162,7 @@ class Child:
         if self.held.farewell is Farewell.UNFINISHED:
             blocking = self.held.blocking()
             return [
-                Lost(*attempt, alone=False, reason="the task kept its event loop from running")
+                Lost(*attempt, alone=False, reason="the event loop that it ran on was blocked or closed")
                 if attempt in blocking
                 else Returned(*attempt, "worker stops")
                 for attempt in left

@@ -37,7 +37,7 @@ _NO_LIMIT = 0.0
 _ENDED = -1.0
 """In place of the time: the attempt has ended as far as the leader is concerned, and only its code goes on."""
 _BLOCKING = -2.0
-"""In place of the time: its code keeps the event loop, and with it its neighbours, from going on."""
+"""In place of the time: its code keeps others from going on: it blocks the event loop, or may have closed it."""
 
 
 class Farewell(IntEnum):

@@ -17,6 +17,7 @@ from orchestrator.telemetry import get_logger
 from orchestrator.transport import journal
 from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.transport.keys import Keys
+from orchestrator.workers.forks import is_fork
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -46,13 +47,17 @@ class Journal:
         self._full = False
 
     def mark(self, task: bytes, mark: ProgressMark) -> None:
-        """Note how far a task has come."""
+        """Note how far a task has come; a fork that it has made has no say."""
+        if is_fork():
+            return
         with self._lock:
             self._marks[task] = mark
         self._wake()
 
     def log(self, task: bytes, line: LogLine) -> None:
         """Note what a task says; it stands in the worker's own log too."""
+        if is_fork():
+            return
         log.log(_LEVELS[line.level], "task %s: %s", to_text(task), line.text)
         self._lines.append((task, line))
         self._wake()

@@ -320,10 +320,11 @@ class Pool:
         return bool(lost) and all(job in lost or job.lingers for job in list(self._jobs.values()))
 
     def mark_blocking(self) -> None:
-        """Let the parent know whose code keeps the event loop, if it does: that one runs alone next time."""
+        """Let the parent know who runs alone next time: who blocks the event loop, or whoever may have closed it."""
         job = self._coroutines.blocking()
-        if job is not None and job.stage is Stage.RUNNING:
-            self._held.mark_blocking(job.slot)
+        for suspect in self._coroutines.lost() | ({job} if job is not None else set()):
+            if suspect.stage is Stage.RUNNING:
+                self._held.mark_blocking(suspect.slot)
 
     def rate(self) -> float:
         """Return how many tasks have ended in a second, of late."""

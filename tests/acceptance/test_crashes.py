@@ -110,10 +110,13 @@ def test_the_exit_code_of_a_task_means_nothing(life: Stack, tmp_path: Path, code
 
 def test_a_process_that_became_another_program_is_ended(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP)
-    crashing.becomes_another_program.enqueue(str(tmp_path / "pids"))
+    handle = crashing.becomes_another_program.enqueue(str(tmp_path / "pids"))
     first = starts(tmp_path / "pids", 1)[0]
     assert crashing.pid.enqueue().result(60) != first
     eventually(lambda: first not in descendants(worker.pid), "it is killed")
+    with pytest.raises(TaskFailed) as caught:
+        handle.result(60)
+    assert caught.value.kind == "WorkerLost"
 
 
 # -- time
@@ -247,7 +250,7 @@ def test_a_process_whose_event_loop_is_blocked_or_closed_is_replaced(life: Stack
     assert second != first
     alone = starts(tmp_path / "blocks", 2)[1]
     assert alone not in (first, second), "where it blocks nobody else"
-    crashing.closes_the_loop.enqueue(str(tmp_path / "closes"))
+    closer = crashing.closes_the_loop.enqueue(str(tmp_path / "closes"))
     assert starts(tmp_path / "closes", 1) == [second]
     third = starts(tmp_path / "started", 3)[2]
     assert third != second
@@ -256,6 +259,9 @@ def test_a_process_whose_event_loop_is_blocked_or_closed_is_replaced(life: Stack
     (tmp_path / "end").touch()
     gather([*victims, blocker], timeout=60)
     assert charges(life, blocker, *victims) == (0, 0)
+    with pytest.raises(TaskFailed) as caught:
+        closer.result(60)
+    assert caught.value.kind == "RuntimeError", "where it is alone with the loop, that is its own failure"
 
 
 # -- output that nobody reads

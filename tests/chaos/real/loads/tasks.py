@@ -44,6 +44,12 @@ def exiting(client: Client) -> None:
     client.enqueued(tasks.work_and_exit.enqueue())
 
 
+@load(weight=1)
+def rude(client: Client) -> None:
+    """Tasks that copy their process, or stop the event loop that they share with others."""
+    client.enqueued(client.random.choice((tasks.work_beside_a_fork, tasks.work_and_stop_the_loop)).enqueue())
+
+
 @load(weight=3)
 def delayed(client: Client) -> None:
     task = tasks.work.options(delay=client.random.uniform(0.1, 4.0), priority=client.random.randint(-5, 5))

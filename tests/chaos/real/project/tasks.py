@@ -57,6 +57,25 @@ def work_and_exit(context: TaskContext) -> str:
 
 
 @app.task
+def work_beside_a_fork(context: TaskContext) -> str:
+    """Fork, and have the copy return what nobody must ever see."""
+    child = os.fork()
+    if child == 0:
+        return "of a copy of the worker"
+    with written_down(context):
+        os.waitpid(child, 0)
+    return token(context)
+
+
+@app.task
+async def work_and_stop_the_loop(context: TaskContext) -> str:
+    with written_down(context):
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.01)
+    return token(context)
+
+
+@app.task
 def enqueue_children(context: TaskContext, count: int, on_success: bool) -> str:
     """Enqueue from inside a task; those that exist only on success are known when it has succeeded."""
     with written_down(context):
