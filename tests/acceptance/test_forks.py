@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import sys
@@ -78,17 +79,23 @@ def test_forks_under_load_have_connections_of_their_own(running: Stack) -> None:
     def work() -> None:
         for number in range(3):
             assert project.add.enqueue(number, os.getpid()).result(20) == number + os.getpid()
+            assert asyncio.run(_add_async(number)) == number + 1
             many = project.app.enqueue_many(project.add, [(1, number)])
             assert [handle.result(20) for handle in many] == [1 + number]
 
     with _load(4) as errors:
         children = []
+        assert asyncio.run(_add_async(1)) == 2
         for _ in range(12):
             assert project.add.enqueue(1, 1).result(20) == 2
             children.append(_forked(work))
         assert [_ends_well(child) for child in children] == [True] * len(children)
         assert project.add.enqueue(1, 1).result(20) == 2
     assert errors == []
+
+
+async def _add_async(number: int) -> int:
+    return await (await project.add.aenqueue(number, 1)).aresult(20)
 
 
 def _add(number: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from orchestrator import InvalidTask, NotFound, Task, TaskFailed, as_completed, gather
+from orchestrator import Handle, InvalidTask, NotFound, PayloadError, Task, TaskFailed, as_completed, gather
 from orchestrator.store.database import engine_for
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
@@ -101,6 +101,16 @@ def test_who_is_not_there_keeps_nobody_from_the_others(running: Stack) -> None:
     assert isinstance(third, TaskFailed)
     with pytest.raises(NotFound):
         missing.result(1)
+
+
+def test_a_result_that_no_longer_fits_its_annotation_keeps_nobody_from_the_others(running: Stack) -> None:
+    """It was stored by a release in which the task returned something else."""
+    other = project.add.enqueue(1, 1)
+    unfit: Handle[Any] = Handle(project.app, other._id, project.move)
+    found, good = gather([unfit, project.add.enqueue(2, 2)], timeout=20, return_exceptions=True)
+    assert isinstance(found, PayloadError)
+    assert "The result of task 'project.move' does not fit its annotation: expected Point" in str(found)
+    assert good == 4
 
 
 # -- in a transaction
