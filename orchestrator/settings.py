@@ -75,6 +75,11 @@ class Settings:
     loss_limit: int = 3
     """How often a task may take its worker process down with it before it fails."""
 
+    max_depth: int = 100
+    """How many runs of workflows may stand above a run, each started by the one before."""
+    max_descendants: int = 1_000_000
+    """How many runs may come of one run, through child workflows and `on`."""
+
     long_transaction: float = 60.0
     """Seconds after which `status` reports an open transaction, because it holds back vacuum."""
 

@@ -335,6 +335,13 @@ def _print_steps(steps: Sequence[StepView], now: datetime) -> None:
         echo(f"\nEach of the {len(steps):,} steps: add --json", err=True)
 
 
+def _limit(run: RunDetail) -> str:
+    """Say what a run waits for that has not begun."""
+    more = f" and {len(run.held_by) - 3} or more others" if len(run.held_by) > 3 else ""
+    who = ", ".join(f"run {holder}" for holder in run.held_by[:3])
+    return f"its limit of {run.limit:,} at once: {who}{more}"
+
+
 def _print(run: RunDetail, now: datetime) -> None:
     counters = {
         "open": run.open,
@@ -353,6 +360,7 @@ def _print(run: RunDetail, now: datetime) -> None:
             "status": _state(run),
             "goes on as": to_text(successor_id(run.id.bytes)) if run.reason in GOES_ON else None,
             "stuck": f"{run.stuck['kind']}: {run.stuck['message']}" if run.stuck else None,
+            "waits for": _limit(run) if run.held_by else None,
             "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",
             "tags": ", ".join(run.tags),
             "key": run.key,

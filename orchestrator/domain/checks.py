@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from orchestrator.domain.circles import certain_children, certain_triggers
 from orchestrator.domain.definition import Definition, Param, Step, misfit, queueing_problem, unknown_param
 from orchestrator.domain.expression import Template, parse, parse_template
 from orchestrator.domain.grammar import Path as ExpressionPath
@@ -71,6 +72,10 @@ def _problems(definition: Definition) -> Iterator[Problem]:
     yield from _starts(definition)
     if not definition.steps:
         yield Problem(("tasks",), "a workflow needs at least one task.")
+    for step in certain_children(definition):
+        if step.workflow == definition.name:
+            message = f"every run of {definition.name!r} would start another, without end. Add a when."
+            yield Problem(("tasks", step.name, "workflow"), message)
     graph = _Graph(definition.steps)
     seen: set[str] = set()
     for step in definition.steps:
@@ -125,8 +130,12 @@ def _starts(definition: Definition) -> Iterator[Problem]:
         yield from _given(("schedule",), definition.schedule.get("params", {}), "run", definition.params)
         if definition.schedule.get("overlap") == "queue" and (problem := queueing_problem(definition)):
             yield Problem(("schedule", "overlap"), problem)
+    circles = certain_triggers(definition)
     for place, trigger in enumerate(definition.on):
         path: Path = ("on", place)
+        if trigger.workflow == definition.name and trigger in circles:
+            message = f"every run of {definition.name!r} that ends so would start the next, without end. Add a filter."
+            yield Problem(path, message)
         if (trigger.workflow is None) is (trigger.event is None):
             yield Problem(path, "expected either workflow or event.")
         if trigger.workflow is not None:

@@ -20,7 +20,7 @@ from orchestrator.scheduler.code_ends import end_runs, task_fact
 from orchestrator.scheduler.dags import Saved
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import dags, runs
+from orchestrator.store import dags, families, runs
 from orchestrator.store.runs import RunRow
 from orchestrator.transport.codec import Ended
 
@@ -31,17 +31,27 @@ Told = tuple[bytes, Sequence[Happened]]
 
 _COST = 2
 """What it costs to tell a run anything, as a number of steps that are planned."""
+WAITS_FOR_ITSELF = "waits for itself: runs above it hold its limit of {} at once"
 _FROM_BACKLOG = 100
 """Runs that are taken from the backlog between two looks at the clock."""
 
 
 def begin_runs(tick: Tick, limit: int) -> None:
     """Start the runs that were created since the last tick."""
-    begun = runs.begin(tick.connection, tick.now, limit)
+    begun, waiting = runs.begin_or_park(tick.connection, tick.now, limit)
+    _refuse_circles(tick, [row.id for row in waiting if row.parent_run is not None], limit)
     conclude(tick, [row for row in begun if not row.is_planned])
     planned = [row for row in begun if row.is_planned]
     tell_runs(tick, [(row.id, [Happened(begun=not row.again, is_retried=row.again)]) for row in planned])
     advance_runs(tick)
+
+
+def _refuse_circles(tick: Tick, waiting: list[bytes], limit: int) -> None:
+    """End child runs that wait for a limit which those hold that wait for them."""
+    found = families.waiting_for_themselves(tick.connection, waiting, limit) if waiting else {}
+    if found:
+        reasons = {run: WAITS_FOR_ITSELF.format(number) for run, number in found.items()}
+        _follow_ends(tick, [(row, RunState.FAILED) for row in runs.refuse(tick.connection, reasons, tick.now)])
 
 
 def advance_runs(tick: Tick) -> None:
@@ -157,24 +167,32 @@ def conclude(tick: Tick, rows: Iterable[RunRow], *, hooks: bool = True) -> None:
         state = verdict(row.counters, row.cancelling, row.reason == TIMED_OUT)
         if state is not None and row.state in run_sources_of(state):
             complete[state][row.id] = row
+    ended = [
+        (candidates[run_id], state)
+        for state, candidates in complete.items()
+        for run_id in runs.end(tick.connection, state, list(candidates), tick.now)
+    ]
+    _follow_ends(tick, ended, hooks=hooks)
+
+
+def _follow_ends(tick: Tick, ended: Sequence[tuple[RunRow, RunState]], *, hooks: bool = True) -> None:
+    """Tell parents, lanes, waiting clients and other workflows of runs that ended."""
     lanes: Counter[str] = Counter()
     workflow_ends: dict[bytes, str] = {}
     giving: list[bytes] = []
-    for state, candidates in complete.items():
-        for run_id in runs.end(tick.connection, state, list(candidates), tick.now):
-            row = candidates[run_id]
-            tick.ended.append(Ended(run_id, state))
-            if row.lane is not None:
-                lanes[row.lane] += 1
-            if row.workflow is not None:
-                workflow_ends[run_id] = str(state)
-            if row.parent_run is not None and row.parent_step is not None:
-                if state is RunState.SUCCESS:
-                    giving.append(run_id)
-                tick.children.append((row.parent_run, row.parent_step, str(state)))
+    for row, state in ended:
+        tick.ended.append(Ended(row.id, state))
+        if row.lane is not None:
+            lanes[row.lane] += 1
+        if row.workflow is not None:
+            workflow_ends[row.id] = str(state)
+        if row.parent_run is not None and row.parent_step is not None:
+            if state is RunState.SUCCESS:
+                giving.append(row.id)
+            tick.children.append((row.parent_run, row.parent_step, str(state)))
     if giving:
         dags.save_outputs(tick.connection, tick.dags.outputs(tick, giving))
-    tick.dags.ended(run for candidates in complete.values() for run in candidates)
+    tick.dags.ended(row.id for row, _ in ended)
     if lanes:
         runs.unpark(tick.connection, lanes)
         tick.runs_to_begin = True

@@ -6,6 +6,7 @@ rebuilt from what Postgres has.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
@@ -20,6 +21,7 @@ from orchestrator.domain.dag import STATE_OF_TASK, DagState, Delta, Plan
 from orchestrator.domain.definition import Definition, check_size, resolve_params
 from orchestrator.domain.happened import Happened
 from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.nesting import Nesting
 from orchestrator.domain.placement import Origin
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.scope import Scope
@@ -32,7 +34,7 @@ from orchestrator.scheduler.planned import Compiled, DagRun
 from orchestrator.scheduler.recent import Recent
 from orchestrator.scheduler.tasks import adopt
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import dags, run_retries, workflows
+from orchestrator.store import dags, families, run_retries, workflows
 from orchestrator.store.dags import NewRun
 from orchestrator.store.workflows import Stored
 
@@ -61,8 +63,9 @@ class Saved:
 class Dags:
     """All DAG runs that the leader has to do with."""
 
-    def __init__(self, max_payload: int, slice_size: int) -> None:
+    def __init__(self, max_payload: int, slice_size: int, nesting: Nesting | None = None) -> None:
         self._max_payload = max_payload
+        self._nesting = nesting or Nesting()
         self._slice = slice_size
         self._compiled: Recent[tuple[str, int], Compiled] = Recent(_COMPILED_STEPS)
         self._runs: Recent[bytes, DagRun] = Recent(_PLANNED_STEPS)
@@ -136,7 +139,7 @@ class Dags:
             state = msgspec.msgpack.decode(row.state, type=DagState) if row.state is not None else None
             fire_time = row.fire_time.astimezone(UTC).isoformat()
             info = {"id": to_text(row.id), "workflow": row.workflow, "version": row.version, "fire_time": fire_time}
-            run = DagRun(row.id, compiled, row.params, info, Plan(compiled.graph, state))
+            run = DagRun(row.id, compiled, row.params, info, Plan(compiled.graph, state), row.depth, row.root)
             found[row.id] = self._runs.put(row.id, run, _RUN_WEIGHT + len(compiled.graph.steps))
         return [run for run in found.values() if run is not None]
 
@@ -207,12 +210,32 @@ class Dags:
             before = [task.id for task in tasks if task.run_id in retried] if retried else []
             adopt(tick, tasks, run_retries.past_attempts(tick.connection, before) if before else {})
         if children:
+            children = self._within_limits(tick, children, [*singles, *fans], failed)
             dags.start(tick.connection, children)
             tick.runs_to_begin = True
         for run, place, number, reason in failed:
             run.plan.abandon(place, number, reason)
         if failed:
             self._settle(tick, [run for run, _, _, _ in failed])
+
+    def _within_limits(
+        self,
+        tick: Tick,
+        children: list[NewRun],
+        started: Iterable[tuple[DagRun, int]],
+        failed: list[tuple[DagRun, int, int, str]],
+    ) -> list[NewRun]:
+        """Return the child runs that may be started; a tree of runs that has grown too large gets no more."""
+        roots = Counter(child.root for child in children if child.root is not None)
+        full = families.grow(tick.connection, roots, self._nesting.descendants)
+        if not full:
+            return children
+        refused = Counter((child.parent_run, child.parent_step) for child in children if child.root in full)
+        for run, place in started:
+            step = run.compiled.graph.steps[place]
+            if number := refused[run.id, step.name]:
+                failed.append((run, place, number, self._nesting.too_many(step.workflow or "")))
+        return [child for child in children if child.root not in full]
 
     def _instantiate(
         self,
@@ -271,11 +294,18 @@ class Dags:
         if stored is None:
             raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
         params = resolve_params(stored.definition, given, tick.now)
+        if run.depth >= self._nesting.depth:
+            raise InvalidWorkflow(self._nesting.too_deep(workflow, run.depth + 1))
         turn = (run.plan.retried,) if run.plan.retried else ()
         new = dags.new_run(stored.definition, stored.version, derived_id(run.id, "run", step, position, *turn), params)
         check_size(new.params, f"The parameters of workflow {workflow!r}", self._max_payload)
         return new._replace(
-            parent_run=run.id, parent_step=step, parent_position=position, fire_time=run.info["fire_time"]
+            parent_run=run.id,
+            parent_step=step,
+            parent_position=position,
+            fire_time=run.info["fire_time"],
+            depth=run.depth + 1,
+            root=run.root,
         )
 
 

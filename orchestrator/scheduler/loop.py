@@ -20,6 +20,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Engine
 
+from orchestrator.domain.nesting import Nesting
 from orchestrator.scheduler.advance import advance_runs
 from orchestrator.scheduler.backlog import Backlog
 from orchestrator.scheduler.budget import Pace
@@ -178,8 +179,9 @@ class Scheduler:
         self._lanes = LaneService()
         self._dispatcher = Dispatcher(self._fleet, self._lanes, settings.batch, self._monotonic)
         self._reconciler = Reconciler(self._fleet)
-        self._dags = Dags(settings.max_payload, settings.batch)
-        self._triggers = Triggers()
+        nesting = Nesting(settings.max_depth, settings.max_descendants)
+        self._dags = Dags(settings.max_payload, settings.batch, nesting)
+        self._triggers = Triggers(nesting)
         self._code = CodeRuns(self._fleet)
         self._backlog = Backlog()
         self._watch = Watch(self._fleet, self._streams, settings)

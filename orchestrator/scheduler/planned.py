@@ -30,3 +30,6 @@ class DagRun:
     params: dict[str, Any]
     info: dict[str, Any]
     plan: Plan
+    depth: int = 0
+    root: bytes = b""
+    """The first of the runs that started each other, and at last this one."""

@@ -27,6 +27,7 @@ from orchestrator.scheduler.triggers import Posted
 from orchestrator.store import (
     code_runs,
     completions,
+    families,
     inbox,
     queues,
     redrive,
@@ -203,7 +204,7 @@ def cancel_runs(tick: Tick, limit: int) -> None:
     ids = [row.id for row in cancelling]
     waiting = tick.backlog.waiting(tick)
     planned = [row for row in cancelling if row.id not in waiting]
-    runs.cancel_children(tick.connection, ids)
+    families.cancel_below(tick.connection, ids, limit)
     stop_runs(tick, planned)
     tasks = runs.open_tasks(tick.connection, ids, limit)
     if tasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -11,13 +12,14 @@ import msgspec
 from orchestrator.domain.definition import Definition, EventTrigger, resolve_params
 from orchestrator.domain.expression import parse, parse_template
 from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.nesting import Nesting
 from orchestrator.domain.placement import Origin, of_hook
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.tasks import adopt
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import dags, histories, workflows
+from orchestrator.store import dags, families, histories, workflows
 from orchestrator.store.code_runs import EndedRun
 from orchestrator.store.dags import NewRun, WorkflowRun
 from orchestrator.store.workflows import Triggered
@@ -36,6 +38,9 @@ class Posted(NamedTuple):
     body: Any
     workflow: str | None = None
     state: str | None = None
+    depth: int = -1
+    """Of the run that ended: how many started each other before it."""
+    root: bytes | None = None
 
 
 class Waiting(NamedTuple):
@@ -49,7 +54,8 @@ class Waiting(NamedTuple):
 class Triggers:
     """Knows which workflows wait for what; read again when a definition has changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, nesting: Nesting | None = None) -> None:
+        self._nesting = nesting or Nesting()
         self._stamp: object = None
         self._waiting: list[Waiting] = []
 
@@ -62,7 +68,7 @@ class Triggers:
             definition = tick.dags.definition(tick, run.workflow, run.version)
             body = {"run_id": to_text(run.id), "workflow": run.workflow, "state": state, "params": run.params}
             hooks.extend(_hooks(definition, run, state, body, tick.now))
-            posted.append(Posted(run.id, None, body, run.workflow, state))
+            posted.append(Posted(run.id, None, body, run.workflow, state, run.depth, run.root))
         if hooks:
             adopt(tick, hooks)
         if posted:
@@ -89,10 +95,33 @@ class Triggers:
             for waiting in self._waiting:
                 for place, trigger in enumerate(waiting.triggers):
                     if _matches(trigger, event):
-                        started.extend(_start(tick, waiting, place, event))
+                        started.extend(self._start(tick, waiting, place, event))
+        started = self._within_limits(tick, started)
         if started:
             dags.start(tick.connection, started)
             tick.runs_to_begin = True
+
+    def _start(self, tick: Tick, waiting: Waiting, place: int, event: Posted) -> Iterable[NewRun]:
+        depth = event.depth + 1
+        try:
+            if depth > self._nesting.depth:
+                raise InvalidWorkflow(self._nesting.too_deep(waiting.name, depth))
+            given = parse_template(waiting.triggers[place].params).render({"event": event.body})
+            definition = tick.dags.definition(tick, waiting.name, waiting.version)
+            params = resolve_params(definition, given, tick.now)
+            run = derived_id(event.id, "on", waiting.name, place)
+            yield dags.new_run(definition, waiting.version, run, params)._replace(depth=depth, root=event.root)
+        except (InvalidWorkflow, *REFUSALS) as error:  # which is not the fault of whoever ended or posted
+            log.warning("workflow %s cannot be started by event %s: %s", waiting.name, to_text(event.id), error)
+
+    def _within_limits(self, tick: Tick, started: list[NewRun]) -> list[NewRun]:
+        """Return the runs that may be started; a chain of runs that has grown too large gets no more."""
+        roots = Counter(run.root for run in started if run.root is not None)
+        full = families.grow(tick.connection, roots, self._nesting.descendants) if roots else set()
+        for run in started:
+            if run.root in full:
+                log.warning("%s", self._nesting.too_many(run.workflow))
+        return [run for run in started if run.root not in full]
 
     def _refresh(self, tick: Tick) -> None:
         stamp = workflows.stamp(tick.connection)
@@ -121,16 +150,6 @@ def _matches(trigger: EventTrigger, event: Posted) -> bool:
     except (InvalidWorkflow, *REFUSALS) as error:
         log.warning("filter %s does not fit event %s: %s", trigger.filter, to_text(event.id), error)
         return False
-
-
-def _start(tick: Tick, waiting: Waiting, place: int, event: Posted) -> Iterable[NewRun]:
-    try:
-        given = parse_template(waiting.triggers[place].params).render({"event": event.body})
-        definition = tick.dags.definition(tick, waiting.name, waiting.version)
-        params = resolve_params(definition, given, tick.now)
-        yield dags.new_run(definition, waiting.version, derived_id(event.id, "on", waiting.name, place), params)
-    except (InvalidWorkflow, *REFUSALS) as error:  # which is not the fault of whoever ended or posted
-        log.warning("workflow %s cannot be started by event %s: %s", waiting.name, to_text(event.id), error)
 
 
 def _end_of_code(run: EndedRun, call: bytes) -> dict[str, Any]:

@@ -30,11 +30,15 @@ class WorkflowRun(NamedTuple):
     fire_time: datetime
     """The time that it is for: that of its schedule, or when it was started."""
     tags: tuple[str, ...] = ()
+    depth: int = 0
+    root: bytes = b""
+    """The run at the beginning of those that started each other: it may be this one."""
 
 
 _LOAD = Statement(
     """
-SELECT r.id::text, r.workflow, r.version, r.params::text, r.state, coalesce(r.fire_time, r.created_at), r.tags
+SELECT r.id::text, r.workflow, r.version, r.params::text, r.state, coalesce(r.fire_time, r.created_at), r.tags,
+       r.depth, coalesce(r.root, r.id)::text
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  WHERE r.workflow IS NOT NULL AND NOT r.code
@@ -54,6 +58,8 @@ def load(connection: Connection, ids: Sequence[bytes]) -> list[WorkflowRun]:
             None if row[4] is None else bytes(row[4]),
             row[5],
             tuple(row[6]),
+            row[7],
+            identifier(row[8]),
         )
         for row in rows
     ]
@@ -144,18 +150,21 @@ class NewRun(NamedTuple):
     parent_position: int | None = None
     schedule: str | None = None
     fire_time: str | None = None
+    depth: int = 0
+    root: bytes | None = None
+    """The first of the runs that started each other, and at last this one."""
 
 
 _START = """
 INSERT INTO orchestrator.runs (id, name, workflow, version, params, total, open, timeout, deadline, tags, key, lane,
-                               lane_limit, parent_run, parent_step, parent_position, schedule, fire_time)
+                               lane_limit, parent_run, parent_step, parent_position, schedule, fire_time, depth, root)
 SELECT n.id, n.name, n.workflow, n.version, n.params, 0, 0, n.timeout, now() + n.timeout * interval '1 second',
        ARRAY(SELECT jsonb_array_elements_text(n.tags)), n.key, n.lane, n.lane_limit,
-       n.parent_run, n.parent_step, n.parent_position, n.schedule, n.fire_time
+       n.parent_run, n.parent_step, n.parent_position, n.schedule, n.fire_time, n.depth, n.root
   FROM jsonb_to_recordset(%(runs)s::jsonb)
        AS n(id uuid, name text, workflow text, version int, params jsonb, timeout float8, tags jsonb, key text,
             lane text, lane_limit int, parent_run uuid, parent_step text, parent_position int, schedule text,
-            fire_time timestamptz)
+            fire_time timestamptz, depth int, root uuid)
     ON CONFLICT DO NOTHING
 RETURNING id::text
 """
@@ -169,6 +178,7 @@ def start(connection: Connection, runs: Sequence[NewRun]) -> list[bytes]:
             "id": run.id.hex(),
             "params": msgspec.Raw(run.params.encode()),
             "parent_run": run.parent_run.hex() if run.parent_run else None,
+            "root": run.root.hex() if run.root else None,
         }
         for run in runs
     ]

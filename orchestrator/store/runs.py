@@ -63,22 +63,26 @@ def _rows(result: Iterable[Any]) -> list[RunRow]:
 _BEGIN = Statement(
     f"""
 WITH next AS (
-    SELECT id, lane, lane_limit, started_at, coalesce(timeout, extract(epoch FROM deadline - created_at)) AS timeout
+    SELECT id, lane, lane_limit, started_at, root,
+           coalesce(timeout, extract(epoch FROM deadline - created_at)) AS timeout
       FROM orchestrator.runs
      WHERE status = 'pending' AND NOT parked AND NOT cancelling ORDER BY id LIMIT %(limit)s
 ), admitted AS (
-    SELECT n.id, n.timeout, n.started_at, n.lane IS NULL OR n.lane_limit >
+    SELECT n.id, n.timeout, n.started_at, coalesce(
+           (SELECT cancelling AND ended_at IS NULL FROM orchestrator.runs WHERE id = n.root), false) AS over,
+           n.lane IS NULL OR n.lane_limit >
            (SELECT count(*) FROM orchestrator.runs o
              WHERE o.lane = n.lane AND o.ended_at IS NULL AND o.status = 'running')
            + row_number() OVER (PARTITION BY n.lane ORDER BY n.id) - 1 AS free
       FROM next n
 )
 UPDATE orchestrator.runs r
-   SET status = CASE WHEN a.free THEN 'running' ELSE r.status END,
-       started_at = coalesce(a.started_at, CASE WHEN a.free THEN %(now)s::timestamptz END),
+   SET status = CASE WHEN a.free AND NOT a.over THEN 'running' ELSE r.status END,
+       started_at = coalesce(a.started_at, CASE WHEN a.free AND NOT a.over THEN %(now)s::timestamptz END),
        timeout = a.timeout,
        deadline = CASE WHEN a.free THEN %(now)s::timestamptz + a.timeout * interval '1 second' END,
-       parked = NOT a.free
+       parked = NOT a.free,
+       cancelling = a.over
   FROM admitted a
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = a.id LIMIT 1) AS found
  WHERE r.ctid = found.place
@@ -87,9 +91,45 @@ RETURNING {_COUNTERS}, a.started_at IS NOT NULL
 )
 
 
+class Begun(NamedTuple):
+    """What became of runs that wanted to begin."""
+
+    running: list[RunRow]
+    waiting: list[RunRow]
+    """Those for whose limit there is no room."""
+
+
+def begin_or_park(connection: Connection, now: datetime, limit: int) -> Begun:
+    """Start pending runs, as far as their lanes have room, and let the others wait.
+
+    What is below a run that is being cancelled does not begin, and is cancelled as well: so no tree of runs grows
+    faster than it is cancelled.
+    """
+    rows = _rows(_BEGIN(connection, {"now": now, "limit": limit}))
+    running = [row for row in rows if row.state is RunState.RUNNING]
+    return Begun(running, [row for row in rows if row.state is not RunState.RUNNING and not row.cancelling])
+
+
 def begin(connection: Connection, now: datetime, limit: int) -> list[RunRow]:
     """Start pending runs, as far as their lanes have room; return those that have begun."""
-    return [row for row in _rows(_BEGIN(connection, {"now": now, "limit": limit})) if row.state is RunState.RUNNING]
+    return begin_or_park(connection, now, limit).running
+
+
+_REFUSE = Statement(
+    f"""
+UPDATE orchestrator.runs r SET status = 'failed', reason = n.reason, ended_at = %(now)s::timestamptz, parked = false
+  FROM unnest(%(ids)s::uuid[], %(reasons)s::text[]) AS n(id, reason)
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = n.id LIMIT 1) AS found
+ WHERE r.ctid = found.place AND r.status = 'pending'
+RETURNING {_COUNTERS}
+"""
+)
+
+
+def refuse(connection: Connection, reasons: Mapping[bytes, str], now: datetime) -> list[RunRow]:
+    """End runs that can never begin, each with its reason."""
+    parameters = {"ids": arrays.uuids(reasons), "reasons": list(reasons.values()), "now": now}
+    return _rows(_REFUSE(connection, parameters))
 
 
 _UNPARK = Statement(
@@ -206,23 +246,6 @@ UPDATE orchestrator.runs SET cancelling = true, reason = '{TIMED_OUT}'
 def time_out(connection: Connection, now: datetime, limit: int) -> None:
     """Note that runs have taken too long; their tasks are cancelled in slices, and then they have failed."""
     _TIME_OUT(connection, {"now": now, "limit": limit})
-
-
-_CANCEL_CHILDREN = Statement(
-    """
-UPDATE orchestrator.runs c SET cancelling = true
-  FROM unnest(%(ids)s::uuid[]) AS parent(id)
- CROSS JOIN LATERAL (
-       SELECT ctid AS place FROM orchestrator.runs
-        WHERE parent_run = parent.id AND ended_at IS NULL AND NOT cancelling AND NOT detached OFFSET 0) AS found
- WHERE c.ctid = found.place
-"""
-)
-
-
-def cancel_children(connection: Connection, ids: Sequence[bytes]) -> None:
-    """Cancel the child runs of runs that are being cancelled."""
-    _CANCEL_CHILDREN(connection, {"ids": arrays.uuids(ids)})
 
 
 _CANCELLING = Statement(f"SELECT {_COUNTERS} FROM orchestrator.runs r WHERE r.cancelling AND r.ended_at IS NULL")

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from orchestrator.domain.happened import Happened
 from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store import dags, run_retries, runs, stuck, untold
+from orchestrator.store import dags, families, run_retries, runs, stuck, untold
 from orchestrator.store.transitions import identifier
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
@@ -64,7 +64,10 @@ STATEMENTS: dict[str, Call] = {
     "reopen": lambda leader: lambda c: runs.reopen(c, leader.ids),
     "mark_cancelling": lambda leader: lambda c: runs.mark_cancelling(c, leader.ids),
     "time_out": lambda _: lambda c: runs.time_out(c, NOW, BATCH),
-    "cancel_children": lambda leader: lambda c: runs.cancel_children(c, leader.ids),
+    "cancel_below": lambda leader: lambda c: families.cancel_below(c, leader.ids, BATCH),
+    "grow": lambda leader: lambda c: families.grow(c, dict.fromkeys(leader.ids, 1), BATCH),
+    "waiting_for_themselves": lambda leader: lambda c: families.waiting_for_themselves(c, leader.ids, BATCH),
+    "refuse": lambda leader: lambda c: runs.refuse(c, dict.fromkeys(leader.ids, "no"), NOW),
     "requeue": lambda leader: lambda c: run_retries.requeue(c, leader.ids),
     "requeue_children": lambda leader: lambda c: run_retries.requeue_children(c, leader.ids[0], "child", NOW, BATCH),
     "with_children": lambda leader: lambda c: run_retries.with_children(c, leader.ids[0], ["child"]),

@@ -71,6 +71,10 @@ class RunDetail(RunView):
     """What started it: workflow/name, or workflow/name#backfill."""
     fire_time: datetime | None = None
     """The time that it is for, if a schedule or a run before it says so."""
+    limit: int | None = None
+    """How many runs that share its limit may run at once."""
+    held_by: tuple[UUID, ...] = ()
+    """While it waits for that limit: the first of the runs that hold it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,13 +137,25 @@ def list_runs(
     return [RunView(**_columns(row)) for row in connection.exec_driver_sql(_LIST, parameters)]
 
 
-_SHOW = f"SELECT {_COLUMNS}, params, schedule, fire_time FROM orchestrator.runs WHERE id = %(id)s::uuid"
+_HOLDERS = """
+SELECT id FROM orchestrator.runs
+ WHERE lane = (SELECT lane FROM orchestrator.runs WHERE id = %(id)s::uuid) AND ended_at IS NULL AND status = 'running'
+ ORDER BY id LIMIT 10
+"""
+_SHOW = f"""
+SELECT {_COLUMNS}, params, schedule, fire_time, lane_limit AS "limit" FROM orchestrator.runs WHERE id = %(id)s::uuid
+"""
 
 
 def show_run(connection: Connection, run: UUID) -> RunDetail | None:
     """Return a run, or None if there is none of that id."""
     row = connection.exec_driver_sql(_SHOW, {"id": run.hex}).one_or_none()
-    return RunDetail(**_columns(row) | {"params": row.params or {}}) if row else None
+    if row is None:
+        return None
+    columns = _columns(row) | {"params": row.params or {}}
+    waits = row.status == RunState.PENDING and row.limit is not None
+    held_by = connection.exec_driver_sql(_HOLDERS, {"id": run.hex}).scalars().all() if waits else ()
+    return RunDetail(**columns | {"held_by": tuple(held_by)})
 
 
 def _columns(row: Any) -> dict[str, Any]:
