@@ -24,6 +24,7 @@ from orchestrator.transport.codec import (
     encode,
     stream_position,
 )
+from orchestrator.transport.keys import is_private, private_queue
 from orchestrator.transport.leader import Deposed, Inbound, Message, ServerState
 from orchestrator.transport.quarantine import Refused
 from orchestrator.transport.worker import OrderInbox, Receipt, Received, StreamsGone
@@ -185,6 +186,8 @@ class MemoryRedis:
         """Return what stands in the streams."""
         found = [f"events:{name}/{entry}" for name, stream in self.data.events.items() for entry in stream.entries]
         for (generation, queue), stream in self.data.queues.items():
+            if is_private(queue) and queue.removeprefix(private_queue("")) not in self.data.workers:
+                continue  # it has expired by now: nobody else would read it
             for entry, body in stream.entries.items():
                 tasks = ", ".join(f"{task.id.hex()[-6:]}#{task.attempt}" for task in decode_dispatches(body))
                 owner = stream.pending.get(entry, "nobody")

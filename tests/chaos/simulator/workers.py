@@ -21,16 +21,20 @@ from orchestrator.domain.task import Dispatch, Enqueued, Failed, Lost, NewTask, 
 from orchestrator.store import completions
 from orchestrator.transport.codec import Heartbeat, encode, names_digest, unpack_attempts
 from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.keys import private_queue
 from orchestrator.transport.worker import Received, StreamsGone
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.job import Bundle, Job, Stage
 from orchestrator.workers.reporter import _ASK_AGAIN, Item, Reporter, _split
+from orchestrator.workers.runner import unknown
 from tests.chaos.simulator.memory import MemoryWorkerStreams
 
 if TYPE_CHECKING:
     from tests.chaos.simulator.world import World
 
 NAMES = ["child", "exact", "job", "list", "parent", "poison"]
+NEW = {"exact", "list"}
+"""What only the newer half of the workers know, where they are of two releases of an application."""
 QUEUES = ("default",)
 _HAND_BACK_AFTER = 0.2
 _ANNOUNCE_AFTER = 0.05
@@ -76,6 +80,7 @@ class _Child:
 
     def __init__(self, world: World, identifier: str) -> None:
         self.id = identifier
+        self.queues = (*QUEUES, private_queue(identifier))
         self.held = HeldAttempts(capacity=500)
         self.streams = MemoryWorkerStreams(world.redis, identifier)
         self.reporter = Reporter(MemoryWorkerStreams(world.redis, identifier), identifier, self.held)  # type: ignore[arg-type]
@@ -104,7 +109,10 @@ class WorkerMachine:
         self._rate = rate
         self._random = Random(f"{world.plan.seed} {name}")
         self._children = 0
+        self._beats = 0
         self.name = name
+        is_old = world.plan.seed % 4 == 3 and int(name[1:]) % 2 == 0
+        self._names = [known for known in NAMES if not (is_old and known in NEW)]
         self.sleeps_until = 0.0
         self.heard_at = world.now
         self._boot()
@@ -175,21 +183,23 @@ class WorkerMachine:
             child.doubtful = True
             child.may_start = False
         held, running = child.held.snapshot()
+        self._beats += 1
         beat = Heartbeat(
             worker=child.id,
             host=self.name,
             pid=self._children,
             queues=list(QUEUES),
             slots=self._slots,
-            names=names_digest(NAMES),
+            names=names_digest(self._names),
             generation="",
             started_at=child.started_at,
             held=held,
             running=running,
             doubtful=child.doubtful,
             draining=child.draining,
+            number=self._beats,
         )
-        self._streams.beat([beat], NAMES, ttl)
+        self._streams.beat([beat], self._names, ttl)
         self._last_beat = now
         self._beat_at = now + self._world.settings.heartbeat
         self._note_heard()
@@ -300,11 +310,11 @@ class WorkerMachine:
                 generation = child.streams.generation()
                 if generation is None:
                     return
-                child.streams.join(generation, QUEUES)
+                child.streams.join(generation, child.queues)
                 child.joined = generation
                 if not child.reporter.generation:
                     child.reporter.generation = generation
-            received = child.streams.take(child.joined, child.id, QUEUES, room, 0.0)
+            received = child.streams.take(child.joined, child.id, child.queues, room, 0.0)
         except StreamsGone:
             child.joined = ""
             return
@@ -354,6 +364,9 @@ class WorkerMachine:
 
     def _begin(self, job: Job) -> None:
         if not job.begin(self.now):
+            return
+        if job.dispatch.name not in self._names:
+            self.child.reporter.report(unknown(job), job)
             return
         dispatch, world = job.dispatch, self._world
         arguments = msgspec.msgpack.decode(dispatch.payload)[1]
