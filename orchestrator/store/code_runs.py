@@ -267,6 +267,8 @@ def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -
     ]
 
 
+_FURTHEST = 256
+"""Runs of a chain that are looked at together: one that continues all the time has thousands."""
 _CONTINUING = Statement(
     f"""
 SELECT wanted.id::text FROM unnest(%(ids)s::uuid[]) AS wanted(id)
@@ -279,13 +281,24 @@ SELECT wanted.id::text FROM unnest(%(ids)s::uuid[]) AS wanted(id)
 def latest(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, bytes]:
     """Return, for each of these runs, the one in which it goes on now: itself, where it goes on in no other."""
     last = {run: run for run in runs}
-    moving = list(last)
+    moving, reach = list(last), 1
     while moving:
-        continued = {identifier(row[0]) for row in _CONTINUING(connection, {"ids": arrays.uuids(last.values())})}
-        moving = [run for run in moving if last[run] in continued]
-        for run in moving:
-            last[run] = successor_id(last[run])
+        chains = {run: _chain(last[run], reach) for run in moving}
+        ids = arrays.uuids(one for chain in chains.values() for one in chain)
+        continued = {identifier(row[0]) for row in _CONTINUING(connection, {"ids": ids})}
+        for run, chain in chains.items():
+            last[run] = next((one for one in chain if one not in continued), successor_id(chain[-1]))
+        moving = [run for run, chain in chains.items() if chain[-1] in continued]
+        reach = min(4 * reach, _FURTHEST)
     return last
+
+
+def _chain(run: bytes, length: int) -> list[bytes]:
+    """Return a run, and those in which it would go on one after another."""
+    chain = [run]
+    while len(chain) < length:
+        chain.append(successor_id(chain[-1]))
+    return chain
 
 
 _TIMED_OUT = Statement(

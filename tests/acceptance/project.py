@@ -301,7 +301,7 @@ async def restless(ctx: WorkflowContext, number: int = 0) -> None:
     def count() -> int:
         return number
 
-    await ctx.sleep(0.01)
+    await ctx.sleep(0.05)
     ctx.continue_as_new(number + 1)
 
 

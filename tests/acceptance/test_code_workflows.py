@@ -50,10 +50,10 @@ def test_a_thousand_workflows_of_ten_steps(running: Stack) -> None:
 
 def test_nothing_is_lost_that_is_said_to_runs_that_continue_all_the_time(running: Stack) -> None:
     """Whoever cancels, asks or leaves such a run alone does so at any moment of a turn."""
-    cancelled = [project.restless.start() for _ in range(20)]
-    asked = [project.restless.start() for _ in range(20)]
-    late = [project.restless.options(timeout=0.5 + 0.05 * number).start() for number in range(20)]
-    parents = [project.leaves.start(0.5 + 0.05 * number) for number in range(20)]
+    cancelled = [project.restless.start() for _ in range(10)]
+    asked = [project.restless.start() for _ in range(10)]
+    late = [project.restless.options(timeout=0.5 + 0.1 * number).start() for number in range(10)]
+    parents = [project.leaves.start(0.5 + 0.1 * number) for number in range(10)]
     with ThreadPoolExecutor(10) as pool:
         answers = list(pool.map(lambda handle: handle.update("count", timeout=60), asked))
         list(pool.map(lambda handle: handle.cancel(), [*cancelled, *asked]))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import pytest
 
 from orchestrator import RunFailed, WorkflowContext, WorkflowHandle
+from orchestrator.domain import history
 from orchestrator.domain.ids import successor_id
+from orchestrator.domain.states import RunState
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.store import code_runs
+from orchestrator.store.code_runs import NewCodeRun
 from tests.integration.code_stage import act, run_row
 from tests.integration.stage import System, Worker, raw
 from tests.waiting import eventually
@@ -279,3 +284,18 @@ def test_what_was_said_arrives_in_order(
     assert [row["kind"] for row in rows][:4] == [
         *("run_started", "signal_received", "run_cancel_requested", "signal_received")
     ]
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 6, 300])
+def test_the_last_run_of_a_long_chain_is_found(
+    system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, length: int
+) -> None:
+    handle = looper.start()
+    last = raw(handle)
+    with system.engine.begin() as connection:
+        for _ in range(length):
+            code_runs.end(connection, [(last, RunState.SUCCESS, code_runs.CONTINUED)], datetime.now(UTC))
+            last = successor_id(last)
+            code_runs.start(connection, [NewCodeRun(last, [history.RunStarted("looper", 1, b"\x92\x90\x80")])])
+        assert code_runs.latest(connection, [raw(handle), last]) == {raw(handle): last, last: last}
+    assert handle.status() == "running"

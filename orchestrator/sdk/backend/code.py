@@ -287,7 +287,8 @@ class CodeBackend:
     def _last(self, run: bytes) -> tuple[bytes, Outcome]:
         outcome = self._outcome(run)
         while outcome.reason in code_runs.GOES_ON:
-            run = successor_id(run)
+            with self._connections.reading() as connection:
+                run = code_runs.latest(connection, [run])[run]
             outcome = self._outcome(run)
         return run, outcome
 
