@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import exc
 
+from orchestrator.scheduler.candidacy import Candidacy
 from orchestrator.scheduler.leadership import Leadership, TermOver, Writing
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.store import database
@@ -110,6 +111,7 @@ class SchedulerProcess:
         self.scheduler = Scheduler(self.world.database.engine, self.streams, settings, monotonic=self._monotonic)  # type: ignore[arg-type]
         self.leadership = SimulatedLeadership(self, lease=settings.lease)
         self.scheduler._leadership = self.leadership
+        self.candidacy = Candidacy(self.leadership, self.streams, settings.lease, self._monotonic)  # type: ignore[arg-type]
         self.scheduler._stopping = _NoTime()  # type: ignore[assignment]
         self.leading = False
         self._try_at = 0.0
@@ -132,7 +134,7 @@ class SchedulerProcess:
         world.set_clocks()
         try:
             if not self.leading:
-                if not self.leadership.acquire():
+                if not self.candidacy.stand():
                     self._try_at = world.now + world.settings.lease / 3
                     return
                 world.trace(f"{self.name} leads, term {self.leadership.term}")
@@ -140,12 +142,19 @@ class SchedulerProcess:
                 self.leading = True
             self._ticked_at = world.now
             self.scheduler.tick()
+            if self.leadership.trouble is None:
+                self.candidacy.worked()
             world.trace(f"{self.name} ticks to {self.scheduler._cursor.position}")
         except (TermOver, Deposed) as error:
             world.trace(f"{self.name} steps down: {type(error).__name__}")
+            if self.leadership.trouble is not None:
+                self.candidacy.failed()
             self.leading = False
         except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
             world.trace(f"{self.name} cannot work: {type(error).__name__}")
+            self.scheduler._cannot_work(error)
+            if self.leading:
+                self.candidacy.failed()
             self.leadership.disconnect()
             self.leading = False
             self._try_at = world.now + 0.1

@@ -125,6 +125,7 @@ class WorkerMachine:
         self._unheard: set[tuple[bytes, int]] = set()
         self._beat_at = 0.0
         self._last_beat: float | None = None
+        self._beats = 0
         self._start_child()
 
     def _start_child(self) -> None:
