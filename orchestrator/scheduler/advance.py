@@ -14,7 +14,7 @@ from orchestrator.domain.history import Fact, Outcome
 from orchestrator.domain.ids import is_derived
 from orchestrator.domain.run import TIMED_OUT, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
-from orchestrator.scheduler.budget import TooSlow
+from orchestrator.scheduler.budget import COST, TooSlow
 from orchestrator.scheduler.code import tell
 from orchestrator.scheduler.code_ends import end_runs, task_fact
 from orchestrator.scheduler.dags import Saved
@@ -29,11 +29,7 @@ Facts = dict[bytes, list[Fact]]
 Told = tuple[bytes, Sequence[Happened]]
 """A run, and what happened to it since it was last told."""
 
-_COST = 2
-"""What it costs to tell a run anything, as a number of steps that are planned."""
 WAITS_FOR_ITSELF = "waits for itself: runs above it hold its limit of {} at once"
-_FROM_BACKLOG = 100
-"""Runs that are taken from the backlog between two looks at the clock."""
 
 
 def begin_runs(tick: Tick, limit: int) -> None:
@@ -80,38 +76,59 @@ def stop_runs(tick: Tick, rows: Iterable[RunRow]) -> None:
 
 
 def catch_up(tick: Tick) -> None:
-    """Tell runs what there was no time for, or what happened while they were stuck."""
-    while not tick.budget.is_spent:
-        taken = tick.backlog.take(tick, _FROM_BACKLOG)
-        if not taken:
-            break
+    """Tell runs what there was no time for, or what happened while they were stuck.
+
+    However little time there is, the first are told: to put them into the line again would take as long.
+    """
+    while taken := tick.backlog.take(tick):
         # A run that was set aside is no longer marked as one that expands.
-        tell_runs(tick, [(run, [*some, Happened(is_expanding=True)]) for run, some in taken.items()])
+        told = [(run, [*some, Happened(is_expanding=True)]) for run, some in taken.items()]
+        _tell_some(tick, _without_refused(tick, told))
         advance_runs(tick)
+        if tick.budget.is_spent:
+            break
 
 
 def tell_runs(tick: Tick, some: Sequence[Told], *, is_marked: bool = False) -> None:
     """Tell runs what happened to them, as far as there is time; what happened to those that wait, waits with them.
 
-    What is marked in their rows need not be kept: they are found again.
+    What is marked in their rows need not be kept: they are found again. However little time there is, the first of
+    these are told.
     """
     waiting = tick.backlog.waiting(tick)
     late: list[Told] = []
     if waiting:
         late = [told for told in some if told[0] in waiting]
         some = [told for told in some if told[0] not in waiting]
-    if tick.budget.refused:
-        for told in [told for told in some if told[0] in tick.budget.refused]:
-            _set_aside(tick, told, TooSlow("Planning it takes longer than everybody else can wait."))
-            tick.budget.met.add(told[0])
-        some = [told for told in some if told[0] not in tick.budget.refused]
-    for slice_ in _slices(tick, some):
-        if tick.budget.is_spent:
+    some = _without_refused(tick, some)
+    _tell_some(tick, [told for told in some if not _is_for_plan(told)])
+    for number, slice_ in enumerate(_slices(tick, [told for told in some if _is_for_plan(told)])):
+        if tick.budget.is_spent and not (is_marked and number == 0):
             late += slice_
         else:
-            isolate(tick, slice_, lambda part: _tell(tick, part), lambda told, error: _set_aside(tick, told, error))
+            _tell_some(tick, slice_)
     if late and not is_marked:
         tick.backlog.add(tick, [(run, one) for run, happened in late for one in happened])
+
+
+def _without_refused(tick: Tick, some: Sequence[Told]) -> Sequence[Told]:
+    """Set aside the runs among these that take too long; return the others."""
+    if not tick.budget.refused:
+        return some
+    for told in some:
+        if told[0] in tick.budget.refused:
+            _set_aside(tick, told, TooSlow("Planning it takes longer than everybody else can wait."))
+            tick.budget.met.add(told[0])
+    return [told for told in some if told[0] not in tick.budget.refused]
+
+
+def _is_for_plan(told: Told) -> bool:
+    """Say whether a plan has to be told. All else is quickly done: as quickly as it is put off."""
+    return any(one.is_for_plan for one in told[1])
+
+
+def _tell_some(tick: Tick, some: Sequence[Told]) -> None:
+    isolate(tick, some, lambda part: _tell(tick, part), lambda told, error: _set_aside(tick, told, error))
 
 
 def _slices(tick: Tick, some: Sequence[Told]) -> Iterator[list[Told]]:
@@ -120,10 +137,10 @@ def _slices(tick: Tick, some: Sequence[Told]) -> Iterator[list[Told]]:
     slice_: list[Told] = []
     size = 0
     for told in some:
-        if slice_ and size + _COST + steps(told[0]) > tick.budget.slice:
+        if slice_ and size + COST + steps(told[0]) > tick.budget.slice:
             yield slice_
             slice_, size = [], 0
-        size += _COST + steps(told[0])  # which may be known by now, if the slice before had another of its kind
+        size += COST + steps(told[0])  # which may be known by now, if the slice before had another of its kind
         slice_.append(told)
     if slice_:
         yield slice_
@@ -136,7 +153,7 @@ def _tell(tick: Tick, some: Sequence[Told]) -> None:
 
 
 def _count_and_plan(tick: Tick, some: Sequence[Told]) -> None:
-    saved = tick.dags.advance(tick, {run: happened for run, happened in some if any(h.is_for_plan for h in happened)})
+    saved = tick.dags.advance(tick, dict(told for told in some if _is_for_plan(told)))
     deltas: Deltas = {
         run: total(happened) for run, happened in some if run in saved or any(h.delta or h.facts for h in happened)
     }

@@ -14,6 +14,7 @@ import msgspec
 import orchestrator
 from orchestrator.domain.happened import Happened
 from orchestrator.domain.ids import to_text
+from orchestrator.scheduler.budget import COST
 from orchestrator.store import stuck, untold
 from orchestrator.telemetry import get_logger
 
@@ -24,6 +25,12 @@ log = get_logger("scheduler")
 
 _MOST_FREED = 1_000
 """Runs that a new release tries again in one tick."""
+
+
+_LOOKED_AT = 200
+"""Places of the line."""
+_TAKEN_BYTES = 4_000_000
+"""What is taken from the line between two looks at the clock."""
 
 
 class Backlog:
@@ -81,10 +88,25 @@ class Backlog:
         self.waiting(tick).add(run)
         self.add(tick, [(run, one) for one in happened])
 
-    def take(self, tick: Tick, limit: int) -> Mapping[bytes, Sequence[Happened]]:
-        """Return what the next runs in the line are to be told; they no longer wait."""
-        taken = untold.take(tick.connection, limit)
-        self.waiting(tick).difference_update(taken)
+    def take(self, tick: Tick) -> Mapping[bytes, Sequence[Happened]]:
+        """Return what the next runs in the line are to be told; if that is all, they no longer wait.
+
+        It is as much as can be done between two looks at the clock, or one.
+        """
+        line = untold.line(tick.connection, _LOOKED_AT)
+        if not line:
+            return {}
+        steps = tick.dags.sizes(tick, list({place.run for place in line}))
+        ids: list[int] = []
+        cost = size = 0
+        for place in line:
+            cost += COST + steps(place.run)
+            size += place.size
+            if ids and (cost > tick.budget.slice or size > _TAKEN_BYTES):
+                break
+            ids.append(place.id)
+        taken, unfinished = untold.take(tick.connection, ids)
+        self.waiting(tick).difference_update(taken.keys() - unfinished)
         return taken
 
     def take_of(self, tick: Tick, runs: Sequence[bytes]) -> Mapping[bytes, Sequence[Happened]]:

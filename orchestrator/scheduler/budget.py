@@ -18,6 +18,8 @@ SHARE = 0.1
 """Of the lease, the time in which a tick plans runs. Whoever has work to be handed out waits for it."""
 SLICE = 2_000
 """Steps that are planned between two looks at the clock."""
+COST = 2
+"""What it costs to tell a run anything, as a number of steps that are planned."""
 _TOO_LONG = 0.4
 """Of the lease, how much time of the processor is too much for one run."""
 _STRIKES = 2

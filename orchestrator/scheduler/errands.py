@@ -58,10 +58,10 @@ class Errands:
             attempt(tick, "cancel runs", lambda: cancel_runs(tick, 5 * limit))
         if agenda.untold_runs:
             attempt(tick, "tell runs what has waited", lambda: catch_up(tick))
-        if agenda.pending_runs and not tick.budget.is_spent:
-            attempt(tick, "begin runs", lambda: begin_runs(tick, limit))
-        if agenda.expanding_runs and not tick.budget.is_spent:
-            attempt(tick, "create tasks of fan-outs", lambda: expand_runs(tick, limit))
+        if agenda.pending_runs:
+            attempt(tick, "begin runs", lambda: begin_runs(tick, 1 if tick.budget.is_spent else limit))
+        if agenda.expanding_runs:
+            attempt(tick, "create tasks of fan-outs", lambda: expand_runs(tick, 1 if tick.budget.is_spent else limit))
         if agenda.closing_runs:
             attempt(tick, "cancel what ended runs have left", lambda: close_runs(tick, limit))
         advance_runs(tick)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
@@ -48,22 +49,45 @@ def add(connection: Connection, some: Iterable[tuple[bytes, Happened]]) -> None:
     _ADD(connection, parameters)
 
 
-_TAKE = Statement(
+class Place(NamedTuple):
+    """What waits at one place of the line."""
+
+    id: int
+    run: bytes
+    size: int
+
+
+_LINE = Statement(
     """
-WITH gone AS (
-    DELETE FROM orchestrator.untold WHERE NOT held AND run_id = ANY (ARRAY(
-           SELECT next.run_id FROM (
-                  SELECT run_id FROM orchestrator.untold WHERE NOT held ORDER BY id LIMIT %(limit)s) AS next))
-    RETURNING id, run_id, body
-)
-SELECT run_id::text, body FROM gone ORDER BY id
+SELECT id, run_id::text, octet_length(body) FROM orchestrator.untold WHERE NOT held ORDER BY id LIMIT %(limit)s
 """
 )
 
 
-def take(connection: Connection, limit: int) -> dict[bytes, list[Happened]]:
-    """Return, and no longer keep, all that the next runs in the line are to be told, in order."""
-    return _by_run(_TAKE(connection, {"limit": limit}))
+def line(connection: Connection, limit: int) -> list[Place]:
+    """Return what is to be told next, in order."""
+    return [Place(row[0], identifier(row[1]), row[2]) for row in _LINE(connection, {"limit": limit})]
+
+
+_TAKE = Statement(
+    """
+WITH gone AS (DELETE FROM orchestrator.untold WHERE id = ANY (%(ids)s::bigint[]) RETURNING id, run_id, body)
+SELECT run_id::text, body FROM gone ORDER BY id
+"""
+)
+_MORE = Statement(
+    """
+SELECT wanted.run_id::text FROM unnest(%(runs)s::uuid[]) AS wanted(run_id)
+ WHERE EXISTS (SELECT FROM orchestrator.untold WHERE run_id = wanted.run_id)
+"""
+)
+
+
+def take(connection: Connection, ids: Sequence[int]) -> tuple[dict[bytes, list[Happened]], set[bytes]]:
+    """Return, and no longer keep, what waits at these places; and those of its runs for which there is more."""
+    taken = _by_run(_TAKE(connection, {"ids": list(ids)}))
+    more = _MORE(connection, {"runs": arrays.uuids(taken)})
+    return taken, {identifier(row[0]) for row in more}
 
 
 _TAKE_OF = Statement(

@@ -214,3 +214,22 @@ def _ended_by_postgres(tick: Any) -> Exception:
     except Exception as error:  # noqa: BLE001
         return error
     raise AssertionError
+
+
+def test_runs_go_on_however_little_time_a_tick_has(system: System, real: Scheduler, monkeypatch: Any) -> None:
+    """A machine may be so busy that the time for planning is over before it begins."""
+    monkeypatch.setattr("orchestrator.scheduler.budget.SHARE", 0.0)
+    chain = Definition(name="chain", steps=(Step(name="a", task="job"), Step(name="b", task="job", depends_on=("a",))))
+    system.app.workflows.apply(chain)
+    worker = system.worker()
+    runs = [system.app.workflows["chain"].start() for _ in range(5)]
+    many = system.app.start_many(system.job, [1, 2, 3])
+    for _ in range(200):
+        real.tick()
+        worker.beat()
+        worker.succeed(*worker.take())
+        if {run.progress().status for run in (*runs, many)} == {"success"}:
+            break
+    assert {run.progress().status for run in (*runs, many)} == {"success"}
+    assert {counter(system, run, "success") for run in runs} == {2}
+    assert system.count("untold") == 0

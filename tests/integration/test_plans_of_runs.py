@@ -19,7 +19,7 @@ NOW = datetime.now(UTC)
 RUNS = 30_000
 STEPS = 3
 """Tasks of each run that have ended."""
-TABLES = ("tasks", "ended_tasks", "runs")
+TABLES = ("tasks", "ended_tasks", "runs", "untold")
 
 _RUNS = f"""
 INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, version, ended_at, cancelling, expanding,
@@ -88,6 +88,8 @@ STATEMENTS: dict[str, Call] = {
     "without_children": lambda leader: lambda c: stuck.without_children(c, leader.ids),
     "waiting": lambda _: untold.waiting,
     "add": lambda leader: lambda c: untold.add(c, [(run, Happened()) for run in leader.ids]),
+    "line": lambda _: lambda c: untold.line(c, 200),
+    "take": lambda _: lambda c: untold.take(c, list(range(500))),
     "take_of": lambda leader: lambda c: untold.take_of(c, leader.ids),
 }
 
