@@ -54,19 +54,24 @@ class Client:
         self.committed(handle)
         self.tasks.append(handle)
 
-    def started(self, run: RunHandle[Any]) -> None:
+    def begun(self, run: RunHandle[Any] | WorkflowHandle[Any]) -> None:
+        """Write down that this start returned."""
         append(self._arena.journal.commit_log, "run", run.id)
+
+    def started(self, run: RunHandle[Any]) -> None:
+        """Write it down; the run may be cancelled later."""
+        self.begun(run)
         self.runs.append(run)
 
     def set_out(self, run: WorkflowHandle[Any], width: int) -> None:
         """Write down that this start returned, and how many steps the run is to take side by side."""
-        append(self._arena.journal.commit_log, "run", run.id)
+        self.begun(run)
         append(self._arena.journal.commit_log, "journey", run.id, width)
         self.journeys.append(run)
 
     def go_round(self, run: WorkflowHandle[Any]) -> None:
         """Write down that this start returned; the run may be cancelled later."""
-        append(self._arena.journal.commit_log, "run", run.id)
+        self.begun(run)
         self.journeys.append(run)
 
     def cancelling(self, handle: Cancellable) -> None:

@@ -6,7 +6,7 @@ all that it forks belong to.
 
     executions    begin TASK ATTEMPT GROUP PID TIME | end TASK ATTEMPT GROUP PID TIME OUTCOME
                   child TASK | limit TASK NAME NUMBER | follows TASK END BY | step RUN NAME TASK
-                  fire SCHEDULE TIME TASK | exit PID TIME
+                  stage RUN NAME TASK | fire SCHEDULE TIME TASK | exit PID TIME
     commits       task ID | run ID | journey RUN WIDTH | cancel ID | saying WHAT RUN NUMBER | said WHAT RUN NUMBER
                   schedule NAME first TIME | schedule NAME next TIME
 """

@@ -16,6 +16,7 @@ import psutil
 
 from tests.chaos.breaking import send_group
 from tests.chaos.real.hosts import Host
+from tests.chaos.real.project.releases import BOTH, RELEASE
 from tests.chaos.real.proxy import Proxy
 
 REPOSITORY = Path(__file__).parents[3]
@@ -45,6 +46,7 @@ class Member:
         self.pids: list[int] = []
         """Of every process that filled this place, in order."""
         self.exit_codes: list[int] = []
+        self.release = BOTH
         self._command = [*(host.prefix if host else ()), sys.executable, "-m", "orchestrator", *arguments]
         self._environment = {**environment, "ORCHESTRATOR_REDIS_URL": f"redis://{redis.address}:{redis.port}/0"}
         if postgres is not None:
@@ -84,6 +86,12 @@ class Member:
                 )
             self.pids.append(self._process.pid)
             self._start_at = time.monotonic() + _RESTART_AFTER
+
+    def deploy(self, release: str) -> None:
+        """Drain it; what takes its place is of another release of the application."""
+        with self._lock:
+            self._environment[RELEASE] = self.release = release
+        self.signal(signal.SIGTERM)
 
     @contextmanager
     def held_down(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ limits.py        never more ran at once, or started in a second, than may
 callbacks.py     each end was followed once
 runs.py          counters equal a recount
 journeys.py      workflows as code did every step once, and were told the truth
+releases.py      what only some workers know came to its end with them
 fires.py         schedules fired as their policies say
 processes.py     logs, connections, and what outlives the processes
 """
@@ -22,6 +23,7 @@ from tests.chaos.real.checks.fires import check_fires
 from tests.chaos.real.checks.journeys import check_journeys, check_rounds
 from tests.chaos.real.checks.limits import check_limits, check_rates
 from tests.chaos.real.checks.processes import check_after_stop, check_connections, check_logs
+from tests.chaos.real.checks.releases import check_releases
 from tests.chaos.real.checks.rest import wait_for_rest
 from tests.chaos.real.checks.runs import check_runs
 
@@ -42,6 +44,7 @@ def check(arena: Arena) -> list[str]:
         *check_runs(arena),
         *check_journeys(arena, ended),
         *check_rounds(arena),
+        *check_releases(arena, ended),
         *check_fires(arena),
         *check_logs(arena),
         *check_connections(arena),

@@ -4,6 +4,7 @@ kinds.py      how a kind of fault is made, and all of them by name
 signals.py    processes that are killed, stopped and told to end
 servers.py    Postgres and Redis that crash, forget, or are full
 wires.py      connections that are cut, held up and late
+deploys.py    workers that change to another release
 
 Each yields what it did, for the record. A fault that could leave a worker unheard writes that down, because only then
 may its tasks run elsewhere at the same time; all the others, an outage of Redis for everybody among them, excuse
@@ -12,7 +13,7 @@ nothing.
 `pick` chooses the victim and the variant; the same number means the same choice in every run of a plan.
 """
 
-from tests.chaos.real.faults import servers, signals, wires  # noqa: F401  # each registers its kinds
+from tests.chaos.real.faults import deploys, servers, signals, wires  # noqa: F401  # each registers its kinds
 from tests.chaos.real.faults.kinds import FAULTS, NEEDS_HOSTS
 
 __all__ = ["FAULTS", "NEEDS_HOSTS"]

@@ -6,9 +6,17 @@ limits.py       tasks of which only so many may run at once, or start in a secon
 callbacks.py    tasks that others follow
 journeys.py     a workflow as code, and its child
 clockwork.py    tasks that a schedule starts
+releases.py     what one release of the application knows and the other does not
 """
 
-from tests.chaos.real.project import callbacks, clockwork, journeys, limits, tasks  # noqa: F401  # each registers its own
+from tests.chaos.real.project import (  # noqa: F401  # each registers its own
+    callbacks,
+    clockwork,
+    journeys,
+    limits,
+    releases,
+    tasks,
+)
 from tests.chaos.real.project.base import app
 
 __all__ = ["app"]

@@ -1,0 +1,75 @@
+"""Two releases of the application, as there are during a deploy: each knows what the other does not.
+
+A release has a task of its own, and its own version of a workflow. A process that is told of no release knows both, as
+one would that still carries the code of the release before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, Final
+
+from orchestrator import TaskContext, WorkflowContext
+from tests.chaos.real.project.base import app, spend, token, write, written_down
+
+RELEASE: Final = "CHAOS_RELEASE"
+"""The environment variable that names the release which a process is of."""
+RELEASES: Final = (1, 2)
+BOTH: Final = "both"
+STAGES: Final = ("start", "end")
+_KNOWN: Final = tuple(one for one in RELEASES if os.environ.get(RELEASE, BOTH) in (BOTH, str(one)))
+
+
+def own_stages(release: int) -> tuple[str, ...]:
+    """Return the stages that runs of a version go through, unless all versions do alike."""
+    return tuple(f"{release}-{name}" for name in STAGES)
+
+
+def _work(context: TaskContext, seconds: float = 0.0) -> str:
+    with written_down(context):
+        spend(seconds)
+    return token(context)
+
+
+def _stage(context: TaskContext, run: str, name: str) -> str:
+    write("stage", run, name, context.task_id)
+    with written_down(context):
+        pass
+    return token(context)
+
+
+async def _relay_1(ctx: WorkflowContext, alike: bool) -> dict[str, Any]:
+    """Go through the stages one after another."""
+    if alike:
+        return {"release": 1, "tokens": await _alike(ctx)}
+    tokens: dict[str, str] = {}
+    for name in own_stages(1):
+        tokens[name] = await STAGE[1].schedule(str(ctx.info.run_id), name)
+        await ctx.sleep(0.2)
+    return {"release": 1, "tokens": tokens}
+
+
+async def _relay_2(ctx: WorkflowContext, alike: bool) -> dict[str, Any]:
+    """Sleep first, and go through all stages at once: a history of version 1 does not fit."""
+    if alike:
+        return {"release": 2, "tokens": await _alike(ctx)}
+    await ctx.sleep(0.4)
+    names, run = own_stages(2), str(ctx.info.run_id)
+    tokens = await asyncio.gather(*(STAGE[2].schedule(run, name) for name in names))
+    return {"release": 2, "tokens": dict(zip(names, tokens, strict=True))}
+
+
+async def _alike(ctx: WorkflowContext) -> dict[str, str]:
+    """Do what both versions can go on with."""
+    tokens: dict[str, str] = {}
+    for name in STAGES:
+        tokens[name] = await stage_of_any.schedule(str(ctx.info.run_id), name)
+        await ctx.sleep(0.2)
+    return tokens
+
+
+WORK: Final = {one: app.task(name=f"work_of_release_{one}")(_work) for one in _KNOWN}
+STAGE: Final = {one: app.task(name=f"stage_of_release_{one}")(_stage) for one in _KNOWN}
+stage_of_any = app.task(name="stage_of_any_release")(_stage)
+RELAY: Final = {one: app.workflow(name="relay", version=one)((_relay_1, _relay_2)[one - 1]) for one in _KNOWN}
