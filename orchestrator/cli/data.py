@@ -12,9 +12,20 @@ from orchestrator.harmless import harmless_json
 from orchestrator.sdk.payload import decode_value
 
 
+def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a task, whoever made it; a turn of a workflow as code has none.
+
+    Tasks of steps, hooks and schedules carry where they belong beside their arguments.
+    """
+    if not payload:
+        return [], {}
+    arguments, keywords, *_ = decode_value(payload)
+    return list(arguments), dict(keywords)
+
+
 def call_text(name: str, payload: bytes) -> str:
     """Return an encoded call as one would write it: `resize("a.png", width=200)`."""
-    arguments, keywords = decode_value(payload)
+    arguments, keywords = call_of(payload)
     written: Iterable[str] = (
         *(data_text(argument) for argument in arguments),
         *(f"{keyword}={data_text(argument)}" for keyword, argument in keywords.items()),

@@ -13,7 +13,7 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from orchestrator.cli.data import as_json as data_json
-from orchestrator.cli.data import call_text, data_text
+from orchestrator.cli.data import call_of, call_text, data_text
 from orchestrator.cli.options import json_option, moment, page_options, status_option
 from orchestrator.cli.output import confirm, echo, json_text, print_fields, print_json, print_table, state
 from orchestrator.cli.reading import reading
@@ -237,7 +237,7 @@ def _state(task: TaskView, now: datetime) -> Text:
 def _document(detail: TaskDetail) -> dict[str, Any]:
     """Return the task with its payload and result as data; `args` and `kwargs` take the payload's place."""
     document = {field.name: getattr(detail, field.name) for field in dataclasses.fields(detail)}
-    arguments, keywords = decode_value(document.pop("payload"))
+    arguments, keywords = call_of(document.pop("payload"))
     result = None if detail.result is None else data_json(decode_value(detail.result))
     return document | {"args": data_json(arguments), "kwargs": data_json(keywords), "result": result}
 
