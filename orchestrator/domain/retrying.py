@@ -5,6 +5,7 @@
   fan-out only the tasks that did not succeed run again, and a child run is retried in its turn.
 - Else it is considered anew, when all that is tried again above it has ended: its trigger, condition, fan-out and
   input are evaluated as if it had never run. So is what was skipped, if something above it is tried again.
+- What a person has opened already goes on. Of a fan-out the other tasks that did not succeed run again, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Retry(NamedTuple):
 
 
 def to_retry(graph: Graph, steps: bytes | bytearray, resumable: Container[int]) -> Retry:
-    """Return what is tried again of a run that has ended; `resumable` are the steps that can go on where they are."""
+    """Return what is tried again of a run that had ended; `resumable` are the steps that can go on where they are."""
     again: list[int] = []
     anew: list[int] = []
     tried = bytearray(len(graph.steps))
@@ -35,6 +36,10 @@ def to_retry(graph: Graph, steps: bytes | bytearray, resumable: Container[int]) 
         state = steps[place]
         if state in (StepState.FAILED, StepState.CANCELLED) or (state == StepState.SKIPPED and below):
             (again if place in resumable and not below else anew).append(place)
+            below = True
+        elif state in (StepState.OPEN, StepState.WAITING):
+            if place in resumable and not below:
+                again.append(place)
             below = True
         tried[place] = below
     return Retry(again, anew)

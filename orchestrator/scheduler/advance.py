@@ -22,6 +22,7 @@ from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import dags, families, runs
 from orchestrator.store.runs import RunRow
+from orchestrator.store.untold import Waited
 from orchestrator.transport.codec import Ended
 
 Deltas = dict[bytes, dict[str, int]]
@@ -80,13 +81,22 @@ def catch_up(tick: Tick) -> None:
 
     However little time there is, the first are told: to put them into the line again would take as long.
     """
-    while taken := tick.backlog.take(tick):
-        # A run that was set aside is no longer marked as one that expands.
-        told = [(run, [*some, Happened(is_expanding=True)]) for run, some in taken.items()]
-        _tell_some(tick, _without_refused(tick, told))
+    while waited := tick.backlog.next(tick):
+        isolate(
+            tick,
+            [one for one in waited if not _is_refused(tick, one.run, ())],
+            lambda some: _tell_waited(tick, some),
+            lambda one, error: tick.backlog.set_aside(tick, one.run, (), error),
+        )
         advance_runs(tick)
         if tick.budget.is_spent:
             break
+
+
+def _tell_waited(tick: Tick, some: Sequence[Waited]) -> None:
+    tick.backlog.remove(tick, some)
+    # A run that was set aside is no longer marked as one that expands.
+    _tell(tick, [(one.run, [*one.happened, Happened(is_expanding=True)]) for one in some])
 
 
 def tell_runs(tick: Tick, some: Sequence[Told], *, is_marked: bool = False) -> None:
@@ -100,7 +110,7 @@ def tell_runs(tick: Tick, some: Sequence[Told], *, is_marked: bool = False) -> N
     if waiting:
         late = [told for told in some if told[0] in waiting]
         some = [told for told in some if told[0] not in waiting]
-    some = _without_refused(tick, some)
+    some = [told for told in some if not _is_refused(tick, *told)]
     _tell_some(tick, [told for told in some if not _is_for_plan(told)])
     for number, slice_ in enumerate(_slices(tick, [told for told in some if _is_for_plan(told)])):
         if tick.budget.is_spent and not (is_marked and number == 0):
@@ -111,15 +121,13 @@ def tell_runs(tick: Tick, some: Sequence[Told], *, is_marked: bool = False) -> N
         tick.backlog.add(tick, [(run, one) for run, happened in late for one in happened])
 
 
-def _without_refused(tick: Tick, some: Sequence[Told]) -> Sequence[Told]:
-    """Set aside the runs among these that take too long; return the others."""
-    if not tick.budget.refused:
-        return some
-    for told in some:
-        if told[0] in tick.budget.refused:
-            _set_aside(tick, told, TooSlow("Planning it takes longer than everybody else can wait."))
-            tick.budget.met.add(told[0])
-    return [told for told in some if told[0] not in tick.budget.refused]
+def _is_refused(tick: Tick, run: bytes, happened: Sequence[Happened]) -> bool:
+    """Say whether a run takes too long to be told anything; then it is set aside."""
+    if run not in tick.budget.refused:
+        return False
+    tick.backlog.set_aside(tick, run, happened, TooSlow("Planning it takes longer than everybody else can wait."))
+    tick.budget.met.add(run)
+    return True
 
 
 def _is_for_plan(told: Told) -> bool:
@@ -128,7 +136,7 @@ def _is_for_plan(told: Told) -> bool:
 
 
 def _tell_some(tick: Tick, some: Sequence[Told]) -> None:
-    isolate(tick, some, lambda part: _tell(tick, part), lambda told, error: _set_aside(tick, told, error))
+    isolate(tick, some, lambda part: _tell(tick, part), lambda told, error: tick.backlog.set_aside(tick, *told, error))
 
 
 def _slices(tick: Tick, some: Sequence[Told]) -> Iterator[list[Told]]:
@@ -162,11 +170,6 @@ def _count_and_plan(tick: Tick, some: Sequence[Told]) -> None:
     for run, happened in some:
         tick.own_ends.extend(one.own_end for one in happened if one.own_end is not None)
         tick.continuing.update((run, one.continuing) for one in happened if one.continuing is not None)
-
-
-def _set_aside(tick: Tick, told: Told, error: Exception) -> None:
-    run, happened = told
-    tick.backlog.set_aside(tick, run, happened, error)
 
 
 def _keep_end(tick: Tick, end: OwnEnd, error: Exception) -> None:

@@ -16,6 +16,7 @@ from orchestrator.domain.happened import Happened
 from orchestrator.domain.ids import to_text
 from orchestrator.scheduler.budget import COST
 from orchestrator.store import stuck, untold
+from orchestrator.store.untold import Waited
 from orchestrator.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -79,7 +80,10 @@ class Backlog:
         tick.has_wishes = True
 
     def set_aside(self, tick: Tick, run: bytes, happened: Sequence[Happened], error: Exception) -> None:
-        """Let a run be stuck that cannot be told what happened to it; nobody else waits for it."""
+        """Let a run be stuck that cannot be told what happened to it; nobody else waits for it.
+
+        What happened is added to what stands in the line already.
+        """
         reason = {"event": 0, "kind": type(error).__name__, "message": str(error), "difference": ""}
         reason |= {"release": orchestrator.__version__}
         told = "".join(traceback.format_exception(error))
@@ -88,14 +92,14 @@ class Backlog:
         self.waiting(tick).add(run)
         self.add(tick, [(run, one) for one in happened])
 
-    def take(self, tick: Tick) -> Mapping[bytes, Sequence[Happened]]:
-        """Return what the next runs in the line are to be told; if that is all, they no longer wait.
+    def next(self, tick: Tick) -> list[Waited]:
+        """Return what the next runs in the line are to be told.
 
-        It is as much as can be done between two looks at the clock, or one.
+        It is as much as can be done between two looks at the clock, or one. It keeps its place until it is removed.
         """
         line = untold.line(tick.connection, _LOOKED_AT)
         if not line:
-            return {}
+            return []
         steps = tick.dags.sizes(tick, list({place.run for place in line}))
         ids: list[int] = []
         cost = size = 0
@@ -105,9 +109,13 @@ class Backlog:
             if ids and (cost > tick.budget.slice or size > _TAKEN_BYTES):
                 break
             ids.append(place.id)
-        taken, unfinished = untold.take(tick.connection, ids)
-        self.waiting(tick).difference_update(taken.keys() - unfinished)
-        return taken
+        return untold.read(tick.connection, ids)
+
+    def remove(self, tick: Tick, some: Iterable[Waited]) -> None:
+        """Keep no longer what runs are told now; if that is all, they no longer wait."""
+        told = list(some)
+        unfinished = untold.remove(tick.connection, [place for waited in told for place in waited.ids])
+        self.waiting(tick).difference_update({waited.run for waited in told} - unfinished)
 
     def take_of(self, tick: Tick, runs: Sequence[bytes]) -> Mapping[bytes, Sequence[Happened]]:
         """Return all that these runs have not been told; they are no longer stuck."""

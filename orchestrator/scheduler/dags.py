@@ -92,15 +92,26 @@ class Dags:
     ) -> dict[bytes, Saved]:
         """Bring runs up to date with what happened to them; return what the rows of those with a plan remember."""
         runs = self._load(tick, happened) if happened else []
-        unfinished: set[bytes] = set()
+        settled: list[DagRun] = []
         for run in runs:
             for one in happened[run.id]:
                 _tell(run, one)
-                if one.is_retried and not retry_plan(tick, run.id, run.plan, 10 * self._slice):
-                    tick.backlog.add(tick, [(run.id, Happened(is_retried=True))])
-                    unfinished.add(run.id)
-        self._settle(tick, runs)
-        return {run.id: self._save(run) for run in runs if run.id not in unfinished}
+            if not any(one.is_retried for one in happened[run.id]) or self._retry(tick, run):
+                settled.append(run)
+        self._settle(tick, settled)
+        going_on = {run.id for run in settled if run.plan.has_more}
+        return {run.id: self._save(run, is_expanding=run.id in going_on) for run in runs}
+
+    def _retry(self, tick: Tick, run: DagRun) -> bool:
+        """Retry a run, unless that takes longer; then it goes on when its turn comes, and nothing starts until then.
+
+        A retry looks at what the tasks of the run came to, so the plan is told first what happened to them meanwhile.
+        """
+        is_late = run.id in tick.backlog.waiting(tick)
+        if not is_late and retry_plan(tick, run.id, run.plan, 10 * self._slice):
+            return True
+        tick.backlog.add(tick, [(run.id, Happened(is_retried=True))])
+        return False
 
     def sizes(self, tick: Tick, ids: Sequence[bytes]) -> Callable[[bytes], int]:
         """Return how to tell, at any later time, how many steps these runs have; of others it says 0.
@@ -153,9 +164,9 @@ class Dags:
         return compiled
 
     @staticmethod
-    def _save(run: DagRun) -> Saved:
+    def _save(run: DagRun, *, is_expanding: bool) -> Saved:
         delta, run.plan.delta = run.plan.delta, Delta()
-        return Saved(delta, _encode(run.plan.state()), run.plan.has_more)
+        return Saved(delta, _encode(run.plan.state()), is_expanding)
 
     # -- starting steps
 

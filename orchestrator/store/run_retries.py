@@ -103,6 +103,7 @@ def unfinished_tasks(connection: Connection, run: bytes, step: str, until: datet
 _CREATED = Statement(
     """
 SELECT wanted.step, (SELECT count(*) FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step = wanted.step)
+       + (SELECT count(*) FROM orchestrator.tasks WHERE run_id = %(run)s::uuid AND step = wanted.step)
        + (SELECT count(*) FROM orchestrator.runs WHERE parent_run = %(run)s::uuid AND parent_step = wanted.step)
   FROM unnest(%(steps)s::text[]) AS wanted(step)
 """
@@ -110,7 +111,7 @@ SELECT wanted.step, (SELECT count(*) FROM orchestrator.ended_tasks WHERE run_id 
 
 
 def created(connection: Connection, run: bytes, steps: Sequence[str]) -> dict[str, int]:
-    """Return how many tasks or child runs steps of an ended run have."""
+    """Return how many tasks or child runs steps of a run have."""
     return {row[0]: row[1] for row in _CREATED(connection, {"run": run.hex(), "steps": list(steps)})}
 
 

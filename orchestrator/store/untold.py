@@ -42,6 +42,8 @@ SELECT n.run_id, coalesce((SELECT stuck IS NOT NULL FROM orchestrator.runs WHERE
 def add(connection: Connection, some: Iterable[tuple[bytes, Happened]]) -> None:
     """Keep what happened until runs can be told: those that are stuck when they are freed, others in the next tick."""
     rows = list(some)
+    if not rows:
+        return
     parameters = {
         "runs": arrays.uuids(run for run, _ in rows),
         "bodies": arrays.blobs(_encode(happened) for _, happened in rows),
@@ -69,25 +71,46 @@ def line(connection: Connection, limit: int) -> list[Place]:
     return [Place(row[0], identifier(row[1]), row[2]) for row in _LINE(connection, {"limit": limit})]
 
 
-_TAKE = Statement(
+_READ = Statement(
     """
-WITH gone AS (DELETE FROM orchestrator.untold WHERE id = ANY (%(ids)s::bigint[]) RETURNING id, run_id, body)
-SELECT run_id::text, body FROM gone ORDER BY id
-"""
-)
-_MORE = Statement(
-    """
-SELECT wanted.run_id::text FROM unnest(%(runs)s::uuid[]) AS wanted(run_id)
- WHERE EXISTS (SELECT FROM orchestrator.untold WHERE run_id = wanted.run_id)
+SELECT id, run_id::text, body FROM orchestrator.untold WHERE id = ANY (%(ids)s::bigint[]) ORDER BY id
 """
 )
 
 
-def take(connection: Connection, ids: Sequence[int]) -> tuple[dict[bytes, list[Happened]], set[bytes]]:
-    """Return, and no longer keep, what waits at these places; and those of its runs for which there is more."""
-    taken = _by_run(_TAKE(connection, {"ids": list(ids)}))
-    more = _MORE(connection, {"runs": arrays.uuids(taken)})
-    return taken, {identifier(row[0]) for row in more}
+class Waited(NamedTuple):
+    """What one run has not been told, or the first of it, and where in the line that stands."""
+
+    run: bytes
+    ids: list[int]
+    happened: list[Happened]
+
+
+def read(connection: Connection, ids: Sequence[int]) -> list[Waited]:
+    """Return what waits at these places of the line, by run."""
+    found: dict[bytes, Waited] = {}
+    for place, run, body in _READ(connection, {"ids": list(ids)}):
+        key = identifier(run)
+        waited = found.setdefault(key, Waited(key, [], []))
+        waited.ids.append(place)
+        waited.happened.append(_decode(body))
+    return list(found.values())
+
+
+# The rows that it deletes are there for all of the statement.
+_REMOVE = Statement(
+    """
+WITH gone AS (DELETE FROM orchestrator.untold WHERE id = ANY (%(ids)s::bigint[]) RETURNING run_id)
+SELECT DISTINCT run_id::text FROM gone
+ WHERE (SELECT true FROM orchestrator.untold u
+         WHERE u.run_id = gone.run_id AND u.id <> ALL (%(ids)s::bigint[]) LIMIT 1)
+"""
+)
+
+
+def remove(connection: Connection, ids: Sequence[int]) -> set[bytes]:
+    """Keep no longer what waits at these places; return the runs among theirs for which there is more."""
+    return {identifier(row[0]) for row in _REMOVE(connection, {"ids": list(ids)})}
 
 
 _TAKE_OF = Statement(
@@ -104,11 +127,7 @@ SELECT run_id::text, body FROM gone ORDER BY id
 
 def take_of(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[Happened]]:
     """Return, and no longer keep, all that these runs have not been told; none of them is stuck any more."""
-    return _by_run(_TAKE_OF(connection, {"runs": arrays.uuids(runs)}))
-
-
-def _by_run(rows: Iterable[tuple[str, bytes]]) -> dict[bytes, list[Happened]]:
     found: dict[bytes, list[Happened]] = {}
-    for run, body in rows:
+    for run, body in _TAKE_OF(connection, {"runs": arrays.uuids(runs)}):
         found.setdefault(identifier(run), []).append(_decode(body))
     return found

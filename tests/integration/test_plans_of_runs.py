@@ -89,7 +89,8 @@ STATEMENTS: dict[str, Call] = {
     "waiting": lambda _: untold.waiting,
     "add": lambda leader: lambda c: untold.add(c, [(run, Happened()) for run in leader.ids]),
     "line": lambda _: lambda c: untold.line(c, 200),
-    "take": lambda _: lambda c: untold.take(c, list(range(500))),
+    "read": lambda _: lambda c: untold.read(c, list(range(500))),
+    "remove": lambda _: lambda c: untold.remove(c, list(range(500))),
     "take_of": lambda leader: lambda c: untold.take_of(c, leader.ids),
 }
 

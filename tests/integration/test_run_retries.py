@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import random
@@ -233,6 +234,65 @@ def test_a_retry_with_many_tasks_takes_several_ticks_and_loses_none(system: Syst
     ran = play_on(())
     assert (ran.count("bad"), ran.count("many"), ran.count("after")) == (1, 60, 60)
     assert counts(run) == ("success", 121, 121, 0, 0, 0)
+
+
+@pytest.mark.parametrize("forgets", ["nothing", "its plans", "everything"])
+def test_tasks_that_are_retried_while_their_run_is_are_counted_once(
+    system: System, monkeypatch: pytest.MonkeyPatch, forgets: str
+) -> None:
+    """The retry of the run takes several ticks, and the leader may fail between any two of them."""
+    system.settings = dataclasses.replace(system.settings, batch=5)
+    system.lead()
+    worker = system.worker(slots=500)
+    run = begin(
+        system,
+        "name: large\nparams: {n: {}}\ntasks:\n  bad: {task: job}\n  solo: {task: job}\n"
+        "  below: {task: job, depends_on: [solo, bad], trigger: all_ended}\n"
+        "  few: {task: job, parallel: 3}\n"
+        "  after: {task: job, parallel: params.n, depends_on: [bad], trigger: all_ended}\n",
+        n=220,
+    )
+
+    def play_on(fail: tuple[str, ...]) -> list[str]:
+        ran: list[str] = []
+
+        def has_ended() -> bool:
+            ran.extend(finish(system, worker, fail=fail))
+            return row(system, run)["ended_at"] is not None
+
+        for _ in range(10):
+            with contextlib.suppress(AssertionError):
+                system.look_until(has_ended)
+                break
+        return ran
+
+    play_on(("bad", "solo", "below", "few", "after"))
+    assert counts(run) == ("failed", 226, 0, 226, 0, 0)
+    tasks = system.sql("SELECT id, step FROM orchestrator.ended_tasks WHERE step IN ('solo', 'few') AND position = 0")
+    monkeypatch.setattr("orchestrator.scheduler.budget.SHARE", 0.0)
+    run.retry()
+    system.look_until(lambda: system.count("untold"))
+    for task in tasks:
+        system.app.handle(str(task["id"])).retry()
+    taken: list[Dispatch] = []
+    for _ in range(3):
+        system.look()
+        assert system.count("untold"), "the retry goes on"
+        taken += worker.take()
+        worker.succeed(*(task for task in taken if steps_of([task]) == ["solo"]))
+        taken = [task for task in taken if steps_of([task]) != ["solo"]]
+        if forgets == "its plans":
+            system.scheduler._dags.forget()
+        elif forgets == "everything":
+            system.lead()
+    assert steps_of(taken) == ["few"]
+    monkeypatch.undo()
+    system.look_until(lambda: not system.count("untold"))
+    worker.succeed(*taken)
+    assert sorted(set(play_on(()))) == ["after", "bad", "below", "few"]
+    assert counts(run) == ("success", 226, 226, 0, 0, 0)
+    assert row(system, run)["open"] == 0
+    assert system.count("tasks") == system.count("untold") == 0
 
 
 def test_runs_nested_deeply_are_retried_one_after_the_other(system: System, request: pytest.FixtureRequest) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -116,6 +117,36 @@ def test_what_happens_while_a_run_is_stuck_is_counted_when_it_is_freed(system: S
     work(system, worker)
     assert poisoned.progress().status == "success"
     assert counters(system, poisoned) == (5, 0, 5, 0, 0, 0)
+
+
+def test_what_waits_for_a_run_that_is_stuck_again_keeps_its_order(
+    system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.scheduler.backlog._LOOKED_AT", 1)  # as much as is taken of a large run
+    poisoned = start(system)
+    system.look(2)
+    worker.succeed(*worker.take())
+    system.look()
+    first, *others = worker.take()
+    state = corrupt(system, poisoned)
+    worker.fail(first, retryable=False)
+    system.look(3)
+    system.app.handle(str(UUID(bytes=first.id))).retry()
+    system.look(2)
+    worker.succeed(*worker.take())
+    system.look(2)
+    for _ in range(2):  # in vain
+        poisoned.retry()
+        system.look(3)
+        assert row_of(system, poisoned)["stuck"] is not None
+    assert system.count("untold") == 3, "nothing is kept twice"
+    mend(system, poisoned, state)
+    poisoned.retry()
+    worker.succeed(*others)
+    work(system, worker)
+    assert poisoned.progress().status == "success"
+    assert counters(system, poisoned) == (5, 0, 5, 0, 0, 0)
+    assert system.count("untold") == 0
 
 
 def test_a_stuck_run_can_be_cancelled(system: System, worker: Worker) -> None:
