@@ -5,6 +5,7 @@ faults/       what can go wrong, one context manager each: entering it strikes, 
 driver.py     plays a plan, in a thread
 arena.py      Postgres and Redis, the schedulers and workers on them, and a wire between each process and each server
 members.py    one scheduler or worker, started again whenever it ends, as a service manager would
+standby.py    a copy of Postgres that follows it and takes its place
 proxy.py      a wire that can be cut, held up and delayed
 hosts.py      a network namespace: a machine of its own for a process, which can be partitioned
 client.py     submits work meanwhile; loads/ has one function per kind of it

@@ -23,18 +23,21 @@ from tests.chaos.real.journal import Journal
 from tests.chaos.real.members import Member
 from tests.chaos.real.project.base import LOG
 from tests.chaos.real.project.limits import work_at_rate
+from tests.chaos.real.project.releases import OF_RELEASE
 from tests.chaos.real.proxy import Proxies, Proxy
+from tests.chaos.real.standby import Standby
 
 IMPATIENT = {"worker_ttl": 3.0, "heartbeat": 0.5, "lease": 2.0, "drain_timeout": 3.0}
 """Settings under which faults of seconds are long ones."""
 _KEEP_EVERY = 0.1
 _STARTS = f"""
 CREATE SCHEMA chaos;
-CREATE TABLE chaos.starts (lane text NOT NULL, at timestamptz NOT NULL DEFAULT now());
+CREATE TABLE chaos.starts (task uuid NOT NULL, lane text, at timestamptz NOT NULL DEFAULT now());
 CREATE FUNCTION chaos.write_down() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN INSERT INTO chaos.starts (lane) VALUES (NEW.lane); RETURN NULL; END $$;
+BEGIN INSERT INTO chaos.starts (task, lane) VALUES (NEW.id, NEW.lane); RETURN NULL; END $$;
 CREATE TRIGGER write_down AFTER UPDATE ON orchestrator.tasks FOR EACH ROW
-  WHEN (NEW.lane LIKE '{work_at_rate.name}|%' AND OLD.status = 'pending' AND NEW.status = 'dispatched')
+  WHEN ((NEW.lane LIKE '{work_at_rate.name}|%' OR NEW.name LIKE '%{OF_RELEASE}%')
+        AND OLD.status = 'pending' AND NEW.status = 'dispatched')
   EXECUTE FUNCTION chaos.write_down();
 """
 
@@ -59,6 +62,8 @@ class Arena:
         self._wanted = (schedulers, workers, hosts)
         self._settings = settings
         self._proxies = Proxies()
+        self._wires_to_postgres: list[Proxy] = []
+        self._failovers = 0
         self._stack = ExitStack()
         self._closing = threading.Event()
 
@@ -129,6 +134,22 @@ class Arena:
         self.services.postgres.start()
         self.services.redis.start()
 
+    def fail_over(self) -> None:
+        """Let Postgres die, and a standby that has everything take its place."""
+        primary = self.services.postgres
+        self._failovers += 1
+        standby = Standby(self.services.folder / f"standby-{self._failovers}", primary)
+        try:
+            standby.follow()
+            primary.stop("immediate")
+            standby.promote()
+        except BaseException:
+            standby.stop("immediate")
+            raise
+        self.services.postgres = standby
+        for wire in self._wires_to_postgres:
+            wire.redirect(self._postgres_socket())
+
     def wires(self) -> list[Proxy]:
         """Return every wire to a server."""
         of_members = [wire for member in self.members for wire in (member.redis, member.postgres) if wire is not None]
@@ -146,7 +167,7 @@ class Arena:
     # -- making it
 
     def _write_down_starts(self) -> None:
-        """Let Postgres itself write down when a task whose rate is limited is handed out."""
+        """Let Postgres itself write down when a task is handed out whose rate is limited, or that only some know."""
         with (
             closing(psycopg2.connect(self.services.database_url)) as connection,
             connection,
@@ -181,7 +202,11 @@ class Arena:
         return self._wire(Path(self.services.redis_url.removeprefix("unix://")), host)
 
     def _wire_to_postgres(self, host: Host | None = None) -> Proxy:
-        return self._wire(Path(self.services.database_url.partition("?host=")[2]) / ".s.PGSQL.5432", host)
+        self._wires_to_postgres.append(self._wire(self._postgres_socket(), host))
+        return self._wires_to_postgres[-1]
+
+    def _postgres_socket(self) -> Path:
+        return Path(self.services.database_url.partition("?host=")[2]) / ".s.PGSQL.5432"
 
     def _wire(self, server: Path, host: Host | None) -> Proxy:
         return self._proxies.to(server, host.address if host is not None else "127.0.0.1")

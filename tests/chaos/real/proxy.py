@@ -88,6 +88,10 @@ class Proxy:
         """Reset every connection, once."""
         self._call(self._reset)
 
+    def redirect(self, server: Path) -> None:
+        """Lead new connections to another server."""
+        self._path = server
+
     def heal(self) -> None:
         """Work as a wire should."""
         self._is_cut = False

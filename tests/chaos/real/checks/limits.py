@@ -12,7 +12,9 @@ from tests.chaos.real.project.limits import RATE, TOTAL_RATE
 
 _ROUNDING = 1e-3
 """Seconds."""
-_STARTS = "SELECT lane, extract(epoch FROM at)::double precision AS at FROM chaos.starts ORDER BY at"
+_STARTS = (
+    "SELECT lane, extract(epoch FROM at)::double precision AS at FROM chaos.starts WHERE lane IS NOT NULL ORDER BY at"
+)
 
 
 def check_limits(arena: Arena, executions: list[Execution]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 kinds.py      how a kind of fault is made, and all of them by name
 signals.py    processes that are killed, stopped and told to end
-servers.py    Postgres and Redis that crash, forget, or are full
+servers.py    Postgres and Redis that crash, fail over, forget, or are full
 wires.py      connections that are cut, held up and late
 deploys.py    workers that change to another release
 

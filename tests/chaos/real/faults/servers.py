@@ -1,4 +1,4 @@
-"""Postgres and Redis that crash, forget, or are full."""
+"""Postgres and Redis that crash, fail over, forget, or are full."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ def postgres_restart(arena: Arena, pick: Random) -> Iterator[str]:
     """Postgres crashes and recovers from its log."""
     with postgres_down(arena.services):
         yield "Postgres stopped in immediate mode"
+
+
+@fault
+def postgres_failover(arena: Arena, pick: Random) -> Iterator[str]:
+    """Postgres dies for good, and a synchronous standby takes its place."""
+    if not arena.services.postgres.running:
+        yield "nothing: Postgres is down, and has no standby"
+        return
+    arena.fail_over()
+    yield "Postgres failed over to a synchronous standby"
 
 
 @fault

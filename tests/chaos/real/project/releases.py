@@ -16,6 +16,8 @@ from tests.chaos.real.project.base import app, spend, token, write, written_down
 RELEASE: Final = "CHAOS_RELEASE"
 """The environment variable that names the release which a process is of."""
 RELEASES: Final = (1, 2)
+OF_RELEASE: Final = "_of_release_"
+"""In the name of every task that only one of them knows."""
 BOTH: Final = "both"
 STAGES: Final = ("start", "end")
 _KNOWN: Final = tuple(one for one in RELEASES if os.environ.get(RELEASE, BOTH) in (BOTH, str(one)))
@@ -69,7 +71,7 @@ async def _alike(ctx: WorkflowContext) -> dict[str, str]:
     return tokens
 
 
-WORK: Final = {one: app.task(name=f"work_of_release_{one}")(_work) for one in _KNOWN}
-STAGE: Final = {one: app.task(name=f"stage_of_release_{one}")(_stage) for one in _KNOWN}
+WORK: Final = {one: app.task(name=f"work{OF_RELEASE}{one}")(_work) for one in _KNOWN}
+STAGE: Final = {one: app.task(name=f"stage{OF_RELEASE}{one}")(_stage) for one in _KNOWN}
 stage_of_any = app.task(name="stage_of_any_release")(_stage)
 RELAY: Final = {one: app.workflow(name="relay", version=one)((_relay_1, _relay_2)[one - 1]) for one in _KNOWN}

@@ -1,0 +1,70 @@
+"""A standby of Postgres: a copy of another server that follows it, and takes its place when that dies.
+
+It is made when it is needed. Once it is synchronous, whatever the primary commits has reached it before anybody is
+told, so that a failover loses nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import psycopg2
+
+from orchestrator.embedded import EmbeddedPostgres
+
+_PATIENCE = 60.0
+_PROMPT = {"fsync": "off", "wal_retrieve_retry_interval": "100ms"}
+"""It outlives processes, not the machine: so nothing need reach the disk, and it starts in a moment."""
+
+
+class Standby(EmbeddedPostgres):
+    """A server on a copy of another one's data, which follows that until `promote`."""
+
+    def __init__(self, folder: Path, primary: EmbeddedPostgres) -> None:
+        super().__init__(folder, _PROMPT)
+        self._primary = primary
+
+    def follow(self) -> None:
+        """Copy the primary, start, and wait until nothing is committed there that is not here."""
+        self.folder.mkdir(parents=True)
+        command = [self._primary._binaries() / "pg_basebackup", "-d", self._primary.url, "-D", self.data]
+        copied = [*command, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+        subprocess.run(copied, check=True, capture_output=True)
+        owner = self._primary.data.stat()
+        for path in [self.data, *self.data.rglob("*")]:
+            shutil.chown(path, owner.st_uid, owner.st_gid)
+        # Before it starts: from now on nothing is committed without it.
+        _run(self._primary, "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+        self.start()
+        self._wait(lambda: _run(self._primary, "SELECT sync_state FROM pg_stat_replication") == [("sync",)])
+
+    def promote(self) -> None:
+        """Become the primary; the other one must have died."""
+        _run(self, "SELECT pg_promote()")
+        self._wait(super()._ready)
+
+    def _ready(self) -> bool:
+        """Say whether it can be asked: also one that follows another can."""
+        return super()._ready() or (self._pid_file.exists() and "standby" in self._pid_file.read_text(encoding="utf-8"))
+
+    def _wait(self, met: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while not met():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"a standby did not come so far in {_PATIENCE:g} s; its log: {self.log}")
+            time.sleep(0.02)
+
+
+def _run(server: EmbeddedPostgres, *statements: str) -> list[tuple[object, ...]]:
+    """Run statements one by one; return what the last one gave."""
+    with closing(psycopg2.connect(server.url, connect_timeout=5)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return cursor.fetchall()
