@@ -8,6 +8,7 @@ members.py    one scheduler or worker, started again whenever it ends, as a serv
 standby.py    a copy of Postgres that follows it and takes its place
 proxy.py      a wire that can be cut, held up and delayed
 hosts.py      a network namespace: a machine of its own for a process, which can be partitioned
+clocks.py     a wall clock of its own for a process, which can be set; clock.c is what the process loads
 client.py     submits work meanwhile; loads/ has one function per kind of it
 outsider.py   tells workflows as code what they wait for
 clockwork.py  sets schedules, and pauses them in the end

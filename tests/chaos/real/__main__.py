@@ -12,8 +12,7 @@ from pathlib import Path
 
 import click
 
-from tests.chaos.real import hosts
-from tests.chaos.real.faults import NEEDS_HOSTS
+from tests.chaos.real.faults import left_out
 from tests.chaos.real.plan import chosen
 from tests.chaos.real.run import Experiment, Outcome, Progress, run
 
@@ -57,15 +56,16 @@ def main(
     The same seed means the same load and the same plan of faults. What exactly they meet is a matter of real time, so
     a failing seed may need to be run several times to fail again.
     """
+    without = left_out()
     groups = tuple(name.strip() for name in faults.split(",") if name.strip())
     try:
-        kinds = chosen(groups, hosts=hosts.are_permitted())
+        kinds = chosen(groups, without=without)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--faults") from None
     if not kinds:
         raise click.BadParameter("none of these faults is possible on this system.", param_hint="--faults")
-    for kind in sorted(NEEDS_HOSTS.difference(kinds)) if not hosts.are_permitted() else ():
-        click.echo(f"Left out: {kind}. This system does not let us make network namespaces (try as root).", err=True)
+    for kind, reason in without.items():
+        click.echo(f"Left out: {kind}. {reason}", err=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
     failed = False
     for number in range(seed, seed + seeds):

@@ -18,6 +18,7 @@ from orchestrator import Settings
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.settings import load_settings
 from orchestrator.store import database
+from tests.chaos.real.clocks import Clock, RedisWithClock
 from tests.chaos.real.hosts import Host
 from tests.chaos.real.journal import Journal
 from tests.chaos.real.members import Member
@@ -52,6 +53,7 @@ class Arena:
         schedulers: int = 2,
         workers: int = 3,
         hosts: bool = False,
+        clocks: bool = False,
         settings: Mapping[str, float] = IMPATIENT,
     ) -> None:
         self.folder = folder
@@ -60,6 +62,7 @@ class Arena:
         self.schedulers: list[Member] = []
         self.workers: list[Member] = []
         self._wanted = (schedulers, workers, hosts)
+        self._has_clocks = clocks
         self._settings = settings
         self._proxies = Proxies()
         self._wires_to_postgres: list[Proxy] = []
@@ -70,6 +73,8 @@ class Arena:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if (clock := self._clock("redis")) is not None:
+                self.services.redis = RedisWithClock(self.services.folder, clock)
             stack.enter_context(self.services)
             database.upgrade(self.services.database_url)
             self._write_down_starts()
@@ -196,7 +201,11 @@ class Arena:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("ORCHESTRATOR_")}
         given = {f"ORCHESTRATOR_{key.upper()}": str(value) for key, value in self._settings.items()}
         environment = {**inherited, **given, LOG: str(self.journal.execution_log), "PYTHONUNBUFFERED": "1"}
-        return Member(name, arguments, environment, self.folder / f"{name}.log", **connections)
+        log, clock = self.folder / f"{name}.log", self._clock(name)
+        return Member(name, arguments, environment, log, clock=clock, **connections)
+
+    def _clock(self, name: str) -> Clock | None:
+        return Clock(self.folder, name) if self._has_clocks else None
 
     def _wire_to_redis(self, host: Host | None = None) -> Proxy:
         return self._wire(Path(self.services.redis_url.removeprefix("unix://")), host)

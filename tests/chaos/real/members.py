@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from tests.chaos.breaking import send_group
+from tests.chaos.real.clocks import Clock
 from tests.chaos.real.hosts import Host
 from tests.chaos.real.project.releases import BOTH, RELEASE
 from tests.chaos.real.proxy import Proxy
@@ -37,12 +38,14 @@ class Member:
         redis: Proxy,
         postgres: Proxy | None = None,
         host: Host | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.name = name
         self.log = log
         self.redis = redis
         self.postgres = postgres
         self.host = host
+        self.clock = clock
         self.pids: list[int] = []
         """Of every process that filled this place, in order."""
         self.exit_codes: list[int] = []
@@ -52,6 +55,8 @@ class Member:
         if postgres is not None:
             url = f"postgresql://postgres@{postgres.address}:{postgres.port}/orchestrator"
             self._environment["ORCHESTRATOR_DATABASE_URL"] = url
+        if clock is not None:
+            self._environment |= clock.environment
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
         self._held_down = 0

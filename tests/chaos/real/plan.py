@@ -6,11 +6,11 @@ that do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
-from tests.chaos.real.faults import FAULTS, NEEDS_HOSTS
+from tests.chaos.real.faults import FAULTS
 
 
 class Strike(NamedTuple):
@@ -28,9 +28,9 @@ class Strike(NamedTuple):
         return f"{self.at:6.2f} {self.kind} for {self.seconds:.2f} s"
 
 
-def chosen(groups: Sequence[str], *, hosts: bool) -> list[str]:
-    """Return the kinds of faults that are meant by groups or kinds, by default all that this system permits."""
-    kinds = [kind for kind in sorted(FAULTS) if hosts or kind not in NEEDS_HOSTS]
+def chosen(groups: Sequence[str], *, without: Container[str]) -> list[str]:
+    """Return the kinds of faults that are meant by groups or kinds, by default all but those that are not possible."""
+    kinds = [kind for kind in sorted(FAULTS) if kind not in without]
     if not groups:
         return kinds
     for group in groups:

@@ -11,11 +11,12 @@ from typing import Any
 
 import psycopg2
 
-from tests.chaos.real import hosts
+from tests.chaos.real import clocks, hosts
 from tests.chaos.real.arena import IMPATIENT, Arena
 from tests.chaos.real.checks import check, check_after_stop, overlaps, wait_for_rest
 from tests.chaos.real.client import Client
 from tests.chaos.real.driver import Driver
+from tests.chaos.real.faults import left_out
 from tests.chaos.real.plan import Strike, chosen, plan_for
 
 READY_TIMEOUT = 60.0
@@ -44,7 +45,7 @@ class Experiment:
     """Submissions a second. One may be a task, or a run of a hundred."""
 
     def plan(self) -> list[Strike]:
-        kinds = chosen(self.faults, hosts=hosts.are_permitted())
+        kinds = chosen(self.faults, without=left_out())
         return plan_for(self.seed, self.seconds, kinds, every=self.every, ttl=IMPATIENT["worker_ttl"])
 
     def command(self) -> str:
@@ -94,7 +95,13 @@ class Progress:
 def run(experiment: Experiment, folder: Path, show: Callable[[Progress], None] = lambda _: None) -> Outcome:
     """Do an experiment in a folder, which keeps the logs, and judge it."""
     plan = experiment.plan()
-    arena = Arena(folder, schedulers=experiment.schedulers, workers=experiment.workers, hosts=hosts.are_permitted())
+    arena = Arena(
+        folder,
+        schedulers=experiment.schedulers,
+        workers=experiment.workers,
+        hosts=hosts.are_permitted(),
+        clocks=clocks.are_possible(),
+    )
     with arena:
         driver = Driver(arena, plan)
         client = Client(arena, experiment.seed, experiment.rate)

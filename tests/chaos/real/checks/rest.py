@@ -9,13 +9,15 @@ import psycopg2
 
 from tests.chaos.real.arena import Arena
 from tests.chaos.real.checks.rows import shown
+from tests.chaos.real.journal import append
 
 PREFIX = "{orchestrator:0}"
 
 
 def wait_for_rest(arena: Arena, timeout: float) -> list[str]:
     """Wait until nothing is open and nothing stands in the streams; return what still does after the time."""
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    deadline = began + timeout
     while True:
         try:
             left = [*_check_rest(arena), *_check_streams(arena)]
@@ -23,6 +25,7 @@ def wait_for_rest(arena: Arena, timeout: float) -> list[str]:
             left = [f"Postgres cannot be asked: {error}"]  # it starts
         if not left or time.monotonic() > deadline:
             return left
+        append(arena.folder / "left", f"{time.monotonic() - began:7.2f}", left[-1])  # for who wonders why it takes long
         time.sleep(0.1)
 
 

@@ -5,6 +5,7 @@ signals.py    processes that are killed, stopped and told to end
 servers.py    Postgres and Redis that crash, fail over, forget, or are full
 wires.py      connections that are cut, held up and late
 deploys.py    workers that change to another release
+clocks.py     wall clocks that are set
 
 Each yields what it did, for the record. A fault that could leave a worker unheard writes that down, because only then
 may its tasks run elsewhere at the same time; all the others, an outage of Redis for everybody among them, excuse
@@ -13,7 +14,7 @@ nothing.
 `pick` chooses the victim and the variant; the same number means the same choice in every run of a plan.
 """
 
-from tests.chaos.real.faults import deploys, servers, signals, wires  # noqa: F401  # each registers its kinds
-from tests.chaos.real.faults.kinds import FAULTS, NEEDS_HOSTS
+from tests.chaos.real.faults import clocks, deploys, servers, signals, wires  # noqa: F401  # each registers its kinds
+from tests.chaos.real.faults.kinds import FAULTS, left_out
 
-__all__ = ["FAULTS", "NEEDS_HOSTS"]
+__all__ = ["FAULTS", "left_out"]

@@ -1,0 +1,39 @@
+"""Wall clocks that are set by an hour, and set right again.
+
+Not that of Postgres, by which everything is timed: what is due in an hour would be due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from tests.chaos.real.arena import Arena
+from tests.chaos.real.clocks import Clock, RedisWithClock
+from tests.chaos.real.faults.kinds import fault
+
+_HOUR = 3600
+
+
+@fault
+def clock_member(arena: Arena, pick: Random) -> Iterator[str]:
+    """The clock of a worker or a scheduler is set."""
+    member = pick.choice(arena.members)
+    assert member.clock is not None
+    yield from _stepped(member.clock, pick, str(member))
+
+
+@fault
+def clock_redis(arena: Arena, pick: Random) -> Iterator[str]:
+    """The clock of Redis is set, by which keys expire."""
+    assert isinstance(arena.services.redis, RedisWithClock)
+    yield from _stepped(arena.services.redis.clock, pick, "Redis")
+
+
+def _stepped(clock: Clock, pick: Random, whose: str) -> Iterator[str]:
+    ahead = pick.choice((_HOUR, -_HOUR))
+    clock.step_to(ahead)
+    try:
+        yield f"the clock of {whose} set {'ahead' if ahead > 0 else 'back'} by an hour"
+    finally:
+        clock.step_to(0)
