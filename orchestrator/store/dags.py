@@ -88,48 +88,50 @@ def expanding(connection: Connection, limit: int) -> list[bytes]:
     return [identifier(row[0]) for row in _EXPANDING(connection, {"limit": limit})]
 
 
+# Of up to hundreds of thousands of rows: nothing is sent with each that stands in the question, and none are sorted.
 _OUTPUTS = Statement(
     """
-SELECT e.run_id::text, e.step, e.position, e.status, e.result
-  FROM unnest(%(runs)s::uuid[], %(steps)s::text[]) AS wanted(run_id, step)
+SELECT wanted.number, e.position, e.result
+  FROM unnest(%(runs)s::uuid[], %(steps)s::text[]) WITH ORDINALITY AS wanted(run_id, step, number)
  CROSS JOIN LATERAL (
-       SELECT * FROM orchestrator.ended_tasks WHERE run_id = wanted.run_id AND step = wanted.step OFFSET 0) AS e
- ORDER BY e.run_id, e.step, e.position
+       SELECT position, CASE WHEN status = 'success' THEN result END AS result FROM orchestrator.ended_tasks
+        WHERE run_id = wanted.run_id AND step = wanted.step OFFSET 0) AS e
 """
 )
 
 Key = tuple[bytes, str]
 """A run and the name of a step."""
+Results = list[tuple[int, bytes | None]]
+"""Positions and results, in any order."""
 
 
-def outputs(connection: Connection, keys: Sequence[Key]) -> dict[Key, list[tuple[int, bytes | None]]]:
+def outputs(connection: Connection, keys: Sequence[Key]) -> dict[Key, Results]:
     """Return positions and results of the tasks of steps; None for a task that did not succeed."""
-    rows = _OUTPUTS(connection, {"runs": arrays.uuids(run for run, _ in keys), "steps": [step for _, step in keys]})
-    found: dict[Key, list[tuple[int, bytes | None]]] = {key: [] for key in keys}
-    for run, step, position, status, result in rows:
-        value = bytes(result) if status == "success" and result is not None else None
-        found[identifier(run), step].append((position, value))
-    return found
+    return _results(_OUTPUTS, connection, keys)
 
 
 _CHILD_OUTPUTS = Statement(
     """
-SELECT r.parent_run::text, r.parent_step, r.parent_position, r.output
-  FROM unnest(%(runs)s::uuid[], %(steps)s::text[]) AS wanted(run_id, step)
+SELECT wanted.number, r.parent_position, r.output
+  FROM unnest(%(runs)s::uuid[], %(steps)s::text[]) WITH ORDINALITY AS wanted(run_id, step, number)
  CROSS JOIN LATERAL (
-       SELECT * FROM orchestrator.runs WHERE parent_run = wanted.run_id AND parent_step = wanted.step OFFSET 0) AS r
- ORDER BY r.parent_run, r.parent_step, r.parent_position
+       SELECT parent_position, output FROM orchestrator.runs
+        WHERE parent_run = wanted.run_id AND parent_step = wanted.step OFFSET 0) AS r
 """
 )
 
 
-def child_outputs(connection: Connection, keys: Sequence[Key]) -> dict[Key, list[tuple[int, bytes | None]]]:
+def child_outputs(connection: Connection, keys: Sequence[Key]) -> dict[Key, Results]:
     """Return positions and outputs of the child runs of steps."""
+    return _results(_CHILD_OUTPUTS, connection, keys)
+
+
+def _results(statement: Statement, connection: Connection, keys: Sequence[Key]) -> dict[Key, Results]:
+    found: list[Results] = [[] for _ in keys]
     parameters = {"runs": arrays.uuids(run for run, _ in keys), "steps": [step for _, step in keys]}
-    found: dict[Key, list[tuple[int, bytes | None]]] = {key: [] for key in keys}
-    for run, step, position, output in _CHILD_OUTPUTS(connection, parameters):
-        found[identifier(run), step].append((position, None if output is None else bytes(output)))
-    return found
+    for number, position, result in statement(connection, parameters):
+        found[number - 1].append((position, None if result is None else bytes(result)))
+    return dict(zip(keys, found, strict=True))
 
 
 class NewRun(NamedTuple):

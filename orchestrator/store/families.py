@@ -85,9 +85,7 @@ WITH RECURSIVE asked AS MATERIALIZED (
 ), holders AS MATERIALIZED (
     SELECT lanes.lane, r.id FROM lanes
      CROSS JOIN LATERAL (
-           SELECT id FROM (
-                  SELECT * FROM orchestrator.runs WHERE lane = lanes.lane AND ended_at IS NULL OFFSET 0) AS of_lane
-            WHERE status = 'running') AS r
+           SELECT id FROM orchestrator.runs WHERE lane = lanes.lane AND status = 'running' OFFSET 0) AS r
 ), blocked AS (
     SELECT lane FROM holders
      GROUP BY lane HAVING bool_and(EXISTS (SELECT FROM above WHERE above.lane = holders.lane AND upper = holders.id))

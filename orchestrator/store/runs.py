@@ -67,14 +67,15 @@ WITH next AS (
            coalesce(timeout, extract(epoch FROM deadline - created_at)) AS timeout
       FROM orchestrator.runs
      WHERE status = 'pending' AND NOT parked AND NOT cancelling ORDER BY id LIMIT %(limit)s
+), held AS MATERIALIZED (
+    SELECT lane, (SELECT count(*) FROM orchestrator.runs WHERE lane = wanted.lane AND status = 'running') AS number
+      FROM (SELECT DISTINCT lane FROM next WHERE lane IS NOT NULL) AS wanted
 ), admitted AS (
     SELECT n.id, n.timeout, n.started_at, coalesce(
            (SELECT cancelling AND ended_at IS NULL FROM orchestrator.runs WHERE id = n.root), false) AS over,
-           n.lane IS NULL OR n.lane_limit >
-           (SELECT count(*) FROM orchestrator.runs o
-             WHERE o.lane = n.lane AND o.ended_at IS NULL AND o.status = 'running')
-           + row_number() OVER (PARTITION BY n.lane ORDER BY n.id) - 1 AS free
-      FROM next n
+           n.lane IS NULL
+           OR n.lane_limit > held.number + row_number() OVER (PARTITION BY n.lane ORDER BY n.id) - 1 AS free
+      FROM next n LEFT JOIN held USING (lane)
 )
 UPDATE orchestrator.runs r
    SET status = CASE WHEN a.free AND NOT a.over THEN 'running' ELSE r.status END,

@@ -31,6 +31,13 @@ SELECT gen_random_uuid(), 'flow', CASE WHEN n <= 300 THEN 'pending' WHEN n <= 10
        CASE WHEN n % 50 = 7 THEN 'lane' || n % 1000 END, CASE WHEN n % 50 = 7 THEN 5 END, n % 100 = 7 AND n <= 300
   FROM generate_series(1, {RUNS}) AS n
 """
+_CROWD = """
+INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, version, lane, lane_limit, parked)
+SELECT gen_random_uuid(), 'flow', CASE WHEN n <= 3 THEN 'running' ELSE 'pending' END, 0, 0, 'flow1', 1, 'crowd', 5,
+       n > 100
+  FROM generate_series(1, 3000) AS n
+"""
+"""Runs that wait for one limit."""
 _ENDED = f"""
 INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload,
                                       created_at, ended_at, run_id, step, position)
@@ -48,7 +55,7 @@ def begin(connection: Connection) -> list[tuple[bytes, int]]:
 
 @pytest.fixture(scope="module", params=STATES)
 def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterator[Leader]:
-    with leader_of(services, request.param, [_RUNS, _ENDED], begin, STATEMENTS) as found:
+    with leader_of(services, request.param, [_RUNS, _ENDED, _CROWD], begin, STATEMENTS) as found:
         yield found
 
 

@@ -139,7 +139,7 @@ def list_runs(
 
 _HOLDERS = """
 SELECT id FROM orchestrator.runs
- WHERE lane = (SELECT lane FROM orchestrator.runs WHERE id = %(id)s::uuid) AND ended_at IS NULL AND status = 'running'
+ WHERE lane = (SELECT lane FROM orchestrator.runs WHERE id = %(id)s::uuid) AND status = 'running'
  ORDER BY id LIMIT 10
 """
 _SHOW = f"""
