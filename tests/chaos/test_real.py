@@ -5,6 +5,8 @@ Each part has its share of every group of faults, and together they have all.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,19 +16,20 @@ from tests.chaos.real.plan import chosen
 from tests.chaos.real.run import Experiment, run
 
 PARTS = 2
-SEEDS = (1, 3)
 
 
 def experiment(part: int) -> Experiment:
+    """Return the first experiment whose plan leaves none of its kinds of faults out."""
     kinds = chosen((), without=left_out())[part::PARTS]
-    return Experiment(seed=SEEDS[part], seconds=8.0, every=0.55, workers=2, rate=12.0, faults=tuple(kinds))
+    given = Experiment(seed=0, seconds=8.0, every=0.5, workers=2, rate=12.0, faults=tuple(kinds))
+    found = (replace(given, seed=seed) for seed in count(part + 1))
+    return next(one for one in found if {strike.kind for strike in one.plan()} == set(kinds))
 
 
 @pytest.mark.timeout(300)  # some 25 s, and far more where others use the machine
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_promises_hold_on_real_processes(part: int, tmp_path: Path) -> None:
     wanted = experiment(part)
-    assert {strike.kind for strike in wanted.plan()} == set(wanted.faults), "choose another seed: it leaves some out"
     outcome = run(wanted, tmp_path)
     told = ["", *outcome.violations[:20], "", *outcome.history, "", f"the same again: {wanted.command()}"]
     assert not outcome.violations, "\n".join(told)
