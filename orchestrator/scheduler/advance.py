@@ -39,6 +39,7 @@ def begin_runs(tick: Tick, limit: int) -> None:
     _refuse_circles(tick, [row.id for row in waiting if row.parent_run is not None], limit)
     conclude(tick, [row for row in begun if not row.is_planned])
     planned = [row for row in begun if row.is_planned]
+    tick.backlog.release(tick, [row.id for row in planned if row.again])
     tell_runs(tick, [(row.id, [Happened(begun=not row.again, is_retried=row.again)]) for row in planned])
     advance_runs(tick)
 

@@ -72,10 +72,10 @@ class Backlog:
             self.forget()
             tick.has_wishes = True
 
-    def add(self, tick: Tick, some: Iterable[tuple[bytes, Happened]]) -> None:
-        """Keep what happened to runs for another tick."""
+    def add(self, tick: Tick, some: Iterable[tuple[bytes, Happened]], *, is_over: bool = False) -> None:
+        """Keep what happened to runs for another tick; of runs that are over, until they have begun again."""
         rows = list(some)
-        untold.add(tick.connection, rows)
+        untold.add(tick.connection, rows, is_over=is_over)
         self.waiting(tick).update(run for run, _ in rows)
         tick.has_wishes = True
 
@@ -116,6 +116,12 @@ class Backlog:
         told = list(some)
         unfinished = untold.remove(tick.connection, [place for waited in told for place in waited.ids])
         self.waiting(tick).difference_update({waited.run for waited in told} - unfinished)
+
+    def release(self, tick: Tick, runs: Sequence[bytes]) -> None:
+        """Let runs hear, now that they have begun again, what they were not told before they ended."""
+        late = self.waiting(tick).intersection(runs)
+        if late:
+            untold.release(tick.connection, list(late))
 
     def take_of(self, tick: Tick, runs: Sequence[bytes]) -> Mapping[bytes, Sequence[Happened]]:
         """Return all that these runs have not been told; they are no longer stuck."""

@@ -9,8 +9,9 @@ from itertools import groupby
 
 import msgspec
 
-from orchestrator.domain.happened import total
+from orchestrator.domain.happened import Happened, total
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.run import TIMED_OUT
 from orchestrator.domain.starts import is_start
 from orchestrator.domain.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
@@ -221,6 +222,12 @@ def _close_stuck(tick: Tick, ids: list[bytes]) -> None:
     if not over:
         return
     untold = tick.backlog.take_of(tick, over)
-    rows = runs.count(tick.connection, {run: total(untold.get(run, ())) for run in over})
+    counted = {run: total(untold.get(run, ())) for run in over}
+    rows = runs.count(tick.connection, counted)
     rest = {row.id: {"cancelled": row.counters.open, "opened": -row.counters.open} for row in rows}
     conclude(tick, runs.count(tick.connection, rest), hooks=False)
+    for row in rows:
+        if row.reason == TIMED_OUT:  # it can be retried: then its plan is told after all, and counts by itself
+            counted[row.id].update(rest[row.id])
+            end = Happened({name: -number for name, number in counted[row.id].items()}, stopped=True)
+            tick.backlog.add(tick, [(row.id, one) for one in [*untold.get(row.id, ()), end]], is_over=True)

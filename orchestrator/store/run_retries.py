@@ -74,7 +74,8 @@ def parent_of(connection: Connection, run: bytes) -> tuple[str, str] | None:
 
 _RUN_FIRST = """
 SELECT e.run_id::text FROM orchestrator.ended_tasks e JOIN orchestrator.runs r ON r.id = e.run_id
- WHERE e.id = %(task)s::uuid AND r.status = 'failed' AND (r.lane IS NOT NULL OR r.parent_step IS NOT NULL)
+ WHERE e.id = %(task)s::uuid AND r.status = 'failed'
+       AND (r.lane IS NOT NULL OR r.parent_step IS NOT NULL OR (r.cancelling AND r.workflow IS NOT NULL AND NOT r.code))
 """
 
 

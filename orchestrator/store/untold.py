@@ -33,22 +33,41 @@ def waiting(connection: Connection) -> set[bytes]:
 _ADD = Statement(
     """
 INSERT INTO orchestrator.untold (run_id, held, body)
-SELECT n.run_id, coalesce((SELECT stuck IS NOT NULL FROM orchestrator.runs WHERE id = n.run_id), true), n.body
+SELECT n.run_id, %(held)s::boolean OR coalesce(
+       (SELECT stuck IS NOT NULL FROM orchestrator.runs WHERE id = n.run_id), true), n.body
   FROM unnest(%(runs)s::uuid[], %(bodies)s::bytea[]) WITH ORDINALITY AS n(run_id, body, place) ORDER BY n.place
 """
 )
 
 
-def add(connection: Connection, some: Iterable[tuple[bytes, Happened]]) -> None:
-    """Keep what happened until runs can be told: those that are stuck when they are freed, others in the next tick."""
+def add(connection: Connection, some: Iterable[tuple[bytes, Happened]], *, is_over: bool = False) -> None:
+    """Keep what happened until runs can be told: those that are stuck when they are freed, others in the next tick.
+
+    If the runs are over, they are told when they have begun again.
+    """
     rows = list(some)
     if not rows:
         return
     parameters = {
+        "held": is_over,
         "runs": arrays.uuids(run for run, _ in rows),
         "bodies": arrays.blobs(_encode(happened) for _, happened in rows),
     }
     _ADD(connection, parameters)
+
+
+_RELEASE = Statement(
+    """
+UPDATE orchestrator.untold u SET held = false
+ WHERE u.run_id = ANY (%(runs)s::uuid[]) AND u.held
+   AND (SELECT stuck IS NULL FROM orchestrator.runs WHERE id = u.run_id)
+"""
+)
+
+
+def release(connection: Connection, runs: Sequence[bytes]) -> None:
+    """Let runs be told that have begun again."""
+    _RELEASE(connection, {"runs": arrays.uuids(runs)})
 
 
 class Place(NamedTuple):

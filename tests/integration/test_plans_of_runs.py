@@ -98,6 +98,7 @@ STATEMENTS: dict[str, Call] = {
     "line": lambda _: lambda c: untold.line(c, 200),
     "read": lambda _: lambda c: untold.read(c, list(range(500))),
     "remove": lambda _: lambda c: untold.remove(c, list(range(500))),
+    "release": lambda leader: lambda c: untold.release(c, leader.ids),
     "take_of": lambda leader: lambda c: untold.take_of(c, leader.ids),
 }
 

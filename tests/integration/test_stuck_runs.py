@@ -168,6 +168,39 @@ def test_a_stuck_run_can_be_cancelled(system: System, worker: Worker) -> None:
     assert system.count("untold") == 0
 
 
+@pytest.mark.parametrize("is_mended", [False, True])
+def test_a_run_that_was_stuck_when_its_time_was_up_can_be_retried(
+    system: System, worker: Worker, is_mended: bool
+) -> None:
+    system.app.workflows.apply(msgspec.structs.replace(CHAIN, name="limited", timeout=60.0))
+    poisoned = system.app.workflows["limited"].start()
+    system.look(2)
+    worker.succeed(*worker.take())
+    system.look()
+    each = worker.take()
+    state = corrupt(system, poisoned)
+    worker.succeed(each[0])
+    worker.fail(each[1], retryable=False)
+    system.look(3)
+    assert row_of(system, poisoned)["stuck"] is not None
+    system.lead(offset=100)
+    system.look_until(lambda: poisoned.progress().status == "failed")
+    assert counters(system, poisoned) == (5, 0, 2, 1, 2, 0)
+    worker.held.clear()
+    with pytest.raises(WrongState, match="Retry the run"):
+        system.app.handle(str(UUID(bytes=each[1].id))).retry()
+    if not is_mended:
+        poisoned.retry()
+        work(system, worker)
+        assert row_of(system, poisoned)["stuck"] is not None
+    mend(system, poisoned, state)
+    poisoned.retry()
+    work(system, worker)
+    assert poisoned.progress().status == "success"
+    assert counters(system, poisoned) == (5, 0, 5, 0, 0, 0)
+    assert system.count("untold") == 0
+
+
 def test_runs_whose_definition_cannot_be_read_do_not_keep_others_from_beginning(system: System, worker: Worker) -> None:
     system.app.workflows.apply(Definition(name="broken", steps=CHAIN.steps))
     poisoned, healthy = system.app.workflows["broken"].start(), start(system)

@@ -103,8 +103,8 @@ class TaskBackend:
             run = run_retries.run_first(connection, task)
         if run is not None:
             raise WrongState(
-                f"Cannot retry task {to_text(task)} by itself: its run has ended, and has a limit of its workflow "
-                f"or is a step of another run. Retry the run: orchestrator runs retry {run}"
+                f"Cannot retry task {to_text(task)} by itself: its run has ended, and timed out, has a limit of its "
+                f"workflow or is a step of another run. Retry the run: orchestrator runs retry {run}"
             )
         ask(self._connections, Wish.RETRY_TASK, task, state, allowed=state in _RETRIED)
 
