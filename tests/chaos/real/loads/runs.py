@@ -31,7 +31,7 @@ def journey(client: Client) -> None:
     client.set_out(journeys.journey.start(width), width)
 
 
-@load(weight=1)
+@load(weight=3)
 def rounds(client: Client) -> None:
     """A workflow that continues as new for ever, until its time is up or somebody cancels it; or its parent ends."""
     if client.random.random() < 0.5:

@@ -41,7 +41,8 @@ def retrying(client: Client) -> None:
 @load(weight=1)
 def exiting(client: Client) -> None:
     """Tasks that end their process, and with it whatever runs beside them there."""
-    client.enqueued(tasks.work_and_exit.enqueue())
+    task = tasks.exit_always if client.random.random() < 0.3 else tasks.work_and_exit
+    client.enqueued(task.enqueue())
 
 
 @load(weight=1)

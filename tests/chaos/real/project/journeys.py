@@ -58,7 +58,7 @@ async def journey(ctx: WorkflowContext, width: int) -> dict[str, Any]:
 @app.workflow(name="rounds")
 async def rounds(ctx: WorkflowContext, number: int = 0) -> None:
     """Go on for ever, in one run after another: only its time, the end of its parent, or somebody can end it."""
-    await ctx.sleep(0.15)
+    await ctx.sleep(0.05)
     ctx.continue_as_new(number + 1)
 
 

@@ -40,7 +40,7 @@ def work_unluckily(context: TaskContext, seconds: float = 0.0) -> str:
     """Fail in about every second attempt; which ones depends on the task and the attempt alone."""
     with written_down(context):
         spend(seconds)
-        if hashlib.blake2b(f"{context.task_id} {context.attempt}".encode()).digest()[0] % 2:
+        if _digest(context)[0] % 2:
             raise Unlucky(f"attempt {context.attempt}")
     return token(context)
 
@@ -49,11 +49,26 @@ def work_unluckily(context: TaskContext, seconds: float = 0.0) -> str:
 def work_and_exit(context: TaskContext) -> str:
     """End the process, in about every second attempt, with some exit code: those of the worker's own among them."""
     with written_down(context):
-        digest = hashlib.blake2b(f"{context.task_id} {context.attempt}".encode()).digest()
-        if digest[0] % 2:
-            write("exit", os.getpid(), time.monotonic())
-            os._exit(digest[1] % 8 if digest[2] % 2 else digest[1])
+        if _digest(context)[0] % 2:
+            _exit(context)
     return token(context)
+
+
+@app.task
+def exit_always(context: TaskContext) -> None:
+    """End the process in every attempt: only its failure ends that."""
+    with written_down(context):
+        _exit(context)
+
+
+def _exit(context: TaskContext) -> None:
+    write("exit", os.getpid(), time.monotonic())
+    digest = _digest(context)
+    os._exit(digest[1] % 8 if digest[2] % 2 else digest[1])
+
+
+def _digest(context: TaskContext) -> bytes:
+    return hashlib.blake2b(f"{context.task_id} {context.attempt}".encode()).digest()
 
 
 @app.task
