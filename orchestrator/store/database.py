@@ -98,6 +98,8 @@ def engine_for(
             connect_args={"application_name": name, "connect_timeout": math.ceil(patience), **_NOTICE_SILENCE, **hosts},
             skip_autocommit_rollback=autocommit,
         )
+        if engine.dialect.is_async:
+            raise ValueError(f"{engine.driver} is an asynchronous driver; leave it out, or name psycopg2 or psycopg")
         if engine.driver == "psycopg2":  # which says only when it connects that it does not know an option
             make_dsn(**engine.dialect.create_connect_args(parsed)[1])
     except (exc.ArgumentError, ValueError, TypeError, ImportError, ProgrammingError) as error:

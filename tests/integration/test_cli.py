@@ -483,6 +483,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
         "events",
         "schedules",
         "failing_schedules",
+        "forgotten_schedules",
         "redis",
         "storage",
         "trouble",

@@ -50,9 +50,10 @@ class Promises:
 
     def enqueue_unique(self, key: str, scope: Any, policy: Any) -> None:
         task = self.system.job.options(unique_key=key, unique_for=scope, on_duplicate=policy)
-        handle = task.enqueue()
-        if handle not in self.handles:
-            self.handles.append(handle)
+        with suppress(Duplicate):  # what is to be replaced has been handed out
+            handle = task.enqueue()
+            if handle not in self.handles:
+                self.handles.append(handle)
 
     def enqueue_timed(self, options: dict[str, Any]) -> None:
         self.handles.append(self.system.job.options(**options).enqueue())

@@ -19,7 +19,7 @@ from orchestrator.cli.run_view import changes, draw, to_lines
 from orchestrator.store.insights import ErrorView, RunView, StepView
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-OOPS = ErrorView(kind="ValueError", message="bad\n\x1b[31mfile", traceback="")
+OOPS = ErrorView(kind="ValueError", message="bad\n\x1b[31mfile", traceback="", data={})
 RUN = RunView(
     id=UUID("0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"),
     name="nightly",
