@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ class Job:
         "applied",
         "bundle",
         "children",
+        "committing",
         "completion",
         "counter",
         "deadline",
@@ -94,6 +96,8 @@ class Job:
         self.children: list[NewTask] = []
         self.noted: bytes | None = None
         """Details for the next attempt that have not been sent."""
+        self.committing = False
+        """Its transaction commits now: whoever wants it to stop comes too late for that, and waits for its end."""
         self.transaction: TaskTransaction | None = None
         """The transaction that will complete it, while that is open."""
         self.result = b""
@@ -150,7 +154,7 @@ class Job:
                 return
             self.interrupted_by = reason
             self.interrupted_at = now
-            if self.interrupt is not None:
+            if self.interrupt is not None and not self.committing:
                 self.interrupt(reason)
 
     def warn(self) -> None:
@@ -159,7 +163,7 @@ class Job:
             self.soft_deadline = None
             if self.stage is Stage.RUNNING and self.interrupted_by is None:
                 self.interrupted_by = SoftTimeout
-                if self.interrupt is not None:
+                if self.interrupt is not None and not self.committing:
                     self.interrupt(SoftTimeout)
 
     def interruptible(self, interrupt: Callable[[type[BaseException]], None]) -> None:
@@ -175,6 +179,27 @@ class Job:
             return
         with _lock:
             self.interrupt = None
+
+    def may_complete(self) -> bool:
+        """Say whether it runs and nobody has told it to stop; a soft timeout is only a request."""
+        return self.stage is Stage.RUNNING and self.interrupted_by in (None, SoftTimeout)
+
+    @contextmanager
+    def commit(self) -> Iterator[bool]:
+        """Claim the right to commit: False if it has ended or was told to stop.
+
+        An interruption that comes meanwhile arrives after the commit, never between that and what is known of it here.
+        """
+        with _lock:
+            self.committing = self.may_complete()
+            before = self.interrupted_by
+        try:
+            yield self.committing
+        finally:
+            with _lock:
+                self.committing = False
+                if self.interrupted_by is not before and self.interrupted_by is not None and self.interrupt is not None:
+                    self.interrupt(self.interrupted_by)
 
     def outlives_stop(self, now: float, grace: float) -> bool:
         """Say whether the running code was told to end more than `grace` seconds ago."""

@@ -13,6 +13,7 @@ from uuid import UUID
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.task import KeyHolder, NewTask
 from orchestrator.errors import (
+    AttemptOver,
     ConfigurationError,
     Duplicate,
     InvalidWorkflow,
@@ -176,9 +177,12 @@ class JobOutlet:
             try:
                 yield transaction.connection
                 transaction.promise(job.children)
-                transaction.commit(job.result, time.monotonic() - job.started_at)
-                job.completion = job.result
-                job.children.clear()
+                with job.commit() as is_allowed:
+                    if not is_allowed:
+                        raise self._over()
+                    transaction.commit(job.result, time.monotonic() - job.started_at)
+                    job.completion = job.result
+                    job.children.clear()
             except BaseException:
                 del job.children[promised:]  # what the block promised is taken back with the rest
                 raise
@@ -200,6 +204,13 @@ class JobOutlet:
                 task.signature.check_result(result, data)
             job.result = data
 
+    def _over(self) -> BaseException:
+        """Return why nothing can be completed any more: code that has swallowed its timeout meets it again here."""
+        return self.interruption() or AttemptOver(
+            f"Task {self._job.dispatch.name!r} has ended: ctx.transaction() in a thread that it left behind keeps "
+            f"nothing. Wait for that thread before the task returns."
+        )
+
     def _check_transaction(self) -> Orchestrator:
         """Return what leads to the database, unless there can be no transaction now."""
         name = self._job.dispatch.name
@@ -215,6 +226,8 @@ class JobOutlet:
                 f"Task {name!r}: ctx.transaction() has completed this task already, and a task ends once. Do all of "
                 f"it in one block, or enqueue another task there for the rest."
             )
+        if not self._job.may_complete():
+            raise self._over()
         if _on_event_loop():
             raise OrchestratorError(
                 f"Task {name!r}: ctx.transaction() would block the event loop. Make the task a plain `def`, or put the "

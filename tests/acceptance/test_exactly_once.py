@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import TaskFailed
+from orchestrator import Task, TaskFailed
 from tests.acceptance.stack import Process, Stack, using
 from tests.waiting import eventually
 
@@ -93,6 +93,27 @@ def test_what_a_task_raises_after_its_commit_is_only_logged(bank_stack: Stack) -
     process = bank_stack.worker("--app", "bank:app", "--database")
     assert bank.raises_after.enqueue().result(20) == "done"
     eventually(lambda: process.logged("too late to fail"), "the error in the worker's log")
+
+
+@pytest.mark.parametrize(
+    ("task", "swallowed"),
+    [
+        (bank.late_transfer, "before the block"),
+        (bank.late_transfer, "inside the block"),
+        (bank.late_transfer_in_thread, "by a thread"),
+    ],
+)
+def test_code_that_goes_on_after_its_timeout_commits_nothing(
+    bank_stack: Stack, tmp_path: Path, task: Task[..., str], swallowed: str
+) -> None:
+    worker(bank_stack)
+    handle = task.enqueue(str(tmp_path), 1, swallowed)
+    with pytest.raises(TaskFailed, match="ran longer than its timeout of 0.3 s"):
+        handle.result(20)
+    eventually((tmp_path / "refused").exists, "the block is refused")
+    assert (tmp_path / "refused").read_text().split() == ["TaskTimeout"]
+    assert bank_stack.sql("SELECT FROM ledger") == []
+    assert handle.status() == "failed"
 
 
 def test_a_worker_without_the_database_says_so(bank_stack: Stack) -> None:

@@ -24,7 +24,9 @@ from orchestrator import (
     OrchestratorError,
     PayloadError,
     Settings,
+    TaskAborted,
     TaskContext,
+    TaskTimeout,
     WrongState,
 )
 from orchestrator.domain.ids import time_ordered_id
@@ -511,6 +513,57 @@ def test_a_thread_beside_the_event_loop_may_use_it(running: Running, connection:
 
     asyncio.run(task())
     assert len(ledger(connection)) == 1
+
+
+@pytest.mark.parametrize("reason", [TaskTimeout, TaskAborted])
+def test_who_was_told_to_stop_neither_begins_a_block_nor_commits_one(
+    app: Orchestrator, connection: Connection, reason: type[Exception]
+) -> None:
+    running = Running(app, put(connection), options='{"timeout":1}')
+    with pytest.raises(reason), running.ctx.transaction() as transaction:
+        write(transaction, "late")
+        running.job.stop_with(reason, 0.0)  # and the code goes on
+    with pytest.raises(reason), running.ctx.transaction():
+        raise AssertionError("not even begun")
+    assert (ledger(connection), running.job.completion) == ([], None)
+
+
+def test_a_soft_timeout_that_was_caught_lets_the_block_commit(running: Running, connection: Connection) -> None:
+    with running.ctx.transaction() as transaction:
+        write(transaction, "in time")
+        running.job.warn()
+    assert ledger(connection) == ["in time"]
+
+
+def test_a_thread_that_a_task_left_behind_commits_nothing(running: Running, connection: Connection) -> None:
+    with pytest.raises(AttemptOver, match="Task 'job' has ended"), running.ctx.transaction() as transaction:
+        write(transaction, "late")
+        running.job.finish()
+    assert ledger(connection) == []
+
+
+def test_a_timeout_during_the_commit_is_raised_after_it(
+    running: Running, engine: Engine, connection: Connection
+) -> None:
+    job = running.job
+    raised: list[object] = []
+    job.interruptible(raised.append)
+
+    def commit() -> None:
+        with running.ctx.transaction() as transaction:
+            write(transaction, "in time")
+
+    thread = threading.Thread(target=commit)
+    with engine.connect() as other:
+        other.exec_driver_sql(f"SELECT FROM orchestrator.tasks WHERE id = '{job.dispatch.id.hex()}' FOR UPDATE")
+        thread.start()
+        eventually(lambda: job.committing, "the commit waits for the row")
+        job.stop_with(TaskTimeout, 1.0)
+        assert (raised, job.completion) == ([], None)
+        other.rollback()
+    thread.join(20)
+    assert (raised, job.completion) == ([TaskTimeout], b"\xc0")
+    assert ledger(connection) == ["in time"]
 
 
 # -- rights
