@@ -40,6 +40,8 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
@@ -226,10 +228,10 @@ class RetryLater(OrchestratorError):
     """Raise it inside a task to be tried again after `seconds`. It is no failure, so it is charged to no policy."""
 
     def __init__(self, seconds: float, reason: str = "") -> None:
-        super().__init__(reason or f"asked to be tried again in {seconds:g} s")
-        if not 0 <= seconds <= 1e9:
-            raise ValueError(f"RetryLater: expected zero or more seconds, found {seconds!r}")
-        self.seconds = seconds
+        if not isinstance(seconds, (Real, Decimal)) or not 0 <= seconds <= 1e9:
+            raise ValueError(f"RetryLater: expected the seconds to wait, from 0 to 1e9, found {seconds!r}")
+        super().__init__(reason or f"asked to be tried again in {float(seconds):g} s")
+        self.seconds: float = seconds
 
 
 class GiveUp(OrchestratorError):

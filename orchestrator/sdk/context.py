@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, get_args
 from uuid import UUID
 
@@ -62,8 +64,10 @@ class TaskContext:
 
     def progress(self, fraction: float, text: str = "") -> None:
         """Say how far the task has come, from 0 to 1. It may be said as often as you like: few are written down."""
-        if not 0 <= fraction <= 1:
+        if not isinstance(fraction, (Real, Decimal)) or not 0 <= fraction <= 1:
             raise InvalidTask(f"Progress of task {self.task_name!r}: expected from 0 to 1, found {fraction!r}.")
+        if not isinstance(text, str):
+            raise InvalidTask(f"Progress of task {self.task_name!r}: expected a text, found {text!r:.200}.")
         if self.outlet is not None:
             self.outlet.progress(float(fraction), text[:_TEXT_LIMIT])
 
@@ -71,6 +75,8 @@ class TaskContext:
         """Say something to whoever watches the task; its last lines are kept for an hour."""
         if level not in get_args(Level):
             raise InvalidTask(f"Log level: expected one of {', '.join(get_args(Level))}, found {level!r}.")
+        if not isinstance(text, str):
+            raise InvalidTask(f"Log of task {self.task_name!r}: expected a text, found {text!r:.200}.")
         if self.outlet is not None:
             self.outlet.log(level, text[:_TEXT_LIMIT])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from functools import lru_cache
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import msgspec
@@ -17,6 +19,9 @@ from orchestrator.sdk.payload import encode_other
 _MESSAGE_LIMIT = 10_000
 _TRACEBACK_LIMIT = 50_000
 _DATA_LIMIT = 20_000
+_SLOTS = (MemberDescriptorType, GetSetDescriptorType)
+_WHERE_NOT_FOUND = "obj"
+"""An AttributeError holds the whole object that lacks the attribute: that is no word about the failure."""
 _encode = msgspec.json.Encoder(enc_hook=encode_other).encode
 
 
@@ -55,10 +60,31 @@ def _data(error: BaseException) -> str:
 def _attributes(error: BaseException) -> Mapping[str, Any]:
     if isinstance(error, OrchestratorError):
         return error.data
+    found: dict[str, Any] = {}
+    kind: Any = type(error)
+    for name in _slots(kind):
+        try:
+            value = getattr(error, name)
+        except Exception:  # noqa: BLE001  # a slot that was never set, say
+            continue
+        if value is not None:
+            found[name] = value
     try:
-        return {name: value for name, value in vars(error).items() if not name.startswith("_")}
-    except Exception:  # noqa: BLE001  # a strange class must not hide the failure itself
-        return {}
+        return found | {name: value for name, value in vars(error).items() if not name.startswith("_")}
+    except Exception:  # noqa: BLE001  # a strange class, or one of slots only, must not hide the failure itself
+        return found
+
+
+@lru_cache(maxsize=1024)
+def _slots(kind: Any) -> tuple[str, ...]:
+    """Return the public attributes that a class keeps outside of `__dict__`: an OSError's `errno`, or its own slots."""
+    return tuple(
+        name
+        for base in reversed(kind.__mro__)
+        if base not in (object, BaseException)
+        for name, attribute in vars(base).items()
+        if isinstance(attribute, _SLOTS) and not name.startswith("_") and name != _WHERE_NOT_FOUND
+    )
 
 
 def _clean(text: str, limit: int) -> str:

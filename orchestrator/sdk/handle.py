@@ -126,7 +126,7 @@ class Handle(Generic[R]):
 def as_completed(handles: Iterable[Handle[R]], timeout: float | None = None) -> Iterator[Handle[R]]:
     """Yield handles as their tasks end, whatever the end; ResultTimeout if some have not ended by then."""
     _refuse_inside_task()
-    left = {handle._id: handle for handle in handles}
+    left = {_handle(given)._id: given for given in handles}
     if not left:
         return
     app = next(iter(left.values()))._app
@@ -138,6 +138,14 @@ def as_completed(handles: Iterable[Handle[R]], timeout: float | None = None) -> 
         raise ResultTimeout(
             f"{len(left):,} tasks had not ended after {timeout} s, {next(iter(left.values()))!r} first."
         )
+
+
+def _handle(given: Handle[R]) -> Handle[R]:
+    if not isinstance(given, Handle):
+        raise TypeError(
+            f"as_completed and gather: expected handles, as `task.enqueue(…)` returns them, found {given!r:.200}"
+        )
+    return given
 
 
 @overload

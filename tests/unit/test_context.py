@@ -66,15 +66,22 @@ def outbox() -> Gathered:
 # -- what it accepts
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
-def test_progress_goes_from_zero_to_one(fraction: float) -> None:
-    with pytest.raises(InvalidTask, match="from 0 to 1"):
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan"), "x", None])
+def test_progress_goes_from_zero_to_one(fraction: Any) -> None:
+    with pytest.raises(InvalidTask, match="from 0 to 1, found"):
         by_hand().progress(fraction)
 
 
 def test_log_levels_are_known() -> None:
     with pytest.raises(InvalidTask, match="debug, info, warning, error, found 'loud'"):
         by_hand().log("text", "loud")  # type: ignore[arg-type]
+
+
+def test_words_are_text() -> None:
+    with pytest.raises(InvalidTask, match="Progress of task 'big': expected a text, found 7"):
+        by_hand().progress(0.5, 7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidTask, match=r"Log of task 'big': expected a text, found \['a'\]"):
+        by_hand().log(["a"])  # type: ignore[arg-type]
 
 
 def test_what_is_left_is_small_and_plain() -> None:

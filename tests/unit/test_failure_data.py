@@ -35,6 +35,15 @@ class Odd(Exception):
         raise RuntimeError("no attributes here")
 
 
+class Slotted(Exception):
+    __slots__ = ("_hidden", "code", "unset")
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+        self._hidden = 1
+
+
 CARD = Card("4711", datetime.date(2030, 1, 1))
 
 
@@ -54,6 +63,11 @@ CARD = Card("4711", datetime.date(2030, 1, 1))
         (WorkflowFailed("no"), {}),
         (TaskFailed("it failed", kind="shop.Declined", traceback="…", data={"code": 51}), {"code": 51}),
         (Odd("odd"), {}),
+        (Slotted(7), {"code": 7}),
+        (FileNotFoundError(2, "No such file", "a.txt"), {"errno": 2, "strerror": "No such file", "filename": "a.txt"}),
+        (OSError("no"), {}),
+        (AttributeError("no", name="size", obj=CARD), {"name": "size"}),
+        (SystemExit(3), {"code": 3}),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
 
 from orchestrator import (
     ConfigurationError,
@@ -29,6 +30,8 @@ from orchestrator import (
     Settings,
     UnknownOption,
     UnknownTask,
+    as_completed,
+    gather,
 )
 from orchestrator.domain.plain import MOST_LEVELS
 from orchestrator.domain.task import Dispatch, Failed, NewTask, Succeeded
@@ -621,3 +624,20 @@ def test_the_depth_is_found_among_whatever_stands_beside_it(around: Callable[[An
 def test_what_is_wide_is_not_decoded_to_see_that_it_is_not_deep(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "is_too_deep", pytest.fail)
     encode_value(value, "It", 10_000_000)
+
+
+def test_what_is_no_handle_is_named() -> None:
+    with pytest.raises(TypeError, match="as_completed and gather: expected handles, .* found 1"):
+        list(as_completed([1]))  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="expected handles, .* found 'x'"):
+        gather(["x"])  # type: ignore[list-item]
+
+
+def test_another_database_is_no_place_for_a_task(live_app: Orchestrator) -> None:
+    task = live_app.task(name="job")(lambda: None)
+    engine = create_engine("sqlite://")
+    with engine.connect() as connection, Session(engine) as session:
+        for place in (connection, session):
+            with pytest.raises(InvalidTask, match="enqueue_in: expected a connection to the Postgres .* to sqlite"):
+                task.enqueue_in(place)
+    engine.dispose()

@@ -164,10 +164,15 @@ class TaskBackend:
 
 def _connection(given: object) -> Connection:
     """Return the connection of a caller's transaction, however that is given."""
-    if isinstance(given, Connection):
-        return given
     if isinstance(given, (Session, scoped_session)):
-        return given.connection()
+        given = given.connection()
+    if isinstance(given, Connection):
+        if given.dialect.name != "postgresql":
+            raise InvalidTask(
+                f"enqueue_in: expected a connection to the Postgres that holds the orchestrator's tables, found one to "
+                f"{given.dialect.name}. Elsewhere, call `task.enqueue(…)` after your commit."
+            )
+        return given
     if hasattr(given, "run_sync"):
         raise InvalidTask(
             f"enqueue_in: {shown(given)} is asynchronous, and nothing was enqueued. Call "
