@@ -105,13 +105,37 @@ def revive(connection: Connection, ids: Sequence[bytes], *, cancelled: bool = Fa
     )
 
 
+_WAIT_FOR_TURN = f"""
+SELECT pg_advisory_xact_lock({LOCK_OF.format(key="'retry/' || e.unique_key")})
+  FROM orchestrator.ended_tasks e WHERE e.id = %(id)s::uuid AND e.unique_key IS NOT NULL
+"""
 _HOLDER = """
 SELECT k.key, k.task_id::text FROM orchestrator.ended_tasks e JOIN orchestrator.unique_keys k ON k.key = e.unique_key
  WHERE e.id = %(id)s::uuid AND k.task_id <> e.id AND (k.until IS NULL OR k.until > now())
+ UNION ALL
+SELECT e.unique_key, i.target::text FROM orchestrator.ended_tasks e
+  JOIN orchestrator.inbox i ON i.kind = 'retry task' AND i.body->>'key' = e.unique_key AND i.target <> e.id
+ WHERE e.id = %(id)s::uuid
+ LIMIT 1
+"""
+_ASK = f"""
+INSERT INTO orchestrator.inbox (kind, target, body)
+SELECT 'retry task', asked.id, CASE WHEN {KEEPS_KEY} IS NOT NULL THEN jsonb_build_object('key', e.unique_key) END
+  FROM (SELECT %(id)s::uuid AS id) AS asked LEFT JOIN orchestrator.ended_tasks e ON e.id = asked.id
 """
 
 
-def other_holder(connection: Connection, task: bytes) -> tuple[str, str] | None:
-    """Return the key of an ended task and the id of the other task that has it now, if there is one."""
-    row = connection.exec_driver_sql(_HOLDER, {"id": task.hex()}).one_or_none()
-    return (row[0], row[1]) if row else None
+def ask(connection: Connection, task: bytes) -> tuple[str, str] | None:
+    """Ask the leader to open an ended task again, in a transaction of the caller's.
+
+    If another task has its key, or is to be opened with it, nothing is asked for: return the key and that task's id.
+    Those who ask for tasks of the same key take turns, on a lock that nobody else takes, since one request is told
+    from another only once it is committed.
+    """
+    parameters = {"id": task.hex()}
+    connection.exec_driver_sql(_WAIT_FOR_TURN, parameters)
+    row = connection.exec_driver_sql(_HOLDER, parameters).one_or_none()
+    if row:
+        return row[0], row[1]
+    connection.exec_driver_sql(_ASK, parameters)
+    return None

@@ -158,10 +158,45 @@ def test_a_key_whose_period_is_over_keeps_no_task_from_being_tried_again(system:
 def test_of_two_that_want_the_same_key_back_the_first_gets_it(system: System) -> None:
     first, second = failed(system), failed(system)
     first.retry()
-    second.retry()
+    with pytest.raises(Duplicate, match=f"Cannot retry task {second.id}: task {first.id} has its key") as caught:
+        second.retry()
+    assert caught.value.task_id == first.id
     system.look()
     assert system.states(first, second) == ["dispatched", "failed"]
     assert keys(system) == ["unique:job:k"]
+
+
+def test_of_many_that_want_the_same_key_back_at_the_same_moment_all_but_one_are_told(system: System) -> None:
+    handles = [failed(system) for _ in range(6)]
+    start, refused = threading.Barrier(len(handles)), []
+
+    def retry(handle: Handle[Any]) -> None:
+        start.wait()
+        try:
+            handle.retry()
+        except Duplicate:
+            refused.append(handle)
+
+    threads = [threading.Thread(target=retry, args=[handle]) for handle in handles]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == len(handles) - 1
+    system.look()
+    assert system.states(*refused) == ["failed"] * len(refused)
+    assert system.states(*(set(handles) - set(refused))) == ["dispatched"]
+
+
+def test_two_that_had_the_key_for_a_period_are_both_tried_again(system: System) -> None:
+    first = failed(system, unique_for=30.0)
+    system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '1 second'")
+    second = failed(system, unique_for=30.0)
+    system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '1 second'")
+    first.retry()
+    second.retry()
+    system.look()
+    assert system.states(first, second) == ["dispatched", "dispatched"]
 
 
 def test_by_a_filter_one_of_each_key_is_tried_again(system: System) -> None:

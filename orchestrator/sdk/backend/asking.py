@@ -9,12 +9,17 @@ from orchestrator.store import inbox
 from orchestrator.store.inbox import Wish
 
 
-def ask(connections: Connections, wish: Wish, target: bytes, state: str, *, allowed: bool) -> None:
-    """Put a wish into the inbox, or say that the state of its target rules it out."""
+def check_state(wish: Wish, target: bytes, state: str, *, allowed: bool) -> None:
+    """Say that the state of its target rules a wish out, where it does."""
     if not allowed:
         verb, what = wish.split(" ")
         raise WrongState(f"Cannot {verb} {what} {to_text(target)}: it is in state {state!r}.")
+
+
+def ask(connections: Connections, wish: Wish, target: bytes, state: str, *, allowed: bool) -> None:
+    """Put a wish into the inbox, or say that the state of its target rules it out."""
+    check_state(wish, target, state, allowed=allowed)
     with connections.writing(f"the request to {wish} {to_text(target)} was stored") as connection:
         inbox.add(connection, wish, target)
-    connections.retries += wish in (Wish.RETRY_TASK, Wish.RETRY_RUN)
+    connections.retries += wish == Wish.RETRY_RUN
     connections.nudge()

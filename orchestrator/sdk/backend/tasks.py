@@ -11,7 +11,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import Duplicate, InvalidTask, NotFound, WrongState
-from orchestrator.sdk.backend.asking import ask
+from orchestrator.sdk.backend.asking import ask, check_state
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Waiting
 from orchestrator.sdk.options import shown
@@ -89,15 +89,6 @@ class TaskBackend:
 
     def retry(self, task: bytes) -> None:
         """Ask the leader to open a failed task again, unless another has taken its key meanwhile."""
-        with self._connections.reading() as connection:
-            held = revival.other_holder(connection, task)
-        if held is not None:
-            key, holder = held
-            raise Duplicate(
-                f"Cannot retry task {to_text(task)}: task {holder} has its key {key!r} now. Wait until that one has "
-                f"ended, or cancel it.",
-                holder,
-            )
         state = self.status(task)
         with self._connections.reading() as connection:
             run = run_retries.run_first(connection, task)
@@ -106,7 +97,19 @@ class TaskBackend:
                 f"Cannot retry task {to_text(task)} by itself: its run has ended, and timed out, has a limit of its "
                 f"workflow or is a step of another run. Retry the run: orchestrator runs retry {run}"
             )
-        ask(self._connections, Wish.RETRY_TASK, task, state, allowed=state in _RETRIED)
+        check_state(Wish.RETRY_TASK, task, state, allowed=state in _RETRIED)
+        what = f"the request to {Wish.RETRY_TASK} {to_text(task)} was stored"
+        with self._connections.writing(what, transaction=True) as connection:
+            held = revival.ask(connection, task)
+        if held is not None:
+            key, holder = held
+            raise Duplicate(
+                f"Cannot retry task {to_text(task)}: task {holder} has its key {key!r} now. Wait until that one has "
+                f"ended, or cancel it.",
+                holder,
+            )
+        self._connections.retries += 1
+        self._connections.nudge()
 
     def retry_failed(self, wanted: FailedFilter) -> int:
         """Ask the leader to open the failed tasks again that match; return how many match now."""
