@@ -36,6 +36,18 @@ _RANGE_OF_ONE = re.compile(r"\b([0-9]+)-\1(?:/[0-9]+)?(?![0-9/])")
 _STEPS = re.compile(r"([0-9]{1,4})/[1-9][0-9]*")
 _LAST = ((59,), (59,), (23,), (31,), (12,), (6, 7))
 """The last value of each field; steps from it come to nothing else."""
+_SIZES = (60, 60, 24, 31, 12, 7)
+"""How many values each field has; a longer step would come to the first of them alone."""
+_LONGER = {
+    "second": "minute",
+    "minute": "hour",
+    "hour": "day",
+    "day of month": "month",
+    "month": "year",
+    "day of week": "week",
+}
+"""Where the values of each field begin anew."""
+_STEP = re.compile(r"/([0-9]+)")
 _NICKNAMES = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
 _SOME_DAY = datetime(2024, 1, 1)
 
@@ -51,6 +63,12 @@ def cron_problem(expression: str) -> str | None:
             f"found {len(parts)} in {expression!r}."
         )
     for place, (part, (name, expected, letters)) in enumerate(zip(parts, _FIELDS[-len(parts) :], strict=True)):
+        size = _SIZES[place - len(parts)]
+        if any(int(step) > size for step in _STEP.findall(part)):
+            return (
+                f"{name} {part!r} of {expression!r}: expected a step of at most {size}, because each {_LONGER[name]} "
+                f"begins anew. For other intervals use `every`, such as every: 90m."
+            )
         alone = [part if other == place else "*" for other in range(len(parts))]
         if not letters.fullmatch(part) or not _is_understood(" ".join(alone)):
             return f"{name} {part!r} of {expression!r}: expected {expected}; also *, lists, ranges and steps."

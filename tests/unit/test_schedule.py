@@ -274,10 +274,22 @@ def test_nothing_comes_after_the_end_of_time() -> None:
         ("* * * *", "found 4 in"),
         ("@fortnightly", "expected one of @hourly"),
         ("0 0 30 2 *", "never comes"),
+        ("*/61 * * * *", "minute '*/61' of '*/61 * * * *': expected a step of at most 60"),
+        ("*/61 * * * * *", "second '*/61' of"),
+        ("0 0-23/25 * * *", "hour '0-23/25' of"),
+        ("0 0 1/32 * *", "day of month '1/32' of"),
+        ("0 0 1 */13 *", "month '*/13' of"),
+        ("0 0 * * */8", "day of week '*/8' of"),
+        ("0 0 * * MON,TUE/99999999999999999999", "day of week"),
     ],
 )
 def test_a_bad_expression_is_refused_with_its_field(expression: str, words: str) -> None:
     assert words in (cron_problem(expression) or "")
+
+
+@pytest.mark.parametrize("expression", ["*/60 * * * *", "0 */24 * * *", "0 0 */31 * *", "0 0 1 */12 *", "0 0 * * */7"])
+def test_a_step_may_be_as_long_as_its_field(expression: str) -> None:
+    assert cron_problem(expression) is None
 
 
 # -- names and jitter
