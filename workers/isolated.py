@@ -25,12 +25,11 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from orchestrator.domain.activation import Activated
 from orchestrator.domain.reports import AttemptReport
-from orchestrator.domain.task import Dispatch, Failed, KeyHolder, Lost, NewTask, Returned, Succeeded
+from orchestrator.domain.task import Dispatch, KeyHolder, Lost, NewTask, Returned
 from orchestrator.errors import SoftTimeout, Uncertain
 from orchestrator.telemetry import get_logger
-from orchestrator.transport.codec import LogLine, ProgressMark, decode, encode
+from orchestrator.transport.codec import AttemptEnd, LogLine, ProgressMark, decode, encode
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.builtin import install
 from orchestrator.workers.forks import is_fork, on_fork, refuse_in_fork, watch_forks
@@ -141,7 +140,7 @@ class Isolation:
         while True:
             word, data = child.receive()
             if word == "report":
-                return decode(list[Succeeded | Failed | Returned | Activated], data)[0]
+                return decode(list[AttemptEnd], data)[0]
             if word == "begun":
                 start_clock(job)
             elif word == "enqueue":

@@ -18,7 +18,7 @@ from orchestrator.domain.task import Returned
 from orchestrator.errors import OrchestratorError
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
-from orchestrator.transport.codec import LARGEST_BUNDLE, Attempt, Malformed, decode, encode
+from orchestrator.transport.codec import LARGEST_BUNDLE, Attempt, Malformed, decode, encode, prepare
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys, private_queue
 from orchestrator.transport.pages import Pages
@@ -81,6 +81,9 @@ class Command(msgspec.Struct, frozen=True, array_like=True, tag="command"):
     no successor, so go on although you have run enough tasks."""
     stop: list[Attempt] = []
     """With `stop`: the attempts to end."""
+
+
+prepare(Command, Hello | Leaving)
 
 
 def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, pipe: Connection[Any, Any]) -> Farewell:

@@ -3,7 +3,7 @@
 A turn only decides what is to be done, and takes milliseconds. It counts from one event that the code is shown to the
 next, so that a long history may be replayed as long as that takes, and from one command to the next, so that many may
 be given at once. What `ctx.run` runs does not count. What counts is processor time, for a busy machine is nobody's
-fault; a turn that uses none of it waits for something that it must not.
+fault; a turn that uses none of it for five times as long waits for something that it must not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ log = get_logger("worker")
 _LONGEST_LOOK = 0.1
 """Seconds that count between two looks: more have passed only if this process, or the machine, stood still."""
 _BUSY = 0.01
-"""Share of the time that code uses at least which computes; others wait."""
+"""Share of the time that code uses at least which computes; others wait, for something or for their turn."""
+_MOST_WAITING = 5
+"""After so many times its limit a turn has ended that uses no processor: others may keep it from that for a while."""
 _MOST = 10
 """After so many times its limit a turn has ended, however little of the processor it was given."""
 _MOST_ALONE = 30
@@ -102,7 +104,7 @@ class Turns:
         busy = used - running.since
         if busy >= self._limit or running.watched >= _MOST * self._limit:
             return True
-        return running.watched >= self._limit and busy < _BUSY * running.watched
+        return running.watched >= _MOST_WAITING * self._limit and busy < _BUSY * running.watched
 
 
 def _processor_time(thread: int, now: float) -> float:

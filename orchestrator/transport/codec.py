@@ -13,9 +13,21 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from orchestrator.domain.activation import Activated, Activation
+from orchestrator.domain.history import Event
 from orchestrator.domain.reports import Flush
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
-from orchestrator.domain.task import AttemptNumber, Dispatch, Id, TaskError
+from orchestrator.domain.task import (
+    AttemptNumber,
+    Dispatch,
+    Failed,
+    Id,
+    KeyHolder,
+    NewTask,
+    Returned,
+    Succeeded,
+    TaskError,
+)
 
 M = TypeVar("M")
 
@@ -29,6 +41,8 @@ _Position = Annotated[str, Meta(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")]
 _EndState = Annotated[str, Meta(pattern=f"^({'|'.join(sorted({*ENDED_TASK_STATES, *ENDED_RUN_STATES}))})$")]
 
 
+AttemptEnd = Succeeded | Failed | Returned | Activated
+"""What a process of its own reports of the one attempt that it ran."""
 LARGEST_BUNDLE = 20
 """Most tasks in one dispatch message."""
 
@@ -124,17 +138,30 @@ _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 encode = _encoder.encode
 
 
+def prepare(*kinds: Any) -> None:
+    """Get ready to decode messages of these kinds.
+
+    To be called while a module is imported. What msgspec works out of a type is kept with the type, unfinished while it
+    is worked out: a thread that uses it at that moment takes the whole process down.
+    """
+    for kind in kinds:
+        _decoders[kind] = msgspec.msgpack.Decoder(kind)
+
+
 def decode(kind: type[M], data: bytes) -> M:
-    """Decode one message of the given kind."""
+    """Decode one message of the given kind, which has been prepared."""
     if len(data) > LARGEST_MESSAGE:
         raise Malformed(f"{kind} expected: {len(data):,} bytes are more than any message has")
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
-        return decoder.decode(data)  # type: ignore[no-any-return]
+        return _decoders[kind].decode(data)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"{kind} expected: {error}") from error
+
+
+prepare(Flush, list[Dispatch], Dispatch, Activation, list[Event], Heartbeat, Order, Applied, list[Ended], KeyHolder)
+prepare(
+    list[Word], ProgressMark, LogLine, list[NewTask], dict[bytes, KeyHolder], list[AttemptEnd], tuple[str, bytes], int
+)
 
 
 def decode_flush(data: bytes) -> Flush:

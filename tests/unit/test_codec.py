@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.domain.reports import Flush, Report
 from orchestrator.domain.task import Dispatch, Enqueued, Failed, Lost, NewTask, Returned, Started, Succeeded, TaskError
+from orchestrator.transport import codec
 from orchestrator.transport.codec import (
     Applied,
     Ended,
@@ -29,7 +30,7 @@ from orchestrator.transport.codec import (
     stream_position,
     unpack_attempts,
 )
-from orchestrator.workers.process import Command, Hello
+from orchestrator.workers.process import Command, Hello, Leaving
 from tests.fuzzing import examples
 
 ids = st.binary(min_size=16, max_size=16)
@@ -154,7 +155,7 @@ def test_other_data(value: Any) -> None:
 @given(structures | st.lists(structures, max_size=14))
 @example(b"\x91" * 50_000)
 def test_the_other_messages_too(value: Any) -> None:
-    for kind in (Heartbeat, Order, list[Ended], Applied, list[Word], Hello, Command):
+    for kind in (Heartbeat, Order, list[Ended], Applied, list[Word], Hello | Leaving, Command):
         for data in (encode(value), value if isinstance(value, bytes) else b""):
             try:
                 decode(kind, data)
@@ -247,3 +248,10 @@ def test_the_digest_of_names_ignores_their_order(names: list[str]) -> None:
 
 def test_attempts_are_twenty_bytes() -> None:
     assert pack_attempt(b"i" * 16, 258) == b"i" * 16 + struct.pack(">I", 258)
+
+
+def test_whatever_is_decoded_was_prepared_when_modules_were_imported() -> None:
+    """Threads that work out a type at the same time take the process down."""
+    with pytest.raises(KeyError):
+        codec.decode(dict[str, list[bool]], b"")
+    assert {codec.Activation, list[codec.Event], list[codec.Dispatch], codec.Flush} <= codec._decoders.keys()

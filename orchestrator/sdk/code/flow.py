@@ -234,7 +234,9 @@ class Flow:
                 value = await self.workflow.function(WorkflowContext(self), *arguments, **keywords)
             finally:
                 await self._tidy()
-            return encode_value(value, f"The result of workflow {self.workflow.name!r}", self.limit)
+            result = encode_value(value, f"The result of workflow {self.workflow.name!r}", self.limit)
+            self.workflow.signature.check_result(value, result)
+            return result
         except UNSTOPPABLE:
             raise
         except BaseException as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -72,6 +72,19 @@ def test_a_saga_is_undone_whatever_ends_it(how: str, late: bool) -> None:
     with pytest.raises(RunFailed, match=ENDS[how][1]):
         played(saga, how, late, mocks={undo: undone.append, work: 1})
     assert undone == ["second", "first"]
+
+
+@app.workflow
+async def promises_a_number(ctx: WorkflowContext) -> int:
+    ctx.compensate(undo, "first")
+    return cast(int, "none")
+
+
+def test_a_result_that_does_not_fit_its_annotation_fails_the_run() -> None:
+    undone: list[str] = []
+    with pytest.raises(RunFailed, match="PayloadError: The result of workflow .* does not fit its annotation"):
+        played(promises_a_number, mocks={undo: undone.append})
+    assert undone == ["first"]
 
 
 @app.workflow
