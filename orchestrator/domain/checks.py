@@ -28,6 +28,8 @@ _CENTURY = 100 * 365 * 86_400
 MOST_STEPS = 10_000
 """Tasks of a workflow. Planning is linear in them, and a tick has a second."""
 MOST_DEPENDENCIES = 200_000
+MOST_HOOKS = 20
+"""Hooks for one end of a run: each is a task with all parameters of the run."""
 MOST_PROBLEMS = 100
 """Problems that are told at once: nobody reads more, and looking for the nearest of thousands of names takes long."""
 _MOST_CYCLES = 10
@@ -106,6 +108,8 @@ def _workflow(definition: Definition) -> Iterator[Problem]:
         scope = _Scope(frozenset({"params"}), definition.params)
         yield from _template(("concurrency", "key"), definition.concurrency.key, scope)
     for key, hooks in (("on_failure", definition.on_failure), ("on_success", definition.on_success)):
+        if len(hooks) > MOST_HOOKS:
+            yield Problem((key,), f"{len(hooks):,} hooks, and at most {MOST_HOOKS} are allowed: let one task do more.")
         for place, hook in enumerate(hooks):
             if (hook.task is None) is (hook.webhook is None):
                 yield Problem((key, place), "expected either task or webhook.")

@@ -325,6 +325,12 @@ class Plan:
         """The step becomes one task."""
         self._steps[place] = StepState.OPEN
 
+    def put_back(self, place: int) -> None:
+        """Let a step that was to become one task be a candidate again: there is no room for it now."""
+        self._steps[place] = StepState.WAITING
+        self._marked.add(place)
+        self._candidates.append(place)
+
     def open_fan(self, place: int, total: int) -> None:
         """The step becomes `total` tasks; none at all is a success with nothing in it."""
         self.delta.total += total - 1

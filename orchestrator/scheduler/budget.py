@@ -20,6 +20,8 @@ SLICE = 2_000
 """Steps that are planned between two looks at the clock."""
 COST = 2
 """What it costs to tell a run anything, as a number of steps that are planned."""
+_MOST_DATA = 8_000_000
+"""Bytes of input that are created in one tick, and a little more: they are written to Postgres with it."""
 _TOO_LONG = 0.4
 """Of the lease, how much time of the processor is too much for one run."""
 _STRIKES = 2
@@ -42,6 +44,8 @@ class Budget:
     """Runs, and requests, that are not tried any more, because they take too long."""
     met: set[bytes] = field(default_factory=set)
     """Those of them that have been set aside."""
+    data: int = 0
+    """Bytes of the inputs of tasks and child runs that have been created."""
     busy_with: list[bytes] = field(default_factory=list)
     """The runs that are being planned, or the requests that are applied, at this moment."""
     _began: float = 0.0
@@ -50,6 +54,11 @@ class Budget:
     def is_spent(self) -> bool:
         """Say whether what has not been begun has to wait for the next tick."""
         return self.monotonic() >= self.until
+
+    @property
+    def has_room_for_data(self) -> bool:
+        """Say whether more tasks may be created in this tick, as far as the size of their inputs goes."""
+        return self.data < _MOST_DATA
 
     @contextmanager
     def charging(self, whom: Iterable[bytes]) -> Iterator[None]:

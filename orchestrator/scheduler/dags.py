@@ -46,8 +46,6 @@ _COMPILED_STEPS = 30_000
 """Of the definitions that are kept in memory; a step takes some kilobytes there."""
 _FANS = 5
 """Fan-outs of which a full slice is created at once, or as many single steps: the rest waits for the next tick."""
-_ENOUGH_DATA = 8_000_000
-"""Bytes of input after which a fan-out goes on in the next tick."""
 _encode = zoned.encode
 
 
@@ -207,8 +205,11 @@ class Dags:
         children: list[NewRun] = []
         failed: list[tuple[DagRun, int, int, str]] = []
         for run, place in singles:
-            self._instantiate(tick, run, place, range(1), None, names[run.id], tasks, children, failed)
-        for run, place in fans:
+            if tick.budget.has_room_for_data:
+                self._instantiate(tick, run, place, range(1), None, names[run.id], tasks, children, failed)
+            else:
+                run.plan.put_back(place)
+        for run, place in fans if tick.budget.has_room_for_data else ():
             room -= reopen_held(tick, run.id, run.plan, place, min(self._slice, room))
             positions = run.plan.create(place, min(self._slice, room))
             room -= len(positions)
@@ -263,17 +264,16 @@ class Dags:
         step = run.compiled.graph.steps[place]
         new_tasks: list[NewTask] = []
         new_runs: list[NewRun] = []
-        size = 0
         try:
             instances = run.compiled.programs[place].instances(names, positions, count)
             for position, (given, key) in zip(positions, instances, strict=False):
                 if step.workflow is not None:
                     new_runs.append(self._child(tick, run, step.workflow, step.name, position, given))
-                    size += len(new_runs[-1].params)
+                    tick.budget.data += len(new_runs[-1].params)
                 else:
                     new_tasks.append(self._task(run, place, position, count, given, key))
-                    size += len(new_tasks[-1].payload)
-                if size > _ENOUGH_DATA:
+                    tick.budget.data += len(new_tasks[-1].payload)
+                if not tick.budget.has_room_for_data:
                     break
         except (InvalidWorkflow, *REFUSALS) as error:
             failed.append((run, place, len(positions), str(error)))

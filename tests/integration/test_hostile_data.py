@@ -305,6 +305,23 @@ def test_tasks_with_large_inputs_are_created_a_few_in_a_tick(system: System) -> 
     assert created(system) == 30
 
 
+def test_steps_with_large_inputs_are_created_a_few_in_a_tick(system: System) -> None:
+    steps = "\n".join(f'  s{number}: {{task: job, input: {{number: "${{params.large}}"}}}}' for number in range(40))
+    system.app.workflows.apply(loads(f"name: wide\nparams: {{large: {{type: string}}}}\ntasks:\n{steps}"))
+    runs = [system.app.workflows["wide"].start(large="x" * 900_000) for _ in range(2)]
+    system.tick()
+    assert 0 < created(system) < 15
+    system.look_until(lambda: created(system) == 80)
+    assert [run.progress().counters.open for run in runs] == [40, 40]
+    (worker,) = system.workers
+    for _ in range(60):
+        worker.succeed(*worker.take())
+        system.look()
+        if {run.progress().status for run in runs} == {"success"}:
+            break
+    assert [run.progress().counters.success for run in runs] == [40, 40]
+
+
 JOIN = """
 name: join
 tasks:
