@@ -31,6 +31,7 @@ from orchestrator.sdk.schedules import Schedules, T, Times
 from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.task import Task, task_name
 from orchestrator.sdk.threads import Threads
+from orchestrator.sdk.undisturbed import undisturbed
 from orchestrator.sdk.workflows import Workflows
 from orchestrator.settings import Settings, load_settings
 
@@ -247,10 +248,17 @@ class Orchestrator:
         if self._backend is None:
             with self._lock:
                 if self._backend is None:
-                    from orchestrator.sdk.backend import Backend  # loads SQLAlchemy, which workers do without
-
-                    self._backend = Backend(self.settings, self._threads)
+                    made = undisturbed(self._make_backend)
+                    if self._backend is None:
+                        self._backend = made
+                    else:  # a signal handler has been here meanwhile
+                        made.close()
         return self._backend
+
+    def _make_backend(self) -> Backend:
+        from orchestrator.sdk.backend import Backend  # loads SQLAlchemy, which workers do without
+
+        return Backend(self.settings, self._threads)
 
     @property
     def transactions(self) -> Transactions:
@@ -258,10 +266,17 @@ class Orchestrator:
         if self._transactions is None:
             with self._lock:
                 if self._transactions is None:
-                    from orchestrator.sdk.transaction import Transactions  # loads SQLAlchemy too
-
-                    self._transactions = Transactions(self.settings)
+                    made = undisturbed(self._make_transactions)
+                    if self._transactions is None:
+                        self._transactions = made
+                    else:
+                        made.close()
         return self._transactions
+
+    def _make_transactions(self) -> Transactions:
+        from orchestrator.sdk.transaction import Transactions  # loads SQLAlchemy too
+
+        return Transactions(self.settings)
 
     def close(self) -> None:
         """Close all connections; the application can be used again afterwards."""

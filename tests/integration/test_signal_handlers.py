@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -70,3 +72,58 @@ def test_enqueue_in_a_signal_handler_that_interrupts_enqueue(
         stored = {str(row[0]) for row in connection.execute(text("SELECT id FROM orchestrator.tasks"))}
     assert made <= stored
     app.close()
+
+
+_FIRST = """
+import json, os, signal, sys, threading
+from orchestrator import Orchestrator
+
+app = Orchestrator(database_url=sys.argv[1], redis_url=sys.argv[2])
+task = app.task(name="job")(lambda: None)
+made, interruptions, loaded_in_reach = [], 0, []
+
+def interrupt(*_):
+    made.append(task.enqueue().id)
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        global interruptions
+        if threading.current_thread() is threading.main_thread():
+            loaded_in_reach.append(name)
+        if name == sys.argv[3] and not interruptions:
+            interruptions += 1
+            os.kill(os.getpid(), signal.SIGUSR1)
+            sum(range(100_000))  # so that a handler which runs in this very thread does so here
+
+signal.signal(signal.SIGUSR1, interrupt)
+sys.meta_path.insert(0, Interrupting())
+made.append(task.enqueue().id)
+assert interruptions == 1, interruptions
+assert not loaded_in_reach, loaded_in_reach
+print(json.dumps(made))
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "orchestrator.sdk.backend",
+        "orchestrator.sdk.backend.connections",
+        "orchestrator.store",
+        "sqlalchemy",
+        "sqlalchemy.sql",
+        "psycopg2",
+    ],
+)
+def test_enqueue_in_a_signal_handler_that_interrupts_the_first_enqueue(
+    database_url: str, redis_url: str, engine: Engine, module: str
+) -> None:
+    """Which loads what it needs, module by module."""
+    program = [sys.executable, "-c", _FIRST, database_url, redis_url, module]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    made = set(json.loads(ended.stdout))
+    with engine.connect() as connection:
+        stored = {str(row[0]) for row in connection.execute(text("SELECT id FROM orchestrator.tasks"))}
+    assert len(made) == 2
+    assert made <= stored
