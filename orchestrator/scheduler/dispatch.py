@@ -29,6 +29,12 @@ _SHORTEST = 0.01
 """Seconds between two looks at a rate that allows one task now and then."""
 
 
+_MOST_DATA = 16_000_000
+"""Bytes of payload that are claimed of a queue at once, as far as the last claims tell."""
+_LARGE = 10_000
+"""Bytes of payload from which on it matters how many tasks are claimed."""
+
+
 class Dispatcher:
     """Remembers how much each queue has in flight and how fast it drains; claims what fits."""
 
@@ -41,6 +47,8 @@ class Dispatcher:
         self._batch = batch
         self._settings: dict[str, QueueRow] | None = None
         self._outstanding: Counter[str] = Counter()
+        self._sizes: dict[str, float] = {}
+        """Mean size of payloads, of queues with large ones."""
         self._rates: dict[str, float] = {}
         self._measured_at = 0.0
         self._finished: Counter[str] = Counter()
@@ -72,6 +80,7 @@ class Dispatcher:
         found = self._claims.claim(tick.connection, plain, tick.now) if plain else []
         if len(plain) < len(rooms):
             found += self._lanes.claim(tick, {queue: room for queue, room in rooms.items() if queue not in plain})
+        self._weigh(found)
         unknown: list[Claimed] = []
         crowded: list[Claimed] = []
         if self._fleet.knowers.mixed:
@@ -126,8 +135,23 @@ class Dispatcher:
             if limits is not None:
                 free = min(free, self._allowed(limits, outstanding, tick.now.timestamp()))
             if free > 0:
-                rooms[queue] = min(self._batch, free)
+                most = max(1, int(_MOST_DATA / self._sizes[queue])) if queue in self._sizes else free
+                rooms[queue] = min(self._batch, free, most)
         return rooms
+
+    def _weigh(self, found: Sequence[Claimed]) -> None:
+        """Learn how large the tasks of queues are, as far as that limits how many are claimed at once."""
+        if not self._sizes and sum(len(task.payload) for task in found) < _MOST_DATA // 4:
+            return
+        total: Counter[str] = Counter()
+        for task in found:
+            total[task.queue] += len(task.payload)
+        for queue, number in Counter(task.queue for task in found).items():
+            size = max(total[queue] / number, self._sizes.get(queue, 0.0) / 2)
+            if size > _LARGE:
+                self._sizes[queue] = size
+            else:
+                self._sizes.pop(queue, None)
 
     def _allowed(self, limits: QueueRow, outstanding: int, now: float) -> int:
         if limits.paused:

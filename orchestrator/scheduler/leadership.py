@@ -21,6 +21,10 @@ _PATIENCE = 3.0
 """Leases without a useful tick after which another scheduler may take a leader's place."""
 
 
+TICK_LIMIT = 0.8
+"""Of the lease, how long a statement, or a pause in a transaction, may take before Postgres ends it."""
+
+
 class TermOver(Exception):
     """Another scheduler leads now."""
 
@@ -160,7 +164,7 @@ class Leadership:
             connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             # A leader that is stopped in mid-transaction must lose its locks before its lease runs out. And its
             # statements probe indexes for batches whose size the planner cannot know: docs/hot-tables.md.
-            limit = int(self._lease * 800)
+            limit = int(1_000 * TICK_LIMIT * self._lease)
             connection.exec_driver_sql(
                 f"SET lock_timeout = {limit}; SET statement_timeout = {limit}; "
                 f"SET idle_in_transaction_session_timeout = {limit}; SET jit = off; "

@@ -34,7 +34,7 @@ from orchestrator.scheduler.generations import Generations
 from orchestrator.scheduler.isolation import is_about_all
 from orchestrator.scheduler.knowers import Crowd
 from orchestrator.scheduler.lanes import LaneService
-from orchestrator.scheduler.leadership import Leadership, TermOver
+from orchestrator.scheduler.leadership import TICK_LIMIT, Leadership, TermOver
 from orchestrator.scheduler.reconcile import Reconciler, Suspicion
 from orchestrator.scheduler.requests import settle_ends
 from orchestrator.scheduler.status import Reported, apply_carefully, apply_reports
@@ -95,6 +95,8 @@ class Scheduler:
         self.leading = threading.Event()
         self._pace = Pace(settings.lease, monotonic)
         self._budget = self._pace.budget()
+        self._began: float | None = None
+        """When the transaction of the last tick began, if it did."""
 
     # -- one process's life
 
@@ -152,10 +154,18 @@ class Scheduler:
     def _cannot_work(self, error: Exception) -> None:
         if isinstance(error, transport.UNAVAILABLE):
             self._miss_redis(error)
+            return
+        took = 0.0 if self._began is None else self._monotonic() - self._began
+        if took > TICK_LIMIT * self._settings.lease:
+            reason = (
+                f"a tick took {took:.1f} s, more than it may, and Postgres ended its transaction: {first_line(error)}"
+            )
+            complaint = f"The scheduler had more to do at once than it can in its lease: {reason}."
         else:
-            self._postgres.failed(first_line(error))
-            self._leadership.trouble = f"it cannot use Postgres: {first_line(error)}"
-            self._streams.complain(database.explain(error))
+            reason, complaint = first_line(error), database.explain(error)
+        self._postgres.failed(reason)
+        self._leadership.trouble = f"it cannot use Postgres: {reason}"
+        self._streams.complain(complaint)
 
     def _miss_redis(self, error: Exception) -> None:
         reason = transport.describe(error)
@@ -229,9 +239,10 @@ class Scheduler:
         cursor = self._cursor._replace(position=inbound.entries[-1][0]) if inbound.entries else self._cursor
         withdraw: dict[str, list[str]] = {}
         thorough = inbound.nudged or suspicion is not None
+        self._began = None
         try:
             with self._leadership.writing(self._monotonic(), look=thorough) as writing:
-                self._patient_since = self._monotonic()
+                self._began = self._patient_since = self._monotonic()
                 tick = self._begin_tick(writing.connection, writing.now, set_aside)
                 self._apply(tick, reports)
                 if suspicion is not None and inbound.complete:

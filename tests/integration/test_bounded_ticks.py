@@ -233,3 +233,22 @@ def test_runs_go_on_however_little_time_a_tick_has(system: System, real: Schedul
     assert {run.progress().status for run in (*runs, many)} == {"success"}
     assert {counter(system, run, "success") for run in runs} == {2}
     assert system.count("untold") == 0
+
+
+def test_large_tasks_are_claimed_a_few_at_once(system: System) -> None:
+    worker = system.worker(slots=200)
+    system.settle()
+    small = [system.job.enqueue(number) for number in range(3)]
+    system.app.enqueue_many(system.job, [("x" * 900_000,) for _ in range(10)])
+    system.look()
+    assert len(worker.take()) == 13, "nobody knows yet how large they are"
+    system.app.enqueue_many(system.job, [("x" * 900_000,) for _ in range(60)])
+    system.look()
+    first = worker.take()
+    assert 0 < len(first) <= 25
+    taken = len(first)
+    for _ in range(10):
+        system.tick()
+        taken += len(worker.take())
+    assert taken == 60
+    assert all(system.row(handle)["status"] == "dispatched" for handle in small)
