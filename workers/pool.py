@@ -80,7 +80,7 @@ class Pool:
         self._busy = threading.Event()
         self._freed = threading.Event()
         self.ended = 0
-        """How many jobs have run to their end here."""
+        """How many jobs have run to their end in this very process."""
         self._load = 0.0
         self._finished = 0
         self._rate = 0.0
@@ -187,7 +187,7 @@ class Pool:
             self._reporter.report(report, job)
         else:
             self._reporter.code_ended(job)
-        self.ended += 1
+        self.ended += not self._isolated(job)
         self._forget(job)
 
     def _forget(self, job: Job) -> None:
@@ -332,8 +332,8 @@ class Pool:
 
     @property
     def used(self) -> int:
-        """Return how many tasks this process has run or received to run."""
-        return self.ended + len(self._jobs)
+        """Return how many tasks this process has run or received to run; child processes count their own."""
+        return self.ended + sum(not self._isolated(job) for job in list(self._jobs.values()))
 
     def _hand_back(self, job: Job, reason: str) -> None:
         if job.take_back():

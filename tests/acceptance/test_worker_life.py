@@ -264,6 +264,17 @@ def test_processes_are_replaced_after_many_tasks_and_nothing_is_lost(life: Stack
     assert "dead" not in states(life, worker), "all that have ended did in good order"
 
 
+def test_a_child_process_runs_as_many_tasks_as_it_may(life: Stack) -> None:
+    """What runs in a child does not wear out the process that it belongs to, which would take its children along."""
+    worker = life.worker(*APP, "--max-tasks-per-process", "5", "--concurrency", "2")
+    handles = [stubborn.pid.options(isolation="process").enqueue() for _ in range(20)]
+    served = Counter(handle.result(60) for handle in handles)
+    assert max(served.values()) == 5
+    assert len(served) <= 5, "none but the last ones are ended before they have run all they may"
+    assert len(places(worker, "ready:")) == 1
+    assert not worker.logged("tasks of 5")
+
+
 @pytest.mark.parametrize("signals", [[signal.SIGHUP], [signal.SIGHUP, signal.SIGHUP]], ids=["once", "twice"])
 def test_a_closed_terminal_drains_a_worker(life: Stack, tmp_path: Path, signals: list[signal.Signals]) -> None:
     worker = life.worker(*APP)
