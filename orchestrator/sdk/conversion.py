@@ -21,6 +21,8 @@ from uuid import UUID
 
 import msgspec
 
+from orchestrator.sdk.stand_ins import Unsupported, is_made_of_data, is_stand_in, understood
+
 _NATIVE = (bytes, bytearray)
 """What MessagePack carries as it is. UUIDs, decimals and naive times travel as text, and are made from it."""
 
@@ -52,6 +54,9 @@ def encode_other(value: Any) -> Any:
     raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not plain data")
 
 
+_encode_value = msgspec.msgpack.Encoder(enc_hook=encode_other, order="deterministic").encode
+
+
 # -- how they are made again
 
 
@@ -59,9 +64,35 @@ def convert(value: Any, kind: Any) -> Any:
     """Turn plain data into the annotated type."""
     if kind is Any or kind is None:
         return value
-    if _is_pydantics(kind) and (validate := _validator(kind)):
+    known = _understood(kind)
+    if known is None and _is_pydantics(kind) and (validate := _validator(kind)):
         return validate(value)
-    return msgspec.convert(value, kind, builtin_types=_NATIVE, dec_hook=_decode_other)
+    return msgspec.convert(value, kind if known is None else known, builtin_types=_NATIVE, dec_hook=_decode_other)
+
+
+def _understood(kind: Any) -> Any:
+    try:
+        return understood(kind, _encode_value)
+    except Unsupported:
+        if _is_pydantics(kind) and _validator(kind) is not None:
+            return None
+        raise
+    except TypeError:  # an annotation that cannot be hashed
+        return None
+
+
+def why_not(kind: Any) -> str | None:
+    """Return why a type that is made of data cannot be made of it again; None for all others.
+
+    Nobody expects a dictionary where the annotation says a dataclass.
+    """
+    if can_convert(kind) or not is_made_of_data(kind):
+        return None
+    try:
+        convert(None, kind)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        return str(error)
+    return None
 
 
 def can_convert(kind: Any) -> bool:
@@ -97,6 +128,10 @@ def sure_types(kind: Any) -> frozenset[type]:
 
 
 def _decode_other(kind: Any, value: Any) -> Any:
+    if is_stand_in(kind):
+        made = kind.make(value, convert)
+        finish = _validator(kind.model) if kind.model is not None else None
+        return finish(made) if finish is not None else made
     origin = get_origin(kind) or kind
     validate = _validator(kind) if _is_pydantics(origin) else None
     if validate is not None:

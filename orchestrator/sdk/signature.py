@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.errors import InvalidTask, PayloadError
 from orchestrator.sdk.context import TaskContext
-from orchestrator.sdk.conversion import can_convert, convert, sure_types
+from orchestrator.sdk.conversion import can_convert, convert, sure_types, why_not
 from orchestrator.sdk.payload import decode_call, decode_value
 
 
@@ -42,6 +42,12 @@ class Signature:
         )
         visible = [p for p in parameters if hints.get(p.name) is not TaskContext]
         self._signature = inspect.Signature(visible)
+        for named in (*(p.name for p in visible), "return"):
+            if (reason := why_not(hints.get(named, Any))) is not None:
+                raise InvalidTask(
+                    f"{what} {name!r}, {'its result' if named == 'return' else f'argument {named!r}'}: data cannot be "
+                    f"turned into {_describe(hints[named])}: {reason}."
+                )
         self._kinds = {p.name: hints[p.name] for p in visible if can_convert(hints.get(p.name, Any))}
         self._result = hints["return"] if can_convert(hints.get("return", Any)) else Any
         self._sure = {name: sure_types(kind) for name, kind in self._kinds.items()}

@@ -39,10 +39,101 @@ class Colour(enum.Enum):
     RED = "red"
 
 
+class Speed(enum.Enum):
+    SLOW = 1.5
+    FAST = 3.0
+
+
+class Point(enum.Enum):
+    HOME = (0, 0)
+    AWAY = (3, 4)
+
+
+class Mixed(enum.Enum):
+    NUMBER = 1
+    TEXT = "1"
+    NOTHING = None
+
+
+class Switch(enum.Enum):
+    ON = True
+    OFF = False
+
+
+class Price(enum.Enum):
+    LOW = Decimal("1.10")
+
+
+class Day(enum.Enum):
+    FIRST = date(2026, 1, 1)
+    MOMENT = datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
+
+
+class Zero(float, enum.Enum):
+    NONE = 0.0
+
+
+class Right(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Opaque(enum.Enum):
+    THING = object()
+
+
+class Alike(enum.Enum):
+    NUMBER = Decimal(1)
+    TEXT = "1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trip:
+    speed: Speed
+    stops: list[Point]
+    back: Optional[Trip] = None
+    fares: dict[Price, int] = dataclasses.field(default_factory=dict)
+    length: float = dataclasses.field(default=0.0, init=False)
+
+
+class Leg(NamedTuple):
+    start: Point
+    number: int = 1
+
+
+class Plan(TypedDict):
+    start: Point
+
+
+class Journey(pydantic.BaseModel):
+    start: Point
+    speed: Speed
+    others: list[Point] = []
+    day: Annotated[int, pydantic.Field(gt=0, alias="Day")] = 1
+
+
+@dataclasses.dataclass
+class Passing:
+    seed: dataclasses.InitVar[int]
+    total: int = 0
+
+
+class Held(msgspec.Struct):
+    start: Point
+
+
+TRIP = Trip(Speed.SLOW, [Point.AWAY, Point.HOME], Trip(Speed.FAST, []), {Price.LOW: 3})
+
+
 @dataclasses.dataclass
 class Order:
     id: int
     total: Decimal
+
+
+@dataclasses.dataclass
+class Stop:
+    id: int
 
 
 class Row(NamedTuple):
@@ -174,6 +265,28 @@ def test_the_table_has_all_its_rows() -> None:
         (Counter[str] | None, Counter("a")),
         (deque, deque([1, "a"])),
         (OrderedDict, OrderedDict(a=1)),
+        *((type(member), member) for kind in (Speed, Point, Mixed, Switch, Price, Day) for member in kind),
+        (Zero, Zero.NONE),
+        (Right, Right.READ | Right.WRITE),
+        (list[Point], [Point.AWAY]),
+        (dict[str, Speed], {"a": Speed.SLOW}),
+        (dict[Price, Speed], {Price.LOW: Speed.SLOW}),
+        (dict[Point, int], {Point.AWAY: 1}),
+        (Point | None, Point.HOME),
+        (Optional[Point], None),
+        (Annotated[Point, "where"], Point.HOME),
+        (Trip, TRIP),
+        (list[Trip], [TRIP]),
+        (dict[str, Trip | None], {"a": TRIP, "b": None}),
+        (Leg, Leg(Point.AWAY)),
+        (Plan, Plan(start=Point.AWAY)),
+        (Journey, Journey(start=Point.AWAY, speed=Speed.SLOW, others=[Point.HOME], Day=3)),
+        (list[Journey], [Journey(start=Point.AWAY, speed=Speed.SLOW)]),
+        (dict[Path, int], {Path("a"): 1}),
+        (Mapping[IPv4Address, Path], {IPv4Address("10.0.0.1"): Path("b")}),
+        (OrderedDict[Path, int], OrderedDict({Path("a"): 1})),
+        (Counter[Path], Counter([Path("a")])),
+        (list[dict[Path, deque[int]]], [{Path("a"): deque([1])}]),
     ],
     ids=lambda part: f"{part!r:.40}",
 )
@@ -265,6 +378,15 @@ def test_a_zone_that_is_unknown_leaves_the_offset() -> None:
         (Path, 1, "Expected `str`"),
         (Iterable[int], 5, "Expected `array`"),
         (Optional[int], "1", "Expected `int | null`"),
+        (Speed, 2.5, "Invalid enum value 2.5, expected one of Speed"),
+        (Point, [0, 1], r"Invalid enum value \[0, 1\]"),
+        (Mixed, True, "Invalid enum value True"),
+        (Trip, {"speed": 1.5}, "missing required field `stops`"),
+        (Trip, {"speed": 7, "stops": []}, r"Invalid enum value 7, .* at `\$.speed`"),
+        (Trip, 5, "Expected `object`"),
+        (Journey, {"start": [0, 0]}, "Field required"),
+        (Journey, {"start": [0, 9], "speed": 1.5}, "Invalid enum value"),
+        (dict[Path, int], {1: 1}, "Expected `str`"),
     ],
     ids=lambda part: f"{part!r:.30}",
 )
@@ -311,3 +433,55 @@ def test_annotations_of_the_simplest_kind_cost_no_look_at_the_payload(
     task = app.task(name="plain")(function)
     monkeypatch.setattr(task.signature, "restore", lambda *_: pytest.fail("it looked"))
     task.new((1, "a", 1, None, [{}], UUID(int=1)), {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Opaque, "the value of Opaque.THING is no data, and so cannot travel: builtins.object is not plain data"),
+        (Alike, "Alike.NUMBER and Alike.TEXT travel as the same data, and could not be told apart"),
+        (list[Alike], "travel as the same data"),
+        (Mixed | None, "a None could be a member of enum Mixed, or no member at all"),
+        (Point | int, "one cannot be told from the others by its data"),
+        (Passing, "dataclass Passing has an InitVar, 'seed': it is not kept, and so cannot travel. Make it a field"),
+        (dict[str, Passing], "InitVar, 'seed'"),
+        (Held, "field 'start' of Held is of a type that msgspec has no support for"),
+        (Order | Stop, "may not contain more than one dataclass"),
+        (Order | Trip, "one cannot be told from the others by its data"),
+    ],
+    ids=str,
+)
+def test_what_would_arrive_as_a_mere_dictionary_is_refused_where_it_is_annotated(
+    app: Orchestrator, kind: Any, reason: str
+) -> None:
+    with pytest.raises(InvalidTask, match=f"Task 'echo', argument 'value': data cannot be turned into .*{reason}"):
+        echo(app, kind)
+
+
+class Tall(Person):
+    height: int
+
+
+class Reserved(pydantic.BaseModel):
+    name: str = "nobody"
+    secret: str = pydantic.Field("none", exclude=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (Person, Tall(name="Ada", height=2), Person(name="Ada")),
+        (Reserved, Reserved(name="Ada", secret="x"), Reserved(name="Ada", secret="none")),
+        (date | str, date(2026, 1, 1), "2026-01-01"),
+        (UUID | str, UUID(int=1), str(UUID(int=1))),
+        (Path | str, Path("a"), "a"),
+        (Path | SecretStr, Path("a"), SecretStr("a")),
+    ],
+    ids=lambda part: f"{part!r:.30}",
+)
+def test_what_the_notes_say_about_data_that_cannot_tell(
+    app: Orchestrator, kind: Any, value: Any, expected: Any
+) -> None:
+    for arrived in round_trip(app, kind, value):
+        assert arrived == expected
+        assert type(arrived) is type(expected)
