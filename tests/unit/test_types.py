@@ -136,6 +136,11 @@ class Stop:
     id: int
 
 
+@dataclasses.dataclass
+class Loose:
+    name: str | bytes
+
+
 class Row(NamedTuple):
     id: int
     name: str
@@ -446,6 +451,7 @@ def test_annotations_of_the_simplest_kind_cost_no_look_at_the_payload(
         (Passing, "dataclass Passing has an InitVar, 'seed': it is not kept, and so cannot travel. Make it a field"),
         (dict[str, Passing], "InitVar, 'seed'"),
         (Held, "field 'start' of Held is of a type that msgspec has no support for"),
+        (Loose, "more than one str-like type"),
         (Order | Stop, "may not contain more than one dataclass"),
         (Order | Trip, "one cannot be told from the others by its data"),
     ],
