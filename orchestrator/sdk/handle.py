@@ -107,7 +107,7 @@ class Handle(Generic[R]):
             )
         if ended.state == TaskState.SUCCESS:
             value = decode_value(ended.result or b"\xc0")
-            result: R = self._task.signature.restore_result(value) if self._task else value
+            result: R = self._task.signature.restore_kept(value) if self._task else value
             return result
         if ended.state not in ENDED_TASK_STATES:
             raise NotFound.by_id("task", self.id)
@@ -241,7 +241,7 @@ class RunHandle(Generic[R]):
             )
         for data in self._app.backend.runs.results(self._id):
             value = decode_value(data)
-            yield self._task.signature.restore_result(value) if self._task else value
+            yield self._task.signature.restore_kept(value) if self._task else value
 
     def outputs(self, timeout: float | None = None) -> dict[str, Any]:
         """Wait for the end of a workflow's run and return the output of each step that was not skipped.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -37,10 +38,8 @@ class Signature:
         self._what = what
         hints = _hints(function)
         parameters = list(inspect.signature(function).parameters.values())[leading:]
-        self._context = next(
-            ((place, p) for place, p in enumerate(parameters) if hints.get(p.name) is TaskContext), None
-        )
-        visible = [p for p in parameters if hints.get(p.name) is not TaskContext]
+        self._context = next(((place, p) for place, p in enumerate(parameters) if _is_context(hints.get(p.name))), None)
+        visible = [p for p in parameters if not _is_context(hints.get(p.name))]
         self._signature = inspect.Signature(visible)
         for named in (*(p.name for p in visible), "return"):
             if (reason := why_not(hints.get(named, Any))) is not None:
@@ -152,6 +151,15 @@ class Signature:
                 f"{_describe(self._result)}: {_reason(error)}."
             ) from error
 
+    def restore_kept(self, value: Any) -> Any:
+        """Turn the decoded result of a task into the annotated type; None, which fits none, says that none was kept."""
+        try:
+            return self.restore_result(value)
+        except PayloadError:
+            if value is None:
+                return None
+            raise
+
     def _restore(self, name: str | None, value: Any) -> Any:
         kind = self._kinds.get(name, Any) if name else Any
         try:
@@ -166,6 +174,15 @@ def return_type(function: Callable[..., Any]) -> Any:
     """Return the type that data from this function is turned into."""
     kind = _hints(function).get("return", Any)
     return kind if can_convert(kind) else Any
+
+
+def _is_context(kind: Any) -> bool:
+    """Say whether a parameter is annotated as the context: plainly, or as one that a caller may leave out."""
+    if typing.get_origin(kind) is typing.Annotated:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return set(typing.get_args(kind)) == {TaskContext, types.NoneType}
+    return kind is TaskContext
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

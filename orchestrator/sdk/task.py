@@ -63,6 +63,8 @@ class Task(Generic[P, R]):
         self._scheduled: dict[str, Task[P, R]] = {}
         self._after_success = _followers("on_success", options.on_success)
         self._after_failure = _followers("on_failure", options.on_failure)
+        if self._after_success and not options.store_result:
+            self._check_followers()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function right here, in this process; inside a workflow, where that cannot be, say so."""
@@ -253,6 +255,17 @@ class Task(Generic[P, R]):
             self.name, tuple(task.callback() for task in success), tuple(task.callback() for task in failure)
         )
         return msgspec.json.encode(callbacks).decode()
+
+    def _check_followers(self) -> None:
+        """Refuse to keep no result where one that follows the success needs it."""
+        for follower in self._after_success:
+            try:
+                follower.signature.restore([None], {})
+            except InvalidTask as error:
+                raise InvalidTask(
+                    f"Task {self.name!r} keeps no result (store_result=False), so {follower.name!r}, which follows its "
+                    f"success, would be given None: {error} Keep the result, or let the follower take None."
+                ) from error
 
     def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed:
         """Return what the arguments decide, and remember it where they decide nothing."""

@@ -97,6 +97,20 @@ def in_one_transaction(ctx: TaskContext, a: int, b: int) -> str:
 
 
 @app.task
+def completes_with_nothing(ctx: TaskContext) -> int:
+    """Complete without a result."""
+    with ctx.transaction():
+        pass
+    return 3
+
+
+@app.task
+def attempt_of(number: int, ctx: TaskContext | None = None) -> int:
+    """Return the attempt, which only a worker's context knows."""
+    return number + (ctx.attempt if ctx is not None else 100)
+
+
+@app.task
 def held(started: str, go: str) -> int:
     """Say that it started, then wait for leave to end."""
     log(started, str(os.getpid()))

@@ -113,6 +113,19 @@ def test_a_result_that_no_longer_fits_its_annotation_keeps_nobody_from_the_other
     assert good == 4
 
 
+def test_a_result_that_was_not_kept_is_none(running: Stack) -> None:
+    unkept = project.add.options(store_result=False)
+    handles = [unkept.enqueue(1, 1), project.completes_with_nothing.enqueue(), project.add.enqueue(2, 2)]
+    assert gather(handles, timeout=20) == [None, None, 4]
+    assert [handle.result(20) for handle in handles] == [None, None, 4]
+    assert project.app.start_many(unkept, [(1, 1), (2, 2)]).results(20) == [None, None]
+
+
+def test_a_context_that_may_be_left_out_is_given_by_a_worker(running: Stack) -> None:
+    assert project.attempt_of(7) == 107
+    assert project.attempt_of.enqueue(7).result(20) == 8
+
+
 # -- in a transaction
 
 

@@ -11,7 +11,7 @@ import pytest
 from orchestrator import RunFailed, WorkflowContext
 from orchestrator.domain.activation import Activated, Violation
 from orchestrator.domain.commands import CompleteRun
-from orchestrator.domain.task import Lost
+from orchestrator.domain.task import Lost, Succeeded
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store import retention
@@ -40,6 +40,29 @@ def engine_(system: System) -> Iterator[Engine]:
 
 def worker_of(system: System, name: str = "w1") -> Worker:
     return system.worker(name, knows=("job", "double", "sleeper"))
+
+
+def test_a_result_that_was_not_kept_is_none(system: System, engine_: Engine) -> None:
+    def count() -> int:
+        return 3
+
+    counting = system.app.task(name="count", store_result=False)(count)
+
+    @system.app.workflow(name="double")
+    async def double(ctx: WorkflowContext) -> str:
+        return repr(await counting.schedule())
+
+    worker = system.worker(knows=("count", "double"))
+    handle = double.start()
+    system.look()
+    worker.report(act(engine_, *worker.take()))
+    system.tick()
+    (task,) = worker.take()
+    worker.report(Succeeded(task.id, 1, 0.1, b"\xc0"))
+    system.tick()
+    worker.report(act(engine_, *worker.take()))
+    system.tick()
+    assert handle.result(0) == "None"
 
 
 def test_from_start_to_result(system: System, double: CodeWorkflow[..., Any], engine_: Engine) -> None:

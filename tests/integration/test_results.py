@@ -113,6 +113,17 @@ def test_callbacks_that_are_refused(system: System) -> None:
     assert system.count("tasks") == 0
 
 
+def test_who_needs_a_result_cannot_follow_a_task_that_keeps_none(system: System) -> None:
+    def needs(what: int) -> None: ...
+    def takes_none(what: int | None) -> None: ...
+
+    needy = system.app.task(name="needs")(needs)
+    with pytest.raises(InvalidTask, match=r"Task 'job' keeps no result .* 'needs', which follows its success"):
+        system.job.options(on_success=needy, store_result=False)
+    modest = system.app.task(name="takes_none")(takes_none)
+    system.job.options(on_success=modest, store_result=False).enqueue()
+
+
 # -- many results
 
 

@@ -27,7 +27,7 @@ def schedule_task(task: Task[..., R], args: Sequence[Any], kwargs: Mapping[str, 
     ordinal, identifier = flow.next("task")
     described = task.as_scheduled(flow.started.queue).described(identifier, args, kwargs, flow.run_id, ordinal)
     flow.issue(ScheduleTask(ordinal, described, digest_call(args, kwargs)))
-    restore = task.signature.restore_result
+    restore = task.signature.restore_kept
     return flow.expect(DurableFuture(flow, identifier, f"Task {task.name!r}", restore, CancelTask(identifier)))
 
 
