@@ -5,7 +5,7 @@
     │   └── SchemaError           the database is not at the version this release needs
     ├── InvalidTask               a task, its options or its arguments cannot be accepted
     │   ├── UnknownTask           no task of that name is registered
-    │   ├── UnknownOption         no option of that name exists
+    │   ├── UnknownOption         no option of that name exists, of a task or of a workflow (also a TypeError)
     │   └── PayloadError          an argument or result cannot be serialised, or is too large
     ├── Duplicate                 another task has the unique key; carries its id
     ├── InvalidWorkflow           a workflow definition or its parameters cannot be accepted
@@ -69,10 +69,6 @@ class UnknownTask(InvalidTask):
     """No task of that name is registered."""
 
 
-class UnknownOption(InvalidTask):
-    """No option of that name exists."""
-
-
 class PayloadError(InvalidTask):
     """An argument or a result cannot be serialised, or is too large."""
 
@@ -96,6 +92,10 @@ class Duplicate(OrchestratorError):
 
 class InvalidWorkflow(OrchestratorError):
     """A workflow definition or the parameters of a run cannot be accepted; nothing was written."""
+
+
+class UnknownOption(InvalidTask, InvalidWorkflow, TypeError):
+    """No option of that name exists."""
 
 
 class ExpressionError(InvalidWorkflow):

@@ -22,6 +22,7 @@ from orchestrator.sdk.code.workflow import (
     with_code_options,
 )
 from orchestrator.sdk.context import TaskContext, current_outlet
+from orchestrator.sdk.given import GivenOptions, GivenToWorkflows
 from orchestrator.sdk.handle import Handle, RunHandle
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
@@ -78,7 +79,7 @@ class Orchestrator:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, /, *, name: str | None = None, **options: Any) -> _Decorator: ...
+    def task(self, /, *, name: str | None = None, **options: Unpack[GivenOptions]) -> _Decorator: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
         """Register a function as a task: `@app.task`, or `@app.task(retries=3, timeout=30)`."""
@@ -124,7 +125,7 @@ class Orchestrator:
     def workflow(self, function: Callable[Concatenate[WorkflowContext, P], Awaitable[R]], /) -> CodeWorkflow[P, R]: ...
     @overload
     def workflow(
-        self, /, *, name: str | None = None, version: int = 1, **options: Any
+        self, /, *, name: str | None = None, version: int = 1, **options: Unpack[GivenToWorkflows]
     ) -> Callable[[Callable[Concatenate[WorkflowContext, P], Awaitable[R]]], CodeWorkflow[P, R]]: ...
 
     def workflow(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -245,14 +245,19 @@ class Placed(NamedTuple):
 OPTION_NAMES = tuple(field.name for field in dataclasses.fields(CallOptions))
 
 
-def with_options(base: CallOptions, given: dict[str, Any]) -> CallOptions:
+def with_options(base: CallOptions, given: Mapping[str, Any]) -> CallOptions:
     """Return the options changed by `given`; an unknown name is refused, with the nearest one suggested."""
-    for name in given:
-        if name not in OPTION_NAMES:
-            raise UnknownOption(
-                f"Unknown task option {name!r}.{did_you_mean(name, OPTION_NAMES)} Known: {', '.join(OPTION_NAMES)}."
-            )
+    check_options("task", given, OPTION_NAMES)
     return dataclasses.replace(base, **given)
+
+
+def check_options(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse an option that does not exist, and suggest the nearest."""
+    for name in given:
+        if name not in known:
+            raise UnknownOption(
+                f"Unknown {what} option {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}."
+            )
 
 
 def check_name(what: str, name: object) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from orchestrator.domain.starts import CodeTarget
 from orchestrator.errors import InvalidTask, ResultTimeout
@@ -204,7 +204,7 @@ class Schedules(Mapping[str, "Scheduled"]):
         return self._app.backend.schedules.claim_origin(origin, keys, prune=prune)
 
     def set(
-        self, workflow: str, name: str = "default", *, params: Mapping[str, Any] | None = None, **times: Any
+        self, workflow: str, name: str = "default", *, params: Mapping[str, Any] | None = None, **times: Unpack[Times]
     ) -> None:
         """Set a schedule of a workflow, beside the one in its definition; the same name again replaces it.
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
@@ -16,6 +16,7 @@ from orchestrator.errors import InvalidTask
 from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.code.scheduling import refuse_in_workflow, schedule_task
 from orchestrator.sdk.context import current_outlet
+from orchestrator.sdk.given import GivenOptions
 from orchestrator.sdk.handle import Handle
 from orchestrator.sdk.names import module_name
 from orchestrator.sdk.options import CallOptions, Placed, check_name, shown, with_options
@@ -75,7 +76,7 @@ class Task(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 
-    def options(self, **options: Any) -> Task[P, R]:
+    def options(self, **options: Unpack[GivenOptions]) -> Task[P, R]:
         """Return this task with other options, for the calls that follow."""
         changed = with_options(self.call_options, options)
         if "retries" in options and isinstance(changed.retries, Retry) and callable(changed.retries.backoff):

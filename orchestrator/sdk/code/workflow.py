@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, get_args
 
 from orchestrator.domain.commands import CancelChildRun, OnCancel, StartChildRun
 from orchestrator.errors import InvalidWorkflow, NotDeterministic, NotFound, OrchestratorError, did_you_mean
@@ -18,7 +18,8 @@ from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.loop import LONGEST_WAIT
 from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import OnConflict, Starting
-from orchestrator.sdk.options import check_name
+from orchestrator.sdk.given import GivenToRuns
+from orchestrator.sdk.options import check_name, check_options
 from orchestrator.sdk.payload import digest_call, encode_call
 from orchestrator.sdk.signature import Signature
 
@@ -101,7 +102,7 @@ class CodeWorkflow(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<CodeWorkflow {self.name} version {self.version}>"
 
-    def options(self, **options: Any) -> CodeWorkflow[P, R]:
+    def options(self, **options: Unpack[GivenToRuns]) -> CodeWorkflow[P, R]:
         """Return this workflow with other options, for the calls that follow."""
         changed = with_code_options(self.code_options, options)
         return CodeWorkflow(self.app, self.name, self.version, self.function, changed, self.signature)
@@ -217,12 +218,7 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
 
 def with_code_options(base: CodeOptions, given: Mapping[str, Any]) -> CodeOptions:
     """Return the options changed by `given`; an unknown name is refused, with the nearest one suggested."""
-    for name in given:
-        if name not in _OPTION_NAMES:
-            raise InvalidWorkflow(
-                f"Unknown workflow option {name!r}.{did_you_mean(name, _OPTION_NAMES)} "
-                f"Known: {', '.join(_OPTION_NAMES)}."
-            )
+    check_options("workflow", given, _OPTION_NAMES)
     return replace(base, **given)
 
 

@@ -1,0 +1,62 @@
+"""What a type checker and an editor know of the options of tasks, workflows and schedules."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, UnknownOption
+from orchestrator.sdk.code.workflow import CodeOptions
+from orchestrator.sdk.given import GivenOptions, GivenToRuns
+from orchestrator.sdk.options import CallOptions
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("typed_program.py")
+
+
+def wrong_lines() -> set[int]:
+    lines = PROGRAM.read_text(encoding="utf-8").splitlines()
+    return {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+
+
+def test_mypy_refuses_the_wrong_lines_of_a_program_and_no_other() -> None:
+    # The cache is that of `scripts/check`: without one, all that the program imports is read, which takes a minute.
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(REPOSITORY / ".mypy_cache"), str(PROGRAM)]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    found = re.findall(rf"{PROGRAM.name}:(\d+): error", said.stdout)
+
+    assert {int(number) for number in found} == wrong_lines(), said.stdout + said.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("basedpyright") is None, reason="pip install basedpyright")
+def test_pyright_refuses_the_wrong_lines_of_a_program_and_no_other() -> None:
+    command = [sys.executable, "-m", "basedpyright", "--level", "error", "--outputjson", str(PROGRAM)]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    found = json.loads(said.stdout)["generalDiagnostics"]
+
+    assert {one["range"]["start"]["line"] + 1 for one in found} == wrong_lines(), said.stdout + said.stderr
+
+
+def test_what_a_checker_knows_is_what_counts() -> None:
+    assert get_type_hints(GivenOptions) == get_type_hints(CallOptions)
+    assert get_type_hints(GivenToRuns) == get_type_hints(CodeOptions)
+    assert list(get_type_hints(GivenOptions)) == [field.name for field in fields(CallOptions)]
+
+
+def test_unknown_options_are_type_errors_that_name_the_nearest() -> None:
+    app = Orchestrator()
+    with pytest.raises(TypeError, match="Unknown task option 'retires'. Did you mean 'retries'") as refused:
+        app.task(retires=3)  # type: ignore[call-overload]
+    assert isinstance(refused.value, UnknownOption)
+    assert isinstance(refused.value, InvalidTask)
+    with pytest.raises(TypeError, match="Unknown workflow option 'timeot'. Did you mean 'timeout'") as refused:
+        app.workflow(timeot=3)  # type: ignore[call-overload]
+    assert isinstance(refused.value, InvalidWorkflow)
