@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 from orchestrator.domain.checks import Path
 from orchestrator.domain.cron import cron_problem
-from orchestrator.domain.schedule import MOST_CAUGHT_UP, Overlap, catch_up_parts, moment
+from orchestrator.domain.plain import unstorable
+from orchestrator.domain.schedule import MOST_CAUGHT_UP, Overlap, Schedule, catch_up_parts, from_data, moment
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 from orchestrator.sdk import fields
 from orchestrator.sdk.document import Node, from_plain
@@ -54,6 +55,19 @@ def checked_schedule(data: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def schedule_of_code(data: dict[str, Any]) -> Schedule:
+    """Return a schedule of a workflow as code, or say what is wrong with it."""
+    if problem := unstorable(data):
+        raise InvalidWorkflow(f"schedule: {problem}.")
+    schedule = from_data(checked_schedule(data))
+    if schedule.overlap == "queue":
+        raise InvalidWorkflow(
+            "schedule.overlap: a run of a workflow as code does not wait for another: it begins at once. "
+            "Use skip, allow or cancel_previous."
+        )
+    return schedule
+
+
 def _cron(reader: Fields, node: Node, path: Path) -> str | Bad:
     if not isinstance(node.value, str):
         return reader.mismatch(node, path, "a cron expression such as 0 3 * * *")
@@ -95,8 +109,11 @@ def _timezone(reader: Fields, node: Node, path: Path) -> str | Bad:
     try:
         zoneinfo.ZoneInfo(node.value)
     except (ValueError, OSError, LookupError):
-        near = did_you_mean(node.value, zoneinfo.available_timezones()) or " Expected one such as Europe/Berlin."
-        return reader.problem(path, f"unknown time zone {node.value!r:.100}.{near}")
+        known = zoneinfo.available_timezones()
+        advice = did_you_mean(node.value, known) or " Expected one such as Europe/Berlin."
+        if not known:
+            advice = " There is no time zone data here: pip install tzdata"
+        return reader.problem(path, f"unknown time zone {node.value!r:.100}.{advice}")
     return node.value
 
 

@@ -1,8 +1,8 @@
 """Schedules of an application: those that stand in its code, and all that are in the database.
 
-Workers have no database, and importing a module should change nothing; so what `@app.schedule` declares is stored when
-`orchestrator schedules apply` or `app.schedules.apply()` says so, as a part of deploying. `orchestrator dev` does it
-when it starts.
+Workers have no database, and importing a module should change nothing; so what `@app.schedule` declares is checked at
+once, and stored when `orchestrator schedules apply` or `app.schedules.apply()` says so, as a part of deploying.
+`orchestrator dev` does it when it starts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from orchestrator.domain.starts import CodeTarget
-from orchestrator.errors import InvalidTask, ResultTimeout
+from orchestrator.errors import InvalidTask, InvalidWorkflow, ResultTimeout
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.handle import RunHandle
@@ -73,7 +73,7 @@ class Declaration:
 
     def definition(self) -> Definition:
         """Return it as a workflow of one step, or say what is wrong with it."""
-        from orchestrator.sdk import definitions  # loads YAML and cron, which workers do without
+        from orchestrator.sdk import definitions  # loads YAML and cron, which a worker without schedules does without
 
         data = {
             "name": self.name,
@@ -109,6 +109,15 @@ class CodeDeclaration:
     def data(self) -> dict[str, Any]:
         """The schedule in the shape of a file."""
         return {"name": self.name, "params": dict(self.params), **plain_times(self.times)}
+
+    def check(self) -> None:
+        """Say what is wrong with it."""
+        from orchestrator.sdk.schedule_fields import schedule_of_code  # loads YAML and cron, too
+
+        try:
+            schedule_of_code(self.data)
+        except InvalidWorkflow as error:
+            raise InvalidWorkflow(f"schedule of workflow {self.workflow.name!r}: {error}") from None
 
 
 def code_target(workflow: CodeWorkflow[..., Any]) -> CodeTarget:
@@ -158,7 +167,9 @@ class Schedules(Mapping[str, "Scheduled"]):
                 chosen = check_name("schedule", name or target.name)
                 check_fit(target)
                 target.signature.check((), params)
-                self._declare(Declaration(name=chosen, task=target, times=times, params=params))
+                declaration = Declaration(name=chosen, task=target, times=times, params=params)
+                declaration.definition()  # says what is wrong with it, here where it stands
+                self._declare(declaration)
             else:
                 raise InvalidTask(
                     f"@app.schedule goes above @app.task or @app.workflow, on a task or a workflow; "
@@ -181,7 +192,9 @@ class Schedules(Mapping[str, "Scheduled"]):
     ) -> CodeDeclaration:
         workflow.signature.check((), params)
         chosen = check_name("schedule", name or DEFAULT_NAME)
-        return CodeDeclaration(name=chosen, workflow=workflow, times=times, params=params)
+        declaration = CodeDeclaration(name=chosen, workflow=workflow, times=times, params=params)
+        declaration.check()
+        return declaration
 
     def apply(self) -> list[str]:
         """Store what the code declares, all or nothing; return the names. The same again changes nothing."""

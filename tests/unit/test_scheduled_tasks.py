@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import zoneinfo
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
-from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, Retry, UnknownOption
+from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, Retry, UnknownOption, WorkflowContext
 from orchestrator.domain.definition import Registered
 from orchestrator.domain.task import TaskOptions
 
@@ -91,14 +93,42 @@ def test_what_is_refused_at_once() -> None:
         ({}, "expected exactly one of cron, every and at, found none"),
         ({"every": "1h", "overlp": "skip"}, "schedule.overlp: unknown key. Did you mean 'overlap'?"),
         ({"every": "1h", "timezone": "Mars"}, "unknown time zone 'Mars'"),
+        ({"cron": "0 3 * * *", "every": "1h"}, "expected exactly one of cron, every and at, found cron and every"),
+        ({"cron": "0 3 * * *", "timezone": "Europe/Berln"}, "'Europe/Berln'. Did you mean 'Europe/Berlin'?"),
         ({"every": "1h", "params": {"before": "${params.x}"}}, "tasks.task.input.before: unknown parameter 'x'"),
     ],
 )
-def test_what_is_refused_when_it_is_applied(times: dict[str, Any], message: str) -> None:
+def test_wrong_times_are_refused_by_the_decorator(times: dict[str, Any], message: str) -> None:
     app = Orchestrator()
-    declare(app, **times)
-    with pytest.raises(InvalidWorkflow, match=message.replace("(", r"\(")):
-        app.schedules.declared["clean"].definition()
+    with pytest.raises(InvalidWorkflow, match=re.escape(message)):
+        declare(app, **times)
+    assert not app.schedules.declared
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ({"cron": "0 25 * * *"}, "schedule of workflow 'order': schedule.cron: hour '25'"),
+        ({"cron": "0 3 * * *", "at": "2030-01-01"}, "found cron and at"),
+        ({"every": "1h", "timezone": "Mars"}, "unknown time zone 'Mars'"),
+        ({"every": "1h", "overlap": "queue"}, "schedule.overlap: a run of a workflow as code does not wait"),
+    ],
+)
+def test_wrong_times_of_a_workflow_as_code_are_refused_by_the_decorator(times: dict[str, Any], message: str) -> None:
+    app = Orchestrator()
+    with pytest.raises(InvalidWorkflow, match=re.escape(message)):
+
+        @app.schedule(**times)
+        @app.workflow(name="order")
+        async def order(ctx: WorkflowContext) -> None: ...
+
+    assert not app.schedules.declared
+
+
+def test_a_machine_without_time_zones_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoneinfo, "available_timezones", set)
+    with pytest.raises(InvalidWorkflow, match="There is no time zone data here: pip install tzdata"):
+        declare(Orchestrator(), every="1h", timezone="Atlantis/Capital")
 
 
 def test_keys_of_constant_parameters() -> None:
@@ -108,7 +138,6 @@ def test_keys_of_constant_parameters() -> None:
     def clean(area: str, due: str = "") -> None: ...
 
     app.schedule(every="1h", name="attic", params={"area": "attic"})(clean)
-    app.schedule(every="1h", name="due", params={"area": "attic", "due": "${run.fire_time}"})(clean)
     app.schedule(every="1h", name="varied", params={"area": "attic"})(clean.options(concurrency_key="all"))
     attic, varied = (app.schedules.declared[name].definition().steps[0].registered for name in ("attic", "varied"))
     assert attic is not None
@@ -116,7 +145,7 @@ def test_keys_of_constant_parameters() -> None:
     assert varied is not None
     assert varied.key == "all"
     with pytest.raises(InvalidWorkflow, match="schedule of task 'clean': tasks.task: .*: due. Give .* constant params"):
-        app.schedules.declared["due"].definition()
+        app.schedule(every="1h", name="due", params={"area": "attic", "due": "${run.fire_time}"})(clean)
 
 
 def test_a_schedule_may_begin_and_end() -> None:

@@ -19,7 +19,7 @@ from orchestrator.domain.starts import CodeTarget
 from orchestrator.domain.zones import moment_of
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.schedule_fields import checked_schedule
+from orchestrator.sdk.schedule_fields import checked_schedule, schedule_of_code
 from orchestrator.store import backfills, code_fires, code_runs, dags, schedules, workflows
 from orchestrator.store import fires as store
 from orchestrator.store.backfills import BackfillView, NewBackfill
@@ -231,14 +231,7 @@ def _check_fires(schedule: Schedule, now: datetime) -> None:
 
 def _schedule_of_code(workflow: str, data: dict[str, Any], target: CodeTarget) -> Schedule:
     """Return a schedule of a workflow as code, or say what is wrong with it."""
-    if problem := unstorable(data):
-        raise InvalidWorkflow(f"schedule: {problem}.")
-    schedule = from_data(checked_schedule(data))
-    if schedule.overlap == "queue":
-        raise InvalidWorkflow(
-            "schedule.overlap: a run of a workflow as code does not wait for another: it begins at once. "
-            "Use skip, allow or cancel_previous."
-        )
+    schedule = schedule_of_code(data)
     try:
         code_fires.run_of(workflow, target, schedule, datetime.now(UTC), bytes(16), workflow)
     except REFUSALS as error:
