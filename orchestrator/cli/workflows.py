@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections.abc import Iterable
 from contextlib import closing
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -36,6 +38,9 @@ from orchestrator.workers.loading import load_app
 files_argument = click.argument(
     "files", metavar="FILE…", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False)
 )
+elsewhere_option = click.option(
+    "--elsewhere", multiple=True, metavar="TASK", help="A task that another application has. May be repeated."
+)
 
 
 @click.group("workflows")
@@ -55,16 +60,19 @@ command.add_command(replay_check)
 @command.command()
 @files_argument
 @click.option("--app", metavar="MODULE:APP", help="Check also whether the steps fit the tasks of this application.")
+@elsewhere_option
 @json_option
-def validate(files: tuple[str, ...], app: str | None, as_json: bool) -> None:
+def validate(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
     """Check files, and say everything that is wrong with them; exit with 1 if anything is. Needs no services.
+
+    With an application, also whether it has the tasks, and parameters for what they are given.
 
     \b
     Example:
-      orchestrator workflows validate workflows/*.yaml
+      orchestrator workflows validate workflows/*.yaml --app shop.tasks:app
     """
     application = load_app(app) if app else None
-    found = {file: _checked(file, application) for file in files}
+    found = {file: _checked(file, application, elsewhere) for file in files}
     if as_json:
         print_json({"files": [_verdict(file, result) for file, result in found.items()]})
     else:
@@ -79,13 +87,15 @@ def validate(files: tuple[str, ...], app: str | None, as_json: bool) -> None:
 @command.command()
 @files_argument
 @app_option
+@elsewhere_option
 @json_option
-def apply(files: tuple[str, ...], app: str | None, as_json: bool) -> None:
+def apply(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
     """Store definitions, so that they can be started. If a file is not valid, none is stored.
 
     A body that has changed becomes a new version; runs that are under way stay on theirs. The same body again
     changes nothing. With an application, steps take over what its tasks say of themselves: limits, retries,
-    timeouts, queues; so a change of these is a change of the body.
+    timeouts, queues; so a change of these is a change of the body. A task that it does not have is refused, and so is
+    input that a task has no parameter for.
 
     \b
     Example:
@@ -93,7 +103,7 @@ def apply(files: tuple[str, ...], app: str | None, as_json: bool) -> None:
     """
     applied = []
     with closing(_application(app)) as application:
-        checked = [_checked(file, application) for file in files]
+        checked = [_checked(file, application, elsewhere) for file in files]
         refusals = [result for result in checked if isinstance(result, InvalidWorkflow)]
         if refusals:
             raise InvalidWorkflow("\n".join(map(str, refusals)))
@@ -166,8 +176,9 @@ def show(name: str, version: int | None, as_json: bool) -> None:
 @command.command()
 @click.argument("file", type=click.Path(dir_okay=False))
 @app_option
+@elsewhere_option
 @json_option
-def diff(file: str, app: str | None, as_json: bool) -> None:
+def diff(file: str, app: str | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
     """Show what applying a file would change; exit with 0 if nothing, 1 if something, 2 if that cannot be told.
 
     Both sides are printed in the same form, so comments, order and spelling make no difference. What steps take over
@@ -179,7 +190,7 @@ def diff(file: str, app: str | None, as_json: bool) -> None:
     """
     try:
         with closing(_application(app)) as application:
-            definition = _loaded(file, application)
+            definition = _loaded(file, application, elsewhere)
         with reading() as connection:
             stored = workflows.latest(connection, definition.name)
     except OrchestratorError as error:
@@ -243,14 +254,14 @@ def _application(app: str | None) -> Orchestrator:
     return load_app(settings.app) if settings.app else Orchestrator(settings)
 
 
-def _loaded(file: str, application: Orchestrator | None) -> Definition:
-    definition = definitions.load(file)
-    return definition if application is None else take_over(definition, application.tasks, file)
+def _loaded(file: str, application: Orchestrator | None, elsewhere: Iterable[str]) -> Definition:
+    tasks = {} if application is None else application.tasks
+    return definitions.load(file, partial(take_over, tasks=tasks, elsewhere=elsewhere))
 
 
-def _checked(file: str, application: Orchestrator | None = None) -> Definition | InvalidWorkflow:
+def _checked(file: str, application: Orchestrator | None, elsewhere: Iterable[str]) -> Definition | InvalidWorkflow:
     try:
-        return _loaded(file, application)
+        return _loaded(file, application, elsewhere)
     except InvalidWorkflow as error:
         return error
 

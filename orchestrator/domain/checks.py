@@ -173,10 +173,12 @@ def _step(step: Step) -> Iterator[Problem]:
         yield Problem(path, _NOT_A_NAME.format(" .", describe(step.name)))
     elif step.name in RESERVED | KEYWORDS:
         yield Problem(path, f"{step.name!r} has its own meaning in expressions: choose another name.")
-    kinds = [kind for kind in ("task", "workflow", "executor") if getattr(step, kind) is not None]
-    if len(kinds) != 1:
+    if step.executor is not None:
+        yield Problem((*path, "executor"), "nothing runs executors yet: give the step a task or a workflow.")
+    kinds = [kind for kind in ("task", "workflow") if getattr(step, kind) is not None]
+    if len(kinds) != 1 and step.executor is None:
         found = " and ".join(kinds) or "none of them"
-        yield Problem(path, f"expected exactly one of task, workflow and executor, found {found}.")
+        yield Problem(path, f"expected exactly one of task and workflow, found {found}.")
     for kind in kinds:
         yield from _name((*path, kind), getattr(step, kind))
     if step.foreach is not None and step.parallel is not None:

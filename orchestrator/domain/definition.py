@@ -66,7 +66,7 @@ class Registered(_Data, frozen=True, kw_only=True):
 
 
 class Step(_Data, frozen=True, kw_only=True):
-    """One node of the graph: a task, or a fan-out of tasks. Exactly one of task, workflow and executor is set."""
+    """One node of the graph: a task, or a fan-out of tasks. Exactly one of task and workflow is set."""
 
     name: str
     task: str | None = None
@@ -74,6 +74,7 @@ class Step(_Data, frozen=True, kw_only=True):
     workflow: str | None = None
     """A workflow to start as a child run."""
     executor: str | None = None
+    """What older releases took in this place. Nothing runs it, so `checks` refuses it, and files cannot say it."""
     depends_on: tuple[str, ...] = ()
     input: dict[str, Any] = {}
     """A template: constants, and `${...}` over params, run and upstream outputs; in a fan-out item, index, count."""
@@ -154,6 +155,14 @@ def content_hash(definition: Definition) -> str:
     """Return a SHA-256 of everything but the version."""
     body = msgspec.structs.replace(definition, version=None)
     return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
+
+
+def named_queues(definition: Definition) -> set[str]:
+    """Return the queues that the tasks of a workflow may wait in."""
+    own = {step.queue for step in definition.steps}
+    parts: tuple[Step | Hook, ...] = (*definition.steps, *definition.on_failure, *definition.on_success)
+    own |= {part.registered.queue for part in parts if part.registered is not None}
+    return {definition.queue} | {queue for queue in own if queue is not None}
 
 
 def queueing_problem(definition: Definition) -> str | None:

@@ -148,10 +148,6 @@ class Workflow:
         child = workflow.name if isinstance(workflow, Workflow) else workflow
         return self._add(name, {"workflow": child, **options})
 
-    def executor(self, name: str, executor: str, **options: Unpack[StepOptions]) -> Output:
-        """Add a step that an executor runs."""
-        return self._add(name, {"executor": executor, **options})
-
     def definition(self) -> Definition:
         """Return the workflow as data, or say everything that is wrong with it."""
         from orchestrator.sdk.definitions import from_data  # loads YAML and cron, which workers do without

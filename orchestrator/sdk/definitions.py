@@ -39,7 +39,11 @@ _MOST_PROBLEMS = 50
 _LONGEST_SHOWN = 128
 
 
-def load(path: str | Path) -> Definition:
+Further = Callable[[Definition], tuple[Definition, list[Problem]]]
+"""Completes a definition in which nothing is wrong, and says what is wrong with that."""
+
+
+def load(path: str | Path, further: Further | None = None) -> Definition:
     """Read a workflow from a file."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -47,16 +51,18 @@ def load(path: str | Path) -> Definition:
         raise InvalidWorkflow(f"{path}: cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
         raise InvalidWorkflow(f"{path}: not a text in UTF-8: {error.reason} at byte {error.start}.") from None
-    return loads(text, str(path))
+    return loads(text, str(path), further)
 
 
-def loads(text: str, source: str = "<text>") -> Definition:
+def loads(text: str, source: str = "<text>", further: Further | None = None) -> Definition:
     """Read a workflow from a text; `source` is what messages call it."""
     root, flaws = document.read(text)
     lines = [(flaw.line, f"{source}:{flaw.line}: {flaw.message}") for flaw in flaws]
     if root is None:
         raise _refusal(line for _, line in lines or [(1, f"{source}:1: expected a workflow, found nothing.")])
     definition, problems = _read(root)
+    if further is not None and not lines and not problems:
+        definition, problems = further(definition)
     for problem in problems:
         line = _line(root, problem.path)
         lines.append((line, f"{source}:{line}: {_words(problem)}"))
@@ -81,6 +87,14 @@ def checked(definition: Definition) -> Definition:
     """Return a definition that was made by hand, or say everything that is wrong with it."""
     if problems := check(definition):
         raise _refusal(f"workflow {shortened(definition.name)}: {_words(problem)}" for problem in problems)
+    return definition
+
+
+def completed(definition: Definition, source: str, further: Further) -> Definition:
+    """Return a definition with what is to be added to it, or say everything that is wrong with that."""
+    definition, problems = further(definition)
+    if problems:
+        raise _refusal(f"{source}: {_words(problem)}" for problem in problems)
     return definition
 
 
@@ -154,7 +168,6 @@ _DEFAULTS: dict[str, Convert] = {
 _STEP: dict[str, Convert] = {
     "task": fields.text,
     "workflow": fields.text,
-    "executor": fields.text,
     "depends_on": fields.texts,
     "input": fields.plain_object,
     "foreach": fields.items,

@@ -7,18 +7,19 @@ themselves when it is applied, as a part of that version; and what could not be 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
 
+from orchestrator.domain.checks import Path, Problem
 from orchestrator.domain.definition import Definition, Hook, Registered, Step
 from orchestrator.domain.expression import parse_template
-from orchestrator.domain.placement import HOOK_OPTIONS
+from orchestrator.domain.placement import HOOK_OPTIONS, WEBHOOK_TASK
 from orchestrator.domain.steps import fan_out_sources
 from orchestrator.domain.task import DEFAULT_OPTIONS
-from orchestrator.errors import InvalidTask, InvalidWorkflow
+from orchestrator.errors import InvalidTask, did_you_mean
 from orchestrator.sdk.options import CallOptions, with_options
 from orchestrator.sdk.task import Task
 
@@ -26,28 +27,69 @@ P = TypeVar("P", Step, Hook)
 _SAYS_NOTHING_TO_A_HOOK = Registered(options=msgspec.to_builtins(HOOK_OPTIONS))
 
 
-def take_over(definition: Definition, tasks: Mapping[str, Task[..., Any]], source: str) -> Definition:
-    """Return a definition in which steps and hooks carry what these tasks say, or say all that cannot be kept.
+def take_over(
+    definition: Definition, tasks: Mapping[str, Task[..., Any]], elsewhere: Iterable[str] = ()
+) -> tuple[Definition, list[Problem]]:
+    """Return a definition in which steps and hooks carry what these tasks say, and all that does not fit them.
 
-    What names a task that is not among them stays as it is. `source` is what messages call the definition.
+    Where there are any, a step that names none of them is wrong, unless its task is `elsewhere`: another application's.
     """
-    problems: list[str] = []
-    steps: list[Step] = []
+    problems: list[Problem] = []
+    known = {*tasks, *elsewhere, WEBHOOK_TASK} if tasks else None
+    steps = []
     for step in definition.steps:
-        task = tasks.get(step.task or "")
+        place: Path = ("tasks", step.name)
+        steps.append(step)
+        problems += _unknown(step.task, known, place)
+        if (task := tasks.get(step.task or "")) is None:
+            continue
+        misfits = list(_misfits(task, step, place))
+        problems += misfits
+        if misfits:
+            continue  # which would be said once more
         try:
-            steps.append(step if task is None else _with_registered(step, _of_step(task, step), unless=Registered()))
+            steps[-1] = _with_registered(step, _of_step(task, step), unless=Registered())
         except InvalidTask as error:
-            problems.append(f"{source}: tasks.{step.name}: {error}")
+            problems.append(Problem(place, str(error)))
     hooks: dict[str, tuple[Hook, ...]] = {}
     for name in ("on_failure", "on_success"):
+        for number, hook in enumerate(getattr(definition, name)):
+            problems += _unknown(hook.task, known, (name, number))
         try:
             hooks[name] = tuple(_with_task(hook, tasks) for hook in getattr(definition, name))
         except InvalidTask as error:
-            problems.append(f"{source}: {name}: {error}")
-    if problems:
-        raise InvalidWorkflow("\n".join(problems))
-    return msgspec.structs.replace(definition, steps=tuple(steps), **hooks)
+            problems.append(Problem((name,), str(error)))
+    return msgspec.structs.replace(definition, steps=tuple(steps), **hooks), problems
+
+
+def _unknown(task: str | None, known: set[str] | None, place: Path) -> Iterator[Problem]:
+    """Say that a name is no task's; a function that is named by where it stands is for the workers to find."""
+    if task is None or known is None or task in known or ":" in task:
+        return
+    full = min((name for name in known if name.endswith(f".{task}")), default=None)
+    advice = did_you_mean(task, known) if full is None else f" Did you mean {full!r}?"
+    message = f"the application has no task {task!r}.{advice} If another application has it, give it as elsewhere."
+    yield Problem((*place, "task"), message)
+
+
+def _misfits(task: Task[..., Any], step: Step, place: Path) -> Iterator[Problem]:
+    """Say which part of a step's input its task has no parameter for, or cannot take, and what it would miss."""
+    signature = task.signature
+    taken = signature.pick(step.input)
+    for name in step.input:
+        if name not in taken:
+            advice = did_you_mean(name, signature.names) or f" It has: {', '.join(signature.names) or 'none'}."
+            yield Problem((*place, "input", name), f"task {task.name!r} has no such parameter.{advice}")
+    known, later = _arguments(task, step)
+    for name, value in known.items():
+        try:
+            signature.check_value(name, value)
+        except InvalidTask as error:
+            yield Problem((*place, "input", name), str(error))
+    try:
+        signature.check((), dict.fromkeys([*known, *later]))
+    except InvalidTask as error:
+        yield Problem(place, str(error))
 
 
 def check_fit(task: Task[..., Any]) -> None:
@@ -75,12 +117,12 @@ def _of_step(task: Task[..., Any], step: Step) -> Registered:
     own = {name: getattr(step, name) for name in ("retries", "timeout", "queue", "priority")}
     given = {name: value for name, value in own.items() if value is not None}
     with_options(task.call_options, given)  # which refuses what does not go together
-    known, unknown = _arguments(task, step)
+    known, later = _arguments(task, step)
     options = task.call_options
     if step.concurrency_key is not None:
         options = dataclasses.replace(options, concurrency_key=None)
     advice = 'Give the step a concurrency_key of its own, such as "${params.customer}"; a schedule, constant params.'
-    registered = _registered(task, options, known, unknown, advice)
+    registered = _registered(task, options, known, ", ".join(later), advice)
     return msgspec.structs.replace(registered, ignored=_ignored(task, step))
 
 
@@ -153,12 +195,12 @@ def _fixed(task: Task[..., Any], options: CallOptions, known: Mapping[str, Any])
         ) from error
 
 
-def _arguments(task: Task[..., Any], step: Step) -> tuple[dict[str, Any], str]:
-    """Return those arguments of a step's task that stand in the definition, and what the others are called."""
+def _arguments(task: Task[..., Any], step: Step) -> tuple[dict[str, Any], list[str]]:
+    """Return those arguments of a step's task that stand in the definition, and the names of the others."""
     templates = {name: parse_template(value) for name, value in step.input.items()}
-    unknown = {name for name, template in templates.items() if not template.is_constant}
-    unknown |= {name for name in step.depends_on if name not in fan_out_sources(step)} - templates.keys()
+    later = {name for name, template in templates.items() if not template.is_constant}
+    later |= {name for name in step.depends_on if name not in fan_out_sources(step)} - templates.keys()
     if step.foreach is not None and "item" not in templates:
-        unknown.add("item")
+        later.add("item")
     known = {name: template.render({}) for name, template in templates.items() if template.is_constant}
-    return task.signature.pick(known), ", ".join(sorted(task.signature.pick(dict.fromkeys(unknown))))
+    return task.signature.pick(known), sorted(task.signature.pick(dict.fromkeys(later)))

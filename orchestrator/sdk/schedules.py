@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from orchestrator.domain.starts import CodeTarget
@@ -83,7 +84,8 @@ class Declaration:
             "tasks": {STEP: {"task": self.task.name, "input": dict(self.params)}},
         }
         source = f"schedule of task {self.task.name!r}"
-        return take_over(definitions.from_data(data, source), {self.task.name: self.task}, source)
+        further = partial(take_over, tasks={self.task.name: self.task})
+        return definitions.completed(definitions.from_data(data, source), source, further)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,6 +87,15 @@ class Signature:
             place += 1  # noqa: SIM113  # which is twice as fast as counting with enumerate
         return True
 
+    @property
+    def names(self) -> list[str]:
+        """What the arguments are called."""
+        return list(self._signature.parameters)
+
+    def check_value(self, name: str, value: Any) -> None:
+        """Refuse the data of one argument, given by name, that the worker could not turn into the annotated type."""
+        self._restore(name if name in self._signature.parameters else self._double_star, value)
+
     def check_result(self, value: Any, data: bytes) -> None:
         """Refuse a result that whoever asks for it could not turn into the annotated type."""
         if self._result is not Any and type(value) not in self._sure_results:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,21 +37,21 @@ class Workflows(Mapping[str, "StoredWorkflow"]):
     def __len__(self) -> int:
         return len(self._app.backend.workflows.names())
 
-    def apply(self, source: Definition | Workflow | str | Path) -> int:
+    def apply(self, source: Definition | Workflow | str | Path, *, elsewhere: Iterable[str] = ()) -> int:
         """Store a definition, built in Python or written in a file; return its version. The same again is a no-op.
 
-        Steps take over what the application's tasks say of themselves, and that is a part of the version.
+        Steps take over what the application's tasks say of themselves, and that is a part of the version. Where it has
+        tasks, a step that names none of them is refused, unless that is `elsewhere`: a task of another application.
         """
         from orchestrator.sdk import definitions  # loads the YAML parser, which workers do without
 
-        if isinstance(source, Definition):
-            definition = definitions.checked(source)
-        elif not isinstance(source, (str, Path)):
-            definition = source.definition()
+        further = partial(take_over, tasks=self._app.tasks, elsewhere=elsewhere)
+        if isinstance(source, (str, Path)):
+            definition = definitions.load(Path(source), further)
         else:
-            definition = definitions.load(Path(source))
-        registered = take_over(definition, self._app.tasks, f"workflow {definition.name!r}")
-        return self._app.backend.workflows.apply(registered).version
+            definition = definitions.checked(source) if isinstance(source, Definition) else source.definition()
+            definition = definitions.completed(definition, f"workflow {definition.name!r}", further)
+        return self._app.backend.workflows.apply(definition).version
 
 
 @dataclass(frozen=True)

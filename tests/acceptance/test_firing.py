@@ -22,7 +22,7 @@ def settings() -> dict[str, float]:
 
 
 def apply(text: str) -> None:
-    project.app.workflows.apply(loads(text))
+    project.app.workflows.apply(loads(text), elsewhere=["nobody.knows"])
 
 
 def orchestrator(stack: Stack, *words: str, folder: Path | None = None) -> str:

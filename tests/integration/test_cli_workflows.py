@@ -108,7 +108,7 @@ def test_steps_take_over_what_the_tasks_of_the_application_say(run: Callable[...
     code = "from orchestrator import Orchestrator\napp = Orchestrator()\n"
     write(f"{code}app.task(name='shop.process', concurrency=2)(lambda item: item)\n", "night_shop.py")
     write(f"{code}app.task(name='shop.report', unique_key='k')(lambda: None)\n", "unique_shop.py")
-    app = ("--app", "night_shop:app")
+    app = ("--app", "night_shop:app", "--elsewhere", "shop.discover", "--elsewhere", "shop.report")
     assert run("workflows", "apply", "nightly.yaml").stdout == "limited: version 1 (new)\n"
     changed = run("workflows", "diff", "nightly.yaml", *app)
     assert (changed.exit_code, "+        concurrency: 2\n" in changed.stdout) == (1, True)
@@ -119,7 +119,8 @@ def test_steps_take_over_what_the_tasks_of_the_application_say(run: Callable[...
     for words in ("apply", "validate"):
         refused = run("workflows", words, "nightly.yaml", "--app", "unique_shop:app")
         assert refused.exit_code == 1
-        assert "nightly.yaml: tasks.report: Task 'shop.report' has the option unique_key" in refused.stderr
+        assert "nightly.yaml:9: tasks.report: Task 'shop.report' has the option unique_key" in refused.stderr
+        assert "nightly.yaml:8: tasks.process.task: the application has no task 'shop.process'." in refused.stderr
     assert run("workflows", "validate", "nightly.yaml", *app).exit_code == 0
 
 

@@ -74,7 +74,7 @@ def test_every_option() -> None:
         queue="billing",
         defaults={"queue": "slow", "priority": 5, "trigger": "none_failed"},
     )
-    first = flow.executor("first", "http", input={"since": date(2024, 1, 31), "run": flow.run.id}, timeout=1.5)
+    first = flow.task("first", "http", input={"since": date(2024, 1, 31), "run": flow.run.id}, timeout=1.5)
     items = flow.task(
         "items",
         plain_function,
@@ -109,7 +109,7 @@ on_success: {{webhook: "https://example.com"}}
 queue: billing
 defaults: {{queue: slow, priority: 5, trigger: none_failed}}
 tasks:
-  first: {{executor: http, input: {{since: 2024-01-31, run: "${{run.id}}"}}, timeout: 1.5}}
+  first: {{task: http, input: {{since: 2024-01-31, run: "${{run.id}}"}}, timeout: 1.5}}
   items:
     task: {__name__}:plain_function
     depends_on: first

@@ -70,7 +70,7 @@ on_success: [{webhook: "https://example.com/hook"}]
 queue: billing
 defaults: {priority: 5, queue: slow, trigger: none_failed}
 tasks:
-  first: {executor: http, input: {url: "http://x/$${y}", no: no, date: 2024-01-31, n: [1, 2.5, true, null]}}
+  first: {task: http, input: {url: "http://x/$${y}", no: no, date: 2024-01-31, n: [1, 2.5, true, null]}}
   copies: {task: t, depends_on: first, parallel: 3, input: {at: "${index} of ${count}"}}
   fixed: {task: t, foreach: [a, 1, "${params.customer}", [true]], input: {x: "${item}"}, priority: 1}
   last: &last {task: t, depends_on: [copies, fixed], on_failure: skip, when: true, timeout: 250ms, queue: fast}
@@ -133,7 +133,7 @@ def test_every_option_is_read() -> None:
     assert definition.on_failure == (Hook(task="mail.send"),)
     assert definition.on_success == (Hook(webhook="https://example.com/hook"),)
     first, copies, fixed, last, again = definition.steps
-    assert first.executor == "http"
+    assert first.task == "http"
     assert first.input == {"url": "http://x/$${y}", "no": "no", "date": "2024-01-31", "n": [1, 2.5, True, None]}
     assert (first.queue, first.priority, first.trigger) == ("slow", 5, "none_failed")
     assert (copies.depends_on, copies.parallel) == (("first",), 3)
@@ -294,8 +294,8 @@ schedule:
             """,
             [
                 "f.yaml:5: tasks.a.dependson: unknown key. Did you mean 'depends_on'?",
-                "f.yaml:6: tasks.a.zzz: unknown key. Known: task, workflow, executor, depends_on, input, foreach, "
-                "parallel, concurrency, concurrency_key, on_failure, when, retries, timeout, queue, priority, trigger.",
+                "f.yaml:6: tasks.a.zzz: unknown key. Known: task, workflow, depends_on, input, foreach, parallel, "
+                "concurrency, concurrency_key, on_failure, when, retries, timeout, queue, priority, trigger.",
                 "f.yaml:7: step: unknown key. Known: name, version, description, params, schedule, timeout, "
                 "concurrency, tags, on, on_failure, on_success, queue, defaults, tasks.",
             ],
@@ -538,6 +538,7 @@ def test_sound_files_fit_the_schema(text: str) -> None:
         "name: x\ntasks: {}",
         "name: x\ntasks: {a: {}}",
         "name: x\ntasks: {a: {task: t, workflow: w}}",
+        "name: x\ntasks: {a: {executor: http}}",
         "name: x\ntasks: {a: {task: t, retries: -1}}",
         "name: x\ntasks: {a: {task: t, foreach: b, parallel: 2}}",
         "name: x\ntasks: {a: {task: t, concurrency: 2}}",
@@ -559,7 +560,9 @@ def test_files_that_do_not_fit_the_schema_are_refused(text: str) -> None:
 def test_the_schema_knows_every_key() -> None:
     content = schema().schema
     assert isinstance(content, dict)
-    step = set(Step.__struct_fields__) - {"name", "registered"} | {"on_failure"}  # which comes from the code only
+    step = set(Step.__struct_fields__) - {"name", "registered", "executor"} | {
+        "on_failure"
+    }  # of code and of older releases
     assert set(content["$defs"]["task"]["properties"]) == step
     assert set(content["properties"]) == set(Definition.__struct_fields__) - {"steps"} | {"tasks", "defaults"}
     assert set(content["$defs"]["event"]["properties"]) == set(EventTrigger.__struct_fields__)

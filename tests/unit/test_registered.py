@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 
-from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator
+from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, TaskContext
 from orchestrator.domain.definition import Definition, Hook, Registered, Step
-from orchestrator.sdk.definitions import loads, to_yaml
+from orchestrator.sdk.definitions import completed, loads, to_yaml
 from orchestrator.sdk.registered import take_over
 
 
@@ -19,7 +21,7 @@ def app() -> Orchestrator:
 
 
 def take(app: Orchestrator, *steps: Step, **parts: Any) -> Definition:
-    return take_over(Definition(name="flow", steps=steps, **parts), app.tasks, "flow")
+    return completed(Definition(name="flow", steps=steps, **parts), "flow", partial(take_over, tasks=app.tasks))
 
 
 def registered(app: Orchestrator, step: Step) -> Registered | None:
@@ -28,7 +30,7 @@ def registered(app: Orchestrator, step: Step) -> Registered | None:
 
 def test_a_task_that_says_nothing_leaves_the_definition_as_it_is(app: Orchestrator) -> None:
     app.task(name="plain")(lambda: None)
-    steps = Step(name="a", task="plain"), Step(name="b", task="unknown"), Step(name="c", workflow="plain")
+    steps = Step(name="a", task="plain"), Step(name="b", task="file.py:function"), Step(name="c", workflow="plain")
     assert take(app, *steps) == Definition(name="flow", steps=steps)
 
 
@@ -38,11 +40,13 @@ def test_what_is_taken_over(app: Orchestrator) -> None:
     assert found == Registered(options={"retry": {"max": 2}, "concurrency": 2}, queue="far", priority=3, key="7")
     again = take(app, Step(name="a", task="routed"))
     app.tasks.clear()
-    assert take_over(again, app.tasks, "flow") == again, "what is not known here is left alone"
+    assert take_over(again, {}) == (again, []), "without tasks, all is left alone"
+    app.task(name="another")(lambda: None)
+    assert take_over(again, app.tasks, ["routed"]) == (again, []), "and so is what another application has"
 
 
 def test_what_a_task_has_no_parameter_for_is_not_sent_to_it(app: Orchestrator) -> None:
-    app.task(name="some")(lambda wanted: wanted)
+    app.task(name="some")(lambda wanted=None: wanted)
     app.task(name="all")(lambda **given: given)
     some = registered(app, Step(name="a", task="some", depends_on=("wanted", "other"), foreach="wanted.files"))
     assert some == Registered(ignored=("other", "item"))
@@ -61,7 +65,7 @@ def test_a_key_of_arguments_that_stand_in_the_definition(app: Orchestrator) -> N
 
     assert found(input={"to": "acme"}) == ("c-acme", 4)
     assert found() == ("c-nobody", 6), "a default is known as well"
-    assert found(input={"to": "$${x}", "more": "${params.x}"}) == ("c-${x}", 4), "what the function is not given"
+    assert found(input={"to": "$${x}"}) == ("c-${x}", 4)
     assert found(input={"to": "acme"}, depends_on=("earlier",)) == ("c-acme", 4)
     assert found(input={"to": "acme"}, foreach="[1, 2]") == ("c-acme", 4)
 
@@ -105,6 +109,65 @@ def test_what_no_step_can_keep_is_refused(app: Orchestrator, options: dict[str, 
         take(app, Step(name="a", task="t", timeout=20.0))
 
 
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("a: {task: shop.resise}", "f.yaml:3: tasks.a.task: the application has no task 'shop.resise'. Did you mean"),
+        ("a: {task: resize}", "the application has no task 'resize'. Did you mean 'shop.resize'?"),
+        (
+            "a: {task: xyzzy}",
+            "the application has no task 'xyzzy'. If another application has it, give it as elsewhere.",
+        ),
+        (
+            "a: {task: shop.resize, input: {path: x, wdith: 5}}",
+            "f.yaml:3: tasks.a.input.wdith: task 'shop.resize' has no such parameter. Did you mean 'width'?",
+        ),
+        (
+            "a: {task: shop.resize, input: {path: x, width: wide}}",
+            "f.yaml:3: tasks.a.input.width: Task 'shop.resize', argument 'width': expected int",
+        ),
+        (
+            "a: {task: shop.resize}",
+            "f.yaml:3: tasks.a: Task 'shop.resize': missing a required argument: 'path'. Expected shop.resize(",
+        ),
+    ],
+)
+def test_tasks_and_inputs_that_do_not_fit_the_application(app: Orchestrator, file: str, message: str) -> None:
+    @app.task(name="shop.resize")
+    def resize(path: str, width: int = 100) -> None: ...
+
+    with pytest.raises(InvalidWorkflow, match=f"^{re.escape(message)}|: {re.escape(message)}"):
+        loads(f"name: flow\ntasks:\n  {file}\n", "f.yaml", partial(take_over, tasks=app.tasks))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "{a: {task: shop.resize, input: {path: x, width: 5}}}",
+        "{a: {task: shop.resize, input: {path: '${run.id}', width: '${len(run.id)}'}}}",
+        "{path: {task: shop.find}, a: {task: shop.resize, depends_on: path}}",
+        "{path: {task: shop.find}, a: {task: shop.resize, depends_on: path, foreach: path, input: {path: '${item}'}}}",
+        "{a: {task: shop.each, foreach: [1, 2]}}",
+        "{a: {task: shop.any, input: {whatever: 1}}}",
+        "{a: {task: 'file.py:function'}, b: {task: orchestrator.webhook}, c: {workflow: any}}",
+    ],
+)
+def test_tasks_and_inputs_that_fit(app: Orchestrator, file: str) -> None:
+    @app.task(name="shop.resize")
+    def resize(ctx: TaskContext, path: str, width: int = 100) -> None: ...
+
+    app.task(name="shop.find")(lambda: None)
+    app.task(name="shop.each")(lambda item: item)
+    app.task(name="shop.any")(lambda **given: given)
+    loads(f"name: flow\ntasks: {file}", "f.yaml", partial(take_over, tasks=app.tasks))
+
+
+def test_an_unknown_task_of_a_hook(app: Orchestrator) -> None:
+    app.task(name="mail.send")(lambda: None)
+    with pytest.raises(InvalidWorkflow, match="flow: on_failure.0..task: .* 'mail.sent'. Did you mean 'mail.send'"):
+        take(app, Step(name="a", task="mail.send"), on_failure=(Hook(task="mail.sent"),))
+
+
 def test_everything_that_cannot_be_kept_is_told_at_once(app: Orchestrator) -> None:
     app.task(name="t", unique_key="k")(lambda: None)
     app.task(name="h", concurrency_key=lambda **_: "x")(lambda **_: None)
@@ -117,8 +180,8 @@ def test_a_hook_is_patient_unless_its_task_says_otherwise(app: Orchestrator) -> 
     app.task(name="calm")(lambda: None)
     app.task(name="brisk", retries=0, timeout=5)(lambda: None)
     app.task(name="soft", soft_timeout=90)(lambda: None)
-    hooks = tuple(Hook(task=name) for name in ("calm", "brisk", "soft", "unknown"))
-    found = take(app, Step(name="a", task="x"), on_success=(*hooks, Hook(webhook="http://x"))).on_success
+    hooks = tuple(Hook(task=name) for name in ("calm", "brisk", "soft", "orchestrator.webhook"))
+    found = take(app, Step(name="a", task="calm"), on_success=(*hooks, Hook(webhook="http://x"))).on_success
     options = [None if hook.registered is None else hook.registered.options for hook in found]
     assert options == [
         None,
@@ -132,7 +195,7 @@ def test_a_hook_is_patient_unless_its_task_says_otherwise(app: Orchestrator) -> 
 def test_a_file_says_nothing_of_it(app: Orchestrator) -> None:
     app.task(name="t", concurrency=2)(lambda: None)
     plain = Definition(name="flow", steps=(Step(name="a", task="t", concurrency_key="${run.id}"),))
-    taken = take_over(plain, app.tasks, "flow")
+    taken, _ = take_over(plain, app.tasks)
     assert loads(to_yaml(taken)) == plain
     assert "registered:" in to_yaml(taken, registered=True)
 
