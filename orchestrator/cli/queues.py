@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from typing import Any
 
 import click
@@ -14,9 +15,13 @@ from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
 from orchestrator.cli.times import duration
 from orchestrator.domain.durations import parse_duration
+from orchestrator.errors import NotFound, did_you_mean
+from orchestrator.sdk.options import check_name
 from orchestrator.sdk.queue import Queue
-from orchestrator.store import insights
+from orchestrator.settings import load_settings
+from orchestrator.store import insights, queues
 from orchestrator.store.insights import QueueCounts
+from orchestrator.workers.loading import load_app
 
 
 @click.group("queues", invoke_without_command=True)
@@ -37,9 +42,9 @@ def command(context: click.Context, as_json: bool) -> None:
 
 def _show(as_json: bool) -> None:
     with reading() as connection:
-        queues = insights.list_queues(connection)
+        found = insights.list_queues(connection)
     if as_json:
-        print_json({"queues": queues})
+        print_json({"queues": found})
         return
     print_table(
         ("queue…", "ready>", "delayed>", "unknown>", "blocked>", "in flight>", "oldest>", "workers>", "slots>", "set"),
@@ -56,7 +61,7 @@ def _show(as_json: bool) -> None:
                 queue.slots,
                 _settings(queue),
             )
-            for queue in queues
+            for queue in found
         ],
         empty="No queue holds a task or has a worker.",
     )
@@ -75,15 +80,40 @@ def _settings(queue: QueueCounts) -> str:
     return ", ".join(said)
 
 
+new_option = click.option("--new", is_flag=True, help="Accept a queue that nobody has named yet.")
+
+
+def check_named(name: str, new: bool) -> None:
+    """Refuse a queue that nothing has ever named, neither what is stored nor the application, unless that is meant."""
+    if new:
+        return
+    check_name("queue", name)
+    with reading() as connection:
+        known = queues.named(connection)
+    if name in known:
+        return
+    where = load_settings().app
+    if where:
+        with closing(load_app(where)) as application:
+            known |= {*application.queues()}
+    if name not in known:
+        raise NotFound(
+            f"Nobody has named a queue {name!r}: no task, worker, workflow or setting"
+            f"{f', nor {where}' if where else ''}.{did_you_mean(name, known)} If it is one to come: --new"
+        )
+
+
 @command.command("pause")
 @click.argument("name")
-def pause(name: str) -> None:
+@new_option
+def pause(name: str, new: bool) -> None:
     """Hand out nothing more of a queue. What is with the workers goes on.
 
     \b
     Example:
       orchestrator queues pause mail
     """
+    check_named(name, new)
     with sending() as app:
         app.queue(name).pause()
     echo(f"Queue {name} is paused.")
@@ -98,6 +128,7 @@ def resume(name: str) -> None:
     Example:
       orchestrator queues resume mail
     """
+    check_named(name, new=False)
     with sending() as app:
         app.queue(name).resume()
     echo(f"Queue {name} is not paused.")
@@ -110,7 +141,8 @@ def resume(name: str) -> None:
 )
 @click.option("--rate", metavar="RATE", help="How often one may start: 10/s, 100/m, 5/10s.")
 @click.option("--none", "lift", is_flag=True, help="Lift both limits.")
-def limit(name: str, concurrency: int | None, rate: str | None, lift: bool) -> None:
+@new_option
+def limit(name: str, concurrency: int | None, rate: str | None, lift: bool, new: bool) -> None:
     """Limit a queue. What is not given is not limited.
 
     \b
@@ -120,6 +152,7 @@ def limit(name: str, concurrency: int | None, rate: str | None, lift: bool) -> N
     """
     if lift == (concurrency is not None or rate is not None):
         raise click.UsageError("Give --concurrency, --rate or both; or --none.")
+    check_named(name, new)
     with sending() as app:
         app.queue(name).limit(concurrency=concurrency, rate=rate)
     echo(f"Queue {name} has no limits." if lift else f"Queue {name} is limited.")
@@ -142,7 +175,8 @@ class _Retention(click.ParamType["float"]):
 @click.option("--success", type=_Retention(), metavar="TIME", help="Keep what succeeded so long: 1h, 30d, forever.")
 @click.option("--failed", type=_Retention(), metavar="TIME", help="Keep what failed or was cancelled or skipped.")
 @click.option("--none", "lift", is_flag=True, help="Leave both to the settings again.")
-def retain(name: str, success: float | None, failed: float | None, lift: bool) -> None:
+@new_option
+def retain(name: str, success: float | None, failed: float | None, lift: bool, new: bool) -> None:
     """Set how long a queue's tasks are kept after they have ended. What is not given is left to the settings.
 
     Tasks that belong to a run are kept as long as their run.
@@ -155,6 +189,7 @@ def retain(name: str, success: float | None, failed: float | None, lift: bool) -
     """
     if lift == (success is not None or failed is not None):
         raise click.UsageError("Give --success, --failed or both; or --none.")
+    check_named(name, new)
     with sending() as app:
         app.queue(name).retain(success=success, failed=failed)
     said = [

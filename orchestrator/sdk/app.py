@@ -224,6 +224,12 @@ class Orchestrator:
         """Return the queue to which a task of this name goes, unless it says otherwise itself."""
         return next((queue for pattern, queue in self._routes.items() if fnmatchcase(name, pattern)), otherwise)
 
+    def queues(self) -> list[str]:
+        """Return every queue that the code names: for tasks, what follows them, workflows as code, and by routes."""
+        tasks = {queue for task in self.tasks.values() for queue in task._queues()}
+        code = {flow.code_options.queue or self.route(name) for name, flow in self.code_workflows.items()}
+        return [DEFAULT_QUEUE, *sorted({*tasks, *code, *self._routes.values()} - {DEFAULT_QUEUE})]
+
     def queue(self, name: str) -> Queue:
         """Return a queue, to pause, limit or empty it."""
         return Queue(self, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
@@ -215,6 +215,12 @@ class Task(Generic[P, R]):
     def queue(self) -> str:
         """The queue it waits in: its own, or where the application's routes send it."""
         return self.call_options.queue or self._app.route(self.name)
+
+    def _queues(self) -> Iterator[str]:
+        """Yield the queues that it and all that follows it wait in."""
+        yield self.queue
+        for follower in (*self._after_success, *self._after_failure):
+            yield from follower._queues()
 
     @property
     def own_queue(self) -> str | None:

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection, text
 
+from orchestrator.domain.definition import named_queues
 from orchestrator.domain.limits import Rate
-from orchestrator.store import inbox
+from orchestrator.store import inbox, workflows
 from orchestrator.store.inbox import Wish
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
@@ -38,6 +39,28 @@ def read(connection: Connection) -> list[QueueRow]:
         QueueRow(row[0], row[1], row[2], Rate(row[3], 1.0, row[4]) if row[3] else None)
         for row in connection.exec_driver_sql(_READ)
     ]
+
+
+_NAMED = """
+SELECT name FROM orchestrator.queues
+ UNION SELECT unnest(queues) FROM orchestrator.workers
+ UNION SELECT queue FROM orchestrator.tasks
+ UNION SELECT queue FROM (SELECT queue FROM orchestrator.ended_tasks ORDER BY ended_at DESC LIMIT 10000) AS newest
+"""
+
+
+def named(connection: Connection) -> set[str]:
+    """Return every queue that has a setting, a worker, a task that is open or among the last to end, or a workflow."""
+    return {row[0] for row in connection.exec_driver_sql(_NAMED)} | of_workflows(connection)
+
+
+_OF_CODE = "SELECT DISTINCT code->>'queue' FROM orchestrator.schedules WHERE code IS NOT NULL"
+
+
+def of_workflows(connection: Connection) -> set[str]:
+    """Return every queue that an applied workflow names, or the schedule of one that is code."""
+    of_code = {row[0] for row in connection.exec_driver_sql(_OF_CODE)}
+    return of_code.union(*(named_queues(stored.definition) for stored in workflows.list_latest(connection)))
 
 
 _PAUSE = text(

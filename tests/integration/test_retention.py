@@ -358,7 +358,7 @@ def command(system: System, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
 
 
 def test_a_queue_is_told_on_the_command_line(command: Callable[..., str]) -> None:
-    assert command("queues", "retain", "mail", "--success", "1h") == "Queue mail keeps success 1h.\n"
+    assert command("queues", "retain", "mail", "--success", "1h", "--new") == "Queue mail keeps success 1h.\n"
     said = command("queues", "retain", "mail", "--success", "1h", "--failed", "forever")
     assert said == "Queue mail keeps success 1h, failed for ever.\n"
     assert "success 1h, failed kept for ever" in command("queues")

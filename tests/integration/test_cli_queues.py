@@ -1,0 +1,65 @@
+"""`orchestrator queues` of a queue that nobody has ever named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from orchestrator.cli import main
+from orchestrator.domain.definition import Definition, Step
+from orchestrator.store import fleet
+from orchestrator.store.fleet import WorkerRow
+from tests.integration.stage import System
+
+
+@pytest.fixture
+def run(system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+    return lambda *words: CliRunner().invoke(main, ["queues", *words])
+
+
+def worker(queues: list[str]) -> WorkerRow:
+    return WorkerRow("w", "here", 7, queues, [], 10, 0, "live", 0.0)
+
+
+@pytest.mark.parametrize(
+    "words", [("pause",), ("resume",), ("limit", "--concurrency", "2"), ("retain", "--success", "1h")]
+)
+def test_a_queue_that_nobody_has_named_is_refused(
+    system: System, run: Callable[..., Result], words: tuple[str, ...]
+) -> None:
+    with system.engine.begin() as connection:
+        fleet.mirror(connection, [worker(["mail"])], datetime.now(UTC))
+    verb, *options = words
+    refused = run(verb, "mial", *options)
+    assert refused.exit_code == 1
+    assert "Nobody has named a queue 'mial'" in refused.output
+    assert "Did you mean 'mail'?" in refused.output
+    assert run(verb, "mail", *options).exit_code == 0
+
+
+def test_one_that_is_to_come_may_be_paused(run: Callable[..., Result]) -> None:
+    assert run("pause", "tomorrow").exit_code == 1
+    assert run("pause", "tomorrow", "--new").exit_code == 0
+    assert run("resume", "tomorrow").exit_code == 0
+    assert run("pause", "tomorrow").exit_code == 0, "somebody has named it by now"
+
+
+def test_workflows_and_the_application_name_queues(
+    system: System, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system.app.workflows.apply(Definition(name="flow", queue="reports", steps=(Step(name="a", task="f.py:t"),)))
+    assert run("pause", "reports").exit_code == 0
+    code = "from orchestrator import Orchestrator\napp = Orchestrator(routes={'x.*': 'routed'})\n"
+    (tmp_path / "routing_shop.py").write_text(code)
+    assert run("pause", "routed").exit_code == 1
+    monkeypatch.setenv("ORCHESTRATOR_APP", "routing_shop:app")
+    assert run("pause", "routed").exit_code == 0
+    assert "no task, worker, workflow or setting, nor routing_shop:app." in run("pause", "rooted").output

@@ -1,0 +1,36 @@
+"""Which queues an application and a workflow name."""
+
+from __future__ import annotations
+
+from orchestrator import Orchestrator, WorkflowContext
+from orchestrator.domain.definition import Definition, Hook, Registered, Step, named_queues
+
+
+def test_the_queues_that_an_application_names() -> None:
+    app = Orchestrator(routes={"mail.*": "mail", "odd.*": "routed"})
+    assert app.queues() == ["default", "mail", "routed"]
+
+    @app.task(name="end")
+    def end(result: str) -> None: ...
+
+    @app.task(name="mail.send", on_success=end.options(queue="after"), on_failure=[end.options(queue="trouble")])
+    def send() -> None: ...
+
+    @app.task(queue="images")
+    def resize() -> None: ...
+
+    @app.workflow(queue="orders")
+    async def order(ctx: WorkflowContext) -> None: ...
+
+    assert app.queues() == ["default", "after", "images", "mail", "orders", "routed", "trouble"]
+
+
+def test_the_queues_that_a_workflow_names() -> None:
+    steps = (
+        Step(name="a", task="t"),
+        Step(name="b", task="t", queue="own"),
+        Step(name="c", task="t", registered=Registered(queue="of-task")),
+    )
+    hook = Hook(task="t", registered=Registered(queue="of-hook"))
+    definition = Definition(name="x", queue="flow", steps=steps, on_failure=(hook,))
+    assert named_queues(definition) == {"flow", "own", "of-task", "of-hook"}
