@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from types import FrameType
 
 from orchestrator.domain.activation import Activated, Violation
@@ -18,6 +17,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.errors import NotDeterministic
 from orchestrator.sdk.code.engine import Running
 from orchestrator.sdk.code.guards import is_own_code
+from orchestrator.sdk.code.places import place
 from orchestrator.sdk.code.putting_away import EndTurn
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.job import Job
@@ -121,6 +121,4 @@ def _place(thread: int) -> str:
     while frame is not None and not is_own_code(frame):
         frame = frame.f_back
     frame = frame or innermost
-    if frame is None:
-        return "at an unknown place"
-    return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}, in {frame.f_code.co_name}"
+    return "at an unknown place" if frame is None else place(frame)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from textwrap import indent
 from typing import Any
 from uuid import UUID
 
@@ -11,6 +13,7 @@ from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.options import json_option
 from orchestrator.cli.output import echo, print_table
 from orchestrator.cli.resetting import reset
+from orchestrator.cli.run_ids import RUN
 from orchestrator.cli.sending import sending
 from orchestrator.domain.history import Event
 from orchestrator.domain.ids import to_text
@@ -18,8 +21,10 @@ from orchestrator.harmless import harmless_json
 from orchestrator.sdk.code.recording import ID_FIELDS
 from orchestrator.sdk.payload import decode_value
 
-run_argument = click.argument("run", type=click.UUID, metavar="ID")
+run_argument = click.argument("run", type=RUN, metavar="ID")
 _LONGEST = 120
+_TRACEBACK = "\n\n"
+"""Stands between an error and its traceback."""
 
 
 @click.command()
@@ -101,7 +106,7 @@ def update(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("runs", type=click.UUID, metavar="ID…", nargs=-1, required=True)
+@click.argument("runs", type=RUN, metavar="ID…", nargs=-1, required=True)
 def terminate(runs: tuple[UUID, ...]) -> None:
     """End runs of workflows as code at once, without asking the code. To let it tidy up: runs cancel.
 
@@ -117,9 +122,12 @@ def terminate(runs: tuple[UUID, ...]) -> None:
 
 @click.command()
 @run_argument
+@click.option("--full", is_flag=True, help="Values and tracebacks as they are, a few lines for each event.")
 @json_option
-def history(run: UUID, as_json: bool) -> None:
+def history(run: UUID, full: bool, as_json: bool) -> None:
     """Show everything that happened in a run of a workflow as code. With --json, as a test can replay it.
+
+    Long values are cut, unless they say why something failed; --full cuts nothing.
 
     \b
     Example:
@@ -131,6 +139,12 @@ def history(run: UUID, as_json: bool) -> None:
         echo(harmless_json(recording.to_json()))
         return
     begun = recording.events[0].at if recording.events else 0.0
+    if full:
+        for event in recording.events:
+            echo(f"{event.number}  {event.at - begun:.3f}  {_kind(event)}")
+            for field, text in _fields(event):
+                echo(indent(f"{field} = {text}", "    "))
+        return
     rows = [(event.number, f"{event.at - begun:.3f}", _kind(event), _about(event)) for event in recording.events]
     print_table(("number>", "seconds>", "event", "about…"), rows, empty="Nothing has happened yet.")
 
@@ -148,7 +162,14 @@ def _kind(event: Event) -> str:
 
 def _about(event: Event) -> str:
     """Return what an event is about, in a line; values are cut."""
-    words: list[str] = []
+    return " ".join(
+        f"{field}={text.partition(_TRACEBACK)[0]}" if field == "error" else f"{field}={text}"[:_LONGEST]
+        for field, text in _fields(event)
+    )
+
+
+def _fields(event: Event) -> Iterator[tuple[str, str]]:
+    """Yield what an event says, in the words of people."""
     for field in event.what.__struct_fields__:
         found = getattr(event.what, field)
         if found in (None, "", {}) or found is False or field == "digest":  # which means nothing to people
@@ -156,9 +177,10 @@ def _about(event: Event) -> str:
         if isinstance(found, bytes):
             found = to_text(found) if field in ID_FIELDS else _shown(found)
         elif hasattr(found, "kind"):
-            found = f"{found.kind}: {found.message}"
-        words.append(f"{field}={found}"[:_LONGEST])
-    return " ".join(words)
+            found = f"{found.kind}: {found.message}" + (
+                _TRACEBACK + found.traceback.rstrip() if found.traceback else ""
+            )
+        yield field, str(found)
 
 
 def _shown(data: bytes) -> str:

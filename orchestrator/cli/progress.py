@@ -6,8 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from datetime import datetime
+from typing import Any, TypeVar
 
+from rich.console import RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
@@ -34,7 +36,7 @@ _BAR = (
     TimeRemainingColumn(),
 )
 
-Look = Callable[[], tuple[RunView, Sequence[StepView]]]
+T = TypeVar("T")
 
 
 def watch_run(look: Callable[[], RunView], *, quiet: bool = False) -> RunView:
@@ -46,18 +48,28 @@ def watch_run(look: Callable[[], RunView], *, quiet: bool = False) -> RunView:
     return _follow(look, lambda run: echo(_line(run)))
 
 
-def watch_workflow(handle: RunHandle[Any], look: Look) -> RunView:
+def watch_workflow(handle: RunHandle[Any], look: Callable[[], tuple[RunView, Sequence[StepView]]]) -> RunView:
     """Draw a workflow's run until it ends, live on a terminal, else a line for every change; return how it ended."""
+    return watch_drawn(handle, look, draw, _Teller())
+
+
+def watch_drawn(
+    handle: RunHandle[Any],
+    look: Callable[[], tuple[RunView, T]],
+    draw: Callable[[RunView, T, datetime, int | None], RenderableType],
+    tell: Callable[[RunView, T, datetime], None],
+) -> RunView:
+    """Draw a run with its details until it ends or, where there is no terminal, tell what changes."""
     if not sys.stdout.isatty():
-        return _follow_steps(handle, look, _Teller())
+        return _follow_closely(handle, look, tell)
     paper = console()
     with Live(console=paper, auto_refresh=False, vertical_overflow="crop") as live:
 
-        def show(run: RunView, steps: Sequence[StepView]) -> None:
+        def show(run: RunView, details: T, now: datetime) -> None:
             height = None if run.status in ENDED_RUN_STATES else paper.height  # what stays may scroll
-            live.update(draw(run, steps, present(), height), refresh=True)
+            live.update(draw(run, details, now, height), refresh=True)
 
-        return _follow_steps(handle, look, show)
+        return _follow_closely(handle, look, show)
 
 
 def watch_backfill(look: Callable[[], BackfillView]) -> BackfillView:
@@ -105,19 +117,21 @@ class _Teller:
     def __init__(self) -> None:
         self._lines: list[Line] = []
 
-    def __call__(self, run: RunView, steps: Sequence[StepView]) -> None:
+    def __call__(self, run: RunView, steps: Sequence[StepView], now: datetime) -> None:
         lines = to_lines(steps)
-        for words in changes(self._lines, lines, present()):
+        for words in changes(self._lines, lines, now):
             echo(words)
         self._lines = lines
         if run.status in ENDED_RUN_STATES:
             echo(_line(run))
 
 
-def _follow_steps(handle: RunHandle[Any], look: Look, show: Callable[[RunView, Sequence[StepView]], None]) -> RunView:
+def _follow_closely(
+    handle: RunHandle[Any], look: Callable[[], tuple[RunView, T]], show: Callable[[RunView, T, datetime], None]
+) -> RunView:
     while True:
-        run, steps = look()
-        show(run, steps)
+        run, details = look()
+        show(run, details, present())
         if run.status in ENDED_RUN_STATES:
             return run
         with suppress(ResultTimeout):

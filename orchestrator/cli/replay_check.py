@@ -15,7 +15,7 @@ from orchestrator.errors import DeterminismViolation, NotDeterministic, did_you_
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
 from orchestrator.settings import load_settings
-from orchestrator.store import code_runs, histories
+from orchestrator.store import histories, insights
 from orchestrator.workers.loading import load_app
 
 
@@ -41,7 +41,7 @@ def replay_check(app: str | None, since: datetime | None, elsewhere: tuple[str, 
     known = load_app(require_app(settings)).code_workflows
     checked = misfits = waiting = 0
     with reading() as connection:
-        for run in code_runs.open_runs(connection, sorted(known), since):
+        for run in insights.open_runs(connection, sorted(known), since):
             if run.pinned and f"{run.workflow}@{run.version}" not in known.announced:
                 waiting += 1
                 continue
@@ -51,7 +51,7 @@ def replay_check(app: str | None, since: datetime | None, elsewhere: tuple[str, 
             except (DeterminismViolation, NotDeterministic) as error:
                 misfits += 1
                 echo(f"{run.workflow}, run {to_text(run.id)}: {error}", colour="red", err=True)
-        gone = code_runs.count_open_others(connection, sorted({*known, *elsewhere}), since)
+        gone = insights.count_open_others(connection, sorted({*known, *elsewhere}), since)
     for name, count in gone.items():
         checked, misfits = checked + count, misfits + count
         what = f"{name}: {_open_runs(count)}, and the application has no workflow of this name."

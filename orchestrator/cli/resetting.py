@@ -8,12 +8,13 @@ import click
 
 from orchestrator.cli.options import json_option
 from orchestrator.cli.output import confirm, echo, print_json, print_table
+from orchestrator.cli.run_ids import RUN
 from orchestrator.cli.sending import sending
 from orchestrator.domain.reset_preview import preview
 
 
 @click.command()
-@click.argument("run", type=click.UUID, metavar="ID")
+@click.argument("run", type=RUN, metavar="ID")
 @click.option("--to", type=int, required=True, metavar="EVENT", help="The last event to keep; see: runs history ID")
 @click.option("--reason", default="", help="Why, for those who look at the history.")
 @click.option("--dry-run", is_flag=True, help="Only show what would become of everything.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from collections.abc import Sequence
@@ -12,14 +11,15 @@ from uuid import UUID
 
 import click
 from rich.text import Text
-from sqlalchemy import Connection
 
 from orchestrator.cli import code_runs
+from orchestrator.cli.code_view import code_fields, print_error
 from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.options import app_option, json_option, moment, page_options, status_option
 from orchestrator.cli.output import console, echo, print_fields, print_json, print_table, state
-from orchestrator.cli.progress import watch_run, watch_workflow
 from orchestrator.cli.reading import reading
+from orchestrator.cli.run_ids import RUN
+from orchestrator.cli.run_reading import MOST_CHILDREN, children_of, find_run, follow_run, run_document
 from orchestrator.cli.run_view import MOST_LINES, draw_lines, to_lines
 from orchestrator.cli.sending import sending
 from orchestrator.cli.times import ago, between, present, when
@@ -27,13 +27,14 @@ from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.store import insights, workflows
+from orchestrator.sdk.workflows import StoredWorkflow
+from orchestrator.settings import load_settings
+from orchestrator.store import insights
 from orchestrator.store.code_runs import GOES_ON
-from orchestrator.store.insights import RunDetail, RunFilter, RunView, StepView
+from orchestrator.store.insights import CodeView, RunDetail, RunFilter, RunView, StepView
 from orchestrator.workers.loading import load_app
 
-_MOST_CHILDREN = 100
+_NO_APPLICATION = "If it is a workflow as code, say where: --app module:app, or the setting `app`."
 _PARAM = re.compile(r"([^=]+)=(.*)", re.DOTALL)
 
 
@@ -65,7 +66,10 @@ def start(
     wait: bool,
     watch: bool,
 ) -> None:
-    """Start a run of the newest version of a workflow, and print its id. For a workflow as code, give --app.
+    """Start a run of the newest version of a workflow, and print its id.
+
+    A workflow as code is found in the application: that of --app, of the setting `app`, or of an `orchestrator dev`
+    that runs in this folder. Its arguments are checked; --key is an id of your own for the run.
 
     Each value is JSON if it reads as JSON, else a string; write 'name="5"' for a string of one digit.
 
@@ -77,10 +81,11 @@ def start(
     if wait and watch:
         raise click.UsageError("--wait and --watch are given, and only one of them can be followed.")
     given = _params(params)
-    code = _find_code(app, workflow)
+    where = load_settings(app=app).app
+    code = load_app(where).code_workflows.get(workflow) if where else None
     with sending() as application:
         if code is None:
-            handle = application.workflows[workflow].options(key=key, tags=tags).start(**given)
+            handle = _start_steps(application, workflow, where).options(key=key, tags=tags).start(**given)
         else:
             started = code.starting(id=key, on_conflict="return", tags=tags).start(**given)
             code.app.close()
@@ -88,7 +93,7 @@ def start(
         if not (watch and sys.stdout.isatty()):  # where it stands above the drawing
             echo(handle.id, err=wait or watch)
         if watch:
-            sys.exit(_watch(application, UUID(handle.id), as_json=False))
+            sys.exit(follow_run(application, UUID(handle.id), as_json=False))
         if wait:
             ended = handle.wait()
             echo(ended)
@@ -101,7 +106,7 @@ def start(
 @click.option("--tag", "tags", multiple=True, help="Only with this tag; given again, with all of them.")
 @click.option("--name", help="Only of this name.")
 @click.option("--stuck", is_flag=True, help="Only those that cannot go on.")
-@click.option("--parent", type=click.UUID, metavar="ID", help="Only those that this run started.")
+@click.option("--parent", type=RUN, metavar="ID", help="Only those that this run started.")
 @click.option("--since", type=moment, metavar="TIME", help="Only created since then: 2h (ago), or 2024-01-31T09:30.")
 @click.option("--until", type=moment, metavar="TIME", help="Only created before then.")
 @page_options
@@ -127,10 +132,13 @@ def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: b
 
 
 @command.command()
-@click.argument("run", type=click.UUID, metavar="ID")
+@click.argument("run", type=RUN, metavar="ID")
 @json_option
 def show(run: UUID, as_json: bool) -> None:
     """Show one run: its state, its steps and child runs, and how many of its tasks stand where.
+
+    Of a workflow as code: its arguments, its result or error, what it waits for and where in the code, and what it has
+    set for people to see.
 
     \b
     Example:
@@ -139,20 +147,21 @@ def show(run: UUID, as_json: bool) -> None:
     """
     with reading() as connection:
         if as_json:
-            print_json(_document(connection, _found(connection, run)))
+            print_json(run_document(connection, find_run(connection, run)))
             return
-        found = _found(connection, run)
+        found = find_run(connection, run)
         steps = insights.list_steps(connection, run)
-        children = _children(connection, run)
+        children = children_of(connection, run)
+        code = insights.show_code(connection, run) if found.code else None
     now = present()
-    _print(found, now)
+    _print(found, code, now)
     if steps:
         echo()
         _print_steps(steps, now)
     if children:
         echo("\nChild runs:")
         _print_runs(children, now)
-        if len(children) == _MOST_CHILDREN:
+        if len(children) == MOST_CHILDREN:
             echo(f"All of them: orchestrator runs list --parent {run}", err=True)
     if found.stuck and found.stuck.get("release"):
         echo(
@@ -161,12 +170,14 @@ def show(run: UUID, as_json: bool) -> None:
     elif found.stuck:
         echo(f"\n{found.stuck['difference']}" if found.stuck["difference"] else "", err=True)
         echo(f"It goes on when workers with code that fits come, or: orchestrator runs retry {run}", err=True)
+    if code is not None:
+        print_error(code)
     if found.failed:
         echo(f"\nIts failures: orchestrator tasks list --run {run} --status failed", err=True)
 
 
 @command.command()
-@click.argument("run", type=click.UUID, metavar="ID")
+@click.argument("run", type=RUN, metavar="ID")
 @json_option
 def watch(run: UUID, as_json: bool) -> None:
     """Show a run's progress until it ends; exit with 1 unless it succeeds. A workflow's run is drawn step by step.
@@ -178,11 +189,11 @@ def watch(run: UUID, as_json: bool) -> None:
       orchestrator runs watch 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
     with sending() as app:
-        sys.exit(_watch(app, run, as_json=as_json))
+        sys.exit(follow_run(app, run, as_json=as_json))
 
 
 @command.command()
-@click.argument("runs", type=click.UUID, metavar="ID…", nargs=-1, required=True)
+@click.argument("runs", type=RUN, metavar="ID…", nargs=-1, required=True)
 def cancel(runs: tuple[UUID, ...]) -> None:
     """Cancel runs with all of their open tasks and child runs.
 
@@ -197,7 +208,7 @@ def cancel(runs: tuple[UUID, ...]) -> None:
 
 
 @command.command()
-@click.argument("runs", type=click.UUID, metavar="ID…", nargs=-1, required=True)
+@click.argument("runs", type=RUN, metavar="ID…", nargs=-1, required=True)
 def retry(runs: tuple[UUID, ...]) -> None:
     """Try failed runs again: what failed or was cancelled, then what is below it; what succeeded stays.
 
@@ -212,12 +223,14 @@ def retry(runs: tuple[UUID, ...]) -> None:
 
 
 @command.command()
-@click.argument("run", type=click.UUID, metavar="ID")
+@click.argument("run", type=RUN, metavar="ID")
 @click.option(
     "--from", "from_step", metavar="STEP", help="Repeat this step and what is below it; keep all else that succeeded."
 )
 def rerun(run: UUID, from_step: str | None) -> None:
     """Start a workflow's run over, as a new run of the same version and parameters, and print its id.
+
+    Of a workflow as code all is done again; to keep what was done up to an event: runs reset.
 
     \b
     Example:
@@ -234,9 +247,15 @@ for _about_code in code_runs.COMMANDS:
 # -- reading
 
 
-def _find_code(where: str | None, name: str) -> CodeWorkflow[..., Any] | None:
-    """Return the workflow of an application's code, if an application is given."""
-    return None if where is None else load_app(where).code_workflows.find(name)
+def _start_steps(application: Orchestrator, name: str, where: str) -> StoredWorkflow:
+    """Return a workflow of steps; if there is none, say where workflows as code are looked for, too."""
+    found = application.workflows[name]
+    try:
+        found.definition()
+    except NotFound as error:
+        looked = f"The application {where} has no workflow as code of this name either." if where else _NO_APPLICATION
+        raise NotFound(f"{error} {looked}") from None
+    return found
 
 
 def _params(words: Sequence[str]) -> dict[str, Any]:
@@ -249,47 +268,6 @@ def _params(words: Sequence[str]) -> dict[str, Any]:
             raise click.UsageError(f"Parameter {named[1]!r} is given twice.")
         params[named[1]] = parse_value(named[2])
     return params
-
-
-def _found(connection: Connection, run: UUID) -> RunDetail:
-    found = insights.show_run(connection, run)
-    if found is None:
-        raise NotFound.by_id("run", str(run))
-    return found
-
-
-def _children(connection: Connection, run: UUID) -> list[RunView]:
-    return insights.list_runs(connection, RunFilter(parent=run), limit=_MOST_CHILDREN)
-
-
-def _document(connection: Connection, run: RunView) -> dict[str, Any]:
-    """Return a run with its steps and its newest child runs; a plain run has none."""
-    document = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-    steps = insights.list_steps(connection, run.id)
-    return document | {"steps": steps, "children": _children(connection, run.id)}
-
-
-def _watch(app: Orchestrator, run: UUID, *, as_json: bool) -> int:
-    """Follow a run to its end and return the exit code."""
-    with reading() as connection:
-        definition = workflows.of_run(connection, run.bytes)
-        try:
-            if definition is None or as_json:
-                ended = watch_run(lambda: _found(connection, run), quiet=as_json)
-            else:
-                ended = watch_workflow(
-                    app.run(run),
-                    lambda: (
-                        _found(connection, run),
-                        insights.list_steps(connection, run, definition=definition),
-                    ),
-                )
-        except KeyboardInterrupt:
-            echo(f"\nThe run goes on. To cancel it: orchestrator runs cancel {run}", err=True)
-            return 130
-        if as_json:
-            print_json(_document(connection, ended))
-    return 0 if ended.status == RunState.SUCCESS else 1
 
 
 # -- printing
@@ -342,7 +320,7 @@ def _limit(run: RunDetail) -> str:
     return f"its limit of {run.limit:,} at once: {who}{more}"
 
 
-def _print(run: RunDetail, now: datetime) -> None:
+def _print(run: RunDetail, code: CodeView | None, now: datetime) -> None:
     counters = {
         "open": run.open,
         "success": run.success,
@@ -354,19 +332,20 @@ def _print(run: RunDetail, now: datetime) -> None:
     print_fields(
         {
             "run": str(run.id),
-            "name": run.name if run.workflow is None else None,
+            "name": run.name if run.name != run.workflow else None,
             "workflow": f"{run.workflow}, version {run.version}" if run.workflow is not None else None,
             "params": ", ".join(f"{name}={data_text(value)}" for name, value in run.params.items()),
             "status": _state(run),
+            **({} if code is None else code_fields(run, code, now)),
             "goes on as": to_text(successor_id(run.id.bytes)) if run.reason in GOES_ON else None,
             "stuck": f"{run.stuck['kind']}: {run.stuck['message']}" if run.stuck else None,
-            "waits for": _limit(run) if run.held_by else None,
+            **({"waits for": _limit(run)} if run.held_by else {}),
             "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",
             "tags": ", ".join(run.tags),
-            "key": run.key,
+            "own id" if run.code else "key": run.key,
             "schedule": run.schedule,
             "fire time": when(run.fire_time, now),
-            "parent": f"{run.parent_run}, step {run.parent_step}" if run.parent_run else None,
+            "parent": ", step ".join(map(str, filter(None, (run.parent_run, run.parent_step)))),
             "created": when(run.created_at, now),
             "started": when(run.started_at, now),
             "ended": when(run.ended_at, now),

@@ -32,6 +32,7 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.registered import take_over
 from orchestrator.settings import load_settings
 from orchestrator.store import workflows
+from orchestrator.store.insights import CodeWorkflowView, list_code_workflows
 from orchestrator.store.workflows import Stored
 from orchestrator.workers.loading import load_app
 
@@ -123,7 +124,7 @@ def apply(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...], a
 @command.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the newest version of each workflow.
+    """List the newest version of each workflow, and workflows as code that live workers have or that have open runs.
 
     \b
     Example:
@@ -132,8 +133,9 @@ def list_(as_json: bool) -> None:
     """
     with reading() as connection:
         found = workflows.list_latest(connection)
+        code = list_code_workflows(connection)
     if as_json:
-        print_json({"workflows": [_summary(stored) for stored in found]})
+        print_json({"workflows": [_summary(stored) for stored in found], "code": code})
         return
     now = present()
     print_table(
@@ -149,8 +151,10 @@ def list_(as_json: bool) -> None:
                 stored.definition.description.partition("\n")[0],
             )
             for stored in found
-        ],
-        empty="There is no workflow yet. Apply one: orchestrator workflows apply FILE",
+        ]
+        + [(view.name, ", ".join(map(str, view.versions)), "code", "", "", "", _about_code(view)) for view in code],
+        empty="There is no workflow yet. Apply one (orchestrator workflows apply FILE), or start workers with an "
+        "application that has workflows as code.",
     )
 
 
@@ -295,6 +299,11 @@ def _summary(stored: Stored) -> dict[str, Any]:
         "tags": definition.tags,
         "applied_at": stored.created_at,
     }
+
+
+def _about_code(view: CodeWorkflowView) -> str:
+    workers = _number(view.workers, "live worker") if view.workers else "no live worker"
+    return f"{workers}, {_number(view.open_runs, 'open run')}"
 
 
 def _starts(definition: Definition) -> list[str]:

@@ -77,6 +77,17 @@ class Violation(msgspec.Struct, frozen=True, array_like=True):
     """The commands of the history and of the code around that place, as a diff."""
 
 
+class Waiting(msgspec.Struct, frozen=True, array_like=True):
+    """What only the worker knows of code that waits, for people to read; what is open stands in Postgres."""
+
+    places: list[str] = []
+    """Where in the code its function waits, and the first of the tasks beside it: `shop.py, line 7, in order: …`."""
+    signals: list[str] = []
+    """Names of signals that it waits for."""
+    updates: list[str] = []
+    """Names of updates that have no answer yet."""
+
+
 class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     """The report of one activation."""
 
@@ -93,3 +104,7 @@ class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     answers: list[Answer] = []
     cached: int = 0
     """The attempt under which the worker keeps the workflow now: this one if the code was shown any events."""
+    waiting: Waiting | None = None
+    """Where the code waits now, if it was shown any events."""
+    version: int = 0
+    """The version of the code that took this turn; 0 where an older worker does not say."""

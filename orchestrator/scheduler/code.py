@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from orchestrator.domain import history
-from orchestrator.domain.activation import Activation, Query, Violation
+from orchestrator.domain.activation import Activation, Query, Violation, Waiting
 from orchestrator.domain.allotment import LARGEST_HISTORY, Allotment, Way
 from orchestrator.domain.happened import Happened
 from orchestrator.domain.history import Event, Fact
@@ -248,7 +248,7 @@ def reply(tick: Tick, answers: Sequence[Answered]) -> None:
 
 def stick(tick: Tick, reasons: Sequence[tuple[bytes, int, Violation]]) -> None:
     """Note that the code of runs cannot go on, for people to see. They have not failed."""
-    rows = [(run, attempt, violation_json(violation)) for run, attempt, violation in reasons]
+    rows = [(run, attempt, json_text(violation)) for run, attempt, violation in reasons]
     moved = stuck.stick(tick.connection, rows)
     tick.note(moved, by_worker=True)
     messages = {run: violation.message for run, _, violation in reasons}
@@ -256,7 +256,7 @@ def stick(tick: Tick, reasons: Sequence[tuple[bytes, int, Violation]]) -> None:
         log.error("run %s is stuck: %s", to_text(task.id), messages[task.id])
 
 
-def violation_json(violation: Violation) -> str:
-    """Return why a run is stuck as it is stored."""
-    fields = {name: getattr(violation, name) for name in violation.__struct_fields__}
+def json_text(known: Violation | Waiting) -> str:
+    """Return what a worker has found out about a run as it is stored: its fields by name."""
+    fields = {name: getattr(known, name) for name in known.__struct_fields__}
     return msgspec.json.encode(fields).decode()

@@ -14,7 +14,7 @@ from orchestrator.domain.commands import Command
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.succession import with_seen
 from orchestrator.domain.task import NewTask, TaskError
-from orchestrator.scheduler.code import ask_to_cancel, reply, stick
+from orchestrator.scheduler.code import ask_to_cancel, json_text, reply, stick
 from orchestrator.scheduler.code_requests import meet_promises, pass_on_signals
 from orchestrator.scheduler.tasks import adopt_children, cancel_tasks, error_json
 from orchestrator.scheduler.tick import Tick
@@ -68,7 +68,12 @@ def _turn(worker: str, report: Activated) -> Turn:
     events: list[What] = [history.ActivationApplied(report.through)] if seen else []
     events.extend(history.record(command) for command in report.commands)
     opened = sum(isinstance(command, _OPENING) for command in report.commands)
-    return Turn(report.id, report.attempt, report.through, seen, report.cached, worker, events, opened)
+    waiting = None if report.waiting is None else json_text(report.waiting)
+    return Turn(
+        *(report.id, report.attempt, report.through, seen, report.cached, worker, events, opened),
+        waiting=waiting,
+        version=report.version,
+    )
 
 
 _OPENING = (commands.ScheduleTask, commands.StartChildRun)
@@ -175,7 +180,15 @@ def _child(run: bytes, command: commands.StartChildRun) -> NewCodeRun:
     started = history.RunStarted(
         command.workflow, command.version or 0, command.payload, command.queue or "default", run
     )
-    return NewCodeRun(command.id, [started], command.timeout, command.ordinal, detached=command.detached, parent=run)
+    return NewCodeRun(
+        command.id,
+        [started],
+        command.timeout,
+        command.ordinal,
+        detached=command.detached,
+        parent=run,
+        name=command.name or None,
+    )
 
 
 def _carry_out(tick: Tick, batches: Mapping[bytes, Sequence[Command]]) -> None:

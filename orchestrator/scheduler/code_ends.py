@@ -131,6 +131,7 @@ def _heirs(tick: Tick, ids: Sequence[bytes]) -> dict[bytes, _Heir]:
             cancelling=old.cancelling,
             schedule=old.schedule,
             fire_time=old.fire_time,
+            name=old.name,
         )
         heirs[old.id] = _Heir(new, left[old.id])
     return heirs

@@ -176,6 +176,8 @@ def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewCodeRun:
         times=[event.at for event in begins.copy],
         schedule=head.schedule if head.open else None,
         fire_time=head.fire_time,
+        name=head.name,
+        version=head.version,
         shown=begins.shown,
     )
 

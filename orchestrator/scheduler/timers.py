@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.domain.activation import Violation
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.task import TaskError
-from orchestrator.scheduler.code import violation_json
+from orchestrator.scheduler.code import json_text
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.tasks import error_json
 from orchestrator.scheduler.tick import Tick
@@ -48,7 +48,7 @@ def fail_unknown(tick: Tick, fleet: Fleet, limit: int) -> None:
 
 
 def _stuck(error: TaskError) -> str:
-    return violation_json(Violation(0, error.kind, error.message))
+    return json_text(Violation(0, error.kind, error.message))
 
 
 def release_known(tick: Tick, fleet: Fleet, limit: int) -> None:

@@ -212,19 +212,23 @@ class RunHandle(Generic[R]):
     def wait(self, timeout: float | None = None) -> str:
         """Wait until the run has ended and return its state."""
         _refuse_inside_task()
-        return self._state(self._app.backend.runs.wait(self._id, timeout), timeout)
+        ended = self._app.backend.runs.wait(self._id, timeout)
+        if ended is None:
+            raise self._overdue(timeout, self._app.backend.code.overdue(self._id))
+        return ended.state
 
     async def await_end(self, timeout: float | None = None) -> str:
         """Do the same as `wait` without blocking the event loop."""
         _refuse_inside_task()
-        return self._state(await self._app.backend.runs.wait_async(self._id, timeout), timeout)
-
-    def _state(self, ended: Ended | None, timeout: float | None) -> str:
+        ended = await self._app.backend.runs.wait_async(self._id, timeout)
         if ended is None:
-            raise ResultTimeout(
-                f"{self!r} had not ended after {timeout} s. It goes on; see `orchestrator runs show {self.id}`."
-            )
+            raise self._overdue(timeout, await self._app.in_thread(self._app.backend.code.overdue, self._id))
         return ended.state
+
+    def _overdue(self, timeout: float | None, how: str) -> ResultTimeout:
+        return ResultTimeout(
+            f"{self!r} had not ended after {timeout} s. {how}; see `orchestrator runs show {self.id}`."
+        )
 
     def results(self, timeout: float | None = None) -> list[R]:
         """Wait for the end and return every task's result, in order; raise RunFailed unless all succeeded."""

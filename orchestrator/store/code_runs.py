@@ -18,7 +18,7 @@ from orchestrator.domain.run import RAN_TOO_LONG, TIMED_OUT
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, TaskState, run_sources_of
 from orchestrator.domain.task import TaskError
 from orchestrator.store import arrays
-from orchestrator.store.histories import What, event_parameters
+from orchestrator.store.histories import What, event_parameters, first_event
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
 
@@ -35,16 +35,16 @@ WITH given AS MATERIALIZED (
                          %(counts)s::int[], %(timeouts)s::double precision[], %(parents)s::uuid[],
                          %(positions)s::int[], %(child_ids)s::uuid[], %(detached)s::boolean[], %(tags)s::jsonb[],
                          %(names)s::text[], %(shown)s::int[], %(reasons)s::text[], %(cancelling)s::boolean[],
-                         %(schedules)s::text[], %(fire_times)s::timestamptz[])
+                         %(schedules)s::text[], %(fire_times)s::timestamptz[], %(called)s::text[])
              AS g(id, workflow, version, queue, count, timeout, parent, position, child_id, detached, tags, name, shown,
-                  reason, cancelling, schedule, fire_time)
+                  reason, cancelling, schedule, fire_time, called)
 ), moment AS (
     SELECT coalesce(%(now)s::timestamptz, now()) AS now
 ), created AS (
     INSERT INTO orchestrator.runs (id, name, status, total, open, created_at, started_at, workflow, version, deadline,
                                    parent_run, parent_position, child_id, detached, tags, code, last_event, shown,
                                    reason, cancelling, schedule, fire_time)
-    SELECT g.id, g.workflow, 'running', 0, 0, moment.now, moment.now, g.workflow, g.version,
+    SELECT g.id, coalesce(g.called, g.workflow), 'running', 0, 0, moment.now, moment.now, g.workflow, g.version,
            moment.now + g.timeout * interval '1 second', g.parent, g.position, g.child_id, g.detached,
            ARRAY(SELECT jsonb_array_elements_text(g.tags)), true, g.count, g.shown, g.reason, g.cancelling,
            g.schedule, g.fire_time
@@ -95,11 +95,17 @@ class NewCodeRun(NamedTuple):
     schedule: str | None = None
     """What started it, or the run that it goes on from: the key of a schedule."""
     fire_time: str | None = None
+    name: str | None = None
+    """What it is called, for people to read, if that is not its workflow's name."""
+    version: int | None = None
+    """The version of the code that it goes on with, if that is not the one that it was started with."""
 
     @property
     def task_name(self) -> str:
         """What its own task is called."""
-        return f"{self.started.workflow}@{self.started.version}" if self.pinned else self.started.workflow
+        return (
+            f"{self.started.workflow}@{self.version or self.started.version}" if self.pinned else self.started.workflow
+        )
 
     @property
     def started(self) -> history.RunStarted:
@@ -114,7 +120,7 @@ def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | No
         "now": now,
         "ids": arrays.uuids(run.id for run in runs),
         "workflows": [run.started.workflow for run in runs],
-        "versions": arrays.numbers(run.started.version for run in runs),
+        "versions": arrays.numbers(run.version or run.started.version for run in runs),
         "queues": [run.started.queue for run in runs],
         "counts": arrays.numbers(len(run.events) for run in runs),
         "timeouts": arrays.numbers(run.timeout for run in runs),
@@ -129,6 +135,7 @@ def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | No
         "cancelling": arrays.numbers(run.cancelling for run in runs),
         "schedules": [run.schedule for run in runs],
         "fire_times": [run.fire_time for run in runs],
+        "called": [run.name for run in runs],
         **event_parameters((run.id, run.events) for run in runs),
         "times": arrays.numbers(
             at for run in runs for at in (*run.times, *[None] * (len(run.events) - len(run.times)))
@@ -153,7 +160,8 @@ _END = Statement(
 WITH ended AS (
     UPDATE orchestrator.runs r
        SET status = CASE WHEN e.state = 'cancelled' AND r.reason = '{TIMED_OUT}' THEN 'failed' ELSE e.state END,
-           ended_at = %(now)s::timestamptz, reason = coalesce(e.reason, r.reason), closing = r.open > 0, stuck = NULL
+           ended_at = %(now)s::timestamptz, reason = coalesce(e.reason, r.reason), closing = r.open > 0, stuck = NULL,
+           waiting = NULL
       FROM unnest(%(ids)s::uuid[], %(states)s::text[], %(reasons)s::text[]) AS e(id, state, reason)
      WHERE r.id = e.id AND r.code AND ({_sources()})
     RETURNING r.id, r.status, r.open, r.parent_run, coalesce(r.child_id, r.id) AS child_id, r.workflow
@@ -229,7 +237,7 @@ _CONTINUED = Statement(
     """
 SELECT r.id::text, r.parent_run::text, r.parent_position, coalesce(r.child_id, r.id)::text, r.detached, r.tags::text[],
        extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision, r.workflow, r.version, t.queue,
-       t.name <> r.workflow, r.reason, r.cancelling, r.schedule, r.fire_time::text
+       t.name <> r.workflow, r.reason, r.cancelling, r.schedule, r.fire_time::text, r.name
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  CROSS JOIN LATERAL (SELECT queue, name FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t
@@ -256,6 +264,7 @@ class Predecessor(NamedTuple):
     cancelling: bool
     schedule: str | None
     fire_time: str | None
+    name: str
 
 
 def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -> list[Predecessor]:
@@ -364,39 +373,26 @@ def outcome(connection: Connection, run: bytes) -> Outcome | None:
     return Outcome(row[0], row[1], None if row[2] is None else bytes(row[2]), error, row[4])
 
 
-_OPEN = """
-SELECT r.id::text, r.workflow, r.version, t.name <> r.workflow
-  FROM orchestrator.runs r JOIN orchestrator.tasks t ON t.id = r.id
- WHERE r.code AND r.ended_at IS NULL AND r.workflow = ANY(%(workflows)s::text[])
-   AND (%(since)s::timestamptz IS NULL OR r.created_at >= %(since)s::timestamptz)
- ORDER BY r.id
+_REPEATED = f"""
+SELECT h.data, array_to_json(r.tags)::text, t.name <> r.workflow, r.version, r.name,
+       extract(epoch FROM CASE WHEN r.reason = '{TIMED_OUT}' THEN told.at ELSE r.deadline END
+                          - r.created_at)::double precision
+  FROM orchestrator.runs r JOIN orchestrator.histories h ON h.run_id = r.id AND h.number = 1
+ CROSS JOIN LATERAL (SELECT name FROM orchestrator.tasks WHERE id = r.id
+                      UNION ALL SELECT name FROM orchestrator.ended_tasks WHERE id = r.id LIMIT 1) AS t
+ CROSS JOIN LATERAL (SELECT min(at) AS at FROM orchestrator.histories
+                      WHERE run_id = r.id AND kind = 'run_cancel_requested'
+                        AND position('{TIMED_OUT}'::bytea IN data) > 0) AS told
+ WHERE r.id = %(id)s::uuid AND r.code
 """
 
 
-class OpenRun(NamedTuple):
-    """A run that has not ended."""
-
-    id: bytes
-    workflow: str
-    version: int
-    pinned: bool
-
-
-def open_runs(connection: Connection, workflows: Sequence[str], since: datetime | None) -> list[OpenRun]:
-    """Return the open runs of these workflows, oldest first."""
-    rows = connection.exec_driver_sql(_OPEN, {"workflows": list(workflows), "since": since})
-    return [OpenRun(identifier(row[0]), *row[1:]) for row in rows]
-
-
-_OPEN_OTHERS = """
-SELECT workflow, count(*) FROM orchestrator.runs
- WHERE code AND ended_at IS NULL AND NOT workflow = ANY(%(workflows)s::text[])
-   AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
- GROUP BY workflow ORDER BY workflow
-"""
-
-
-def count_open_others(connection: Connection, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:
-    """Return how many runs of workflows that are none of these are open, by workflow."""
-    rows = connection.exec_driver_sql(_OPEN_OTHERS, {"workflows": list(workflows), "since": since})
-    return {row[0]: row[1] for row in rows}
+def repeated(connection: Connection, run: bytes, new: bytes) -> NewCodeRun | None:
+    """Return a run that does all of another one again, with as much time; None if that is no run of code."""
+    row = connection.exec_driver_sql(_REPEATED, {"id": run.hex()}).one_or_none()
+    if row is None:
+        return None
+    data, tags, pinned, version, name, timeout = row
+    old = first_event(bytes(data))
+    started = history.RunStarted(old.workflow, version, old.payload, old.queue)
+    return NewCodeRun(new, [started], timeout, tags=tags, pinned=pinned, name=name)

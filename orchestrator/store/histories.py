@@ -105,8 +105,9 @@ _SUSPEND = Statement(
     f"""
 WITH given AS MATERIALIZED (
     SELECT * FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(throughs)s::int[], %(seen)s::boolean[],
-                         %(cached)s::int[], %(workers)s::text[], %(counts)s::int[], %(opened)s::int[])
-             AS g(id, attempt, through, seen, cached, worker, count, opened)
+                         %(cached)s::int[], %(workers)s::text[], %(counts)s::int[], %(opened)s::int[],
+                         %(waiting)s::jsonb[], %(versions)s::int[])
+             AS g(id, attempt, through, seen, cached, worker, count, opened, waiting, version)
 ), back AS (
     UPDATE orchestrator.tasks t
        SET status = 'pending', blockers = CASE WHEN run.last_event > r.through THEN 0 ELSE 1 END, worker = r.worker,
@@ -119,7 +120,9 @@ WITH given AS MATERIALIZED (
 ), ahead AS (
     UPDATE orchestrator.runs r
        SET last_event = r.last_event + g.count, cached = g.cached, total = r.total + g.opened, open = r.open + g.opened,
-           shown = CASE WHEN g.seen THEN g.through ELSE r.shown END
+           shown = CASE WHEN g.seen THEN g.through ELSE r.shown END,
+           waiting = CASE WHEN g.seen THEN g.waiting ELSE r.waiting END,
+           version = CASE WHEN g.seen AND g.version > 0 THEN g.version ELSE r.version END
       FROM back JOIN given g ON g.id = back.id
      CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = g.id LIMIT 1) AS found
      WHERE r.ctid = found.place
@@ -148,6 +151,10 @@ class Turn(NamedTuple):
     """To be appended: a mark and records."""
     opened: int
     """Tasks and child runs that it starts."""
+    waiting: str | None = None
+    """Where it waits, as JSON."""
+    version: int = 0
+    """Of the code that took it: the run goes on with that; 0 where nobody says."""
 
 
 def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> list[Moved]:
@@ -162,6 +169,8 @@ def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> lis
         "workers": arrays.words(turn.worker for turn in turns),
         "counts": arrays.numbers(len(turn.events) for turn in turns),
         "opened": arrays.numbers(turn.opened for turn in turns),
+        "waiting": [turn.waiting for turn in turns],
+        "versions": arrays.numbers(turn.version for turn in turns),
         **event_parameters((turn.id, turn.events) for turn in turns),
     }
     return moved_rows(_SUSPEND(connection, parameters))
@@ -192,10 +201,30 @@ SELECT h.run_id::text, h.data FROM unnest(%(ids)s::uuid[]) AS wanted(id)
 )
 
 
+def first_event(data: bytes) -> history.RunStarted:
+    """Return how a run began, as it is stored."""
+    what = _decode.decode(data)
+    assert isinstance(what, history.RunStarted)
+    return what
+
+
 def beginnings(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, history.RunStarted]:
     """Return how runs began."""
     rows = _BEGINNINGS(connection, {"ids": arrays.uuids(runs)})
     return {identifier(row[0]): _decode.decode(row[1]) for row in rows}
+
+
+_SAID_BY_CODE = """
+SELECT data FROM orchestrator.histories
+ WHERE run_id = %(run)s::uuid AND (number = 1 OR kind = ANY(%(kinds)s::text[])) ORDER BY number
+"""
+
+
+def said_by_code(connection: Connection, run: bytes, *, with_timers: bool) -> list[What]:
+    """Return how a run began, what its code has set and cleared for people to see, and the timers that it started."""
+    kinds = ["state_set", "state_cleared", *(["timer_started"] if with_timers else [])]
+    rows = connection.exec_driver_sql(_SAID_BY_CODE, {"run": run.hex(), "kinds": kinds})
+    return [_decode.decode(row[0]) for row in rows]
 
 
 _READ_ALL = Statement(

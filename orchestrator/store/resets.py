@@ -20,7 +20,7 @@ SELECT r.id::text, r.ended_at IS NULL, r.last_event, r.parent_run::text, r.paren
        coalesce(r.child_id, r.id)::text, r.detached, r.tags::text[],
        CASE WHEN r.reason = '{TIMED_OUT}' THEN NULL
             ELSE extract(epoch FROM r.deadline - r.created_at)::double precision END, t.name <> r.workflow,
-       r.schedule, r.fire_time::text
+       r.schedule, r.fire_time::text, r.name, r.version
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
  CROSS JOIN LATERAL (
@@ -49,6 +49,9 @@ class Head(NamedTuple):
     pinned: bool
     schedule: str | None
     fire_time: str | None
+    name: str
+    version: int
+    """Of the code that took its last turn."""
 
 
 def heads(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, Head]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from uuid import UUID
 
 from sqlalchemy import Connection
 
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
+
+OWN_ID = "right(k.key, -length(workflow) - CASE WHEN strpos(workflow, '/') > 0 THEN 2 ELSE 1 END)"
+"""The id that somebody has chosen: it stands behind the name of the workflow (`domain/lane_names.scoped`)."""
 
 _TAKE = """
 INSERT INTO orchestrator.run_keys AS held (key, run_id) VALUES (%(key)s, %(run)s::uuid)
@@ -40,6 +45,28 @@ _HOLDERS = Statement("SELECT key, run_id::text FROM orchestrator.run_keys WHERE 
 def holders(connection: Connection, keys: Sequence[str]) -> dict[str, bytes]:
     """Return the runs that have chosen ids."""
     return {row[0]: identifier(row[1]) for row in _HOLDERS(connection, {"keys": list(keys)})}
+
+
+_FIND = f"""
+SELECT r.id, r.workflow, {OWN_ID} FROM orchestrator.run_keys k JOIN orchestrator.runs r ON r.id = k.run_id
+ WHERE k.key = %(id)s OR (right(k.key, %(length)s) = %(id)s AND {OWN_ID} = %(id)s)
+ UNION ALL
+SELECT id, workflow, key FROM orchestrator.runs WHERE key = %(id)s
+"""
+
+
+class Found(NamedTuple):
+    """A run, and the id of their own that somebody gave it."""
+
+    run: UUID
+    workflow: str
+    key: str
+
+
+def find(connection: Connection, key: str) -> list[Found]:
+    """Return the runs that have a chosen id, or idempotency key: one a workflow. `workflow/id` is that of one."""
+    rows = connection.exec_driver_sql(_FIND, {"id": key, "length": len(key)})
+    return [Found(*row) for row in rows]
 
 
 _PASS_ON = Statement(

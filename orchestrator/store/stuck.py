@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -136,12 +137,13 @@ def free(
     return [identifier(row[0]) for row in _FREE(connection, parameters)]
 
 
-_IS_STUCK = "SELECT FROM orchestrator.runs WHERE id = %(run)s::uuid AND stuck IS NOT NULL AND ended_at IS NULL"
+_REASON = "SELECT stuck FROM orchestrator.runs WHERE id = %(run)s::uuid AND stuck IS NOT NULL AND ended_at IS NULL"
 
 
-def is_stuck(connection: Connection, run: bytes) -> bool:
-    """Say whether a run cannot go on."""
-    return connection.exec_driver_sql(_IS_STUCK, {"run": run.hex()}).one_or_none() is not None
+def reason(connection: Connection, run: bytes) -> dict[str, Any] | None:
+    """Return why a run cannot go on, or None if it can."""
+    found: dict[str, Any] | None = connection.exec_driver_sql(_REASON, {"run": run.hex()}).scalar_one_or_none()
+    return found
 
 
 _WITHOUT_CHILDREN = Statement(

@@ -235,6 +235,7 @@ runs = Table(
         comment="the attempt that left its code in the memory of a worker",
     ),
     Column("stuck", JSONB, comment="why it cannot go on"),
+    Column("waiting", JSONB, comment="where its code waits: places, signals, updates"),
     Column("child_id", Uuid, comment="the id under which its parent waits for it"),
     Column("detached", Boolean, nullable=False, server_default=text("false"), comment="goes on when its parent ends"),
     Column(

@@ -301,3 +301,29 @@ def test_all_that_are_stuck_are_freed_however_many(system: System, patient: Code
     assert {handle.status() for handle in handles} == {"stuck"}
     with_version(system, 1, slots=100)
     system.look_until(lambda: not any(run_row(system, handle)["stuck"] for handle in handles))
+
+
+def test_a_run_goes_on_with_the_version_that_took_its_last_turn(
+    system: System, patient: CodeWorkflow[..., Any]
+) -> None:
+    @system.app.workflow(name="patient", version=2)
+    async def second(ctx: WorkflowContext) -> int:
+        ctx.set("version", 2)
+        return int(await system.job.schedule(1)) + int(await system.job.schedule(2))
+
+    engine = Engine(lambda *_: second, 1_000_000)
+    handle = patient.start()  # of version 1, of which no worker is left
+    two = with_version(system, 2)
+    system.look()
+    two.report(act(engine, *two.take()))
+    system.tick()
+    assert run_row(system, handle)["version"] == 2
+    (job,) = two.take()
+    two.succeed(job)
+    two.leave()
+    one, other = with_version(system, 1), with_version(system, 2, "other")
+    system.look_until(lambda: system.row(raw(handle))["attempt"] > 1)
+    assert turns(one.take()) == []
+    (turn,) = turns(other.take())
+    assert (activation(turn).version, activation(turn).after) == (2, 0)
+    engine.close()

@@ -32,7 +32,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.payload import decode_value, encode_call, encode_value
 from orchestrator.sdk.threads import Threads
-from orchestrator.store import code_runs, expectations, histories, inbox, results, run_keys, signals
+from orchestrator.store import code_runs, expectations, histories, inbox, results, run_keys, signals, stuck
 from orchestrator.store.code_runs import NewCodeRun, Outcome
 from orchestrator.store.inbox import Wish
 from orchestrator.store.signals import Sent
@@ -95,6 +95,19 @@ class CodeBackend:
                 )
         self._connections.nudge()
         return run.id if held is None else held[0], sent
+
+    def rerun(self, connection: Connection, run: bytes, new: bytes, from_step: str | None = None) -> bool:
+        """Start a run over, in this transaction; False if this is no run of code at all."""
+        again = code_runs.repeated(connection, run, new)
+        if again is None:
+            return False
+        if from_step is not None:
+            raise WrongState(
+                f"Run {to_text(run)} is of a workflow as code, which has no steps to begin at. To keep what was done "
+                f"up to an event of its history: orchestrator runs reset {to_text(run)} --to EVENT"
+            )
+        code_runs.start(connection, [again])
+        return True
 
     # -- telling
 
@@ -183,7 +196,9 @@ class CodeBackend:
             if answer is not None:
                 break
             if deadline is not None and time.monotonic() >= deadline:
-                raise ResultTimeout(f"No answer to {verb} run {to_text(run)} within {timeout:g} s.")
+                raise ResultTimeout(
+                    f"No answer to {verb} run {to_text(run)} within {timeout:g} s. {self.overdue(run)}."
+                )
             self._open(run, verb)
             if wish is Wish.QUERY:
                 self._tell(run, wish, verb, request=request, **body)
@@ -208,6 +223,22 @@ class CodeBackend:
         """Return the state of the run, or of the one in which it goes on."""
         _, outcome = self._last(run)
         return "stuck" if outcome.stuck is not None else outcome.status
+
+    def overdue(self, run: bytes) -> str:
+        """Say how a run is, or the one in which it goes on, whose end somebody has waited for in vain."""
+        try:
+            with self._connections.reading() as connection:
+                last = code_runs.latest(connection, [run])[run]
+                reason = stuck.reason(connection, last)
+        except Unavailable:
+            return "Postgres cannot be asked how it is"
+        return "It goes on" if reason is None else f"It is stuck: {reason['kind']}: {reason['message']}"
+
+    def find(self, workflow: str, key: str) -> bytes | None:
+        """Return the newest run that was started under a chosen id."""
+        full = scoped(workflow, key)
+        with self._connections.reading() as connection:
+            return run_keys.holders(connection, [full]).get(full)
 
     def history(self, run: bytes) -> Recording:
         """Return everything that happened in a run."""

@@ -43,6 +43,8 @@ class RunBackend:
         with self._connections.writing(f"run {to_text(new)} was stored", transaction=True) as connection:
             found = next(iter(dags.load(connection, [run])), None)
             definition = workflows.of_run(connection, run)
+            if found is None and self._code.rerun(connection, run, new, from_step):
+                return
             if found is None or definition is None:
                 raise WrongState(f"Run {to_text(run)} cannot be run again: it is not a run of a workflow.")
             graph = Graph(definition)
@@ -75,7 +77,7 @@ class RunBackend:
         state, _ = self.progress(run)
         if state == RunState.RUNNING:
             with self._connections.reading() as connection:
-                state = "stuck" if stuck.is_stuck(connection, run) else state
+                state = "stuck" if stuck.reason(connection, run) is not None else state
         elif state == RunState.FAILED:
             self._refuse_child(run)
         ask(self._connections, Wish.RETRY_RUN, run, state, allowed=state in (RunState.FAILED, "stuck"))

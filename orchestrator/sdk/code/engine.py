@@ -12,6 +12,7 @@ from orchestrator.domain.activation import Activated, Activation, Answer, Violat
 from orchestrator.domain.commands import Command
 from orchestrator.errors import DeterminismViolation, NotDeterministic
 from orchestrator.sdk.code.flow import Flow
+from orchestrator.sdk.code.places import waiting
 from orchestrator.sdk.code.workflow import CodeWorkflow
 
 FindWorkflow = Callable[[str, int | None], CodeWorkflow[..., Any]]
@@ -72,8 +73,17 @@ class Engine:
         try:
             batch, answers = self._run(flow, activation)
             kept = not flow.ended and not flow.spoilt
-            duration, through = time.monotonic() - begun, activation.through
-            return Activated(identifier, attempt, duration, through, batch, answers=answers, cached=cached)
+            return Activated(
+                identifier,
+                attempt,
+                time.monotonic() - begun,
+                activation.through,
+                batch,
+                answers=answers,
+                cached=cached,
+                waiting=waiting(flow) if kept and activation.events else None,
+                version=flow.workflow.version,
+            )
         except (DeterminismViolation, NotDeterministic) as error:
             stuck = flow.ledger.violation or Violation(flow.number, type(error).__name__, str(error))
             return Activated(identifier, attempt, time.monotonic() - begun, stuck=stuck)

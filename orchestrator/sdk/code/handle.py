@@ -66,12 +66,19 @@ class WorkflowHandle(Generic[R]):
     def result(self, timeout: float | None = None) -> R:
         """Wait for the result and return it; raise RunFailed if it failed or was cancelled, else ResultTimeout."""
         refuse_inside_task()
-        return self._value(self._app.backend.code.wait(self._id, timeout, self._sent), timeout)
+        ended = self._app.backend.code.wait(self._id, timeout, self._sent)
+        if ended is None:
+            raise self._overdue(timeout, self._app.backend.code.overdue(self._id))
+        return self._value(ended)
 
     async def aresult(self, timeout: float | None = None) -> R:
         """Do the same as `result` without blocking the event loop."""
         refuse_inside_task()
-        return self._value(await self._app.backend.code.wait_async(self._id, timeout, self._sent), timeout)
+        code = self._app.backend.code
+        ended = await code.wait_async(self._id, timeout, self._sent)
+        if ended is None:
+            raise self._overdue(timeout, await self._app.in_thread(code.overdue, self._id))
+        return self._value(ended)
 
     def status(self) -> str:
         """Return the run's state: running, success, failed or cancelled; `stuck` where its code cannot go on."""
@@ -127,16 +134,23 @@ class WorkflowHandle(Generic[R]):
         """Let a stuck run try again."""
         self._app.backend.runs.retry(self._run)
 
+    def rerun(self) -> WorkflowHandle[R]:
+        """Start a run over as a new one, with the same arguments, version and tags; `reset` keeps what was done."""
+        refuse_inside_task()
+        new = self._app.new_id()
+        self._app.backend.runs.rerun(self._run, new, None)
+        return WorkflowHandle(self._app, new, self._workflow)
+
     def history(self) -> Recording:
         """Return everything that has happened so far."""
         return self._app.backend.code.history(self._run)
 
-    def _value(self, ended: Ended | None, timeout: float | None) -> R:
-        if ended is None:
-            raise ResultTimeout(
-                f"{self!r} had no result after {timeout} s. It goes on; "
-                f"ask again, or see `orchestrator runs show {self.id}`."
-            )
+    def _overdue(self, timeout: float | None, how: str) -> ResultTimeout:
+        return ResultTimeout(
+            f"{self!r} had no result after {timeout} s. {how}; ask again, or see `orchestrator runs show {self.id}`."
+        )
+
+    def _value(self, ended: Ended) -> R:
         name = f"Workflow {self._workflow.name!r}" if self._workflow else "The workflow"
         if ended.state == RunState.SUCCESS:
             value = decode_value(ended.result or b"\xc0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,10 @@ class Handlers:
             return
         self._running[request.id] = request.name
         self._flow.loop.create_task(self._run(request, handler, arguments, keywords))
+
+    def open_updates(self) -> Iterable[str]:
+        """Return the names of updates that have no answer yet."""
+        return self._running.values()
 
     def last_answers(self, continues: bool) -> list[AnswerUpdate]:
         """Return what those are told, when the run ends, whose updates are not done."""

@@ -13,6 +13,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
+from itertools import islice
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from orchestrator.errors import InvalidWorkflow, NotDeterministic
@@ -141,6 +142,10 @@ class Loop(asyncio.AbstractEventLoop):
     def suspended(self) -> tuple[list[Any], list[Any]]:
         """The coroutines and asynchronous generators that wait, in order of creation."""
         return [task.get_coro() for task in self._tasks], self._generators
+
+    def first_suspended(self, most: int) -> list[Any]:
+        """Return the coroutines of the first tasks that wait, that of the workflow's function before all others."""
+        return [task.get_coro() for task in islice(self._tasks, most)]
 
     @property
     def open_tasks(self) -> list[asyncio.Task[Any]]:

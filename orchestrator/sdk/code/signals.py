@@ -21,6 +21,11 @@ class Mailbox:
         self.waiting: asyncio.Queue[bytes] = asyncio.Queue()
         self.taken = 0
 
+    @property
+    def is_awaited(self) -> bool:
+        """Say whether the code waits for a signal of this name."""
+        return any(not getter.done() for getter in self.waiting._getters)  # type: ignore[attr-defined]
+
 
 class Signals(Generic[T]):
     """The signals of one name, first come, first served: `await signals.get()`, or `async for value in signals`."""

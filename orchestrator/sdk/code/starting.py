@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, get
 import msgspec
 
 from orchestrator.domain import history
+from orchestrator.domain.lane_names import scoped
 from orchestrator.domain.starts import StartCode, as_task
 from orchestrator.errors import InvalidWorkflow, OrchestratorError
 from orchestrator.sdk.code.current import current_flow
@@ -67,7 +68,7 @@ class Starting(Generic[P, R]):
         tags = msgspec.json.encode(self._tags).decode()
         outlet = current_outlet()
         if outlet is not None:
-            key = None if self._id is None else f"{workflow.name}/{self._id}"
+            key = None if self._id is None else scoped(workflow.name, self._id)
             signal = self._encoded_signal()
             start = StartCode(started, options.seconds or None, tags, key, self._on_conflict, signal, self._pinned)
             wanted = outlet.next_id()

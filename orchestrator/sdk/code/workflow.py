@@ -134,6 +134,20 @@ class CodeWorkflow(Generic[P, R]):
         """
         return Starting(self, id=id, on_conflict=on_conflict, tags=tags, signal=signal, pinned=pinned)
 
+    def find(self, id: str) -> WorkflowHandle[R]:
+        """Return the newest run that was started under an id of your own; NotFound if there is none."""
+        found = self.app.backend.code.find(self.name, id)
+        if found is None:
+            raise NotFound(
+                f"No run of workflow {self.name!r} was started under the id {id!r}, or it has been pruned. "
+                f"A run that was started without an id of your own is found by its own: app.workflow_run(id)."
+            )
+        return WorkflowHandle(self.app, found, self)
+
+    async def afind(self, id: str) -> WorkflowHandle[R]:
+        """Do the same as `find` without blocking the event loop."""
+        return await self.app.in_thread(self.find, id)
+
     def schedule(self, *args: P.args, **kwargs: P.kwargs) -> DurableFuture[R]:
         """Inside a workflow: start a child run; the future is there at once."""
         flow = current_flow()

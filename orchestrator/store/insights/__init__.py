@@ -4,6 +4,14 @@ Every function takes a connection and returns frozen values; nothing here change
 snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in exactly one of them.
 """
 
+from orchestrator.store.insights.code import CodeView, OpenView, show_code
+from orchestrator.store.insights.code_workflows import (
+    CodeWorkflowView,
+    OpenRun,
+    count_open_others,
+    list_code_workflows,
+    open_runs,
+)
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, list_queues, list_workers
 from orchestrator.store.insights.pressure import (
     Connections,
@@ -35,12 +43,16 @@ from orchestrator.store.insights.tasks import (
 
 __all__ = [
     "AttemptView",
+    "CodeView",
+    "CodeWorkflowView",
     "Connections",
     "ErrorView",
     "Events",
     "FailingSchedule",
     "Leader",
     "LongTransaction",
+    "OpenRun",
+    "OpenView",
     "Overview",
     "QueueCounts",
     "RunDetail",
@@ -54,14 +66,18 @@ __all__ = [
     "UnknownTasks",
     "WorkerView",
     "connections",
+    "count_open_others",
     "dead_rows",
+    "list_code_workflows",
     "list_queues",
     "list_runs",
     "list_steps",
     "list_tasks",
     "list_workers",
     "long_transactions",
+    "open_runs",
     "overview",
+    "show_code",
     "show_run",
     "show_task",
 ]

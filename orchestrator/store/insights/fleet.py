@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from orchestrator.store.tables import READY
 
-_IS_FRESH = "seen_at > now() - interval '15 seconds'"
+IS_FRESH = "seen_at > now() - interval '15 seconds'"
 """The leader mirrors the fleet every few seconds; what it has not seen for longer, nobody knows about."""
 
 
@@ -65,7 +65,7 @@ WITH waiting AS (
 ), serving AS (
     SELECT queue, count(*) AS workers, sum(slots) AS slots
       FROM orchestrator.workers CROSS JOIN LATERAL unnest(queues) AS queue
-     WHERE state = 'live' AND {_IS_FRESH} GROUP BY queue
+     WHERE state = 'live' AND {IS_FRESH} GROUP BY queue
 )
 SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coalesce(unknown, 0) AS unknown,
        coalesce(blocked, 0) AS blocked, coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running,
@@ -113,7 +113,7 @@ class WorkerView:
 
 _WORKERS = f"""
 SELECT id, host, pid, queues, names, slots, running,
-       CASE WHEN state IN ('dead', 'stopped') OR {_IS_FRESH} THEN state ELSE 'unheard' END AS state, started_at, seen_at
+       CASE WHEN state IN ('dead', 'stopped') OR {IS_FRESH} THEN state ELSE 'unheard' END AS state, started_at, seen_at
   FROM orchestrator.workers ORDER BY state IN ('dead', 'stopped'), host, started_at, id
 """
 

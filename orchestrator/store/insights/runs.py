@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import RunState
+from orchestrator.store import run_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class RunView:
     tags: tuple[str, ...]
     """What it can be found by."""
     key: str | None
-    """Its idempotency key."""
+    """Its idempotency key, or the id of their own that somebody gave a run of code."""
     reason: str | None
     """Why it did not succeed, where no task says so."""
     parent_run: UUID | None
@@ -67,6 +68,8 @@ class RunDetail(RunView):
 
     params: Mapping[str, Any]
     """What it was started with, and defaults."""
+    code: bool = False
+    """It is a run of a workflow as code."""
     schedule: str | None = None
     """What started it: workflow/name, or workflow/name#backfill."""
     fire_time: datetime | None = None
@@ -142,8 +145,11 @@ SELECT id FROM orchestrator.runs
  WHERE lane = (SELECT lane FROM orchestrator.runs WHERE id = %(id)s::uuid) AND status = 'running'
  ORDER BY id LIMIT 10
 """
+_OWN_ID = f""" coalesce(key, (SELECT {run_keys.OWN_ID}
+       FROM orchestrator.run_keys k WHERE k.run_id = runs.id LIMIT 1)) AS key,"""
 _SHOW = f"""
-SELECT {_COLUMNS}, params, schedule, fire_time, lane_limit AS "limit" FROM orchestrator.runs WHERE id = %(id)s::uuid
+SELECT {_COLUMNS.replace(" key,", _OWN_ID)}, params, code, schedule, fire_time, lane_limit AS "limit"
+  FROM orchestrator.runs WHERE id = %(id)s::uuid
 """
 
 

@@ -229,9 +229,9 @@ def _columns(row: Any) -> dict[str, Any]:
     return dict(zip(row._fields[:_VIEW], row[:_VIEW], strict=True))
 
 
-def error_view(stored: Mapping[str, str] | None) -> ErrorView | None:
-    """Return an error as it is shown."""
-    error = TaskError.stored(stored)
+def error_view(known: TaskError | Mapping[str, str] | None) -> ErrorView | None:
+    """Return an error, maybe as it is stored, as it is shown."""
+    error = known if isinstance(known, TaskError) else TaskError.stored(known)
     if error is None:
         return None
     return ErrorView(

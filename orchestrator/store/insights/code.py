@@ -1,0 +1,131 @@
+"""Runs of workflows as code: what they were given, what they wait for, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from orchestrator.domain import history
+from orchestrator.store import code_runs, histories
+from orchestrator.store.insights.tasks import ErrorView, error_view
+
+_MOST = 10
+"""Of each kind that is open, so many are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenView:
+    """Something that a run has asked for, and that has not ended."""
+
+    kind: str
+    """promise, timer, task or child."""
+    name: str
+    """What the code calls it; of a timer maybe nothing."""
+    id: UUID
+    """Its id; of a task or a child, the one to look at."""
+    due: datetime | None
+    """When a timer fires."""
+    status: str | None
+    """Where a task or a child stands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeView:
+    """What a run of code has beside its counters. Values are encoded, as they are stored."""
+
+    payload: bytes
+    """Its arguments."""
+    result: bytes | None
+    """What it returned."""
+    error: ErrorView | None
+    """How it failed."""
+    state: Mapping[str, bytes]
+    """What its code has set for people to see."""
+    turn: str | None
+    """Its code is `waiting`, `ready` for a worker, `unknown` to all workers, or `running`; None when it has ended."""
+    places: tuple[str, ...]
+    """Where in the code it waits, as the worker said that ran it last."""
+    signals: tuple[str, ...]
+    """Names of signals that it waits for."""
+    updates: tuple[str, ...]
+    """Names of updates that have no answer yet."""
+    waits_for: tuple[OpenView, ...]
+    """The first of what it has asked for that has not ended."""
+    more: bool
+    """There is more of that."""
+
+
+_NOW = """
+SELECT CASE WHEN r.ended_at IS NOT NULL THEN NULL
+            WHEN t.status <> 'pending' THEN 'running'
+            WHEN t.hold = 'unknown' THEN 'unknown'
+            WHEN t.blockers > 0 THEN 'waiting' ELSE 'ready' END, r.waiting
+  FROM orchestrator.runs r LEFT JOIN orchestrator.tasks t ON t.id = r.id
+ WHERE r.id = %(run)s::uuid AND r.code
+"""
+_OPEN = f"""
+(SELECT 'promise', name, id, NULL::timestamptz, NULL FROM orchestrator.promises
+  WHERE run_id = %(run)s::uuid ORDER BY ordinal LIMIT {_MOST + 1})
+ UNION ALL
+(SELECT 'timer', '', id, due, NULL FROM orchestrator.timers
+  WHERE run_id = %(run)s::uuid ORDER BY due LIMIT {_MOST + 1})
+ UNION ALL
+(SELECT 'task', name, id, NULL, status FROM orchestrator.tasks
+  WHERE run_id = %(run)s::uuid AND id <> run_id ORDER BY id LIMIT {_MOST + 1})
+ UNION ALL
+(SELECT 'child', name, id, NULL, CASE WHEN stuck IS NULL THEN status ELSE 'stuck' END FROM orchestrator.runs
+  WHERE parent_run = %(run)s::uuid AND ended_at IS NULL ORDER BY id LIMIT {_MOST + 1})
+"""
+
+
+def show_code(connection: Connection, run: UUID) -> CodeView | None:
+    """Return what there is to see of a run of code, or None if it is no such run."""
+    row = connection.exec_driver_sql(_NOW, {"run": run.hex}).one_or_none()
+    outcome = code_runs.outcome(connection, run.bytes)
+    if row is None or outcome is None:
+        return None
+    open_ = [OpenView(kind=k, name=n, id=i, due=d, status=s) for k, n, i, d, s in _open(connection, run)]
+    has_timers = any(view.kind == "timer" for view in open_)
+    payload, state, timers = b"", dict[str, bytes](), dict[bytes, str]()
+    for what in histories.said_by_code(connection, run.bytes, with_timers=has_timers):
+        match what:
+            case history.RunStarted():
+                payload = what.payload
+            case history.StateSet(key=key, value=value):
+                state[key] = value
+            case history.StateCleared(key=key):
+                state.pop(key, None)
+            case history.TimerStarted():
+                timers[what.id] = what.name
+    shown = [view for kind in ("promise", "timer", "task", "child") for view in _of_kind(open_, kind)[:_MOST]]
+    waiting = row[1] or {}
+    return CodeView(
+        payload=payload,
+        result=outcome.result if outcome.reason not in code_runs.GOES_ON else None,
+        error=error_view(outcome.error),
+        state=state,
+        turn=row[0],
+        places=tuple(waiting.get("places", ())),
+        signals=tuple(waiting.get("signals", ())),
+        updates=tuple(waiting.get("updates", ())),
+        waits_for=tuple(_named(view, timers) for view in shown),
+        more=len(shown) < len(open_),
+    )
+
+
+def _open(connection: Connection, run: UUID) -> list[tuple[str, str, UUID, datetime | None, str | None]]:
+    return [tuple(row) for row in connection.exec_driver_sql(_OPEN, {"run": run.hex})]
+
+
+def _of_kind(views: list[OpenView], kind: str) -> list[OpenView]:
+    return [view for view in views if view.kind == kind]
+
+
+def _named(view: OpenView, timers: Mapping[bytes, str]) -> OpenView:
+    if view.kind != "timer":
+        return view
+    return OpenView(kind="timer", name=timers.get(view.id.bytes, ""), id=view.id, due=view.due, status=None)

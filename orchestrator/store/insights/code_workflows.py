@@ -1,0 +1,88 @@
+"""Workflows as code: which there are, as far as workers and open runs tell, and their open runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.store.insights.fleet import IS_FRESH
+from orchestrator.store.transitions import identifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeWorkflowView:
+    """A workflow as code that a live worker has, or of which a run is open."""
+
+    name: str
+    """Its name."""
+    versions: tuple[int, ...]
+    """Those that live workers have, and those of open runs, in order."""
+    workers: int
+    """Live workers that have it."""
+    open_runs: int
+    """Its runs that have not ended."""
+
+
+_LIST = f"""
+WITH open AS (
+    SELECT workflow AS name, array_agg(DISTINCT version) AS versions, count(*) AS runs
+      FROM orchestrator.runs WHERE code AND ended_at IS NULL GROUP BY workflow
+), announced AS (
+    SELECT found[1] AS name, array_agg(DISTINCT found[2]::int) AS versions, count(DISTINCT id) AS workers
+      FROM orchestrator.workers CROSS JOIN LATERAL unnest(names) AS known
+     CROSS JOIN LATERAL regexp_match(known, '^(.*)@([0-9]{{1,9}})$') AS found
+     WHERE state = 'live' AND {IS_FRESH} AND found IS NOT NULL GROUP BY found[1]
+)
+SELECT name, announced.versions || open.versions, coalesce(workers, 0), coalesce(runs, 0)
+  FROM announced FULL JOIN open USING (name) ORDER BY name
+"""
+
+
+def list_code_workflows(connection: Connection) -> list[CodeWorkflowView]:
+    """Return the workflows as code that live workers have announced, and those that have open runs."""
+    return [
+        CodeWorkflowView(name=row[0], versions=tuple(sorted(set(row[1]))), workers=row[2], open_runs=row[3])
+        for row in connection.exec_driver_sql(_LIST)
+    ]
+
+
+_OPEN = """
+SELECT r.id::text, r.workflow, r.version, t.name <> r.workflow
+  FROM orchestrator.runs r JOIN orchestrator.tasks t ON t.id = r.id
+ WHERE r.code AND r.ended_at IS NULL AND r.workflow = ANY(%(workflows)s::text[])
+   AND (%(since)s::timestamptz IS NULL OR r.created_at >= %(since)s::timestamptz)
+ ORDER BY r.id
+"""
+
+
+class OpenRun(NamedTuple):
+    """A run that has not ended."""
+
+    id: bytes
+    workflow: str
+    version: int
+    pinned: bool
+
+
+def open_runs(connection: Connection, workflows: Sequence[str], since: datetime | None) -> list[OpenRun]:
+    """Return the open runs of these workflows, oldest first."""
+    rows = connection.exec_driver_sql(_OPEN, {"workflows": list(workflows), "since": since})
+    return [OpenRun(identifier(row[0]), *row[1:]) for row in rows]
+
+
+_OPEN_OTHERS = """
+SELECT workflow, count(*) FROM orchestrator.runs
+ WHERE code AND ended_at IS NULL AND NOT workflow = ANY(%(workflows)s::text[])
+   AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
+ GROUP BY workflow ORDER BY workflow
+"""
+
+
+def count_open_others(connection: Connection, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:
+    """Return how many runs of workflows that are none of these are open, by workflow."""
+    rows = connection.exec_driver_sql(_OPEN_OTHERS, {"workflows": list(workflows), "since": since})
+    return {row[0]: row[1] for row in rows}

@@ -1,0 +1,258 @@
+"""What `runs show`, `watch` and `history` tell of runs of workflows as code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from orchestrator import NotFound, ResultTimeout, WorkflowContext
+from orchestrator.cli import main
+from orchestrator.domain.activation import Activated, Violation
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from tests.integration.code_stage import act, run_row
+from tests.integration.stage import System, Worker
+
+KNOWS = ("job", "order", "parcel")
+
+
+@pytest.fixture(autouse=True)
+def _settings(system: System, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+
+
+@pytest.fixture
+def engine_(system: System) -> Iterator[Engine]:
+    engine = Engine(system.app.code_workflows.find, 1_000_000)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def order(system: System) -> CodeWorkflow[..., Any]:
+    @system.app.workflow(name="parcel")
+    async def parcel(ctx: WorkflowContext, item: str) -> None:
+        if await ctx.signals("posted").get() == "lost":
+            raise ValueError(f"{item} was lost")
+
+    @system.app.workflow(name="order")
+    async def order(ctx: WorkflowContext, number: str, items: list[str]) -> str:
+        ctx.set("items", len(items))
+        ctx.set("gone", 1)
+        ctx.clear("gone")
+        charging = system.job.schedule(number)
+        sending = [parcel.options(name=f"parcel with {item}").schedule(item) for item in items]
+        reminder = ctx.sleep(hours=24, name="reminder")
+        by = await ctx.promise("approval", type=str)
+        reminder.cancel()
+        await charging
+        for one in sending:
+            await one
+        return by
+
+    return order
+
+
+def turn(system: System, worker: Worker, engine_: Engine) -> None:
+    """Let the code of all runs take a turn."""
+    system.look()
+    taken = worker.take()
+    for dispatch in taken:
+        if dispatch.is_activation:
+            worker.report(act(engine_, dispatch))
+    system.tick()
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(main, [*words], catch_exceptions=False)
+
+
+def refusal(*words: str) -> str:
+    """Return what a command says that does nothing, in one line."""
+    refused = CliRunner().invoke(main, [*words])
+    assert refused.exit_code == 1
+    return " ".join(refused.output.split())
+
+
+def show(run: str) -> str:
+    return invoke("runs", "show", run).output
+
+
+def test_what_an_open_run_waits_for_and_where(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
+    worker = system.worker(knows=KNOWS)
+    handle = order.starting(id="o-17").start("o-17", items=["tea", "milk"])
+    assert "a worker: there is news for its code" in show(handle.id)
+    turn(system, worker, engine_)
+    worker.die()  # nobody needs to be there
+    shown = show(handle.id)
+    for expected in (
+        'order("o-17", items=["tea", "milk"])',
+        "items = 2",
+        "promise approval",
+        "timer reminder due",
+        "task job",
+        "child parcel with tea",
+        "in order: by = await ctx.promise(",
+        "test_seeing_code_runs.py, line ",
+        "own id",
+    ):
+        assert expected in shown, shown
+    assert "gone" not in shown
+    document = json.loads(invoke("runs", "show", handle.id, "--json").output)
+    assert (document["args"], document["kwargs"]) == (["o-17"], {"items": ["tea", "milk"]})
+    assert document["state"] == {"items": 2}
+    assert {view["kind"] for view in document["waits_for"]} == {"promise", "timer", "task", "child"}
+    assert document["key"] == "o-17"
+    assert {child["name"] for child in document["children"]} == {"parcel with tea", "parcel with milk"}
+
+
+def test_a_run_that_waits_for_a_signal_says_which(
+    system: System, engine_: Engine, order: CodeWorkflow[..., Any]
+) -> None:
+    worker = system.worker(knows=KNOWS)
+    handle = system.app.code_workflows["parcel"].start("tea")
+    turn(system, worker, engine_)
+    assert "signal posted" in show(handle.id)
+
+
+def test_why_a_run_failed(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
+    worker = system.worker(knows=KNOWS)
+    handle = system.app.code_workflows["parcel"].start("tea")
+    turn(system, worker, engine_)
+    handle.signal("posted", "lost")
+    turn(system, worker, engine_)
+    shown = show(handle.id)
+    assert "Error: ValueError: tea was lost" in shown
+    assert 'raise ValueError(f"{item} was lost")' in shown
+    assert "waits for" not in shown
+    watched = invoke("runs", "watch", handle.id)
+    assert watched.exit_code == 1
+    assert 'raise ValueError(f"{item} was lost")' in watched.output
+
+
+def test_history_cuts_no_error(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
+    worker = system.worker(knows=KNOWS)
+    long = "tea" * 100
+    handle = system.app.code_workflows["parcel"].start(long)
+    turn(system, worker, engine_)
+    handle.signal("posted", "lost")
+    turn(system, worker, engine_)
+    assert f"error=ValueError: {long} was lost" in invoke("runs", "history", handle.id).output
+    full = invoke("runs", "history", handle.id, "--full").output
+    assert f'payload = [["{long}"], {{}}]' in full
+    assert 'raise ValueError(f"{item} was lost")' in full
+
+
+def test_a_run_is_found_by_an_id_of_ones_own(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
+    parcel = system.app.code_workflows["parcel"]
+    first = order.starting(id="17").start("17", items=[])
+    assert order.find("17") == first
+    assert first.id in show("17")
+    assert first.id in show("order/17")
+    with pytest.raises(NotFound, match="No run of workflow 'order' was started under the id '7'"):
+        order.find("7")
+    assert "No run has the id '7', nor was one started under it" in refusal("runs", "show", "7")
+    second = parcel.starting(id="17").start("tea")
+    assert f"order/17 is {first.id}, parcel/17 is {second.id}" in refusal("runs", "show", "17")
+    assert second.id in show("parcel/17")
+    assert "Sent 'posted'" in invoke("runs", "signal", "parcel/17", "posted").output
+    assert asyncio.run(parcel.afind("17")) == second
+
+
+def test_a_workflow_with_a_slash_in_its_name_has_ids_too(system: System) -> None:
+    @system.app.workflow(name="shop/order")
+    async def slashed(ctx: WorkflowContext) -> None: ...
+
+    run = slashed.starting(id="a/b").start()
+    assert slashed.find("a/b") == run
+    assert re.search(r"own id +a/b", show("a/b"))
+
+
+def test_runs_are_started_over(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
+    worker = system.worker(knows=KNOWS)
+    parcel = system.app.code_workflows["parcel"].options(timeout=60)
+    handle = parcel.starting(id="p", tags=["red"]).start("tea")
+    turn(system, worker, engine_)
+    refused = refusal("runs", "rerun", handle.id, "--from", "x")
+    assert "has no steps to begin at" in refused
+    assert f"runs reset {handle.id} --to EVENT" in refused
+    new = invoke("runs", "rerun", handle.id).output.strip()
+    assert new != handle.id
+    document = json.loads(invoke("runs", "show", new, "--json").output)
+    assert (document["args"], document["tags"], document["status"]) == (["tea"], ["red"], "running")
+    assert document["key"] is None
+    row = run_row(system, handle.rerun())
+    assert (row["deadline"] - row["created_at"]).total_seconds() == 60
+
+
+def test_a_stuck_run_does_not_go_on(system: System, order: CodeWorkflow[..., Any]) -> None:
+    worker = system.worker(knows=KNOWS)
+    handle = system.app.code_workflows["parcel"].start("tea")
+    with pytest.raises(ResultTimeout, match="It goes on; ask again"):
+        handle.result(timeout=0)
+    system.look()
+    (dispatch,) = worker.take()
+    worker.report(Activated(dispatch.id, dispatch.attempt, 0.1, stuck=Violation(1, "Misfit", "it does not fit")))
+    system.tick()
+    with pytest.raises(ResultTimeout, match="It is stuck: Misfit: it does not fit; ask again"):
+        handle.result(timeout=0)
+    with pytest.raises(ResultTimeout, match="It is stuck: Misfit: it does not fit"):
+        asyncio.run(handle.aresult(timeout=0))
+    with pytest.raises(ResultTimeout, match="It is stuck: Misfit: it does not fit"):
+        system.app.run(handle.id).wait(timeout=0)
+
+
+def test_workflows_as_code_are_listed(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
+    system.worker(knows=("job", "order", "order@1", "order@2"))
+    order.start("o-1", [])
+    system.app.code_workflows["parcel"].start("tea")
+    system.look()
+    listed = json.loads(invoke("workflows", "list", "--json").output)["code"]
+    assert listed == [
+        {"name": "order", "versions": [1, 2], "workers": 1, "open_runs": 1},
+        {"name": "parcel", "versions": [1], "workers": 0, "open_runs": 1},
+    ]
+    text = invoke("workflows", "list").output
+    assert "1 live worker, 1 open run" in text
+    assert "no live worker, 1 open run" in text
+
+
+APPLICATION = """
+from orchestrator import Orchestrator, WorkflowContext
+
+app = Orchestrator()
+
+@app.workflow
+async def order(ctx: WorkflowContext, number: int) -> int:
+    return number
+"""
+
+
+def test_a_run_is_started_where_the_application_is_set(
+    system: System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a_little_shop.py").write_text(APPLICATION)
+    missing = refusal("runs", "start", "a_little_shop.order", "number=7")
+    assert "say where: --app module:app, or the setting `app`" in missing
+    monkeypatch.setenv("ORCHESTRATOR_APP", "a_little_shop:app")
+    started = invoke("runs", "start", "a_little_shop.order", "number=7", "--key", "o-7").output.strip()
+    assert "a_little_shop.order(number=7)" in show("o-7")
+    assert started in show("o-7")
+    for words, problem in (
+        (["number=seven"], "Expected `int`"),
+        ([], "'number'"),
+        (["nummer=7"], "Expected a_little_shop.order(number: int)"),
+    ):
+        assert problem in refusal("runs", "start", "a_little_shop.order", *words)
+    nowhere = refusal("runs", "start", "ordre")
+    assert "The application a_little_shop:app has no workflow as code of this name either" in nowhere
+    assert system.count("runs") == 1
