@@ -106,6 +106,8 @@ def test_a_pool_of_forked_processes(running: Stack) -> None:
     assert _add(0) == 1
     with multiprocessing.get_context("fork").Pool(3) as pool:
         assert pool.map_async(_add, range(9), chunksize=1).get(_PATIENCE) == list(range(1, 10))
+        pool.close()
+        pool.join()  # leaving the block would end them by SIGTERM, which they ignore if this process was started so
     assert _add(1) == 2
 
 
