@@ -43,7 +43,8 @@ from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.context import TaskContext, current_task
-from orchestrator.sdk.handle import Handle, Progress, RunHandle, as_completed, gather
+from orchestrator.sdk.gathering import agather, as_completed, gather
+from orchestrator.sdk.handle import Handle, Progress, RunHandle
 from orchestrator.sdk.progress import TaskProgress
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.retry import Retry
@@ -102,6 +103,7 @@ __all__ = [
     "WorkflowFailed",
     "WorkflowHandle",
     "WrongState",
+    "agather",
     "as_completed",
     "current_task",
     "gather",

@@ -196,7 +196,10 @@ class NotDeterministic(OrchestratorError):
 
 
 class DeterminismViolation(OrchestratorError):
-    """The code of a workflow no longer fits the history of a run. `event` is where they part."""
+    """The code of a workflow no longer fits the history of a run.
+
+    `event` is the number of the event where they part, and `difference` shows both.
+    """
 
     def __init__(self, message: str, event: int = 0, difference: str = "") -> None:
         super().__init__(message)

@@ -155,4 +155,4 @@ def _raising(error: Exception) -> Callable[..., Any]:
 
 
 def _as_task(app: Orchestrator, name: str, function: Callable[..., Any]) -> Task[..., Any]:
-    return Task(app, name, function, CallOptions(), Signature(name, function))
+    return Task(app._client, name, function, CallOptions(), Signature(name, function))

@@ -114,7 +114,7 @@ class JobOutlet:
             parallel_count=step.get("count"),
             deadline=None if left is None else datetime.now(UTC) + left,
             details=None if dispatch.details is None else decode_value(dispatch.details),
-            outlet=self,
+            _outlet=self,
         )
 
     # -- tasks that it enqueues
@@ -171,7 +171,7 @@ class JobOutlet:
         job = self._job
         database = self._check_transaction()
         promised = len(job.children)
-        with database.transactions.begin(job.dispatch.id, job.dispatch.attempt) as transaction:
+        with database._client.transactions.begin(job.dispatch.id, job.dispatch.attempt) as transaction:
             job.transaction = transaction
             job.result = NOTHING
             try:
@@ -201,7 +201,7 @@ class JobOutlet:
             data = encode_value(result, f"The result of task {job.dispatch.name!r}", limit)
             task = self._database.tasks.get(job.dispatch.name)
             if task is not None:
-                task.signature.check_result(result, data)
+                task._signature.check_result(result, data)
             job.result = data
 
     def _over(self) -> BaseException:

@@ -120,7 +120,7 @@ class Pool:
         asynchronous: list[Job] = []
         for job in jobs:
             task = None if job.dispatch.is_activation else self._runner.find(job)
-            on_loop = task is not None and task.is_async and not self._isolated(job)
+            on_loop = task is not None and task._is_async and not self._isolated(job)
             (asynchronous if on_loop else synchronous).append(job)
         if synchronous:
             self._threads.submit(synchronous)

@@ -125,7 +125,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     )
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
-    pipe.send_bytes(encode(Hello(sorted({*app.tasks, *app.code_workflows.announced, *allowed.patterns}))))
+    pipe.send_bytes(encode(Hello(sorted({*app.tasks, *app.code_workflows._announced, *allowed.patterns}))))
     start_vital_thread("orders", process.obey)
     finished = process.run()
     isolation.close()

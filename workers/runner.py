@@ -65,7 +65,7 @@ class Runner:
         task = self.find(job)
         if task is None:
             return unknown(job)
-        if task.is_async:
+        if task._is_async:
             return self._run_loop(job)
         thread = threading.get_ident()
         try:
@@ -95,7 +95,7 @@ class Runner:
     def _activate(self, job: Job) -> AttemptReport:
         """Show a workflow's code what is new to it. A workflow that is unknown here may be known elsewhere."""
         dispatch = job.dispatch
-        if dispatch.name not in self._workflows.announced:
+        if dispatch.name not in self._workflows._announced:
             return unknown(job)
         thread = threading.get_ident()
         try:
@@ -157,10 +157,10 @@ class Runner:
         arguments, keywords, *step = decode_call(job.dispatch.payload)
         if step:
             job.step = step[0]
-            keywords = task.signature.pick(keywords)
-        arguments, keywords = task.signature.restore(arguments, keywords)
-        if task.signature.wants_context:
-            task.signature.add_context(self._outlet(job).context(), arguments, keywords)
+            keywords = task._signature.pick(keywords)
+        arguments, keywords = task._signature.restore(arguments, keywords)
+        if task._signature.wants_context:
+            task._signature.add_context(self._outlet(job).context(), arguments, keywords)
         return arguments, keywords
 
     def _outlet(self, job: Job) -> JobOutlet:
@@ -180,7 +180,7 @@ class Runner:
         if _timed_out(job, ended_at):  # it has caught that, and returned all the same
             return self._failed(job, interruption(job, TaskTimeout))
         if job.options.store_result:
-            task.signature.check_result(value, data)
+            task._signature.check_result(value, data)
         return Succeeded(job.dispatch.id, job.dispatch.attempt, ended_at - job.started_at, data, job.children)
 
     def failure(self, job: Job, error: BaseException) -> Failed | Succeeded:
@@ -221,7 +221,7 @@ class Runner:
         if job.options.retry.backoff != "computed":
             return None
         task = self.find(job)
-        retries = task.call_options.retries if task is not None else 0
+        retries = task._call_options.retries if task is not None else 0
         if not isinstance(retries, Retry) or not callable(retries.backoff):
             return None
         try:

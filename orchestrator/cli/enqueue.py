@@ -17,6 +17,7 @@ from orchestrator.domain.task import NewTask
 from orchestrator.errors import UnknownTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.handle import Handle
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import CallOptions, check_name, with_options
 from orchestrator.sdk.payload import encode_call
 from orchestrator.sdk.task import Task
@@ -108,9 +109,9 @@ def _enqueue_by_name(app: Orchestrator, name: str, call: Call, options: dict[str
     chosen = with_options(CallOptions(), options)
     placed = chosen.placed(check_name("task", name), {}, app.settings.idempotency_period)
     task = NewTask(
-        id=app.new_id(),
+        id=new_id(),
         name=name,
-        queue=chosen.queue or app.route(name),
+        queue=chosen.queue or app._client.route(name),
         payload=encode_call(name, *call, app.settings.max_payload),
         priority=chosen.priority,
         delay=chosen.delay_seconds,
@@ -119,4 +120,4 @@ def _enqueue_by_name(app: Orchestrator, name: str, call: Call, options: dict[str
         expires=chosen.expiry_seconds,
         unique=placed.unique,
     )
-    return app.handle(UUID(bytes=app.backend.tasks.enqueue(task)))
+    return app.handle(UUID(bytes=app._client.backend.tasks.enqueue(task)))

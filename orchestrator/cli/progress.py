@@ -135,7 +135,7 @@ def _follow_closely(
         if run.status in ENDED_RUN_STATES:
             return run
         with suppress(ResultTimeout):
-            handle.wait(_REFRESH)
+            handle.wait_ended(_REFRESH)
 
 
 def _with_bar(look: Callable[[], RunView]) -> RunView:

@@ -42,7 +42,7 @@ def replay_check(app: str | None, since: datetime | None, elsewhere: tuple[str, 
     checked = misfits = waiting = 0
     with reading() as connection:
         for run in insights.open_runs(connection, sorted(known), since):
-            if run.pinned and f"{run.workflow}@{run.version}" not in known.announced:
+            if run.pinned and f"{run.workflow}@{run.version}" not in known._announced:
                 waiting += 1
                 continue
             checked += 1

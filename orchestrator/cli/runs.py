@@ -88,14 +88,14 @@ def start(
             handle = _start_steps(application, workflow, where).options(key=key, tags=tags).start(**given)
         else:
             started = code.starting(id=key, on_conflict="return", tags=tags).start(**given)
-            code.app.close()
+            code._app.close()
             handle = application.run(started.id)
         if not (watch and sys.stdout.isatty()):  # where it stands above the drawing
             echo(handle.id, err=wait or watch)
         if watch:
             sys.exit(follow_run(application, UUID(handle.id), as_json=False))
         if wait:
-            ended = handle.wait()
+            ended = handle.wait_ended()
             echo(ended)
             sys.exit(0 if ended == RunState.SUCCESS else 1)
 

@@ -105,7 +105,7 @@ def show(key: str, as_json: bool) -> None:
       orchestrator schedules show nightly
     """
     with sending() as app:
-        stored = app.backend.schedules.find(key)
+        stored = app._client.backend.schedules.find(key)
     if as_json:
         print_json(_document(stored))
         return
@@ -183,7 +183,7 @@ def set_(workflow: str, params: tuple[str, ...], **given: Any) -> None:
     """
     data = {name: value for name, value in given.items() if value is not None} | {"params": _params(params)}
     with sending() as app:
-        stored = app.backend.schedules.set(workflow, data)
+        stored = app._client.backend.schedules.set(workflow, data)
     echo(f"{stored.key}: next fire {_next(stored, present())}")
 
 
@@ -208,7 +208,7 @@ def apply(app: str | None, prune: bool, quiet: bool) -> None:
         forgotten = application.schedules.forget(where, prune=prune)
         now = present()
         for name in names:
-            key = application.schedules.declared[name].key
+            key = application.schedules._declared[name].key
             echo(f"{name}: next fire {_next(application.schedules[key].status(), now)}")
     for key in forgotten:
         rest = "deleted." if prune else f"it still fires. Delete it: orchestrator schedules delete {key}, or --prune."
@@ -342,7 +342,7 @@ def cancel_backfill(number: int) -> None:
       orchestrator schedules cancel-backfill 7
     """
     with sending() as app:
-        app.backend.schedules.cancel_backfill(number)
+        app._client.backend.schedules.cancel_backfill(number)
     echo(f"Asked to cancel backfill {number}.")
 
 

@@ -17,6 +17,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.harmless import indented, one_line
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.progress import TaskProgress, read_progress
+from orchestrator.sdk.steps import complete
 from orchestrator.settings import Settings
 from orchestrator.transport.codec import LogLine
 from orchestrator.transport.connection import connect
@@ -93,13 +94,13 @@ def watch_task(app: Orchestrator, task: bytes, name: str, *, quiet: bool) -> str
 def _follow(app: Orchestrator, task: bytes, show: Callable[[_Sight], None]) -> str:
     shown = ""
     while True:
-        sight = _Sight(app.backend.tasks.status(task), app.backend.tasks.progress(task))
+        sight = _Sight(app._client.backend.tasks.status(task), app._client.backend.tasks.progress(task))
         if str(sight) != shown:
             show(sight)
             shown = str(sight)
         if sight.status in ENDED_TASK_STATES:
             return sight.status
-        app.backend.tasks.wait(task, _REFRESH)
+        complete(app._client.backend.tasks.wait(task, _REFRESH))
 
 
 # -- the log
@@ -107,7 +108,7 @@ def _follow(app: Orchestrator, task: bytes, show: Callable[[_Sight], None]) -> s
 
 def print_log(app: Orchestrator, task: bytes, *, follow: bool, as_json: bool) -> None:
     """Print what a task said last and, if asked, what it says until it ends."""
-    app.backend.tasks.status(task)  # there is such a task
+    app._client.backend.tasks.status(task)  # there is such a task
     lines = _lines(app, task, follow=follow)
     if as_json and not follow:
         print_json({"lines": [_document(line) for line in lines]})
@@ -127,7 +128,7 @@ def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]
     last = "0-0"
     try:
         while True:
-            over = not follow or app.backend.tasks.status(task) in ENDED_TASK_STATES
+            over = not follow or app._client.backend.tasks.status(task) in ENDED_TASK_STATES
             said = read_log(redis, keys, task, last, 0.0 if over else _PATIENCE)
             yield from (line for _, line in said)
             last = said[-1].entry if said else last

@@ -110,7 +110,7 @@ def apply(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...], a
             raise InvalidWorkflow("\n".join(map(str, refusals)))
         for definition in checked:
             assert isinstance(definition, Definition)
-            version, is_new = application.backend.workflows.apply(definition)
+            version, is_new = application._client.backend.workflows.apply(definition)
             applied.append({"name": definition.name, "version": version, "new": is_new})
             if not as_json:
                 echo(f"{definition.name}: version {version} ({'new' if is_new else 'unchanged'})")

@@ -40,12 +40,15 @@ class TaskFailure(msgspec.Struct, frozen=True):
     """What an `on_failure` task is given."""
 
     task_id: str
+    """The id of the task that failed."""
     task: str
     """The name of the task that failed."""
     kind: str
     """The type of its error."""
     message: str
+    """The text of its error."""
     traceback: str = ""
+    """Where it was raised."""
     data: dict[str, Any] = {}
     """What the exception knew beside its text."""
 

@@ -27,6 +27,7 @@ class Rate(msgspec.Struct, frozen=True, array_like=True):
     """So many starts in so many seconds: `Rate(100, per=60, burst=10)`."""
 
     count: float
+    """Starts in that time."""
     per: float = 1.0
     """Seconds."""
     burst: int | None = None

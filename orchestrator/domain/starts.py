@@ -7,12 +7,16 @@ that is, or why there is none, as it does for tasks with unique keys.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from orchestrator.domain.history import RunStarted, SignalReceived
 from orchestrator.domain.task import NewTask, UniqueKey
 
 START = "orchestrator.start_run"
+OnConflict = Literal["reject", "return", "anew"]
+"""What a start under a chosen id does if a run has it: refuse, return that run, or start anew if that has ended."""
 
 
 class StartSteps(msgspec.Struct, frozen=True, array_like=True, tag="steps"):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from orchestrator.domain.starts import StartMany, as_task
 from orchestrator.domain.task import NewTask
-from orchestrator.errors import InvalidTask, NotDeterministic, NotFound, UnknownTask, did_you_mean
+from orchestrator.errors import InvalidTask, NotFound, UnknownTask, did_you_mean
+from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.context import WorkflowContext
-from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.workflow import (
     CodeOptions,
@@ -26,19 +25,13 @@ from orchestrator.sdk.given import GivenOptions, GivenToWorkflows
 from orchestrator.sdk.handle import Handle, RunHandle
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
-from orchestrator.sdk.per_process import ProcessLock
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.schedules import Schedules, T, Times
 from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.task import Task, task_name
-from orchestrator.sdk.threads import Threads
-from orchestrator.sdk.undisturbed import undisturbed
+from orchestrator.sdk.twins import twin
 from orchestrator.sdk.workflows import Workflows
-from orchestrator.settings import Settings, load_settings
-
-if TYPE_CHECKING:
-    from orchestrator.sdk.backend import Backend
-    from orchestrator.sdk.transaction import Transactions
+from orchestrator.settings import Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,20 +46,15 @@ class Orchestrator:
         self, settings: Settings | None = None, *, routes: Mapping[str, str] | None = None, **overrides: Any
     ) -> None:
         """`routes` sends tasks to queues by their names: `{"shop.mail.*": "mail"}`; the first that fits counts."""
-        self._routes = {pattern: check_name("queue", queue) for pattern, queue in (routes or {}).items()}
-        self._given = settings
-        self._overrides = overrides
-        self._settings: Settings | None = None
-        self._backend: Backend | None = None
-        self._transactions: Transactions | None = None
-        self._lock = ProcessLock()
-        self._threads = Threads()
+        self._client = Client(settings, overrides, routes or {})
         self.tasks: dict[str, Task[..., Any]] = {}
-        self.workflows = Workflows(self)
+        """The registered tasks, by name."""
+        self.workflows = Workflows(self._client, self.tasks)
         """Workflows that are data: files and graphs, stored in the database."""
         self.code_workflows = CodeWorkflows()
         """Workflows that are code, registered with `@app.workflow`."""
-        self.schedules = Schedules(self)
+        self.schedules = Schedules(self._client, self.code_workflows)
+        """Schedules: those that the code declares, and all that are in the database."""
 
     # -- tasks
 
@@ -91,7 +79,7 @@ class Orchestrator:
             if existing is not None and existing.function.__code__ is not function.__code__:
                 raise InvalidTask(f"Two functions want to be the task {chosen!r}. Give one of them another name=.")
             signature = Signature(chosen, function)
-            task: Task[..., Any] = Task(self, chosen, function, checked, signature, frozenset(options))
+            task: Task[..., Any] = Task(self._client, chosen, function, checked, signature, frozenset(options))
             self.tasks[chosen] = task
             return task
 
@@ -115,9 +103,10 @@ class Orchestrator:
         is a workflow of one step, called like the task unless `name` says otherwise; a second schedule of the same
         task wants a name. `params` are the task's arguments; `${run.fire_time}` in them is the time that a run is for.
 
-        Above `@app.workflow`, it starts runs of that.
+        Above `@app.workflow`, it starts runs of that. Another thing is `task.schedule(…)`: inside a workflow, it has a
+        worker run a task now.
         """
-        return self.schedules.declare(name, params or {}, times)
+        return self.schedules._declare(name, params or {}, times)
 
     # -- workflows as code
 
@@ -144,48 +133,48 @@ class Orchestrator:
             chosen = task_name(function, name, "workflow")
             check_workflow_function(chosen, version, function)
             workflow: CodeWorkflow[..., Any] = CodeWorkflow(self, chosen, version, function, checked)
-            self.code_workflows.add(workflow)
+            self.code_workflows._add(workflow)
             return workflow
 
         return register if function is None else register(function)
 
     # -- starting work
 
-    def enqueue(self, name: str, *args: Any, **kwargs: Any) -> Handle[Any]:
+    def enqueue(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
         """Enqueue a task by its name."""
         return self.find_task(name).enqueue(*args, **kwargs)
 
     def enqueue_many(self, task: Task[..., R], calls: Iterable[Call]) -> list[Handle[R]]:
         """Enqueue any number of calls in one transaction: all of them or, if one is refused, none."""
         tasks = [_new(task, call) for call in calls]
-        hand_over = task.way_out()
+        hand_over = task._way_out()
         ids = [new.id for new in tasks]
         if hand_over is not None:
             holders = hand_over(tasks)
             ids = [holders.get(identifier, identifier) for identifier in ids]
         elif tasks:
-            ids = self.backend.tasks.enqueue_many(tasks)
-        return [Handle(self, identifier, task) for identifier in ids]
+            ids = self._client.backend.tasks.enqueue_many(tasks)
+        return [Handle(self._client, identifier, task) for identifier in ids]
 
     def start_many(self, task: Task[..., R], items: Iterable[Any], *, name: str | None = None) -> RunHandle[R]:
         """Start a run of one task per item: one argument, a tuple or list of all, or a mapping of named ones.
 
         Inside a task, the scheduler starts it, and all of it travels in one message.
         """
-        hand_over, outlet = task.way_out(), current_outlet()
-        run_id = self.new_id() if outlet is None else outlet.next_id()
+        hand_over, outlet = task._way_out(), current_outlet()
+        run_id = new_id() if outlet is None else outlet.next_id()
         calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)
         tasks = (_new(task, call, run_id, position) for position, call in enumerate(calls))
         called = check_name("run", name or task.name)
         if hand_over is None:
-            self.backend.runs.start(run_id, called, tasks)
+            self._client.backend.runs.start(run_id, called, tasks)
         else:
             hand_over([as_task(run_id, StartMany(called, list(tasks)))])
-        return RunHandle(self, run_id, task)
+        return RunHandle(self._client, run_id, task)
 
     def post_event(self, name: str, payload: Any = None) -> None:
         """Say that something happened; workflows that wait for it are started. The payload is JSON data."""
-        self.backend.workflows.post_event(self.new_id(), check_name("event", name), payload)
+        self._client.backend.workflows.post_event(new_id(), check_name("event", name), payload)
 
     def retry_failed(
         self,
@@ -202,108 +191,64 @@ class Orchestrator:
         """
         from orchestrator.store.redrive import FailedFilter  # with the backend's other parts, which workers do without
 
-        return self.backend.tasks.retry_failed(
+        return self._client.backend.tasks.retry_failed(
             FailedFilter(queue=queue, name=name, error=error, since=since, until=until)
         )
+
+    aenqueue = twin(enqueue)
+    aenqueue_many = twin(enqueue_many)
+    astart_many = twin(start_many)
+    apost_event = twin(post_event)
+    aretry_failed = twin(retry_failed)
 
     # -- finding it again
 
     def handle(self, task_id: str | UUID) -> Handle[Any]:
         """Return a handle to a task that was enqueued elsewhere."""
-        return Handle(self, parse_id("task", task_id))
+        return Handle(self._client, parse_id("task", task_id))
 
     def run(self, run_id: str | UUID) -> RunHandle[Any]:
         """Return a handle to a run that was started elsewhere."""
-        return RunHandle(self, parse_id("run", run_id))
+        return RunHandle(self._client, parse_id("run", run_id))
 
     def workflow_run(self, run_id: str | UUID) -> WorkflowHandle[Any]:
         """Return a handle to a run of a workflow as code that was started elsewhere."""
-        return WorkflowHandle(self, parse_id("run", run_id))
-
-    def route(self, name: str, otherwise: str = DEFAULT_QUEUE) -> str:
-        """Return the queue to which a task of this name goes, unless it says otherwise itself."""
-        return next((queue for pattern, queue in self._routes.items() if fnmatchcase(name, pattern)), otherwise)
+        return WorkflowHandle(self._client, parse_id("run", run_id))
 
     def queues(self) -> list[str]:
         """Return every queue that the code names: for tasks, what follows them, workflows as code, and by routes."""
         tasks = {queue for task in self.tasks.values() for queue in task._queues()}
-        code = {flow.code_options.queue or self.route(name) for name, flow in self.code_workflows.items()}
-        return [DEFAULT_QUEUE, *sorted({*tasks, *code, *self._routes.values()} - {DEFAULT_QUEUE})]
+        code = {flow._code_options.queue or self._client.route(name) for name, flow in self.code_workflows.items()}
+        return [DEFAULT_QUEUE, *sorted({*tasks, *code, *self._client.routes.values()} - {DEFAULT_QUEUE})]
 
     def queue(self, name: str) -> Queue:
         """Return a queue, to pause, limit or empty it."""
-        return Queue(self, name)
+        return Queue(self._client, name)
 
-    # -- what the rest of the package needs
+    # -- its life
 
     @property
     def settings(self) -> Settings:
         """The settings, read on first use."""
-        if self._settings is None:
-            self._settings = self._given or load_settings(**self._overrides)
-        return self._settings
-
-    @property
-    def backend(self) -> Backend:
-        """The connections, opened on first use; the code of a workflow has none."""
-        if current_flow() is not None:
-            raise NotDeterministic(
-                "Inside a workflow nothing is asked or told directly: it would be so again on every replay. Make it a "
-                "task and schedule that, or record what a short call gives with ctx.run(name, function). To tell "
-                "another run something, send it a signal: app.workflow_run(id).signal(name, value)."
-            )
-        if self._backend is None:
-            with self._lock:
-                if self._backend is None:
-                    made = undisturbed(self._make_backend)
-                    if self._backend is None:
-                        self._backend = made
-                    else:  # a signal handler has been here meanwhile
-                        made.close()
-        return self._backend
-
-    def _make_backend(self) -> Backend:
-        from orchestrator.sdk.backend import Backend  # loads SQLAlchemy, which workers do without
-
-        return Backend(self.settings, self._threads)
-
-    @property
-    def transactions(self) -> Transactions:
-        """The connections of tasks that complete in the database, opened on first use."""
-        if self._transactions is None:
-            with self._lock:
-                if self._transactions is None:
-                    made = undisturbed(self._make_transactions)
-                    if self._transactions is None:
-                        self._transactions = made
-                    else:
-                        made.close()
-        return self._transactions
-
-    def _make_transactions(self) -> Transactions:
-        from orchestrator.sdk.transaction import Transactions  # loads SQLAlchemy too
-
-        return Transactions(self.settings)
+        return self._client.settings
 
     def close(self) -> None:
         """Close all connections; the application can be used again afterwards."""
-        with self._lock:
-            self._threads.close()
-            if self._transactions is not None:
-                self._transactions.close()
-                self._transactions = None
-            if self._backend is not None:
-                self._backend.close()
-                self._backend = None
+        self._client.close()
 
-    @staticmethod
-    def new_id() -> bytes:
-        """Return a new id, later in order than those before it."""
-        return new_id()
+    aclose = twin(close)
 
-    async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a blocking call beside the event loop."""
-        return await self._threads.run(function, *args, **kwargs)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 class _Decorator(Protocol):
@@ -321,8 +266,8 @@ class _Decorator(Protocol):
 
 def _new(task: Task[..., Any], call: Call, run_id: bytes | None = None, position: int | None = None) -> NewTask:
     if isinstance(call, Mapping):
-        return task.new((), call, run_id, position)
-    return task.new(tuple(call), {}, run_id, position)
+        return task._new((), call, run_id, position)
+    return task._new(tuple(call), {}, run_id, position)
 
 
 def parse_id(what: str, value: str | UUID) -> bytes:

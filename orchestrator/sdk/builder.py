@@ -120,6 +120,7 @@ class Workflow:
         **options: Unpack[WorkflowOptions],
     ) -> None:
         self.name = name
+        """What it is called."""
         self.params = Reference("params")
         """The parameters of a run: `flow.params.day`."""
         self.run = Reference("run")
@@ -180,7 +181,7 @@ def _task_name(task: Task[..., Any] | Callable[..., Any] | str) -> str:
     if isinstance(task, str):
         return task
     if isinstance(task, Task):
-        if task.is_variant:
+        if task._is_variant:
             raise InvalidWorkflow(
                 f"A step runs task {task.name!r} as it is registered. Give what options(…) says to the step, or to the "
                 f"decorator."

@@ -41,10 +41,15 @@ class TaskContext:
     """
 
     task_id: UUID
+    """The id that its handle has."""
     task_name: str
+    """The name under which it is registered."""
     attempt: int
+    """The number of this attempt. It grows with each, also where an attempt was lost and cost no try."""
     queue: str
+    """The queue that it came from."""
     run_id: UUID | None = None
+    """The run that it belongs to; None if it stands alone."""
     position: int | None = None
     """Place among the tasks of its run."""
     workflow_name: str | None = None
@@ -57,7 +62,7 @@ class TaskContext:
     """When the attempt times out; None if it may run for ever."""
     details: Any = None
     """What an earlier attempt left with `heartbeat`, as plain data; None if nothing."""
-    outlet: Outlet | None = field(default=None, repr=False, compare=False)
+    _outlet: Outlet | None = field(default=None, repr=False, compare=False)
     """The way out of the worker."""
 
     # -- saying how it goes
@@ -68,8 +73,8 @@ class TaskContext:
             raise InvalidTask(f"Progress of task {self.task_name!r}: expected from 0 to 1, found {fraction!r}.")
         if not isinstance(text, str):
             raise InvalidTask(f"Progress of task {self.task_name!r}: expected a text, found {text!r:.200}.")
-        if self.outlet is not None:
-            self.outlet.progress(float(fraction), text[:_TEXT_LIMIT])
+        if self._outlet is not None:
+            self._outlet.progress(float(fraction), text[:_TEXT_LIMIT])
 
     def log(self, text: str, level: Level = "info") -> None:
         """Say something to whoever watches the task; its last lines are kept for an hour."""
@@ -77,8 +82,8 @@ class TaskContext:
             raise InvalidTask(f"Log level: expected one of {', '.join(get_args(Level))}, found {level!r}.")
         if not isinstance(text, str):
             raise InvalidTask(f"Log of task {self.task_name!r}: expected a text, found {text!r:.200}.")
-        if self.outlet is not None:
-            self.outlet.log(level, text[:_TEXT_LIMIT])
+        if self._outlet is not None:
+            self._outlet.log(level, text[:_TEXT_LIMIT])
 
     def heartbeat(self, details: Any) -> None:
         """Leave something for the next attempt, in place of what was left before: it finds it in `details`.
@@ -92,19 +97,19 @@ class TaskContext:
                 f"What task {self.task_name!r} leaves for its next attempt: {len(data):,} bytes, and at most "
                 f"{_DETAILS_LIMIT:,} are allowed. Leave a position or a reference, not the data itself."
             )
-        if self.outlet is not None:
-            self.outlet.leave(data)
+        if self._outlet is not None:
+            self._outlet.leave(data)
 
     # -- being told to stop
 
     @property
     def cancelled(self) -> bool:
         """Say whether the attempt has been told to stop: cancelled, timed out, or no longer the current one."""
-        return self.outlet is not None and self.outlet.interruption() is not None
+        return self._outlet is not None and self._outlet.interruption() is not None
 
     def check_cancelled(self) -> None:
         """Raise TaskAborted or TaskTimeout if the attempt has been told to stop."""
-        reason = None if self.outlet is None else self.outlet.interruption()
+        reason = None if self._outlet is None else self._outlet.interruption()
         if reason is not None:
             raise reason
 
@@ -115,11 +120,19 @@ class TaskContext:
 
     # -- what follows from it
 
-    def enqueue(self, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    def enqueue(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Enqueue a child of this task: the same as `task.enqueue`, also in a thread that the task has started."""
-        before = _outlet.set(self.outlet)
+        before = _outlet.set(self._outlet)
         try:
             return task.enqueue(*args, **kwargs)
+        finally:
+            _outlet.reset(before)
+
+    async def aenqueue(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        """Do the same as `enqueue` without blocking the event loop."""
+        before = _outlet.set(self._outlet)
+        try:
+            return await task.aenqueue(*args, **kwargs)
         finally:
             _outlet.reset(before)
 
@@ -137,9 +150,9 @@ class TaskContext:
         return result
 
     def _way_out(self, what: str) -> Outlet:
-        if self.outlet is None:
+        if self._outlet is None:
             raise OrchestratorError(f"{what} works only in a task that a worker runs; this context was made by hand.")
-        return self.outlet
+        return self._outlet
 
 
 class Outlet(Protocol):

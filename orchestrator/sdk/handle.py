@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
 from orchestrator.domain.ids import to_text
@@ -19,13 +19,16 @@ from orchestrator.errors import (
     TaskFailed,
     TaskSkipped,
 )
+from orchestrator.sdk.client import Client
 from orchestrator.sdk.context import current_outlet
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.payload import decode_value
 from orchestrator.sdk.progress import TaskProgress
+from orchestrator.sdk.steps import Steps, Stream, complete, iterate
+from orchestrator.sdk.twins import stream_twin, twin
 from orchestrator.transport.codec import Ended
 
 if TYPE_CHECKING:
-    from orchestrator.sdk.app import Orchestrator
     from orchestrator.sdk.task import Task
 
 R = TypeVar("R")
@@ -36,8 +39,8 @@ _FINAL = (TaskState.SUCCESS, TaskState.CANCELLED)
 class Handle(Generic[R]):
     """One enqueued task."""
 
-    def __init__(self, app: Orchestrator, identifier: bytes, task: Task[Any, R] | None = None) -> None:
-        self._app = app
+    def __init__(self, client: Client, identifier: bytes, task: Task[Any, R] | None = None) -> None:
+        self._client = client
         self._task = task
         self._id = identifier
         self._final: Ended | None = None
@@ -60,42 +63,45 @@ class Handle(Generic[R]):
         return hash(self._id)
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for the result and return it; raise TaskFailed, TaskCancelled or ResultTimeout."""
-        _refuse_inside_task()
-        ended = self._known() or self._app.backend.tasks.wait(self._id, timeout)
-        return self._value(ended, timeout)
+        """Wait for the result and return it; raise TaskFailed, TaskCancelled, TaskSkipped or ResultTimeout."""
+        return complete(self._result(timeout))
 
-    async def aresult(self, timeout: float | None = None) -> R:
-        """Do the same as `result` without blocking the event loop."""
-        _refuse_inside_task()
-        ended = self._known() or await self._app.backend.tasks.wait_async(self._id, timeout)
+    def _result(self, timeout: float | None = None) -> Steps[R]:
+        refuse_inside_task()
+        ended = self._known() or (yield from self._client.backend.tasks.wait(self._id, timeout))
         return self._value(ended, timeout)
 
     def status(self) -> str:
-        """Return the task's present state."""
-        return self._app.backend.tasks.status(self._id)
+        """Return the task's present state: pending, dispatched, running, success, failed, cancelled or skipped."""
+        return self._client.backend.tasks.status(self._id)
 
     def progress(self) -> TaskProgress | None:
         """Return how far the task last said it had come; None if it has said nothing, or long ago."""
-        return self._app.backend.tasks.progress(self._id)
+        return self._client.backend.tasks.progress(self._id)
 
     def cancel(self) -> None:
         """Cancel it, wherever it stands; this is durable even while no scheduler runs."""
-        self._app.backend.tasks.cancel(self._id)
+        self._client.backend.tasks.cancel(self._id)
 
     def retry(self) -> None:
         """Open it again if it has failed."""
-        self._app.backend.tasks.retry(self._id)
+        self._client.backend.tasks.retry(self._id)
+
+    aresult = twin(result, _result)
+    astatus = twin(status)
+    aprogress = twin(progress)
+    acancel = twin(cancel)
+    aretry = twin(retry)
 
     def _known(self) -> Ended | None:
         """Return how it has ended, if that need not be asked."""
         if self._final is not None:
             return self._final
         news, self._news = self._news, None
-        return news[0] if news is not None and news[1] == self._app.backend.tasks.retries else None
+        return news[0] if news is not None and news[1] == self._client.backend.tasks.retries else None
 
     def _heard(self, ended: Ended) -> None:
-        self._news = ended, self._app.backend.tasks.retries
+        self._news = ended, self._client.backend.tasks.retries
 
     def _value(self, ended: Ended | None, timeout: float | None) -> R:
         if ended is not None and ended.state in _FINAL:
@@ -107,7 +113,7 @@ class Handle(Generic[R]):
             )
         if ended.state == TaskState.SUCCESS:
             value = decode_value(ended.result or b"\xc0")
-            result: R = self._task.signature.restore_kept(value) if self._task else value
+            result: R = self._task._signature.restore_kept(value) if self._task else value
             return result
         if ended.state not in ENDED_TASK_STATES:
             raise NotFound.by_id("task", self.id)
@@ -123,64 +129,14 @@ class Handle(Generic[R]):
         raise TaskFailed(text, kind=error.kind, traceback=error.traceback, data=error.attributes)
 
 
-def as_completed(handles: Iterable[Handle[R]], timeout: float | None = None) -> Iterator[Handle[R]]:
-    """Yield handles as their tasks end, whatever the end; ResultTimeout if some have not ended by then."""
-    _refuse_inside_task()
-    left = {_handle(given)._id: given for given in handles}
-    if not left:
-        return
-    app = next(iter(left.values()))._app
-    for ended in app.backend.tasks.wait_each(list(left), timeout):
-        handle = left.pop(ended.id)
-        handle._heard(ended)
-        yield handle
-    if left:
-        raise ResultTimeout(
-            f"{len(left):,} tasks had not ended after {timeout} s, {next(iter(left.values()))!r} first."
-        )
-
-
-def _handle(given: Handle[R]) -> Handle[R]:
-    if not isinstance(given, Handle):
-        raise TypeError(
-            f"as_completed and gather: expected handles, as `task.enqueue(…)` returns them, found {given!r:.200}"
-        )
-    return given
-
-
-@overload
-def gather(handles: Iterable[Handle[R]], timeout: float | None = None) -> list[R]: ...
-@overload
-def gather(
-    handles: Iterable[Handle[R]], timeout: float | None = None, *, return_exceptions: bool
-) -> list[R | OrchestratorError]: ...
-
-
-def gather(
-    handles: Iterable[Handle[R]], timeout: float | None = None, *, return_exceptions: bool = False
-) -> list[R] | list[R | OrchestratorError]:
-    """Wait for all and return their results in order; the first failure is raised, unless it is to be returned."""
-    asked = list(handles)
-    for handle in as_completed(asked, timeout):
-        if not return_exceptions:
-            handle.result()
-    results: list[R | OrchestratorError] = []
-    for handle in asked:
-        try:
-            results.append(handle.result())
-        except OrchestratorError as error:
-            if not return_exceptions:
-                raise
-            results.append(error)
-    return results
-
-
 @dataclass(frozen=True)
 class Progress:
     """How far a run has come."""
 
     status: str
+    """The run's state: pending, running, success, failed or cancelled."""
     counters: RunCounters
+    """How many of its tasks are in which state."""
 
     @property
     def fraction(self) -> float:
@@ -191,8 +147,8 @@ class Progress:
 class RunHandle(Generic[R]):
     """One run of many tasks."""
 
-    def __init__(self, app: Orchestrator, identifier: bytes, task: Task[Any, R] | None = None) -> None:
-        self._app = app
+    def __init__(self, client: Client, identifier: bytes, task: Task[Any, R] | None = None) -> None:
+        self._client = client
         self._task = task
         self._id = identifier
 
@@ -206,46 +162,52 @@ class RunHandle(Generic[R]):
 
     def progress(self) -> Progress:
         """Return the run's state and counters."""
-        status, counters = self._app.backend.runs.progress(self._id)
+        status, counters = self._client.backend.runs.progress(self._id)
         return Progress(status, counters)
 
-    def wait(self, timeout: float | None = None) -> str:
-        """Wait until the run has ended and return its state."""
-        _refuse_inside_task()
-        ended = self._app.backend.runs.wait(self._id, timeout)
-        if ended is None:
-            raise self._overdue(timeout, self._app.backend.code.overdue(self._id))
-        return ended.state
+    def wait_ended(self, timeout: float | None = None) -> str:
+        """Wait until the run has ended and return its state: success, failed or cancelled."""
+        return complete(self._wait_ended(timeout))
 
-    async def await_end(self, timeout: float | None = None) -> str:
-        """Do the same as `wait` without blocking the event loop."""
-        _refuse_inside_task()
-        ended = await self._app.backend.runs.wait_async(self._id, timeout)
+    def _wait_ended(self, timeout: float | None = None) -> Steps[str]:
+        refuse_inside_task()
+        ended = yield from self._client.backend.runs.wait(self._id, timeout)
         if ended is None:
-            raise self._overdue(timeout, await self._app.in_thread(self._app.backend.code.overdue, self._id))
+            how = self._client.backend.code.overdue(self._id)
+            raise ResultTimeout(
+                f"{self!r} had not ended after {timeout} s. {how}; see `orchestrator runs show {self.id}`."
+            )
         return ended.state
-
-    def _overdue(self, timeout: float | None, how: str) -> ResultTimeout:
-        return ResultTimeout(
-            f"{self!r} had not ended after {timeout} s. {how}; see `orchestrator runs show {self.id}`."
-        )
 
     def results(self, timeout: float | None = None) -> list[R]:
         """Wait for the end and return every task's result, in order; raise RunFailed unless all succeeded."""
-        return list(self.iter_results(timeout))
+        return complete(self._results(timeout))
+
+    def _results(self, timeout: float | None = None) -> Steps[list[R]]:
+        yield from self._wait_success(timeout)
+        return list(self._stored_results())
 
     def iter_results(self, timeout: float | None = None) -> Iterator[R]:
         """Do the same as `results` in bounded memory."""
-        state = self.wait(timeout)
+        return iterate(self._iter_results(timeout))
+
+    def _iter_results(self, timeout: float | None = None) -> Stream[R]:
+        yield from self._wait_success(timeout)
+        yield from self._stored_results()
+
+    def _wait_success(self, timeout: float | None) -> Steps[None]:
+        state = yield from self._wait_ended(timeout)
         if state != "success":
             counters = self.progress().counters
             raise RunFailed(
                 f"{self!r} ended as {state}: of {counters.total} tasks, {counters.failed} failed and "
                 f"{counters.cancelled} were cancelled. See `orchestrator runs show {self.id}`."
             )
-        for data in self._app.backend.runs.results(self._id):
+
+    def _stored_results(self) -> Iterator[R]:
+        for data in self._client.backend.runs.results(self._id):
             value = decode_value(data)
-            yield self._task.signature.restore_kept(value) if self._task else value
+            yield self._task._signature.restore_kept(value) if self._task else value
 
     def outputs(self, timeout: float | None = None) -> dict[str, Any]:
         """Wait for the end of a workflow's run and return the output of each step that was not skipped.
@@ -253,28 +215,41 @@ class RunHandle(Generic[R]):
         Of a fan-out it is the ordered list, of a child workflow the mapping of its last steps' outputs; None stands for
         what did not succeed.
         """
-        self.wait(timeout)
-        return self._app.backend.runs.outputs(self._id)
+        return complete(self._outputs(timeout))
+
+    def _outputs(self, timeout: float | None = None) -> Steps[dict[str, Any]]:
+        yield from self._wait_ended(timeout)
+        return self._client.backend.runs.outputs(self._id)
 
     def cancel(self) -> None:
         """Cancel its open tasks, and with them the run."""
-        self._app.backend.runs.cancel(self._id)
+        self._client.backend.runs.cancel(self._id)
 
     def rerun(self, from_step: str | None = None) -> RunHandle[R]:
         """Start a workflow's run over as a new one, with its parameters and tags.
 
         With `from_step`, all that succeeded and is not that step or below it is kept.
         """
-        new = self._app.new_id()
-        self._app.backend.runs.rerun(self._id, new, from_step)
-        return RunHandle(self._app, new, self._task)
+        new = new_id()
+        self._client.backend.runs.rerun(self._id, new, from_step)
+        return RunHandle(self._client, new, self._task)
 
     def retry(self) -> None:
         """Try what failed or was cancelled in it again, and consider anew what is below; what succeeded stays."""
-        self._app.backend.runs.retry(self._id)
+        self._client.backend.runs.retry(self._id)
+
+    aprogress = twin(progress)
+    await_ended = twin(wait_ended, _wait_ended)
+    aresults = twin(results, _results)
+    aiter_results = stream_twin(iter_results, _iter_results)
+    aoutputs = twin(outputs, _outputs)
+    acancel = twin(cancel)
+    arerun = twin(rerun)
+    aretry = twin(retry)
 
 
-def _refuse_inside_task() -> None:
+def refuse_inside_task() -> None:
+    """Refuse to wait inside a task."""
     if current_outlet() is not None:
         raise OrchestratorError(
             "A task cannot wait for another task: it would hold a slot while it waits, and a full fleet would wait for "

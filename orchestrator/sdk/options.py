@@ -43,7 +43,7 @@ class CallOptions:
     priority: int = 0
     """From -100 to 100; higher goes first."""
     delay: float | timedelta = 0.0
-    """Seconds before it may start."""
+    """Seconds before it may start. The method `task.delay(…)` is another thing: `enqueue` by Celery's name."""
     retries: int | Retry | Sequence[float | timedelta] = 0
     """How often a failed attempt is tried again; or the waits before each retry; or a whole Retry policy."""
     timeout: float | timedelta | None = None

@@ -74,7 +74,7 @@ def _unknown(task: str | None, known: set[str] | None, place: Path) -> Iterator[
 
 def _misfits(task: Task[..., Any], step: Step, place: Path) -> Iterator[Problem]:
     """Say which part of a step's input its task has no parameter for, or cannot take, and what it would miss."""
-    signature = task.signature
+    signature = task._signature
     taken = signature.pick(step.input)
     for name in step.input:
         if name not in taken:
@@ -94,7 +94,7 @@ def _misfits(task: Task[..., Any], step: Step, place: Path) -> Iterator[Problem]
 
 def check_fit(task: Task[..., Any]) -> None:
     """Refuse a task that no workflow could run as it says, whatever its arguments."""
-    options = task.call_options
+    options = task._call_options
     for name in ("unique_key", "idempotency_key"):
         if getattr(options, name) is not None:
             raise InvalidTask(
@@ -116,9 +116,9 @@ def _of_step(task: Task[..., Any], step: Step) -> Registered:
     check_fit(task)
     own = {name: getattr(step, name) for name in ("retries", "timeout", "queue", "priority")}
     given = {name: value for name, value in own.items() if value is not None}
-    with_options(task.call_options, given)  # which refuses what does not go together
+    with_options(task._call_options, given)  # which refuses what does not go together
     known, later = _arguments(task, step)
-    options = task.call_options
+    options = task._call_options
     if step.concurrency_key is not None:
         options = dataclasses.replace(options, concurrency_key=None)
     advice = 'Give the step a concurrency_key of its own, such as "${params.customer}"; a schedule, constant params.'
@@ -131,7 +131,7 @@ def _ignored(task: Task[..., Any], step: Step) -> tuple[str, ...]:
     given = {name: None for name in step.depends_on if name not in fan_out_sources(step)}
     if step.foreach is not None:
         given["item"] = None
-    taken = task.signature.pick(given)
+    taken = task._signature.pick(given)
     return tuple(name for name in given if name not in taken)
 
 
@@ -141,10 +141,10 @@ def _with_task(hook: Hook, tasks: Mapping[str, Task[..., Any]]) -> Hook:
         return hook
     check_fit(task)
     patience: dict[str, Any] = {"retries": HOOK_OPTIONS.retry.max}
-    if task.call_options.soft_timeout is None:
+    if task._call_options.soft_timeout is None:
         patience["timeout"] = HOOK_OPTIONS.timeout
     options = with_options(
-        task.call_options, {name: value for name, value in patience.items() if name not in task.chosen}
+        task._call_options, {name: value for name, value in patience.items() if name not in task._chosen}
     )
     advice = "Give it a fixed one, or let the hook run a task that enqueues this one."
     registered = _registered(task, options, {}, "the end of a run", advice)
@@ -168,24 +168,24 @@ def _registered(
                 f"Task {task.name!r}: option {name} is a function, and what it needs is known only when a run gets "
                 f"there: {unknown}. {way_out}"
             )
-        task.signature.check((), known)
+        task._signature.check((), known)
         options = _fixed(task, options, known)
     key = options.concurrency_key
     travelling = options.travelling(float(options.weight))  # type: ignore[arg-type]
     return Registered(
         options={} if travelling == DEFAULT_OPTIONS else msgspec.to_builtins(travelling),
-        queue=task.own_queue,
+        queue=task._own_queue,
         priority=options.priority,
         delay=options.delay_seconds or None,
         expires=options.expiry_seconds,
         key=None if key is None else str(key),
-        callbacks=task.callbacks,
+        callbacks=task._callbacks,
     )
 
 
 def _fixed(task: Task[..., Any], options: CallOptions, known: Mapping[str, Any]) -> CallOptions:
     try:
-        return options.fixed(task.signature.named((), known))
+        return options.fixed(task._signature.named((), known))
     except InvalidTask:
         raise
     except Exception as error:
@@ -203,4 +203,4 @@ def _arguments(task: Task[..., Any], step: Step) -> tuple[dict[str, Any], list[s
     if step.foreach is not None and "item" not in templates:
         later.add("item")
     known = {name: template.render({}) for name, template in templates.items() if template.is_constant}
-    return task.signature.pick(known), sorted(task.signature.pick(dict.fromkeys(later)))
+    return task._signature.pick(known), sorted(task._signature.pick(dict.fromkeys(later)))

@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from orchestrator.domain.starts import CodeTarget
 from orchestrator.errors import InvalidTask, InvalidWorkflow, ResultTimeout
+from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import WorkflowHandle
-from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.code.workflow import CodeWorkflow, CodeWorkflows
 from orchestrator.sdk.handle import RunHandle
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.registered import check_fit, take_over
+from orchestrator.sdk.steps import Pause, Steps, complete
 from orchestrator.sdk.task import Task
+from orchestrator.sdk.twins import twin
 
 if TYPE_CHECKING:
     from orchestrator.domain.definition import Definition
-    from orchestrator.sdk.app import Orchestrator
     from orchestrator.store.backfills import BackfillView
     from orchestrator.store.schedules import StoredSchedule
 
@@ -35,6 +38,8 @@ DEFAULT_NAME = "default"
 """What a schedule is called unless it has a name."""
 STEP = "task"
 """The one step of the workflow that a scheduled task becomes."""
+_LOOK_AGAIN = 0.2
+"""Seconds between two looks at a backfill."""
 
 
 class Times(TypedDict, total=False):
@@ -124,8 +129,8 @@ class CodeDeclaration:
 
 def code_target(workflow: CodeWorkflow[..., Any]) -> CodeTarget:
     """Return how a schedule starts runs of a workflow."""
-    options = workflow.code_options
-    queue = options.queue or workflow.app.route(workflow.name)
+    options = workflow._code_options
+    queue = options.queue or workflow._client.route(workflow.name)
     return CodeTarget(version=workflow.version, queue=queue, timeout=options.seconds or None)
 
 
@@ -145,33 +150,38 @@ def plain_times(times: Mapping[str, Any]) -> dict[str, Any]:
 class Schedules(Mapping[str, "Scheduled"]):
     """`app.schedules`: all schedules in the database, by `workflow/name`, or by the workflow where it has one."""
 
-    def __init__(self, app: Orchestrator) -> None:
-        self._app = app
-        self.declared: dict[str, Declaration | CodeDeclaration] = {}
+    def __init__(self, client: Client, code_workflows: CodeWorkflows) -> None:
+        self._client = client
+        self._code_workflows = code_workflows
+        self._declared: dict[str, Declaration | CodeDeclaration] = {}
         """What stands in the code: by name, and by workflow and name where it is one of code with several."""
 
     def __getitem__(self, key: str) -> Scheduled:
-        return Scheduled(self._app, key)
+        return Scheduled(self._client, key, self._code_workflows)
 
     def __iter__(self) -> Iterator[str]:
-        return iter([stored.key for stored in self._app.backend.schedules.list_all()])
+        return iter(self.names())
 
     def __len__(self) -> int:
-        return len(self._app.backend.schedules.list_all())
+        return len(self.names())
 
-    def declare(self, name: str | None, params: Mapping[str, Any], times: Times) -> Callable[[T], T]:
+    def names(self) -> list[str]:
+        """Return what all schedules in the database are called."""
+        return [stored.key for stored in self._client.backend.schedules.list_all()]
+
+    def _declare(self, name: str | None, params: Mapping[str, Any], times: Times) -> Callable[[T], T]:
         """Return the decorator that notes a schedule of a task or a workflow as code."""
 
         def note(target: T) -> T:
             if isinstance(target, CodeWorkflow):
-                self._declare(self._of_code(target, name, params, times))
+                self._note(self._of_code(target, name, params, times))
             elif isinstance(target, Task):
                 chosen = check_name("schedule", name or target.name)
                 check_fit(target)
-                target.signature.check((), params)
+                target._signature.check((), params)
                 declaration = Declaration(name=chosen, task=target, times=times, params=params)
                 declaration.definition()  # says what is wrong with it, here where it stands
-                self._declare(declaration)
+                self._note(declaration)
             else:
                 raise InvalidTask(
                     f"@app.schedule goes above @app.task or @app.workflow, on a task or a workflow; "
@@ -181,18 +191,18 @@ class Schedules(Mapping[str, "Scheduled"]):
 
         return note
 
-    def _declare(self, new: Declaration | CodeDeclaration) -> None:
+    def _note(self, new: Declaration | CodeDeclaration) -> None:
         called = new.key.removesuffix(f"/{DEFAULT_NAME}")
-        other = self.declared.get(called)
+        other = self._declared.get(called)
         if other is not None and (other.target_name, other.times) != (new.target_name, new.times):
             raise InvalidTask(f"Two schedules want to be called {called!r}. Give one of them another name=.")
-        self.declared[called] = new
+        self._declared[called] = new
 
     @staticmethod
     def _of_code(
         workflow: CodeWorkflow[..., Any], name: str | None, params: Mapping[str, Any], times: Times
     ) -> CodeDeclaration:
-        workflow.signature.check((), params)
+        workflow._signature.check((), params)
         chosen = check_name("schedule", name or DEFAULT_NAME)
         declaration = CodeDeclaration(name=chosen, workflow=workflow, times=times, params=params)
         declaration.check()
@@ -200,14 +210,14 @@ class Schedules(Mapping[str, "Scheduled"]):
 
     def apply(self) -> list[str]:
         """Store what the code declares, all or nothing; return the names. The same again changes nothing."""
-        tasks = [one.definition() for one in self.declared.values() if isinstance(one, Declaration)]
+        tasks = [one.definition() for one in self._declared.values() if isinstance(one, Declaration)]
         of_code = [
             (one.workflow.name, one.data, code_target(one.workflow))
-            for one in self.declared.values()
+            for one in self._declared.values()
             if isinstance(one, CodeDeclaration)
         ]
-        self._app.backend.schedules.apply(tasks, STEP, of_code)
-        return list(self.declared)
+        self._client.backend.schedules.apply(tasks, STEP, of_code)
+        return list(self._declared)
 
     def forget(self, origin: str, *, prune: bool = False) -> list[str]:
         """Note that what the code declares is of the application `origin`, such as `shop.tasks:app`.
@@ -215,62 +225,75 @@ class Schedules(Mapping[str, "Scheduled"]):
         Return the keys of those that this application once declared and does no more. They are marked, and go on to
         fire until they are deleted; `prune` deletes them.
         """
-        keys = [declaration.key for declaration in self.declared.values()]
-        return self._app.backend.schedules.claim_origin(origin, keys, prune=prune)
+        keys = [declaration.key for declaration in self._declared.values()]
+        return self._client.backend.schedules.claim_origin(origin, keys, prune=prune)
 
     def set(
-        self, workflow: str, name: str = "default", *, params: Mapping[str, Any] | None = None, **times: Unpack[Times]
+        self,
+        workflow: str,
+        /,
+        name: str = "default",
+        *,
+        params: Mapping[str, Any] | None = None,
+        **times: Unpack[Times],
     ) -> None:
         """Set a schedule of a workflow, beside the one in its definition; the same name again replaces it.
 
         The workflow may be one of code that this application has.
         """
         data = {"name": name, "params": dict(params or {}), **plain_times(times)}
-        code = self._app.code_workflows.get(workflow)
+        code = self._code_workflows.get(workflow)
         if code is None:
-            self._app.backend.schedules.set(workflow, data)
+            self._client.backend.schedules.set(workflow, data)
         else:
-            code.signature.check((), params or {})
-            self._app.backend.schedules.set_code(workflow, data, code_target(code))
+            code._signature.check((), params or {})
+            self._client.backend.schedules.set_code(workflow, data, code_target(code))
+
+    anames = twin(names)
+    aapply = twin(apply)
+    aforget = twin(forget)
+    aset = twin(set)
 
 
 class Scheduled:
     """One schedule in the database."""
 
-    def __init__(self, app: Orchestrator, key: str) -> None:
-        self._app = app
+    def __init__(self, client: Client, key: str, code_workflows: CodeWorkflows) -> None:
+        self._client = client
+        self._code_workflows = code_workflows
         self.key = key
+        """What it is called: `workflow/name`, or the workflow alone where it has one schedule."""
 
     def __repr__(self) -> str:
         return f"<Schedule {self.key}>"
 
     def status(self) -> StoredSchedule:
         """Return how it is doing: paused or not, the last and the next fire, the last run, and what went wrong."""
-        return self._app.backend.schedules.find(self.key)
+        return self._client.backend.schedules.find(self.key)
 
     def next(self, count: int = 5) -> list[datetime]:
         """Return the fires that come next."""
-        return self._app.backend.schedules.upcoming(self.key, count)
+        return self._client.backend.schedules.upcoming(self.key, count)
 
     def pause(self) -> None:
         """Fire no more until it is resumed. Applying a definition again does not end the pause."""
-        self._app.backend.schedules.pause(self.key)
+        self._client.backend.schedules.pause(self.key)
 
     def resume(self) -> None:
         """Fire again, from now on; what came during the pause is not made up for."""
-        self._app.backend.schedules.resume(self.key)
+        self._client.backend.schedules.resume(self.key)
 
     def trigger(self) -> RunHandle[Any] | WorkflowHandle[Any]:
         """Start a run right now, whatever else is open; the fire time is now."""
-        run = self._app.new_id()
-        stored = self._app.backend.schedules.trigger(self.key, run)
+        run = new_id()
+        stored = self._client.backend.schedules.trigger(self.key, run)
         if stored.code is None:
-            return RunHandle(self._app, run)
-        return WorkflowHandle(self._app, run, self._app.code_workflows.get(stored.workflow))
+            return RunHandle(self._client, run)
+        return WorkflowHandle(self._client, run, self._code_workflows.get(stored.workflow))
 
     def delete(self) -> None:
         """Remove the schedule; its runs stay."""
-        self._app.backend.schedules.delete(self.key)
+        self._client.backend.schedules.delete(self.key)
 
     def backfill(
         self,
@@ -285,30 +308,46 @@ class Scheduled:
         A workflow that has a concurrency of its own keeps to that. A fire that has had its run gets no other, unless
         `again` is said. Times without an offset are in the schedule's time zone.
         """
-        started = self._app.backend.schedules.backfill(self.key, start, end, concurrency, again)
-        return Backfill(self._app, started)
+        started = self._client.backend.schedules.backfill(self.key, start, end, concurrency, again)
+        return Backfill(self._client, started)
+
+    astatus = twin(status)
+    anext = twin(next)
+    apause = twin(pause)
+    aresume = twin(resume)
+    atrigger = twin(trigger)
+    adelete = twin(delete)
+    abackfill = twin(backfill)
 
 
 class Backfill:
     """A backfill that was asked for."""
 
-    def __init__(self, app: Orchestrator, number: int) -> None:
-        self._app = app
+    def __init__(self, client: Client, number: int) -> None:
+        self._client = client
         self.id = number
+        """Its number, as `orchestrator schedules backfills` shows it."""
 
     def progress(self) -> BackfillView:
         """Return how far it is."""
-        return self._app.backend.schedules.show_backfill(self.id)
+        return self._client.backend.schedules.show_backfill(self.id)
 
     def cancel(self) -> None:
         """Start no more of it, and cancel its open runs."""
-        self._app.backend.schedules.cancel_backfill(self.id)
+        self._client.backend.schedules.cancel_backfill(self.id)
 
-    def wait(self, timeout: float | None = None) -> BackfillView:
+    def wait_ended(self, timeout: float | None = None) -> BackfillView:
         """Wait until its last run has ended, and return how that went."""
+        return complete(self._wait_ended(timeout))
+
+    def _wait_ended(self, timeout: float | None = None) -> Steps[BackfillView]:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not (view := self.progress()).is_over:
             if deadline is not None and time.monotonic() >= deadline:
                 raise ResultTimeout(f"Backfill {self.id} has not ended: {view.done} of {view.total} after {timeout} s.")
-            time.sleep(0.2)
+            yield Pause(_LOOK_AGAIN)
         return view
+
+    aprogress = twin(progress)
+    acancel = twin(cancel)
+    await_ended = twin(wait_ended, _wait_ended)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from asyncio import Future
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
@@ -13,23 +14,23 @@ import msgspec
 from orchestrator.domain.callbacks import Callback, Callbacks
 from orchestrator.domain.task import NewTask, UniqueKey
 from orchestrator.errors import InvalidTask
-from orchestrator.sdk.code.futures import DurableFuture
+from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.scheduling import refuse_in_workflow, schedule_task
 from orchestrator.sdk.context import current_outlet
 from orchestrator.sdk.given import GivenOptions
 from orchestrator.sdk.handle import Handle
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.names import module_name
 from orchestrator.sdk.options import CallOptions, Placed, check_name, shown, with_options
 from orchestrator.sdk.payload import encode_call
 from orchestrator.sdk.retry import Retry
 from orchestrator.sdk.signature import Signature
+from orchestrator.sdk.twins import twin
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
-
-    from orchestrator.sdk.app import Orchestrator
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +43,7 @@ class Task(Generic[P, R]):
 
     def __init__(
         self,
-        app: Orchestrator,
+        client: Client,
         name: str,
         function: Callable[P, Any],
         options: CallOptions,
@@ -50,16 +51,18 @@ class Task(Generic[P, R]):
         chosen: frozenset[str] = frozenset(),
     ) -> None:
         functools.update_wrapper(self, function)
-        self._app = app
+        self._client = client
         self.name = name
+        """What it is called everywhere: `module.function`, or the `name=` of its decorator."""
         self.function = function
-        self.call_options = options
-        self.chosen = chosen
+        """The function itself; a plain call of the task calls it."""
+        self._call_options = options
+        self._chosen = chosen
         """The options that somebody gave; the others may be decided by where it runs."""
-        self.signature = signature
-        self.is_variant = False
+        self._signature = signature
+        self._is_variant = False
         """It was made by `options`; workers and workflows know the one that is registered."""
-        self.is_async = inspect.iscoroutinefunction(function)
+        self._is_async = inspect.iscoroutinefunction(function)
         self._placed: Placed | None = None
         self._scheduled: dict[str, Task[P, R]] = {}
         self._after_success = _followers("on_success", options.on_success)
@@ -78,38 +81,41 @@ class Task(Generic[P, R]):
 
     def options(self, **options: Unpack[GivenOptions]) -> Task[P, R]:
         """Return this task with other options, for the calls that follow."""
-        changed = with_options(self.call_options, options)
+        changed = with_options(self._call_options, options)
         if "retries" in options and isinstance(changed.retries, Retry) and callable(changed.retries.backoff):
             raise InvalidTask(
                 f"Option retries: a backoff function belongs on the decorator of task {self.name!r}, because the "
                 f"worker has no other; found {changed.retries.backoff!r}."
             )
         variant: Task[P, R] = Task(
-            self._app, self.name, self.function, changed, self.signature, self.chosen | options.keys()
+            self._client, self.name, self.function, changed, self._signature, self._chosen | options.keys()
         )
-        variant.is_variant = True
+        variant._is_variant = True
         return variant
 
-    def schedule(self, *args: P.args, **kwargs: P.kwargs) -> DurableFuture[R]:
+    def schedule(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Inside a workflow: have a worker run it. The future is there at once; nothing is sent until the code waits.
 
-        It goes to the workflow's queue and is tried up to four times, unless its options say otherwise.
+        It goes to the workflow's queue and is tried up to four times, unless its options say otherwise. Another thing
+        is `@app.schedule`, which is about the clock.
         """
         return schedule_task(self, args, kwargs)
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Have a worker run it; the task is durable when this returns."""
-        task = self.new(args, kwargs)
-        hand_over = self.way_out()
+        task = self._new(args, kwargs)
+        hand_over = self._way_out()
         if hand_over is None:
-            return Handle(self._app, self._app.backend.tasks.enqueue(task), self)
-        return Handle(self._app, hand_over([task]).get(task.id, task.id), self)
+            return Handle(self._client, self._client.backend.tasks.enqueue(task), self)
+        return Handle(self._client, hand_over([task]).get(task.id, task.id), self)
 
+    aenqueue = twin(enqueue)
     delay = enqueue
+    """Celery's name for `enqueue`: it runs as soon as a worker is free.
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """Do the same as `enqueue` without blocking the event loop."""
-        return await self._app.in_thread(self.enqueue, *args, **kwargs)
+    The option `delay` is another thing: `task.options(delay=60).enqueue(…)` runs in a minute.
+    """
+    adelay = aenqueue
 
     def enqueue_in(
         self: Task[P, R],
@@ -119,10 +125,10 @@ class Task(Generic[P, R]):
         **kwargs: P.kwargs,
     ) -> Handle[R]:
         """Enqueue inside the caller's own transaction: the task exists only if that commits."""
-        if self.call_options.on_success is True:
+        if self._call_options.on_success is True:
             raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
-        task = self.new(args, kwargs)
-        return Handle(self._app, self._app.backend.tasks.enqueue_in(connection, task), self)
+        task = self._new(args, kwargs)
+        return Handle(self._client, self._client.backend.tasks.enqueue_in(connection, task), self)
 
     async def aenqueue_in(
         self: Task[P, R],
@@ -140,16 +146,16 @@ class Task(Generic[P, R]):
         handle: Handle[R] = await connection.run_sync(self.enqueue_in, *args, **kwargs)
         return handle
 
-    def way_out(self) -> Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None:
+    def _way_out(self) -> Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None:
         """Return how the task that is running here, if any, hands over what it enqueues with these options."""
         outlet = current_outlet()
         if outlet is not None:
-            return outlet.enqueue_on_success if self.call_options.on_success is True else outlet.enqueue
-        if self.call_options.on_success is True:
+            return outlet.enqueue_on_success if self._call_options.on_success is True else outlet.enqueue
+        if self._call_options.on_success is True:
             raise InvalidTask("Option on_success=True: only inside a task that runs in a worker; this is not one.")
         return None
 
-    def new(
+    def _new(
         self,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -159,12 +165,12 @@ class Task(Generic[P, R]):
         """Check a call and return it as data; nothing is written."""
         refuse_in_workflow(self, "enqueued")
         outlet = current_outlet()
-        identifier = self._app.new_id() if outlet is None else outlet.next_id()
-        task = self.described(identifier, args, kwargs, run_id, position, in_task=outlet is not None)
-        self.signature.check_types(args, kwargs, task.payload)
+        identifier = new_id() if outlet is None else outlet.next_id()
+        task = self._described(identifier, args, kwargs, run_id, position, in_task=outlet is not None)
+        self._signature.check_types(args, kwargs, task.payload)
         return task
 
-    def described(
+    def _described(
         self,
         identifier: bytes,
         args: Sequence[Any],
@@ -175,14 +181,14 @@ class Task(Generic[P, R]):
         in_task: bool = False,
     ) -> NewTask:
         """Check a call and return it as data, under an id that the caller has chosen."""
-        self.signature.check(args, kwargs)
-        options = self.call_options
-        settings = self._app.settings
+        self._signature.check(args, kwargs)
+        options = self._call_options
+        settings = self._client.settings
         placed = self._placed or self._place(args, kwargs)
         if placed.unique is not None:
             self._check_unique(placed.unique, in_run=run_id is not None, in_task=in_task)
             if placed.unique.same_call:
-                args, kwargs = self.signature.normal(args, kwargs)
+                args, kwargs = self._signature.normal(args, kwargs)
         return NewTask(
             id=identifier,
             name=self.name,
@@ -196,25 +202,25 @@ class Task(Generic[P, R]):
             lane=placed.lane,
             expires=options.expiry_seconds,
             unique=placed.unique,
-            callbacks=self.callbacks,
+            callbacks=self._callbacks,
         )
 
-    def as_scheduled(self, queue: str) -> Task[P, R]:
+    def _as_scheduled(self, queue: str) -> Task[P, R]:
         """Return this task with the options under which a workflow of that queue schedules it."""
         found = self._scheduled.get(queue)
         if found is None:
-            given: dict[str, Any] = {"queue": self.call_options.queue or self._app.route(self.name, queue)}
-            if "retries" not in self.chosen:
+            given: dict[str, Any] = {"queue": self._call_options.queue or self._client.route(self.name, queue)}
+            if "retries" not in self._chosen:
                 given["retries"] = _SCHEDULED_RETRIES
-            changed = with_options(self.call_options, given)
-            found = Task(self._app, self.name, self.function, changed, self.signature, self.chosen)
+            changed = with_options(self._call_options, given)
+            found = Task(self._client, self.name, self.function, changed, self._signature, self._chosen)
             self._scheduled[queue] = found
         return found
 
     @functools.cached_property
     def queue(self) -> str:
         """The queue it waits in: its own, or where the application's routes send it."""
-        return self.call_options.queue or self._app.route(self.name)
+        return self._call_options.queue or self._client.route(self.name)
 
     def _queues(self) -> Iterator[str]:
         """Yield the queues that it and all that follows it wait in."""
@@ -223,13 +229,13 @@ class Task(Generic[P, R]):
             yield from follower._queues()
 
     @property
-    def own_queue(self) -> str | None:
+    def _own_queue(self) -> str | None:
         """The same, but None where it goes to whatever queue is the default."""
-        return self.call_options.queue or self._app.route(self.name, "") or None
+        return self._call_options.queue or self._client.route(self.name, "") or None
 
-    def callback(self) -> Callback:
+    def _callback(self) -> Callback:
         """Return this task as one that follows another, whose result it is given."""
-        options = self.call_options
+        options = self._call_options
         if options.is_computed or options.unique_key is not None or options.idempotency_key is not None:
             raise InvalidTask(
                 f"Task {self.name!r} cannot follow another: its keys are unique or depend on its arguments, which only "
@@ -249,17 +255,17 @@ class Task(Generic[P, R]):
             options=placed.options,
             lane=placed.lane,
             expires=options.expiry_seconds,
-            callbacks=self.callbacks,
+            callbacks=self._callbacks,
         )
 
     @functools.cached_property
-    def callbacks(self) -> str | None:
+    def _callbacks(self) -> str | None:
         """What follows it, as JSON."""
         success, failure = self._after_success, self._after_failure
         if not success and not failure:
             return None
         callbacks = Callbacks(
-            self.name, tuple(task.callback() for task in success), tuple(task.callback() for task in failure)
+            self.name, tuple(task._callback() for task in success), tuple(task._callback() for task in failure)
         )
         return msgspec.json.encode(callbacks).decode()
 
@@ -267,7 +273,7 @@ class Task(Generic[P, R]):
         """Refuse to keep no result where one that follows the success needs it."""
         for follower in self._after_success:
             try:
-                follower.signature.restore([None], {})
+                follower._signature.restore([None], {})
             except InvalidTask as error:
                 raise InvalidTask(
                     f"Task {self.name!r} keeps no result (store_result=False), so {follower.name!r}, which follows its "
@@ -276,9 +282,9 @@ class Task(Generic[P, R]):
 
     def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed:
         """Return what the arguments decide, and remember it where they decide nothing."""
-        options, period = self.call_options, self._app.settings.idempotency_period
+        options, period = self._call_options, self._client.settings.idempotency_period
         if options.is_computed:
-            return options.placed(self.name, self.signature.named(args, kwargs), period)
+            return options.placed(self.name, self._signature.named(args, kwargs), period)
         self._placed = options.placed(self.name, {}, period)
         return self._placed
 

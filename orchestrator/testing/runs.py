@@ -34,7 +34,7 @@ class TestedRun(Generic[R]):
         self._test = test
         self._workflow = workflow
         self._first = run
-        self._limit = workflow.app.settings.max_payload
+        self._limit = workflow._client.settings.max_payload
 
     @property
     def _run(self) -> Run:
@@ -67,7 +67,7 @@ class TestedRun(Generic[R]):
         await asyncio.to_thread(replay, self._workflow, self.history)
         match self._run.end:
             case commands.CompleteRun(result=data):
-                result: R = self._workflow.signature.restore_result(decode_value(data))
+                result: R = self._workflow._signature.restore_result(decode_value(data))
                 return result
             case commands.FailRun(error=error):
                 text = f"Workflow {self._workflow.name!r} failed: {error.kind}: {error.message}\n\n{error.traceback}"

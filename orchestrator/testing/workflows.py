@@ -66,14 +66,14 @@ class WorkflowTest:
     ) -> TestedRun[R]:
         """Start a workflow and let it run until it waits for a timer, or for somebody outside."""
         self._workflow = workflow
-        self._engine.limit = workflow.app.settings.max_payload
-        self.leader.grace = workflow.app.settings.run_timeout_grace
+        self._engine.limit = workflow._client.settings.max_payload
+        self.leader.grace = workflow._client.settings.run_timeout_grace
         self._mocks.add(mocks or {})
         self._count += 1
-        payload = workflow.encode_call(args, kwargs)
-        queue = workflow.code_options.queue or "default"
+        payload = workflow._encode_call(args, kwargs)
+        queue = workflow._code_options.queue or "default"
         started = history.RunStarted(workflow.name, workflow.version, payload, queue)
-        timeout = workflow.code_options.seconds or None
+        timeout = workflow._code_options.seconds or None
         run = self.leader.start(started, derived_id(bytes(16), "test", self._count), timeout=timeout)
         await self.settle()
         return TestedRun(self, workflow, run)
@@ -118,9 +118,9 @@ class WorkflowTest:
 
     async def _mock_task(self, run: Run, task: NewTask) -> None:
         assert self._workflow is not None
-        known = self._workflow.app.tasks.get(task.name)
+        known = self._workflow._app.tasks.get(task.name)
         outcome = await self._mocks.call(
-            task.name, task.payload, known.signature if known else None, self._engine.limit
+            task.name, task.payload, known._signature if known else None, self._engine.limit
         )
         fact = (
             history.TaskFailed(task.id, outcome)
@@ -144,7 +144,7 @@ class WorkflowTest:
 
     async def _mock_child(self, run: Run, parent: Run) -> None:
         workflow = self._find(run.started.workflow, None)
-        outcome = await self._mocks.call(workflow.name, run.started.payload, workflow.signature, self._engine.limit)
+        outcome = await self._mocks.call(workflow.name, run.started.payload, workflow._signature, self._engine.limit)
         seconds = self._mocks.seconds(workflow.name)
         end = commands.FailRun(outcome) if isinstance(outcome, TaskError) else commands.CompleteRun(outcome)
         if seconds:
@@ -154,4 +154,4 @@ class WorkflowTest:
 
     def _find(self, name: str, version: int | None) -> CodeWorkflow[..., Any]:
         assert self._workflow is not None
-        return self._workflow.app.code_workflows.find(name, version)
+        return self._workflow._app.code_workflows.find(name, version)

@@ -138,9 +138,9 @@ class Stack:
 def using(app: Orchestrator, stack: Stack) -> Iterator[None]:
     """Point an application at a stack for as long as the block lasts."""
     app.close()
-    app._settings = stack.settings
+    app._client._settings = stack.settings
     try:
         yield
     finally:
         app.close()
-        app._settings = None
+        app._client._settings = None

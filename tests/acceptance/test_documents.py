@@ -75,7 +75,7 @@ def folder() -> Iterator[Path]:
     ("document", "app", "scripts"),
     [
         ("README.md", "tasks:app", {"use.py": "a.png at 200px", "transactional.py": "g.png at 100px"}),
-        ("docs/tasks.md", "app:app", {"use.py": "order 1: 9.90 charged"}),
+        ("docs/tasks.md", "app:app", {"use.py": "order 1: 9.90 charged", "aio.py": "2 success"}),
         ("docs/limits.md", "app:app", {"use.py": "welcome to globex\n20\nTrue 90\nTrue"}),
         ("docs/tasks.md", "imports:app", {"watch.py": "imported 3"}),
         ("docs/exactly-once.md", "bank:app", {"use.py": "Bob has 30"}),

@@ -98,7 +98,7 @@ def test_a_year_is_filled_in_a_few_at_a_time(stack: Stack) -> None:
     assert orchestrator(stack, *words).splitlines()[-1] == "daily/default 365/365"
     assert number(stack) == 365, "what has had its run gets no other"
     again = project.app.schedules["daily"].backfill("2025-03-01", "2025-03-04", again=True)
-    view = again.wait(30)
+    view = again.wait_ended(30)
     assert (view.started, view.done, view.failed, number(stack)) == (3, 3, 0, 368)
 
 
@@ -109,7 +109,7 @@ def test_a_backfill_can_be_cancelled(stack: Stack) -> None:
     eventually(lambda: backfill.progress().running >= 200, "the first runs stand in line")
     assert backfill.progress().passed < backfill.progress().total
     backfill.cancel()
-    view = backfill.wait(60)
+    view = backfill.wait_ended(60)
     assert (view.error, view.running) == ("cancelled", 0)
     assert view.failed == view.started
 

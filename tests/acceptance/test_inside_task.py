@@ -160,5 +160,5 @@ def test_a_transaction_starts_runs_if_it_commits(running: Stack, steps: None) ->
             return False
 
     eventually(is_there)  # the scheduler starts them a moment later
-    assert inside.app.run(run).wait(30) == "success"
+    assert inside.app.run(run).wait_ended(30) == "success"
     assert inside.app.workflow_run(code).result(30) == 1

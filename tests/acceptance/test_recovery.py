@@ -123,7 +123,7 @@ def test_a_killed_leader_loses_and_repeats_nothing(stack: Stack, tmp_path: Path)
         eventually(lambda limit=threshold: run.progress().counters.success >= limit, f"{threshold} tasks")
         stack.leader().kill()
         stack.scheduler()
-    assert run.wait(60) == "success"
+    assert run.wait_ended(60) == "success"
     all_succeed_once(stack, 4_000)
     assert sorted(set(map(int, lines(path)))) == list(range(4_000))
     assert stack.scalar("SELECT term >= 4 FROM orchestrator.leases") is True
@@ -149,7 +149,7 @@ def test_a_leader_killed_in_the_middle_of_a_fan_out(stack: Stack) -> None:
         eventually(lambda limit=threshold: run.progress().counters.success > limit, f"{threshold} items")
         stack.leader().kill()
         stack.scheduler()
-    assert run.wait(60) == "success"
+    assert run.wait_ended(60) == "success"
     assert run.outputs()["last"]["number"] == 5_000
     recorded = (
         "SELECT count(*), count(DISTINCT position) FROM orchestrator.ended_tasks WHERE run_id = :id AND step = 'each'"
@@ -161,7 +161,7 @@ def test_two_schedulers_and_exactly_one_writes(stack: Stack) -> None:
     schedulers = [stack.scheduler(), stack.scheduler()]
     stack.worker(processes=2)
     run = project.app.start_many(project.noop, [()] * 2_000)
-    assert run.wait(60) == "success"
+    assert run.wait_ended(60) == "success"
     assert sum(scheduler.logged("leading, term") for scheduler in schedulers) == 1
     assert stack.scalar("SELECT term FROM orchestrator.leases") == 1
     standby = next(scheduler for scheduler in schedulers if scheduler is not stack.leader())
@@ -199,7 +199,7 @@ def test_a_leader_that_was_stopped_past_its_lease_steps_down(stack: Stack) -> No
     second = stack.scheduler()
     eventually(lambda: second.logged("leading, term 2"), "the second leads", 15)
     first.signal(signal.SIGCONT)
-    assert run.wait(60) == "success"
+    assert run.wait_ended(60) == "success"
     eventually(
         lambda: first.logged("standing by") or first.logged("Postgres cannot be used"), "the first stands by", 15
     )
@@ -216,7 +216,7 @@ def test_flushall_during_a_run(stack: Stack, tmp_path: Path) -> None:
     for threshold in (100, 500):
         eventually(lambda limit=threshold: run.progress().counters.success >= limit, f"{threshold} tasks")
         stack.redis.flushall()
-    assert run.wait(60) == "success"
+    assert run.wait_ended(60) == "success"
     assert set(map(int, lines(tmp_path / "log"))) == set(range(1_000))
     (tmp_path / "go").touch()
     holding.result(30)
@@ -239,7 +239,7 @@ def test_redis_restarts_without_its_data(stack: Stack, tmp_path: Path, services:
     redis.start()
     Redis.from_url(redis.url).flushall()
     holding.result(30)
-    assert run.wait(60) == "success"
+    assert run.wait_ended(60) == "success"
     assert len(lines(tmp_path / "started")) == 1
     all_succeed_once(stack, 1_001)
 
@@ -275,7 +275,7 @@ def test_drain_finishes_what_runs_and_hands_back_the_rest(stack: Stack, tmp_path
     eventually(lambda: run.progress().counters.success == 2, "two ended")
     assert stack.scalar("SELECT sum(failures + losses) FROM orchestrator.tasks") == 0
     stack.worker()
-    assert run.wait(30) == "success"
+    assert run.wait_ended(30) == "success"
     all_succeed_once(stack, 5)
 
 

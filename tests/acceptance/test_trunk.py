@@ -162,14 +162,14 @@ def test_a_run_of_many(running: Stack) -> None:
     assert run.results(30) == [number + 1 for number in range(500)]
     progress = run.progress()
     assert (progress.status, progress.counters.success, progress.fraction) == ("success", 500, 1.0)
-    assert project.app.start_many(project.add, [], name="nothing").wait(20) == "success"
+    assert project.app.start_many(project.add, [], name="nothing").wait_ended(20) == "success"
 
 
 def test_a_run_with_a_failure_fails_and_can_be_retried(running: Stack, tmp_path: Path) -> None:
     path = tmp_path / "tries"
     task = project.flaky.options(retries=0)
     run = project.app.start_many(task, [(str(path), 1)])
-    assert run.wait(20) == "failed"
+    assert run.wait_ended(20) == "failed"
     with pytest.raises(RunFailed, match="1 failed"):
         run.results(1)
     run.retry()
@@ -182,7 +182,7 @@ def test_cancel_a_run(running: Stack, tmp_path: Path) -> None:
     run = project.app.start_many(project.held, [(str(started), str(tmp_path / "never"))] * 2_000)
     eventually(started.exists, "the run runs")
     run.cancel()
-    assert run.wait(30) == "cancelled"
+    assert run.wait_ended(30) == "cancelled"
     counters = run.progress().counters
     assert (counters.open, counters.cancelled) == (0, 2_000)
 
@@ -194,7 +194,7 @@ def test_enqueue_many(running: Stack) -> None:
 
 def test_a_run_of_a_hundred_thousand_tasks_counts_exactly(running: Stack) -> None:
     run = project.app.start_many(project.noop, [()] * 100_000)
-    assert run.wait(150) == "success"
+    assert run.wait_ended(150) == "success"
     counters = run.progress().counters
     assert (counters.total, counters.open, counters.success) == (100_000, 0, 100_000)
     ended = (

@@ -64,7 +64,7 @@ tasks:
 
 def test_the_shape_of_the_issue(running: Stack) -> None:
     run = start(NIGHTLY, count=4, day="2026-05-01")
-    assert run.wait(30) == "success"
+    assert run.wait_ended(30) == "success"
     outputs = run.outputs()
     assert outputs["process"] == [f"file-{number}" * 2 for number in range(4)]
     assert outputs["shards"] == [{"which": f"{index}/4", "day": "2026-05-01"} for index in range(4)]
@@ -79,7 +79,7 @@ def test_the_shape_of_the_issue(running: Stack) -> None:
 
 def test_an_empty_list_is_a_success_and_its_fan_in_gets_an_empty_list(running: Stack) -> None:
     run = start(NIGHTLY.replace("${process[0]}", "none"), count=0)
-    assert run.wait(30) == "success"
+    assert run.wait_ended(30) == "success"
     assert run.outputs()["report"]["process"] == []
 
 
@@ -93,7 +93,7 @@ def test_registered_tasks_and_merged_input(running: Stack) -> None:
           c: {task: "steps.py:echo", depends_on: [a, b], input: {a: mine}}
         """
     )
-    assert run.wait(30) == "success"
+    assert run.wait_ended(30) == "success"
     assert run.outputs()["b"] == 13
     assert run.outputs()["c"] == {"a": "mine", "b": 13}, "a task's own keys win"
 
@@ -111,13 +111,13 @@ def test_failures_skip_what_is_below_transitively_and_carry_the_reason(running: 
           last:   {{task: "steps.py:echo", depends_on: [deeper, other], trigger: all_ended}}
         """
     )
-    assert run.wait(30) == "failed"
+    assert run.wait_ended(30) == "failed"
     counters = run.progress().counters
     assert (counters.success, counters.failed, counters.skipped) == (3, 1, 2)
     assert run.outputs()["last"] == {"deeper": None, "other": None}
     (tmp_path / "go").touch()
     run.retry()
-    assert run.wait(30) == "success"
+    assert run.wait_ended(30) == "success"
     counters = run.progress().counters
     assert (counters.total, counters.success, counters.failed, counters.skipped) == (6, 6, 0, 0)
     attempts = running.sql(
@@ -137,7 +137,7 @@ def test_what_cannot_be_evaluated_fails_and_says_why(running: Stack) -> None:
           d: {task: "steps.py:nothing", depends_on: [b, c], trigger: all_ended}
         """
     )
-    assert run.wait(30) == "failed"
+    assert run.wait_ended(30) == "failed"
     counters = run.progress().counters
     assert (counters.success, counters.failed) == (2, 2)
 
@@ -152,7 +152,7 @@ def test_one_failed_item_fails_the_fan_out_but_not_its_neighbours(running: Stack
           all:  {task: "steps.py:echo", depends_on: [each], trigger: all_ended}
         """
     )
-    assert run.wait(30) == "failed"
+    assert run.wait_ended(30) == "failed"
     assert run.outputs()["all"] == {"each": [0, 1, None, 3]}
 
 
@@ -176,7 +176,7 @@ def test_child_workflows_give_their_outputs_and_are_cancelled_with_their_parent(
           sum:   {task: "steps.py:echo", depends_on: [child]}
         """
     )
-    assert run.wait(30) == "success"
+    assert run.wait_ended(30) == "success"
     assert run.outputs()["sum"] == {"child": [{"twice": 2}, {"twice": 4}, {"twice": 6}]}
     project.app.workflows.apply(
         loads(
@@ -192,7 +192,7 @@ def test_child_workflows_give_their_outputs_and_are_cancelled_with_their_parent(
     )
     eventually((tmp_path / "s").exists, "the child runs")
     run.cancel()
-    assert run.wait(30) == "cancelled"
+    assert run.wait_ended(30) == "cancelled"
     assert running.sql("SELECT status FROM orchestrator.runs WHERE workflow = 'slow'") == [("cancelled",)]
     assert run.progress().counters.open == 0
 
@@ -207,7 +207,7 @@ def test_versions_are_immutable_and_runs_stay_on_theirs(running: Stack, tmp_path
     with pytest.raises(InvalidWorkflow, match="exists with another body"):
         project.app.workflows.apply(loads(f"version: {first}\n{text}  c: {{task: 'steps.py:nothing'}}\n"))
     (tmp_path / "go").touch()
-    assert run.wait(30) == "success"
+    assert run.wait_ended(30) == "success"
     assert set(run.outputs()) == {"a"}
     assert running.scalar("SELECT version FROM orchestrator.runs WHERE id = :id", id=run.id) == first
 
@@ -223,16 +223,16 @@ def test_rerun_from_a_task_keeps_what_is_above_it(running: Stack, tmp_path: Path
           c: {{task: "steps.py:record", depends_on: [b], input: {{path: "{log}", name: "c${{b}}"}}}}
         """
     )
-    assert run.wait(30) == "success"
+    assert run.wait_ended(30) == "success"
     again = run.rerun(from_step="b")
-    assert again.wait(30) == "success"
+    assert again.wait_ended(30) == "success"
     assert again.outputs() == {"a": "a", "b": "ba", "c": "cba"}
     begun = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("begin")]
     assert begun == ["a", "ba", "cba", "ba", "cba"]
     assert again.progress().counters.success == 3
     with pytest.raises(InvalidWorkflow, match="has no task 'z'"):
         run.rerun(from_step="z")
-    assert run.rerun().wait(30) == "success"
+    assert run.rerun().wait_ended(30) == "success"
 
 
 def test_an_idempotency_key_starts_one_run(running: Stack) -> None:
@@ -260,7 +260,7 @@ def test_concurrency_of_runs_per_key(running: Stack, tmp_path: Path) -> None:
     running_now = "SELECT count(*) FROM orchestrator.runs WHERE lane = 'lanes/ada' AND status = 'running'"
     assert running.scalar(running_now) == 1
     (tmp_path / "ada").touch()
-    assert [run.wait(30) for run in ada] == ["success"] * 3
+    assert [run.wait_ended(30) for run in ada] == ["success"] * 3
     overlaps = """
         SELECT count(*) FROM orchestrator.runs a JOIN orchestrator.runs b ON a.lane = b.lane AND a.id < b.id
          WHERE a.lane = 'lanes/ada' AND a.ended_at > b.started_at AND b.ended_at > a.started_at
@@ -278,7 +278,7 @@ def test_a_run_that_takes_too_long_fails(running: Stack, tmp_path: Path) -> None
           b: {{task: "steps.py:nothing", depends_on: [a]}}
         """
     )
-    assert run.wait(30) == "failed"
+    assert run.wait_ended(30) == "failed"
     assert running.sql("SELECT reason, open, cancelled FROM orchestrator.runs WHERE id = :id", id=run.id) == [
         ("timed out", 0, 2)
     ]
@@ -312,7 +312,7 @@ class TestEvents:
             loads("name: follower\non: [{workflow: leader}]\ntasks:\n  a: {task: 'steps.py:nothing'}")
         )
         run = start("name: leader\ntasks:\n  a: {task: 'steps.py:nothing'}")
-        assert run.wait(30) == "success"
+        assert run.wait_ended(30) == "success"
         ended = "SELECT status FROM orchestrator.runs WHERE workflow = 'follower'"
         eventually(lambda: running.sql(ended) == [("success",)], "the follower ends")
 
@@ -338,7 +338,7 @@ class TestEvents:
                   a: {{task: "steps.py:fail_until", input: {{path: "{tmp_path}/never"}}}}
                 """
             )
-            assert run.wait(30) == "failed"
+            assert run.wait_ended(30) == "failed"
             eventually(lambda: received, "the webhook is called")
         finally:
             server.shutdown()
@@ -358,7 +358,7 @@ def test_a_foreach_of_ten_thousand_items(running: Stack) -> None:
           last: {task: "steps.py:echo", depends_on: [each], input: {each: null, number: "${len(each)}"}}
         """
     )
-    assert run.wait(90) == "success"
+    assert run.wait_ended(90) == "success"
     assert run.outputs()["last"] == {"each": None, "number": 10_000}
     assert run.progress().counters.success == 10_002
     longest = "SELECT max(length(payload)) FROM orchestrator.ended_tasks WHERE run_id = :id AND step = 'each'"
@@ -381,7 +381,7 @@ def test_a_thousand_tasks_in_ten_fully_connected_layers_end_within_a_second(runn
     for _ in range(3):
         began = time.monotonic()
         run = project.app.workflows["dense"].start()
-        assert run.wait(60) == "success"
+        assert run.wait_ended(60) == "success"
         times.append(time.monotonic() - began)
         assert run.progress().counters.success == 1_000
     # The bar is one second on an idle machine; a test machine may be busy, so the best of three counts, with room.
@@ -396,7 +396,7 @@ def test_the_cost_of_a_task_does_not_grow_with_the_size_of_its_run(running: Stac
         best = float("inf")
         for _ in range(2):
             began = time.monotonic()
-            assert project.app.workflows[f"flat-{size}"].start().wait(120) == "success"
+            assert project.app.workflows[f"flat-{size}"].start().wait_ended(120) == "success"
             best = min(best, time.monotonic() - began)
         cost[size] = best / size
     assert cost[10_000] < 2 * cost[100], cost
@@ -426,7 +426,7 @@ def test_traces_of_real_workflows(running: Stack, tmp_path: Path, trace: Path) -
         },
     }
     run = start(json.dumps(document))
-    assert run.wait(60) == "success"
+    assert run.wait_ended(60) == "success"
     lines = [line.split() for line in log.read_text().splitlines()]
     begins = {name: place for place, (word, name) in enumerate(lines) if word == "begin"}
     ends = {name: place for place, (word, name) in enumerate(lines) if word == "end"}

@@ -126,7 +126,7 @@ def test_ten_minutes_without_postgres(own_postgres: tuple[EmbeddedPostgres, str]
         server.start()
         assert waiters[0].result() == int(lines(place / "first")[0])
         each_ran_once(stack, place / "log", 1_000)
-        assert run.wait(30) == "success"
+        assert run.wait_ended(30) == "success"
         (place / "second-go").touch()
         assert waiters[1].result() == int(lines(place / "second")[0])
         assert [len(lines(place / name)) for name in ("first", "second")] == [1, 1]
@@ -158,7 +158,7 @@ def test_who_begins_to_wait_without_redis_hears_of_it_when_it_is_back(
         stack.worker()
         handle = hold(place, "task")
         redis.kill()
-        announcements = project.app.backend.waiting.announcements
+        announcements = project.app._client.backend.waiting.announcements
         heard = threading.Event()
         announcements.listen(handle._id, lambda _: heard.set())
         redis.start()
@@ -194,7 +194,7 @@ def test_connections_that_break_after_a_commit(database_url: str, redis_url: str
             cutting.arm(b"COMMIT")
             eventually(lambda: not cutting.is_armed, "it is cut")
         each_ran_once(stack, place / "log", 1_000)
-        assert run.wait(30) == "success"
+        assert run.wait_ended(30) == "success"
         assert cutting.cuts == 4
         assert scheduler.logged("Postgres cannot be used")
 
@@ -222,7 +222,7 @@ def test_a_worker_stops_taking_when_nobody_applies_its_reports(
         worker = stack.worker()
         assert project.add.enqueue(1, 1).result(30) == 2
         scheduler.kill()
-        task = project.noop.new((), {})
+        task = project.noop._new((), {})
         leader = LeaderStreams(connect(redis.url), Keys())
         generation = WorkerStreams(connect(redis.url), Keys()).generation()
         assert generation is not None

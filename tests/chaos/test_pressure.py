@@ -195,17 +195,17 @@ def _terminate_scheduler(connection: psycopg2.extensions.connection) -> None:
 def test_the_pool_is_exhausted(database_url: str, redis_url: str, place: Path) -> None:
     with fresh_stack(database_url, redis_url, place) as stack:
         app = Orchestrator(stack.settings)
-        engine = app.backend.connections._links().engine
+        engine = app._client.backend.connections._links().engine
         engine.pool._timeout = 0.2  # type: ignore[attr-defined]
         try:
             taken = [engine.connect() for _ in range(25)]
-            task = project.noop.new((), {})
+            task = project.noop._new((), {})
             with pytest.raises(Unavailable, match="QueuePool limit .* make fewer calls at the same time"):
-                app.backend.tasks.enqueue(task)
+                app._client.backend.tasks.enqueue(task)
             assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 0
             for connection in taken:
                 connection.close()
-            app.backend.tasks.enqueue(task)
+            app._client.backend.tasks.enqueue(task)
             assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 1
         finally:
             app.close()
@@ -271,7 +271,7 @@ def test_a_transaction_that_others_keep_open_holds_nobody_up_and_is_named(
             took = []
             for _ in range(3):
                 began = time.monotonic()
-                assert project.app.start_many(project.noop, [()] * 5_000).wait(90) == "success"
+                assert project.app.start_many(project.noop, [()] * 5_000).wait_ended(90) == "success"
                 took.append(time.monotonic() - began)
             print(f"5,000 tasks, three times behind one snapshot: {', '.join(f'{seconds:.1f}' for seconds in took)} s")
             message = trouble(stack)["long transaction"]

@@ -28,7 +28,7 @@ from orchestrator.cli import main
 from orchestrator.cli.progress import watch_run
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.task import NewTask
-from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.payload import encode_call
 from orchestrator.store import database, enqueue, fleet, inbox, insights, leases, runs, transitions
 from orchestrator.store.fleet import WorkerRow
@@ -92,7 +92,7 @@ class Story:
 
     def new(self, *arguments: Any, name: str = "shop.resize", run_id: bytes | None = None, **options: Any) -> bytes:
         payload = encode_call(name, arguments, {"width": 200}, 1_000)
-        task = NewTask(id=Orchestrator.new_id(), name=name, queue=self.queue, payload=payload, run_id=run_id, **options)
+        task = NewTask(id=new_id(), name=name, queue=self.queue, payload=payload, run_id=run_id, **options)
         enqueue.copy_tasks(self.connection, [task])
         return task.id
 
@@ -307,7 +307,7 @@ def test_cancel_and_retry_are_written_down_for_the_leader(
 
 def make_run(engine: Engine, name: str, endings: str) -> bytes:
     """Make a run of one task for each letter: s succeeded, f failed, o still open."""
-    run_id = Orchestrator.new_id()
+    run_id = new_id()
     with story(engine, name) as tale:
         for position, ending in enumerate(endings):
             make = {"s": lambda **place: tale.succeeded(1, **place), "f": tale.failed, "o": tale.running}[ending]

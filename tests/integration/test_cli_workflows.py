@@ -22,7 +22,7 @@ from orchestrator.domain.definition import Definition, Step
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.task import NewTask
-from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.payload import digest_call, encode_call
 from orchestrator.store import code_runs, dags, database, enqueue, insights, runs, transitions, workflows
 from orchestrator.store.code_runs import NewCodeRun
@@ -245,7 +245,7 @@ class Night:
         self.connection = connection
         self.definition = Definition(name=name, steps=self.STEPS, tags=tags)
         self.version = workflows.apply(connection, self.definition).version
-        self.id = Orchestrator.new_id()
+        self.id = new_id()
         self.plan = Plan(Graph(self.definition))
         dags.start(connection, [dags.new_run(self.definition, self.version, self.id, {"n": 1})])
         runs.begin(connection, self.now, 1_000)
@@ -275,7 +275,7 @@ class Night:
         step = self.STEPS[place]
         queue = f"{self.definition.name}-{step.name}-{position}"
         new = NewTask(
-            id=Orchestrator.new_id(),
+            id=new_id(),
             name=step.task or "",
             queue=queue,
             payload=b"\xc0",
@@ -307,7 +307,7 @@ class Night:
     def child(self) -> bytes:
         site = Definition(name="site", steps=(Step(name="build", task="shop.build"),))
         version = workflows.apply(self.connection, site).version
-        new = dags.new_run(site, version, Orchestrator.new_id(), {})
+        new = dags.new_run(site, version, new_id(), {})
         dags.start(self.connection, [new._replace(parent_run=self.id, parent_step="site", parent_position=0)])
         runs.begin(self.connection, self.now, 1_000)
         return new.id

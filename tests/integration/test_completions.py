@@ -292,7 +292,7 @@ def test_what_follows_a_success_is_given_the_completion(
     app: Orchestrator, connection: Connection, other: Connection
 ) -> None:
     job = app.task(name="job", on_success=app.tasks["child"])(lambda: None)
-    assert complete(other, put(connection, callbacks=job.new((), {}).callbacks))
+    assert complete(other, put(connection, callbacks=job._new((), {}).callbacks))
     (follower,) = apply(connection).follow_ups
     assert (follower.name, decode_value(follower.payload)) == ("child", [[1], {}])
 

@@ -129,7 +129,7 @@ def asking(system: System, ask: Callable[[], T]) -> Future[T]:
 
 
 def successor(system: System, handle: WorkflowHandle[Any]) -> WorkflowHandle[Any]:
-    return WorkflowHandle(system.app, successor_id(raw(handle)))
+    return WorkflowHandle(system.app._client, successor_id(raw(handle)))
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -209,7 +209,7 @@ def test_a_run_has_its_time_once_however_often_it_continues(
 
 def child_of(system: System, handle: WorkflowHandle[Any]) -> WorkflowHandle[Any]:
     rows = system.sql("SELECT id FROM orchestrator.runs WHERE parent_run = CAST(:id AS uuid) ORDER BY id", id=handle.id)
-    return WorkflowHandle(system.app, rows[0]["id"].bytes)
+    return WorkflowHandle(system.app._client, rows[0]["id"].bytes)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

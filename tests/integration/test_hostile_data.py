@@ -345,4 +345,4 @@ def test_a_task_that_only_follows_two_large_results_is_not_sent_them(system: Sys
     assert (last.name, len(last.payload) < 1_000) == ("nothing", True)
     worker.succeed(last)
     system.tick()
-    assert run.wait(timeout=10) == "success"
+    assert run.wait_ended(timeout=10) == "success"

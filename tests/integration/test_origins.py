@@ -74,7 +74,7 @@ def in_a_run(system: System, mail: Task[..., Any], worker: Worker) -> None:
 
 
 def child(system: System, mail: Task[..., Any], worker: Worker) -> None:
-    worker.report(Enqueued([mail.new((), {})]))
+    worker.report(Enqueued([mail._new((), {})]))
     system.look()
 
 
@@ -239,5 +239,5 @@ def test_what_a_task_says_is_part_of_the_version(system: System) -> None:
     flow = Workflow("flow")
     flow.task("work", "job")
     assert [system.app.workflows.apply(flow) for _ in range(2)] == [1, 1]
-    system.job.call_options.__dict__["concurrency"] = 3
+    system.job._call_options.__dict__["concurrency"] = 3
     assert [system.app.workflows.apply(flow) for _ in range(2)] == [2, 2]

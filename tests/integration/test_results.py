@@ -77,7 +77,7 @@ def test_a_failure_for_good_is_followed_by_a_task_with_the_failure(system: Syste
     assert [follow.name for follow in follows] == ["follower", "follower"]
     (failure,), _ = decode_value(follows[0].payload)
     expected = TaskFailure(handle.id, "job", "ValueError", "last", "at line 3", {"code": 7})
-    assert follower.signature.restore([failure], {})[0] == [failure]
+    assert follower._signature.restore([failure], {})[0] == [failure]
     assert failure == {name: getattr(expected, name) for name in TaskFailure.__struct_fields__}
 
 
@@ -194,8 +194,8 @@ def test_routes_send_tasks_to_queues_by_their_names(system: System) -> None:
     expected = {"shop.mail.send": "mail", "shop.order": "shop", "other.urgent": "fast", "other": "default"}
     for name, queue in expected.items():
         task = app.task(name=name)(lambda: None)
-        assert task.new((), {}).queue == queue
-        assert task.options(queue="own").new((), {}).queue == "own"
+        assert task._new((), {}).queue == queue
+        assert task.options(queue="own")._new((), {}).queue == "own"
     with pytest.raises(InvalidTask, match="A queue name has"):
         Orchestrator(system.settings, routes={"*": "two words"})
     app.close()

@@ -386,4 +386,4 @@ def test_a_pruned_task_says_that_it_may_have_been_pruned(system: System) -> None
     with pytest.raises(NotFound, match=r"No task has the id .* may have been pruned.*retention_success"):
         handle.result(1)
     with pytest.raises(NotFound, match="may have been pruned"):
-        system.app.run(uuid4()).wait(1)
+        system.app.run(uuid4()).wait_ended(1)

@@ -88,7 +88,7 @@ def test_waits_may_be_listed(system: System) -> None:
 
 def test_a_backoff_function_belongs_on_the_decorator(system: System) -> None:
     task = system.app.task(name="own", retries=Retry(backoff=lambda failures: failures))(lambda: None)
-    assert task.options(priority=3).call_options.policy.backoff == "computed"
+    assert task.options(priority=3)._call_options.policy.backoff == "computed"
     with pytest.raises(InvalidTask, match="a backoff function belongs on the decorator of task 'job'"):
         system.job.options(retries=Retry(backoff=lambda failures: failures))
 

@@ -342,7 +342,7 @@ def test_a_definition_takes_its_schedule_along_and_leaves_those_of_people(system
     system.define()
     with system.engine.begin() as connection:
         assert [row.name for row in schedules.list_all(connection)] == ["mine"]
-    system.app.backend.workflows.delete("nightly")
+    system.app._client.backend.workflows.delete("nightly")
     with system.engine.begin() as connection:
         assert schedules.list_all(connection) == []
 

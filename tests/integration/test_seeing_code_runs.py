@@ -208,7 +208,7 @@ def test_a_stuck_run_does_not_go_on(system: System, order: CodeWorkflow[..., Any
     with pytest.raises(ResultTimeout, match="It is stuck: Misfit: it does not fit"):
         asyncio.run(handle.aresult(timeout=0))
     with pytest.raises(ResultTimeout, match="It is stuck: Misfit: it does not fit"):
-        system.app.run(handle.id).wait(timeout=0)
+        system.app.run(handle.id).wait_ended(timeout=0)
 
 
 def test_workflows_as_code_are_listed(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:

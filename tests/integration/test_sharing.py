@@ -148,7 +148,7 @@ def test_every_way_into_a_lane_is_noticed(system: System, how: str) -> None:
     elif how == "by a task":
         system.dispatch()
         (parent,) = worker.take()
-        child = mail.new(("a",), {})
+        child = mail._new(("a",), {})
         worker.report(Enqueued([child]), Succeeded(parent.id, 1, 0.1, ONE))
     elif how == "given back":
         mail.enqueue("a")

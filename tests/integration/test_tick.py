@@ -445,7 +445,7 @@ def test_a_run_of_a_thousand_ends_exactly_with_its_last_task(system: System) -> 
     system.tick()
     progress = run.progress()
     assert (progress.status, progress.counters.open, progress.counters.success) == ("success", 0, 1_000)
-    assert run.wait(0) == "success"
+    assert run.wait_ended(0) == "success"
     assert run.results(0) == [1] * 1_000
 
 

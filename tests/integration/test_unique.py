@@ -246,7 +246,7 @@ def test_replace_changes_the_arguments_while_it_waits(system: System) -> None:
     assert unique(system, on_duplicate="replace").enqueue(2) == first
     system.look()
     (task,) = worker.take()
-    assert task.payload == system.job.new((2,), {}).payload
+    assert task.payload == system.job._new((2,), {}).payload
     with pytest.raises(Duplicate, match="waits no more, so its arguments cannot be replaced") as caught:
         unique(system, on_duplicate="replace").enqueue(3)
     assert caught.value.task_id == first.id
@@ -276,7 +276,7 @@ def test_a_claim_and_a_replacement_at_once_lose_nothing(system: System, engine: 
             system.tick()
     system.look()
     (task,) = worker.take()
-    assert (task.id, task.payload) == (raw(first), system.job.new((accepted,), {}).payload)
+    assert (task.id, task.payload) == (raw(first), system.job._new((accepted,), {}).payload)
     assert system.count("tasks") == 1
     del engine
 
@@ -322,7 +322,7 @@ def test_replace_reaches_a_task_that_is_kept_back(system: System) -> None:
     first = unique(system).enqueue(1)
     system.sql("UPDATE orchestrator.tasks SET hold = 'unknown'")
     assert unique(system, on_duplicate="replace").enqueue(2) == first
-    assert bytes(system.row(first)["payload"]) == system.job.new((2,), {}).payload
+    assert bytes(system.row(first)["payload"]) == system.job._new((2,), {}).payload
 
 
 def test_an_idempotency_key_belongs_to_one_call(system: System, engine: Engine) -> None:
@@ -392,7 +392,7 @@ def test_an_open_transaction_with_a_key_does_not_stop_the_leader(system: System,
     system.tick()
     with engine.begin() as connection:
         mine = unique(system).enqueue_in(connection, 1)
-        worker.report(Enqueued([unique(system).new((2,), {})]), Succeeded(task.id, 1, 0.1, ONE))
+        worker.report(Enqueued([unique(system)._new((2,), {})]), Succeeded(task.id, 1, 0.1, ONE))
         system.look(2)
         assert parent.status() == "success"
         assert system.count("inbox") == 1
@@ -405,7 +405,7 @@ def test_a_running_task_gets_the_key_once_the_transaction_is_rolled_back(system:
     worker = system.worker()
     system.dispatch()
     (task,) = worker.take()
-    child = unique(system).new((2,), {})
+    child = unique(system)._new((2,), {})
     with engine.connect() as connection:
         transaction = connection.begin()
         unique(system).enqueue_in(connection, 1)
@@ -423,7 +423,7 @@ def test_a_running_task_gets_the_key_once_the_transaction_is_rolled_back(system:
 def test_a_running_task_is_told_which_task_has_the_key_also_if_it_asks_again(system: System) -> None:
     worker = system.worker()
     holder, key = unique(system, delay=3600).enqueue(1), "mine"
-    taken, own = unique(system).new((2,), {}), system.job.options(unique_key=key, delay=3600).new((3,), {})
+    taken, own = unique(system)._new((2,), {}), system.job.options(unique_key=key, delay=3600)._new((3,), {})
     system.look()
     for _ in range(2):  # the answer may be lost with Redis, or with the leader
         worker.report(Enqueued([taken, own]))

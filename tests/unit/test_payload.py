@@ -184,10 +184,10 @@ def test_round_trip(app: Orchestrator, value: Any, kind: Any, named: bool) -> No
     """Caller → payload → worker → function → result → caller."""
     seen: list[Any] = []
     task = echo_task(app, kind, seen)
-    new = task.new((), {"value": value}) if named else task.new((value,), {})
+    new = task._new((), {"value": value}) if named else task._new((value,), {})
     report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(new))
     assert isinstance(report, Succeeded), report
-    returned = task.signature.restore_result(decode_value(report.result))
+    returned = task._signature.restore_result(decode_value(report.result))
     for arrived in (*seen, returned):
         assert arrived == value
         assert type(arrived) is type(value)
@@ -208,7 +208,7 @@ def test_round_trip(app: Orchestrator, value: Any, kind: Any, named: bool) -> No
 )
 def test_plain_data_needs_no_annotation(value: Any) -> None:
     task = Orchestrator(Settings()).task(name="t")(lambda value: value)
-    ((arrived,), _) = task.signature.restore(*decode_value(task.new((value,), {}).payload))
+    ((arrived,), _) = task._signature.restore(*decode_value(task._new((value,), {}).payload))
     assert arrived == value
 
 
@@ -220,14 +220,14 @@ def test_variable_arguments_are_annotated_one_by_one(app: Orchestrator) -> None:
 
     task = app.task(name="collect")(collect)
     assert isinstance(
-        Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(task.new((POINT, POINT), {"a": KEY}))), Succeeded
+        Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(task._new((POINT, POINT), {"a": KEY}))), Succeeded
     )
 
 
 def test_an_argument_that_does_not_fit_its_annotation_fails_once_and_for_all(app: Orchestrator) -> None:
     """A step of a workflow, say, whose input nobody could compare with the signature before."""
     task = app.task(name="typed", retries=3)(_typed)
-    unfit = msgspec.structs.replace(task.new((1,), {}), payload=encode_value((["not a number"], {}), "it", 100))
+    unfit = msgspec.structs.replace(task._new((1,), {}), payload=encode_value((["not a number"], {}), "it", 100))
     report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(unfit))
     assert isinstance(report, Failed)
     assert not report.retryable
@@ -239,7 +239,7 @@ def _typed(number: int) -> int:
 
 
 def test_a_result_that_cannot_be_serialised_fails_the_task(app: Orchestrator) -> None:
-    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(app.task(name="odd")(lambda: object()).new((), {})))
+    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(app.task(name="odd")(lambda: object())._new((), {})))
     assert isinstance(report, Failed)
     assert "The result of task 'odd' cannot be serialised" in report.error.message
 
@@ -264,7 +264,7 @@ def loop() -> list[Any]:
 )
 def test_a_result_that_cannot_be_stored_fails_once_and_for_all(app: Orchestrator, result: Any) -> None:
     task = app.task(name="odd", retries=5)(lambda: result)
-    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(task.new((), {})))
+    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(task._new((), {})))
     assert isinstance(report, Failed)
     assert not report.retryable
     assert "The result of task 'odd'" in report.error.message
@@ -309,7 +309,7 @@ def test_whatever_a_task_raises_can_be_reported(app: Orchestrator, error: BaseEx
     def fail() -> None:
         raise error
 
-    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(app.task(name="fails")(fail).new((), {})))
+    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(app.task(name="fails")(fail)._new((), {})))
     assert isinstance(report, Failed)
     sent = msgspec.msgpack.encode(report)
     assert len(sent) < 100_000
@@ -326,7 +326,7 @@ def test_more_than_a_message_holds_is_not_enqueued_inside_a_task(
         outer = app.task(name=f"outer{len(options)}")(
             lambda options=options: app.enqueue_many(inner.options(**options), [("x" * 9_000,)] * 12)
         )
-        report = Runner(app, outbox, Allowed(app, [])).run(job_for(outer.new((), {})))
+        report = Runner(app, outbox, Allowed(app, [])).run(job_for(outer._new((), {})))
         assert isinstance(report, Failed)
         assert "12 tasks with" in report.error.message
     assert outbox.tasks == []
@@ -457,16 +457,16 @@ def test_good_options_travel_with_the_task(app: Orchestrator) -> None:
     task = app.task(
         name="resize", queue="images/a", priority=-100, retries=Retry(max=2, base=0.5), timeout=timedelta(minutes=1)
     )(resize)
-    new = task.options(delay=timedelta(hours=1), isolation="process", priority=100).new(("a",), {})
+    new = task.options(delay=timedelta(hours=1), isolation="process", priority=100)._new(("a",), {})
     assert (new.queue, new.priority, new.delay) == ("images/a", 100, 3600.0)
     job = job_for(new)
     assert (job.options.retry, job.options.timeout, job.options.isolation) == (
-        task.call_options.policy,
+        task._call_options.policy,
         60.0,
         "process",
     )
     assert (job.options.retry.max, job.options.retry.base) == (2, 0.5)
-    assert app.task(name="resize")(resize).new(("a",), {}).options is None
+    assert app.task(name="resize")(resize)._new(("a",), {}).options is None
 
 
 def test_unknown_task_with_the_nearest_name(app: Orchestrator) -> None:
@@ -518,7 +518,7 @@ def test_on_success_is_refused_where_no_task_runs(app: Orchestrator) -> None:
 def test_inside_a_task_on_success_waits_for_the_success(app: Orchestrator) -> None:
     task = app.task(name="resize")(resize)
     later = task.options(on_success=True)
-    job, gathered = job_for(task.new(("a",), {})), Gathered()
+    job, gathered = job_for(task._new(("a",), {})), Gathered()
     enter(JobOutlet(job, gathered))
     try:
         later.enqueue("1")

@@ -63,6 +63,7 @@ PUBLIC = [
     "WorkflowFailed",
     "WorkflowHandle",
     "WrongState",
+    "agather",
     "as_completed",
     "current_task",
     "gather",

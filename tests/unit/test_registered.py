@@ -214,4 +214,4 @@ def test_what_no_follower_can_keep_is_refused(app: Orchestrator, options: dict[s
     follower = app.task(name="follower", **options)(lambda given: given)
     leader = app.task(name="leader", on_success=follower)(lambda: None)
     with pytest.raises(InvalidTask, match=f"Task 'follower' cannot follow another: {message}"):
-        leader.new((), {})
+        leader._new((), {})

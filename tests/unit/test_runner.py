@@ -28,7 +28,7 @@ def run(function: Callable[[], Any], failures: int = 0, **options: Any) -> Attem
     """Run a task as a worker does, and return the report."""
     app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
     task = app.task(name="it", **options)(function)
-    new = task.new((), {})
+    new = task._new((), {})
     dispatch = Dispatch(new.id, 1, "it", new.payload, "default", new.options, failures=failures)
     job = Job(dispatch, Bundle("g", "default", "0-1", 1), 0, 0.0)
     job.begin(0.0)

@@ -27,7 +27,7 @@ def test_a_scheduled_task_is_a_workflow_of_one_step() -> None:
     app = Orchestrator()
     task = declare(app, cron="0 3 * * *", timezone="Europe/Berlin", params={"before": "${run.fire_time}"})
     assert task is app.tasks["clean"]
-    definition = app.schedules.declared["clean"].definition()
+    definition = app.schedules._declared["clean"].definition()
     assert (definition.name, definition.queue) == ("clean", "night")
     assert definition.schedule == {"cron": "0 3 * * *", "timezone": "Europe/Berlin"}
     (step,) = definition.steps
@@ -42,12 +42,12 @@ def test_it_runs_as_it_is_registered() -> None:
     @app.task(name="clean", retries=Retry(max=3, backoff="constant"), timeout=9, isolation="process", concurrency=2)
     def clean() -> None: ...
 
-    definition = app.schedules.declared["clean"].definition()
+    definition = app.schedules._declared["clean"].definition()
     assert definition.schedule == {"every": 3600.0, "jitter": 300.0}
     registered = definition.steps[0].registered
     assert registered is not None
     options = msgspec.convert(registered.options, TaskOptions)
-    assert options == app.tasks["clean"].call_options.travelling(1.0)
+    assert options == app.tasks["clean"]._call_options.travelling(1.0)
     assert [options.retry.backoff, options.timeout, options.isolation, options.concurrency] == [
         "constant",
         9.0,
@@ -59,7 +59,7 @@ def test_it_runs_as_it_is_registered() -> None:
 def test_a_moment_may_be_a_datetime() -> None:
     app = Orchestrator()
     declare(app, at=datetime(2030, 1, 1, 9))
-    assert app.schedules.declared["clean"].definition().schedule == {"at": "2030-01-01T09:00:00"}
+    assert app.schedules._declared["clean"].definition().schedule == {"at": "2030-01-01T09:00:00"}
 
 
 def test_two_schedules_of_a_task_want_two_names() -> None:
@@ -67,7 +67,7 @@ def test_two_schedules_of_a_task_want_two_names() -> None:
     declare(app, every="1h")
     declare(app, every="1h")  # the module was imported twice
     declare(app, "weekly", every="7d")
-    assert list(app.schedules.declared) == ["clean", "weekly"]
+    assert list(app.schedules._declared) == ["clean", "weekly"]
     with pytest.raises(InvalidTask, match="Two schedules want to be called 'clean'"):
         declare(app, every="2h")
 
@@ -102,7 +102,7 @@ def test_wrong_times_are_refused_by_the_decorator(times: dict[str, Any], message
     app = Orchestrator()
     with pytest.raises(InvalidWorkflow, match=re.escape(message)):
         declare(app, **times)
-    assert not app.schedules.declared
+    assert not app.schedules._declared
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_wrong_times_of_a_workflow_as_code_are_refused_by_the_decorator(times: d
         @app.workflow(name="order")
         async def order(ctx: WorkflowContext) -> None: ...
 
-    assert not app.schedules.declared
+    assert not app.schedules._declared
 
 
 def test_a_machine_without_time_zones_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_keys_of_constant_parameters() -> None:
 
     app.schedule(every="1h", name="attic", params={"area": "attic"})(clean)
     app.schedule(every="1h", name="varied", params={"area": "attic"})(clean.options(concurrency_key="all"))
-    attic, varied = (app.schedules.declared[name].definition().steps[0].registered for name in ("attic", "varied"))
+    attic, varied = (app.schedules._declared[name].definition().steps[0].registered for name in ("attic", "varied"))
     assert attic is not None
     assert (attic.key, attic.options["weight"]) == ("attic", 5)
     assert varied is not None
@@ -155,6 +155,6 @@ def test_a_schedule_may_begin_and_end() -> None:
     @app.task(name="bounded")
     def bounded() -> None: ...
 
-    schedule = app.schedules.declared["bounded"].definition().schedule
+    schedule = app.schedules._declared["bounded"].definition().schedule
     assert schedule is not None
     assert (schedule["start"], schedule["end"]) == ("2090-01-01", "2090-01-01T03:00:00")

@@ -212,7 +212,7 @@ def echo(app: Orchestrator, kind: Any, answer: Any = None, **options: Any) -> tu
 
 
 def run(app: Orchestrator, task: Task[..., Any], *values: Any) -> Any:
-    new = task.new(values, {})
+    new = task._new(values, {})
     job = Job(Dispatch(new.id, 1, new.name, new.payload, new.queue, new.options), Bundle("", "", "", 1), 0, 0.0)
     assert job.begin(clock.monotonic())
     return Runner(app, None, Allowed(app, [])).run(job)  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ def round_trip(app: Orchestrator, kind: Any, value: Any) -> list[Any]:
     task, seen = echo(app, kind)
     report = run(app, task, value)
     assert isinstance(report, Succeeded), report
-    return [*seen, task.signature.restore_result(decode_value(report.result))]
+    return [*seen, task._signature.restore_result(decode_value(report.result))]
 
 
 def documented() -> Iterator[tuple[str, str]]:
@@ -305,7 +305,7 @@ def test_what_is_like_a_list_may_be_given_for_one(app: Orchestrator) -> None:
     for given in (range(3), deque([0, 1, 2]), (0, 1, 2), {0: 1, 1: 1, 2: 1}.keys()):
         assert round_trip(app, Iterable[int], given) == [[0, 1, 2]] * 2
     with pytest.raises(PayloadError, match="Argument 1 of task 'echo' cannot be serialised: .*generator"):
-        echo(app, Iterable[int])[0].new(((number for number in range(3)),), {})
+        echo(app, Iterable[int])[0]._new(((number for number in range(3)),), {})
 
 
 def test_a_default_dictionary_still_has_defaults(app: Orchestrator) -> None:
@@ -401,7 +401,7 @@ def test_what_the_worker_could_not_decode_is_refused_in_the_caller(
     task, _ = echo(app, kind)
     for args, kwargs in (((value,), {}), ((), {"value": value})):
         with pytest.raises(InvalidTask, match=rf"(?s)Task 'echo', argument 'value': expected .*{reason}"):
-            task.new(args, kwargs)
+            task._new(args, kwargs)
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_a_result_that_nobody_keeps_is_not_looked_at(app: Orchestrator) -> None:
 def test_a_stored_result_that_no_longer_fits_says_so(app: Orchestrator) -> None:
     task, _ = echo(app, int)
     with pytest.raises(PayloadError, match="The result of task 'echo' does not fit its annotation: expected int"):
-        task.signature.restore_result(decode_value(encode_value("old", "it", 100)))
+        task._signature.restore_result(decode_value(encode_value("old", "it", 100)))
 
 
 def test_annotations_of_the_simplest_kind_cost_no_look_at_the_payload(
@@ -436,8 +436,8 @@ def test_annotations_of_the_simplest_kind_cost_no_look_at_the_payload(
         del a, b, c, d, e, f
 
     task = app.task(name="plain")(function)
-    monkeypatch.setattr(task.signature, "restore", lambda *_: pytest.fail("it looked"))
-    task.new((1, "a", 1, None, [{}], UUID(int=1)), {})
+    monkeypatch.setattr(task._signature, "restore", lambda *_: pytest.fail("it looked"))
+    task._new((1, "a", 1, None, [{}], UUID(int=1)), {})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from orchestrator import Orchestrator, Retry, TaskContext, WorkflowContext
+from orchestrator import Orchestrator, OrchestratorError, Retry, TaskContext, WorkflowContext, agather, as_completed
 
 app = Orchestrator(routes={"mail.*": "mail"})
 
@@ -39,6 +39,31 @@ data: bytes = fetch.options(eta=None, expires=timedelta(minutes=1)).enqueue("a")
 answer: str = order.options(timeout=5, detached=True, name="child", on_cancel="wait").start(1).result()
 
 
+async def on_a_loop() -> None:
+    async with app:
+        handle = await plain.aenqueue("a", width=3)
+        text: str = await handle.aresult(timeout=3)
+        late: str = await (await order.starting(id="o").astart(1)).aresult()
+        many: list[str] = await agather(await app.aenqueue_many(plain, [("a",)]))
+        mixed: list[str | OrchestratorError] = await agather([handle], return_exceptions=True)
+        run = await app.astart_many(resize, ["a"], name="all")
+        state: str = await run.await_ended(5)
+        each: list[str] = [one async for one in run.aiter_results()]
+        ended: list[str] = [one.result() async for one in as_completed([handle])]
+        left: int = await app.queue("mail").aopen()
+        print(text, late, many, mixed, state, each, ended, left)
+        await plain.aenqueue(7)  # wrong
+        await plain.adelay("a", hight=3)  # wrong
+        await handle.aresult(timeot=3)  # wrong
+        number: int = await handle.aresult()  # wrong
+        number = await run.await_ended("now")  # wrong
+        await app.queue("mail").alimit(concurency=1)  # wrong
+        await order.astart("one")  # wrong
+        print(number)
+
+
+with app as entered:
+    same: Orchestrator = entered
 app.task(retires=3)  # wrong
 app.task(retries="often")  # wrong
 app.task(timeout="30s")  # wrong

@@ -1,8 +1,8 @@
 """The client's side of everything that is stored: one part for each thing, on connections that they share.
 
-    app.backend ─┬─ tasks  runs  workflows  code  schedules  queues     what a client can do with each
-                 ├─ waiting                                             subscribe, look, and look again
-                 └─ connections                                         Postgres to write and read, Redis to nudge
+    backend ─┬─ tasks  runs  workflows  code  schedules  queues     what a client can do with each
+             ├─ waiting                                             subscribe, look, and look again
+             └─ connections                                         Postgres to write and read, Redis to nudge
 
 This is the one package of the SDK that loads the store. A worker process never needs it, and so never pays for
 SQLAlchemy and a database driver.
@@ -18,7 +18,6 @@ from orchestrator.sdk.backend.schedules import ScheduleBackend
 from orchestrator.sdk.backend.tasks import TaskBackend
 from orchestrator.sdk.backend.waiting import Waiting
 from orchestrator.sdk.backend.workflows import WorkflowBackend
-from orchestrator.sdk.threads import Threads
 from orchestrator.settings import Settings
 
 __all__ = ["Backend"]
@@ -27,11 +26,11 @@ __all__ = ["Backend"]
 class Backend:
     """What an application can do with the things that it has stored. Connections are opened on first use."""
 
-    def __init__(self, settings: Settings, threads: Threads) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.connections = Connections(settings)
-        self.waiting = Waiting(settings, threads)
+        self.waiting = Waiting(settings)
         self.tasks = TaskBackend(self.connections, self.waiting)
-        self.code = CodeBackend(self.connections, self.waiting, threads, settings.max_payload)
+        self.code = CodeBackend(self.connections, self.waiting, settings.max_payload)
         """Runs of workflows as code."""
         self.runs = RunBackend(self.connections, self.waiting, self.code)
         self.workflows = WorkflowBackend(self.connections, settings.max_payload)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from sqlalchemy import Connection
 from orchestrator.domain import history, resets
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.lane_names import scoped
+from orchestrator.domain.starts import OnConflict
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.task import TaskError
 from orchestrator.errors import (
@@ -27,11 +27,10 @@ from orchestrator.errors import (
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Look, Waiting
 from orchestrator.sdk.code.recording import Recording
-from orchestrator.sdk.code.starting import OnConflict
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.payload import decode_value, encode_call, encode_value
-from orchestrator.sdk.threads import Threads
+from orchestrator.sdk.steps import Steps
 from orchestrator.store import code_runs, expectations, histories, inbox, results, run_keys, signals, stuck
 from orchestrator.store.code_runs import NewCodeRun, Outcome
 from orchestrator.store.inbox import Wish
@@ -45,10 +44,9 @@ _ASK_AGAIN = 5.0
 class CodeBackend:
     """What a client can do with runs of code."""
 
-    def __init__(self, connections: Connections, waiting: Waiting, threads: Threads, max_payload: int) -> None:
+    def __init__(self, connections: Connections, waiting: Waiting, max_payload: int) -> None:
         self._connections = connections
         self._waiting = waiting
-        self._threads = threads
         self._limit = max_payload
 
     # -- starting
@@ -116,21 +114,25 @@ class CodeBackend:
         data = encode_value(value, f"Signal {name!r}", self._limit)
         self._tell(run, Wish.SIGNAL, "signal", name=check_name("signal", name), value=data)
 
-    def resolve(self, run: bytes, promise: str, value: Any) -> None:
+    def resolve(self, run: bytes, promise: str, value: Any) -> Steps[Any]:
         """Resolve the oldest open promise of a name."""
         data = encode_value(value, f"Promise {promise!r}", self._limit)
-        self._request(run, Wish.RESOLVE, "resolve a promise of", None, name=promise, value=data)
+        return self._request(run, Wish.RESOLVE, "resolve a promise of", None, name=promise, value=data)
 
-    def reject(self, run: bytes, promise: str, reason: str) -> None:
+    def reject(self, run: bytes, promise: str, reason: str) -> Steps[Any]:
         """Reject the oldest open promise of a name."""
-        self._request(run, Wish.REJECT, "reject a promise of", None, name=promise, reason=reason)
+        return self._request(run, Wish.REJECT, "reject a promise of", None, name=promise, reason=reason)
 
-    def query(self, run: bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float) -> Any:
+    def query(
+        self, run: bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
+    ) -> Steps[Any]:
         """Ask the code something."""
         payload = encode_call(name, args, kwargs, self._limit)
         return self._request(run, Wish.QUERY, "query", timeout, name=name, value=payload)
 
-    def update(self, run: bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float) -> Any:
+    def update(
+        self, run: bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
+    ) -> Steps[Any]:
         """Ask the code to do something."""
         payload = encode_call(name, args, kwargs, self._limit)
         return self._request(run, Wish.UPDATE, "update", timeout, name=name, value=payload)
@@ -145,14 +147,14 @@ class CodeBackend:
         """End a run without asking its code."""
         self._tell(run, Wish.TERMINATE, "terminate")
 
-    def reset(self, run: bytes, to: int, reason: str) -> bytes:
+    def reset(self, run: bytes, to: int, reason: str) -> Steps[bytes]:
         """Start a run that repeats another one, open or not, up to an event; return the new one when it is there."""
         resets.check(run, self.history(run).events, to)  # so that a mistake is told at once, whether or not one leads
         request = new_id()
         with self._connections.writing(f"the request to reset run {to_text(run)} was stored") as connection:
             self._wish(connection, Wish.RESET, run, request=request, to=to, reason=reason)
         self._connections.nudge()
-        answer = self._waiting.wait(request, lambda: self._look_for_answer(request), None)
+        answer = yield from self._waiting.wait(request, lambda: self._look_for_answer(request), None)
         assert answer is not None, "it is waited for without a limit"
         if answer.error is not None:
             raise (NotFound if answer.error.kind == "NotFound" else WrongState)(answer.error.message)
@@ -185,14 +187,14 @@ class CodeBackend:
     def _wish(connection: Connection, wish: Wish, run: bytes, **body: Any) -> int:
         return inbox.add(connection, wish, run, msgspec.json.encode(body).decode())
 
-    def _request(self, run: bytes, wish: Wish, verb: str, timeout: float | None, **body: Any) -> Any:
+    def _request(self, run: bytes, wish: Wish, verb: str, timeout: float | None, **body: Any) -> Steps[Any]:
         """Ask for something that is answered, and return the answer."""
         request = new_id()
         run = self._tell(run, wish, verb, request=request, **body)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _ASK_AGAIN if deadline is None else min(_ASK_AGAIN, deadline - time.monotonic())
-            answer = self._waiting.wait(request, lambda: self._look_for_answer(request), max(0.0, left))
+            answer = yield from self._waiting.wait(request, lambda: self._look_for_answer(request), max(0.0, left))
             if answer is not None:
                 break
             if deadline is not None and time.monotonic() >= deadline:
@@ -246,7 +248,7 @@ class CodeBackend:
         with self._connections.reading() as connection:
             return Recording(run, histories.read(connection, run))
 
-    def wait(self, run: bytes, timeout: float | None, sent: Sent | None = None) -> Ended | None:
+    def wait(self, run: bytes, timeout: float | None, sent: Sent | None = None) -> Steps[Ended | None]:
         """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then.
 
         It goes on in the run that got the signal which was `sent` to it, if it had ended by then.
@@ -254,20 +256,8 @@ class CodeBackend:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ended = self._waiting.wait(run, self._looking(run, sent), left)
+            ended = yield from self._waiting.wait(run, self._looking(run, sent), left)
             following = None if ended is None else self._following(run, ended, sent)
-            if following is None:
-                return ended
-            run, sent = following
-
-    async def wait_async(self, run: bytes, timeout: float | None, sent: Sent | None = None) -> Ended | None:
-        """Do the same as `wait` on the event loop."""
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
-        while True:
-            left = None if deadline is None else max(0.0, deadline - loop.time())
-            ended = await self._waiting.wait_async(run, self._looking(run, sent), left)
-            following = None if ended is None else await self._threads.run(self._following, run, ended, sent)
             if following is None:
                 return ended
             run, sent = following

@@ -18,6 +18,7 @@ from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Waiting
 from orchestrator.sdk.payload import decode_value
+from orchestrator.sdk.steps import Steps
 from orchestrator.store import dags, enqueue, results, run_retries, stuck, workflows
 from orchestrator.store.inbox import Wish
 from orchestrator.transport.codec import Ended
@@ -121,13 +122,9 @@ class RunBackend:
             if state.steps[place] != StepState.SKIPPED
         }
 
-    def wait(self, run: bytes, timeout: float | None) -> Ended | None:
+    def wait(self, run: bytes, timeout: float | None) -> Steps[Ended | None]:
         """Wait until a run ends; None if it has not by then."""
         return self._waiting.wait(run, lambda: self._look(run), timeout)
-
-    async def wait_async(self, run: bytes, timeout: float | None) -> Ended | None:
-        """Do the same as `wait` on the event loop."""
-        return await self._waiting.wait_async(run, lambda: self._look(run), timeout)
 
     def _look(self, run: bytes) -> Ended | None:
         state, _ = self.progress(run)

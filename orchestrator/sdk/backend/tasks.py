@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
@@ -16,6 +16,7 @@ from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Waiting
 from orchestrator.sdk.options import shown
 from orchestrator.sdk.progress import TaskProgress, read_progress
+from orchestrator.sdk.steps import Steps, Stream
 from orchestrator.store import enqueue, redrive, results, revival, run_retries, unique
 from orchestrator.store.inbox import Wish
 from orchestrator.store.namespaces import borrowed
@@ -137,15 +138,11 @@ class TaskBackend:
 
     # -- waiting
 
-    def wait(self, task: bytes, timeout: float | None) -> Ended | None:
+    def wait(self, task: bytes, timeout: float | None) -> Steps[Ended | None]:
         """Wait until a task ends; None if it has not by then."""
         return self._waiting.wait(task, lambda: self._look(task), timeout)
 
-    async def wait_async(self, task: bytes, timeout: float | None) -> Ended | None:
-        """Do the same as `wait` on the event loop."""
-        return await self._waiting.wait_async(task, lambda: self._look(task), timeout)
-
-    def wait_each(self, tasks: Sequence[bytes], timeout: float | None) -> Iterator[Ended]:
+    def wait_each(self, tasks: Sequence[bytes], timeout: float | None) -> Stream[Ended]:
         """Yield tasks as they end, those that have ended already first; stop when the time is up."""
         return self._waiting.each(tasks, self._look_at_many, timeout)
 

@@ -6,12 +6,9 @@ that is: then it takes as long as the next look.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -21,7 +18,7 @@ from orchestrator.domain.states import TaskState
 from orchestrator.errors import Unavailable
 from orchestrator.sdk.payload import decode_value
 from orchestrator.sdk.per_process import PerProcess
-from orchestrator.sdk.threads import Threads
+from orchestrator.sdk.steps import Pause, Steps, Stream
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.client import Announcements
@@ -47,8 +44,7 @@ LookAtMany = Callable[[Sequence[bytes]], Sequence[Ended]]
 class Waiting:
     """Everyone in this process who waits for something to end."""
 
-    def __init__(self, settings: Settings, threads: Threads) -> None:
-        self._threads = threads
+    def __init__(self, settings: Settings) -> None:
         self._announcements = PerProcess(
             lambda: Announcements(connect(settings.require_redis()), Keys(settings.namespace))
         )
@@ -65,65 +61,38 @@ class Waiting:
         """What is announced to this process."""
         return self._announcements()
 
-    def wait(self, identifier: bytes, look: Look, timeout: float | None) -> Ended | None:
+    def wait(self, identifier: bytes, look: Look, timeout: float | None) -> Steps[Ended | None]:
         """Wait until `look` finds an end, or one is announced; None if there is none by then."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        woken = threading.Event()
+        pause = Pause()
         heard: list[Ended | None] = []
 
         def wake(ended: Ended | None) -> None:
             heard.append(ended)
-            woken.set()
+            pause.ring()
 
         self.announcements.listen(identifier, wake)
         try:
             found = self._try(look)
             while found is None:
-                left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
-                if left <= 0:
+                pause.seconds = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+                if pause.seconds <= 0:
                     return None
-                woken.wait(left)
-                woken.clear()
+                yield pause
                 found = _complete(heard) or self._try(look)
             return found
         finally:
             self.announcements.forget(identifier, wake)
 
-    async def wait_async(self, identifier: bytes, look: Look, timeout: float | None) -> Ended | None:
-        """Do the same as `wait` on the event loop."""
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
-        woken = asyncio.Event()
-        heard: list[Ended | None] = []
-
-        def wake(ended: Ended | None) -> None:
-            heard.append(ended)
-            loop.call_soon_threadsafe(woken.set)
-
-        await self._threads.run(self.announcements.listen, identifier, wake)
-        try:
-            found = await self._threads.run(self._try, look)
-            while found is None:
-                left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - loop.time())
-                if left <= 0:
-                    return None
-                with contextlib.suppress(TimeoutError):  # then it is time to look again
-                    await asyncio.wait_for(woken.wait(), left)
-                woken.clear()
-                found = _complete(heard) or await self._threads.run(self._try, look)
-            return found
-        finally:
-            self.announcements.forget(identifier, wake)
-
-    def each(self, identifiers: Sequence[bytes], look: LookAtMany, timeout: float | None) -> Iterator[Ended]:
+    def each(self, identifiers: Sequence[bytes], look: LookAtMany, timeout: float | None) -> Stream[Ended]:
         """Yield ends as they come, those that have come already first; stop when the time is up."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        woken = threading.Event()
+        pause = Pause()
         heard: deque[Ended | None] = deque()
 
         def wake(ended: Ended | None) -> None:
             heard.append(ended)
-            woken.set()
+            pause.ring()
 
         left = dict.fromkeys(identifiers)
         try:
@@ -135,12 +104,12 @@ class Waiting:
                     del left[ended.id]
                     self.announcements.forget(ended.id, wake)
                     yield ended
-                patience = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
-                if not left or patience <= 0:
+                pause.seconds = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+                if not left or pause.seconds <= 0:
                     return
-                if not woken.wait(patience):
+                yield pause
+                if not heard:
                     heard.append(None)
-                woken.clear()
         finally:
             for identifier in left:
                 self.announcements.forget(identifier, wake)

@@ -61,10 +61,15 @@ class RunInfo:
     """What a run may know of itself."""
 
     run_id: UUID
+    """The id that its handle has."""
     workflow: str
+    """The name of the workflow."""
     version: int
+    """The version with which it was started."""
     queue: str
+    """Where its code runs."""
     started_at: datetime
+    """When it began."""
     parent_id: UUID | None
     """The run that started this one as its child."""
     continued_from: UUID | None
@@ -100,7 +105,7 @@ class WorkflowContext:
     def schedule(self, target: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Schedule a task or a child workflow, itself or by its name; the future is there at once."""
         if isinstance(target, str):
-            app = self._flow.workflow.app
+            app = self._flow.workflow._app
             known = app.tasks.get(target) or app.code_workflows.get(target) or app.find_task(target)
             return known.schedule(*args, **kwargs)
         return target.schedule(*args, **kwargs)
@@ -250,7 +255,7 @@ class WorkflowContext:
     def continue_as_new(self, *args: Any, **kwargs: Any) -> NoReturn:
         """End this run and go on in a new one, with these arguments and an empty history."""
         self._flow.check_writable()
-        raise ContinueAsNew(self._flow.workflow.encode_call(args, kwargs))
+        raise ContinueAsNew(self._flow.workflow._encode_call(args, kwargs))
 
     def compensate(self, undo: Any, *args: Any, **kwargs: Any) -> None:
         """Remember how to undo a step: a task, a child workflow or a function, run in reverse on failure or cancel."""

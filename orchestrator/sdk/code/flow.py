@@ -235,7 +235,7 @@ class Flow:
             finally:
                 await self._tidy()
             result = encode_value(value, f"The result of workflow {self.workflow.name!r}", self.limit)
-            self.workflow.signature.check_result(value, result)
+            self.workflow._signature.check_result(value, result)
             return result
         except UNSTOPPABLE:
             raise
@@ -256,7 +256,7 @@ class Flow:
         """Return what the run was started with; who started it has checked that against the signature of then."""
         arguments, keywords = decode_call(payload)
         try:
-            return self.workflow.signature.restore(arguments, keywords)
+            return self.workflow._signature.restore(arguments, keywords)
         except InvalidTask as error:
             message = f"Signature mismatch (event 1): the run was started with arguments that do not fit: {error}"
             self.ledger.violate(1, "SignatureMismatch", message)

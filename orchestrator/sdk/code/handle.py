@@ -8,14 +8,17 @@ from orchestrator.domain.commands import SignalRun
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import RunState
 from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
+from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.context import current_outlet
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import check_label, check_name
 from orchestrator.sdk.payload import decode_value, digest_call, encode_value
+from orchestrator.sdk.steps import Steps, complete
+from orchestrator.sdk.twins import twin
 from orchestrator.transport.codec import Ended
 
 if TYPE_CHECKING:
-    from orchestrator.sdk.app import Orchestrator
     from orchestrator.sdk.code.flow import Flow
     from orchestrator.sdk.code.recording import Recording
     from orchestrator.sdk.code.workflow import CodeWorkflow
@@ -32,12 +35,12 @@ class WorkflowHandle(Generic[R]):
 
     def __init__(
         self,
-        app: Orchestrator,
+        client: Client,
         identifier: bytes,
         workflow: CodeWorkflow[..., R] | None = None,
         sent: Sent | None = None,
     ) -> None:
-        self._app = app
+        self._client = client
         self._id = identifier
         self._workflow = workflow
         self._sent = sent
@@ -50,7 +53,7 @@ class WorkflowHandle(Generic[R]):
     @property
     def _run(self) -> bytes:
         """The run that is told and asked."""
-        return self._id if self._sent is None else self._app.backend.code.reached(self._sent) or self._id
+        return self._id if self._sent is None else self._client.backend.code.reached(self._sent) or self._id
 
     def __repr__(self) -> str:
         return f"<WorkflowHandle {self._workflow.name + ' ' if self._workflow else ''}{self.id}>"
@@ -65,24 +68,22 @@ class WorkflowHandle(Generic[R]):
 
     def result(self, timeout: float | None = None) -> R:
         """Wait for the result and return it; raise RunFailed if it failed or was cancelled, else ResultTimeout."""
-        refuse_inside_task()
-        ended = self._app.backend.code.wait(self._id, timeout, self._sent)
-        if ended is None:
-            raise self._overdue(timeout, self._app.backend.code.overdue(self._id))
-        return self._value(ended)
+        return complete(self._result(timeout))
 
-    async def aresult(self, timeout: float | None = None) -> R:
-        """Do the same as `result` without blocking the event loop."""
+    def _result(self, timeout: float | None = None) -> Steps[R]:
         refuse_inside_task()
-        code = self._app.backend.code
-        ended = await code.wait_async(self._id, timeout, self._sent)
+        code = self._client.backend.code
+        ended = yield from code.wait(self._id, timeout, self._sent)
         if ended is None:
-            raise self._overdue(timeout, await self._app.in_thread(code.overdue, self._id))
+            raise ResultTimeout(
+                f"{self!r} had no result after {timeout} s. {code.overdue(self._id)}; "
+                f"ask again, or see `orchestrator runs show {self.id}`."
+            )
         return self._value(ended)
 
     def status(self) -> str:
         """Return the run's state: running, success, failed or cancelled; `stuck` where its code cannot go on."""
-        return self._app.backend.code.status(self._run)
+        return self._client.backend.code.status(self._run)
 
     # -- what it can be told
 
@@ -92,33 +93,45 @@ class WorkflowHandle(Generic[R]):
         if flow is not None:
             signal_run(flow, self._id, name, value)
             return
-        self._app.backend.code.signal(self._run, name, value)
+        self._client.backend.code.signal(self._run, name, value)
 
     def resolve(self, promise: str, value: Any = None) -> None:
         """Resolve the oldest open promise of a name, or the first that there will be; WrongState if it is settled."""
-        self._app.backend.code.resolve(self._run, promise, value)
+        return complete(self._resolve(promise, value))
+
+    def _resolve(self, promise: str, value: Any = None) -> Steps[None]:
+        yield from self._client.backend.code.resolve(self._run, promise, value)
 
     def reject(self, promise: str, reason: str) -> None:
         """Reject the oldest open promise of a name, or the first that there will be; WrongState if it is settled."""
-        self._app.backend.code.reject(self._run, promise, reason)
+        return complete(self._reject(promise, reason))
 
-    def query(self, name: str, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
+    def _reject(self, promise: str, reason: str) -> Steps[None]:
+        yield from self._client.backend.code.reject(self._run, promise, reason)
+
+    def query(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
         """Ask the code something, and return its answer."""
-        refuse_inside_task()
-        return self._app.backend.code.query(self._run, name, args, kwargs, timeout)
+        return complete(self._query(name, *args, timeout=timeout, **kwargs))
 
-    def update(self, name: str, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
-        """Ask the code to do something, and return its answer."""
+    def _query(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
         refuse_inside_task()
-        return self._app.backend.code.update(self._run, name, args, kwargs, timeout)
+        return (yield from self._client.backend.code.query(self._run, name, args, kwargs, timeout))
+
+    def update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
+        """Ask the code to do something, and return its answer."""
+        return complete(self._update(name, *args, timeout=timeout, **kwargs))
+
+    def _update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
+        refuse_inside_task()
+        return (yield from self._client.backend.code.update(self._run, name, args, kwargs, timeout))
 
     def cancel(self) -> None:
         """Ask the run to cancel itself: its code is told, and may tidy up."""
-        self._app.backend.code.cancel(self._run)
+        self._client.backend.code.cancel(self._run)
 
     def terminate(self) -> None:
         """End the run at once, without asking its code."""
-        self._app.backend.code.terminate(self._run)
+        self._client.backend.code.terminate(self._run)
 
     def reset(self, *, to: int, reason: str = "") -> WorkflowHandle[R]:
         """Start a run that repeats this one up to event `to` of its history; return it.
@@ -126,35 +139,48 @@ class WorkflowHandle(Generic[R]):
         What had ended by then is kept, and all else is done again. If this run is open, it ends, and whoever holds or
         waits for it is led to the new one. WrongState if `to` is no event that a run can be reset to.
         """
+        return complete(self._reset(to=to, reason=reason))
+
+    def _reset(self, *, to: int, reason: str = "") -> Steps[WorkflowHandle[R]]:
         refuse_inside_task()
-        new = self._app.backend.code.reset(self._id, to, reason and check_label("reason", reason))
-        return WorkflowHandle(self._app, new, self._workflow)
+        checked = reason and check_label("reason", reason)
+        new = yield from self._client.backend.code.reset(self._id, to, checked)
+        return WorkflowHandle(self._client, new, self._workflow)
 
     def retry(self) -> None:
         """Let a stuck run try again."""
-        self._app.backend.runs.retry(self._run)
+        self._client.backend.runs.retry(self._run)
 
     def rerun(self) -> WorkflowHandle[R]:
         """Start a run over as a new one, with the same arguments, version and tags; `reset` keeps what was done."""
         refuse_inside_task()
-        new = self._app.new_id()
-        self._app.backend.runs.rerun(self._run, new, None)
-        return WorkflowHandle(self._app, new, self._workflow)
+        new = new_id()
+        self._client.backend.runs.rerun(self._run, new, None)
+        return WorkflowHandle(self._client, new, self._workflow)
 
     def history(self) -> Recording:
         """Return everything that has happened so far."""
-        return self._app.backend.code.history(self._run)
+        return self._client.backend.code.history(self._run)
 
-    def _overdue(self, timeout: float | None, how: str) -> ResultTimeout:
-        return ResultTimeout(
-            f"{self!r} had no result after {timeout} s. {how}; ask again, or see `orchestrator runs show {self.id}`."
-        )
+    aresult = twin(result, _result)
+    astatus = twin(status)
+    asignal = twin(signal)
+    aresolve = twin(resolve, _resolve)
+    areject = twin(reject, _reject)
+    aquery = twin(query, _query)
+    aupdate = twin(update, _update)
+    acancel = twin(cancel)
+    aterminate = twin(terminate)
+    areset = twin(reset, _reset)
+    aretry = twin(retry)
+    arerun = twin(rerun)
+    ahistory = twin(history)
 
     def _value(self, ended: Ended) -> R:
         name = f"Workflow {self._workflow.name!r}" if self._workflow else "The workflow"
         if ended.state == RunState.SUCCESS:
             value = decode_value(ended.result or b"\xc0")
-            result: R = self._workflow.signature.restore_result(value) if self._workflow else value
+            result: R = self._workflow._signature.restore_result(value) if self._workflow else value
             return result
         error = ended.error
         if ended.state == RunState.CANCELLED or error is None:

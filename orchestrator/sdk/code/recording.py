@@ -33,7 +33,9 @@ class Recording:
     """The whole history of one run."""
 
     run_id: bytes
+    """The run's id, as its 16 bytes."""
     events: list[Event]
+    """What happened, in order."""
 
     def to_json(self) -> str:
         """Return it as JSON, values and all."""

@@ -17,7 +17,7 @@ def replay(workflow: CodeWorkflow[..., Any], history: Recording | str | Path) ->
     `history` is a recording, its JSON, or a file with that. Raise DeterminismViolation where the code no longer fits.
     """
     recording = history if isinstance(history, Recording) else Recording.from_json(history)
-    flow = Flow(workflow, recording.run_id, workflow.app.settings.max_payload)
+    flow = Flow(workflow, recording.run_id, workflow._client.settings.max_payload)
     trace = flow.ledger.trace = []
     try:
         flow.advance(recording.events, whole=True)

@@ -22,12 +22,12 @@ def schedule_task(task: Task[..., R], args: Sequence[Any], kwargs: Mapping[str, 
     flow = current_flow()
     if flow is None or flow.started is None:
         raise OrchestratorError(f"{task.name}.schedule(…) works inside a workflow only. Use enqueue(…) here.")
-    if task.call_options.on_success is True:
+    if task._call_options.on_success is True:
         raise InvalidTask("Option on_success=True: only inside a task that runs in a worker; this is a workflow.")
     ordinal, identifier = flow.next("task")
-    described = task.as_scheduled(flow.started.queue).described(identifier, args, kwargs, flow.run_id, ordinal)
+    described = task._as_scheduled(flow.started.queue)._described(identifier, args, kwargs, flow.run_id, ordinal)
     flow.issue(ScheduleTask(ordinal, described, digest_call(args, kwargs)))
-    restore = task.signature.restore_kept
+    restore = task._signature.restore_kept
     return flow.expect(DurableFuture(flow, identifier, f"Task {task.name!r}", restore, CancelTask(identifier)))
 
 

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
 
 import msgspec
 
 from orchestrator.domain import history
 from orchestrator.domain.lane_names import scoped
-from orchestrator.domain.starts import StartCode, as_task
+from orchestrator.domain.starts import OnConflict, StartCode, as_task
 from orchestrator.errors import InvalidWorkflow, OrchestratorError
+from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.context import current_outlet
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import check_label, check_name, check_tags
 from orchestrator.sdk.payload import encode_value
+from orchestrator.sdk.twins import twin
 
 if TYPE_CHECKING:
     from orchestrator.sdk.code.workflow import CodeWorkflow
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-OnConflict = Literal["reject", "return", "anew"]
-"""What a start under a chosen id does if a run has it: refuse, return that run, or start anew if that has ended."""
 
 
 class Starting(Generic[P, R]):
@@ -53,17 +53,17 @@ class Starting(Generic[P, R]):
         self._signal = signal
         self._pinned = pinned
 
-    def start(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
+    def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
         """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
-        workflow = self._workflow
+        workflow, client = self._workflow, self._client
         if current_flow() is not None:
             raise OrchestratorError(
                 f"A run of workflow {workflow.name!r} cannot be started inside a workflow. "
                 f"Use {workflow.name}.schedule(…)."
             )
-        payload = workflow.encode_call(args, kwargs)
-        options = workflow.code_options
-        queue = options.queue or workflow.app.route(workflow.name)
+        payload = workflow._encode_call(args, kwargs)
+        options = workflow._code_options
+        queue = options.queue or client.route(workflow.name)
         started = history.RunStarted(workflow.name, workflow.version, payload, queue)
         tags = msgspec.json.encode(self._tags).decode()
         outlet = current_outlet()
@@ -72,9 +72,9 @@ class Starting(Generic[P, R]):
             signal = self._encoded_signal()
             start = StartCode(started, options.seconds or None, tags, key, self._on_conflict, signal, self._pinned)
             wanted = outlet.next_id()
-            return WorkflowHandle(workflow.app, outlet.enqueue([as_task(wanted, start)]).get(wanted, wanted), workflow)
-        run_id, sent = workflow.app.backend.code.start(
-            workflow.app.new_id(),
+            return WorkflowHandle(client, outlet.enqueue([as_task(wanted, start)]).get(wanted, wanted), workflow)
+        run_id, sent = client.backend.code.start(
+            new_id(),
             started,
             timeout=options.seconds or None,
             tags=tags,
@@ -83,11 +83,17 @@ class Starting(Generic[P, R]):
             signal=self._encoded_signal(),
             pinned=self._pinned,
         )
-        return WorkflowHandle(workflow.app, run_id, workflow, sent)
+        return WorkflowHandle(client, run_id, workflow, sent)
+
+    astart = twin(start)
+
+    @property
+    def _client(self) -> Client:
+        return self._workflow._client
 
     def _encoded_signal(self) -> history.SignalReceived | None:
         if self._signal is None:
             return None
         name, value = self._signal
-        limit = self._workflow.app.settings.max_payload
+        limit = self._client.settings.max_payload
         return history.SignalReceived(check_name("signal", name), encode_value(value, f"Signal {name!r}", limit))

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import functools
 import inspect
+from asyncio import Future
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, get_args
 
 from orchestrator.domain.commands import CancelChildRun, OnCancel, StartChildRun
+from orchestrator.domain.starts import OnConflict
 from orchestrator.errors import InvalidWorkflow, NotDeterministic, NotFound, OrchestratorError, did_you_mean
+from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.code.guards import watch_package_of
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.loop import LONGEST_WAIT
 from orchestrator.sdk.code.ordering import keep_order
-from orchestrator.sdk.code.starting import OnConflict, Starting
+from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.given import GivenToRuns
 from orchestrator.sdk.options import check_name, check_options
 from orchestrator.sdk.payload import digest_call, encode_call
 from orchestrator.sdk.signature import Signature
+from orchestrator.sdk.twins import twin
 
 if TYPE_CHECKING:
     from orchestrator.sdk.app import Orchestrator
@@ -85,12 +89,15 @@ class CodeWorkflow(Generic[P, R]):
         signature: Signature | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
-        self.app = app
+        self._app = app
         self.name = name
+        """What it is called everywhere: `module.function`, or the `name=` of its decorator."""
         self.version = version
+        """The version of its code; a run may be pinned to it."""
         self.function = function
-        self.code_options = options
-        self.signature = signature or Signature(name, function, what="Workflow", leading=1)
+        """The `async def` function itself."""
+        self._code_options = options
+        self._signature = signature or Signature(name, function, what="Workflow", leading=1)
 
     def __call__(self, *_: P.args, **__: P.kwargs) -> R:
         """Refuse: a workflow is not run like a function."""
@@ -99,21 +106,23 @@ class CodeWorkflow(Generic[P, R]):
             f"Inside a workflow, use {self.name}.schedule(…)."
         )
 
+    @property
+    def _client(self) -> Client:
+        return self._app._client
+
     def __repr__(self) -> str:
         return f"<CodeWorkflow {self.name} version {self.version}>"
 
     def options(self, **options: Unpack[GivenToRuns]) -> CodeWorkflow[P, R]:
         """Return this workflow with other options, for the calls that follow."""
-        changed = with_code_options(self.code_options, options)
-        return CodeWorkflow(self.app, self.name, self.version, self.function, changed, self.signature)
+        changed = with_code_options(self._code_options, options)
+        return CodeWorkflow(self._app, self.name, self.version, self.function, changed, self._signature)
 
-    def start(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
+    def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
         """Start a run; it is durable when this returns."""
         return self.starting().start(*args, **kwargs)
 
-    async def astart(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
-        """Do the same as `start` without blocking the event loop."""
-        return await self.app.in_thread(self.start, *args, **kwargs)
+    astart = twin(start)
 
     def starting(
         self,
@@ -136,25 +145,23 @@ class CodeWorkflow(Generic[P, R]):
 
     def find(self, id: str) -> WorkflowHandle[R]:
         """Return the newest run that was started under an id of your own; NotFound if there is none."""
-        found = self.app.backend.code.find(self.name, id)
+        found = self._client.backend.code.find(self.name, id)
         if found is None:
             raise NotFound(
                 f"No run of workflow {self.name!r} was started under the id {id!r}, or it has been pruned. "
                 f"A run that was started without an id of your own is found by its own: app.workflow_run(id)."
             )
-        return WorkflowHandle(self.app, found, self)
+        return WorkflowHandle(self._client, found, self)
 
-    async def afind(self, id: str) -> WorkflowHandle[R]:
-        """Do the same as `find` without blocking the event loop."""
-        return await self.app.in_thread(self.find, id)
+    afind = twin(find)
 
-    def schedule(self, *args: P.args, **kwargs: P.kwargs) -> DurableFuture[R]:
+    def schedule(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Inside a workflow: start a child run; the future is there at once."""
         flow = current_flow()
         if flow is None or flow.started is None:
             raise OrchestratorError(f"{self.name}.schedule(…) works inside a workflow only.")
-        payload = self.encode_call(args, kwargs)
-        options = self.code_options
+        payload = self._encode_call(args, kwargs)
+        options = self._code_options
         ordinal, identifier = flow.next("child")
         flow.issue(
             StartChildRun(
@@ -171,16 +178,16 @@ class CodeWorkflow(Generic[P, R]):
             )
         )
         cancel = None if options.on_cancel == "abandon" else CancelChildRun(identifier)
-        restore = self.signature.restore_result
+        restore = self._signature.restore_result
         future: DurableFuture[R] = DurableFuture(flow, identifier, f"Workflow {self.name!r}", restore, cancel)
         future.waits_for_end = options.on_cancel == "wait"
         return flow.expect(future)
 
-    def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    def _encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """Check a call and return its arguments as data."""
-        self.signature.check(args, kwargs)
-        payload = encode_call(self.name, args, kwargs, self.app.settings.max_payload)
-        self.signature.check_types(args, kwargs, payload)
+        self._signature.check(args, kwargs)
+        payload = encode_call(self.name, args, kwargs, self._client.settings.max_payload)
+        self._signature.check_types(args, kwargs, payload)
         return payload
 
 
@@ -201,7 +208,7 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
         return len(self._versions)
 
     @property
-    def announced(self) -> set[str]:
+    def _announced(self) -> set[str]:
         """What a worker says that it knows: each workflow, and each version of it for runs that are held to theirs."""
         return {*self} | {f"{name}@{version}" for name, versions in self._versions.items() for version in versions}
 
@@ -216,7 +223,7 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
             raise NotFound(f"No workflow is registered as {name!r}.{did_you_mean(name, self)} Known: {known}.")
         return versions.get(version or 0) or self[name]
 
-    def add(self, workflow: CodeWorkflow[..., Any]) -> None:
+    def _add(self, workflow: CodeWorkflow[..., Any]) -> None:
         """Register a workflow."""
         versions = self._versions.setdefault(workflow.name, {})
         other = versions.get(workflow.version)

@@ -80,7 +80,7 @@ class Client:
 
     def start(self) -> None:
         app.close()
-        app._settings = self._arena.settings
+        app._client._settings = self._arena.settings
         app.workflows.apply(workflow())
         self._clockwork.wind_up()
         self._thread.start()
@@ -103,7 +103,7 @@ class Client:
         self.violations += self._outsider.violations
         self.counts += self._outsider.counts
         app.close()
-        app._settings = None
+        app._client._settings = None
 
     def _run(self) -> None:
         kinds, weights = zip(*LOADS.values(), strict=True)

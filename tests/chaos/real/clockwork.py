@@ -34,7 +34,7 @@ class Clockwork:
         while time.monotonic() < deadline:
             try:
                 if not self._arena.sql(_LATE):
-                    for name in app.schedules.declared:
+                    for name in app.schedules._declared:
                         with suppress(WrongState):  # an earlier round has paused it
                             app.schedules[name].pause()
                     self._note("next")

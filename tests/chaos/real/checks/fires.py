@@ -31,7 +31,7 @@ def check_fires(arena: Arena) -> Iterator[str]:
     for run in arena.sql(_RUNS):
         runs[run["schedule"]].append(run)
     found = arena.sql(_SCHEDULES)
-    if {schedule["workflow"] for schedule in found} != app.schedules.declared.keys():
+    if {schedule["workflow"] for schedule in found} != app.schedules._declared.keys():
         yield f"schedules are missing: {found}"
     for schedule in found:
         limits = bounds[schedule["workflow"]]

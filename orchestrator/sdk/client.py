@@ -1,0 +1,98 @@
+"""What an application shares with its tasks, handles and queues: settings, routes, connections and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import NotDeterministic
+from orchestrator.sdk.code.current import current_flow
+from orchestrator.sdk.options import DEFAULT_QUEUE, check_name
+from orchestrator.sdk.per_process import ProcessLock
+from orchestrator.sdk.threads import Threads
+from orchestrator.sdk.undisturbed import undisturbed
+from orchestrator.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.backend import Backend
+    from orchestrator.sdk.transaction import Transactions
+
+
+class Client:
+    """One application's way to Postgres and Redis. Everything is read and opened on first use."""
+
+    def __init__(self, settings: Settings | None, overrides: Mapping[str, Any], routes: Mapping[str, str]) -> None:
+        self.routes = {pattern: check_name("queue", queue) for pattern, queue in routes.items()}
+        self._given = settings
+        self._overrides = overrides
+        self._settings: Settings | None = None
+        self._backend: Backend | None = None
+        self._transactions: Transactions | None = None
+        self._lock = ProcessLock()
+        self.threads = Threads()
+        """Where the async twins of blocking calls run."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, read on first use."""
+        if self._settings is None:
+            self._settings = self._given or load_settings(**self._overrides)
+        return self._settings
+
+    def route(self, name: str, otherwise: str = DEFAULT_QUEUE) -> str:
+        """Return the queue to which a task of this name goes, unless it says otherwise itself."""
+        return next((queue for pattern, queue in self.routes.items() if fnmatchcase(name, pattern)), otherwise)
+
+    @property
+    def backend(self) -> Backend:
+        """The connections, opened on first use; the code of a workflow has none."""
+        if current_flow() is not None:
+            raise NotDeterministic(
+                "Inside a workflow nothing is asked or told directly: it would be so again on every replay. Make it a "
+                "task and schedule that, or record what a short call gives with ctx.run(name, function). To tell "
+                "another run something, send it a signal: app.workflow_run(id).signal(name, value)."
+            )
+        if self._backend is None:
+            with self._lock:
+                if self._backend is None:
+                    made = undisturbed(self._make_backend)
+                    if self._backend is None:
+                        self._backend = made
+                    else:  # a signal handler has been here meanwhile
+                        made.close()
+        return self._backend
+
+    def _make_backend(self) -> Backend:
+        from orchestrator.sdk.backend import Backend  # loads SQLAlchemy, which workers do without
+
+        return Backend(self.settings)
+
+    @property
+    def transactions(self) -> Transactions:
+        """The connections of tasks that complete in the database, opened on first use."""
+        if self._transactions is None:
+            with self._lock:
+                if self._transactions is None:
+                    made = undisturbed(self._make_transactions)
+                    if self._transactions is None:
+                        self._transactions = made
+                    else:
+                        made.close()
+        return self._transactions
+
+    def _make_transactions(self) -> Transactions:
+        from orchestrator.sdk.transaction import Transactions  # loads SQLAlchemy too
+
+        return Transactions(self.settings)
+
+    def close(self) -> None:
+        """Close all connections; those that are needed again are opened again."""
+        with self._lock:
+            self.threads.close()
+            if self._transactions is not None:
+                self._transactions.close()
+                self._transactions = None
+            if self._backend is not None:
+                self._backend.close()
+                self._backend = None

@@ -1,0 +1,83 @@
+"""Calls that wait, written once for those who have a thread to wait in and for those who have an event loop.
+
+Such a call is a generator: it yields a `Pause` where there is nothing to do but wait, and what it does in between takes
+a moment. `complete` takes the steps in the thread of the caller. `Threads.complete` takes each in a thread of the
+client, and holds none during the pauses, so that ten thousand coroutines can wait at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Iterator
+from typing import TypeVar
+
+R = TypeVar("R")
+
+
+class Pause:
+    """Seconds to wait, cut short by `ring`; it may ring before anyone waits, and be used again."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self._rung = threading.Event()
+        self._wake: Callable[[], object] | None = None
+
+    def ring(self) -> None:
+        """End this pause, or the next one. Any thread may do so."""
+        self._rung.set()
+        wake = self._wake  # after the flag is up; whoever waits looks at them in the opposite order
+        if wake is not None:
+            wake()
+
+    def wait(self) -> None:
+        """Hold this thread until the time is up, or it rings."""
+        self._rung.wait(self.seconds)
+        self._rung.clear()
+
+    async def wait_async(self) -> None:
+        """Do the same on the event loop."""
+        loop = asyncio.get_running_loop()
+        rung = asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                loop.call_soon_threadsafe(rung.set)
+
+        self._wake = wake
+        try:
+            if not self._rung.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(rung.wait(), self.seconds)
+        finally:
+            self._wake = None
+        self._rung.clear()
+
+
+Steps = Generator[Pause, None, R]
+"""A call that waits, and what it returns in the end."""
+Stream = Generator[Pause | R, None, None]
+"""A call that waits between the items that it yields."""
+
+
+def complete(steps: Steps[R]) -> R:
+    """Take all steps in this thread, and return what they lead to."""
+    try:
+        while True:
+            next(steps).wait()
+    except StopIteration as end:
+        result: R = end.value
+        return result
+    finally:
+        steps.close()
+
+
+def iterate(stream: Stream[R]) -> Iterator[R]:
+    """Yield the items, waiting in this thread."""
+    with contextlib.closing(stream):
+        for item in stream:
+            if isinstance(item, Pause):
+                item.wait()
+            else:
+                yield item

@@ -1,0 +1,187 @@
+"""Blocking calls and their async twins, from one source."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator import NotDeterministic, Orchestrator, Settings, WorkflowContext, agather, as_completed
+from orchestrator.domain import history
+from orchestrator.sdk.client import Client
+from orchestrator.sdk.steps import Pause, Steps, Stream, complete, iterate
+from orchestrator.sdk.threads import Threads
+from orchestrator.sdk.twins import stream_twin, twin
+from orchestrator.testing import WorkflowTest
+
+
+class Door:
+    """Somebody rings, and then it opens."""
+
+    def __init__(self) -> None:
+        self._client = Client(Settings(), {}, {})
+        self.bell = Pause(60)
+        self.seen: list[str] = []
+        self.threads: set[str] = set()
+
+    def knock(self, times: int = 1) -> str:
+        self.threads.add(threading.current_thread().name)
+        return "knock" * times
+
+    aknock = twin(knock)
+
+    def wait(self, value: int = 1) -> int:
+        return complete(self._wait(value))
+
+    def _wait(self, value: int = 1) -> Steps[int]:
+        self.threads.add(threading.current_thread().name)
+        try:
+            yield self.bell
+            return value
+        finally:
+            self.seen.append("closed")
+
+    await_ = twin(wait, _wait)
+
+    def each(self, count: int) -> Iterator[int]:
+        return iterate(self._each(count))
+
+    def _each(self, count: int) -> Stream[int]:
+        try:
+            for number in range(count):
+                if number % 150 == 0:
+                    yield Pause(0)
+                yield number
+        finally:
+            self.seen.append("closed")
+
+    aeach = stream_twin(each, _each)
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    made = Door()
+    yield made
+    made._client.close()
+
+
+def test_both_do_the_same(door: Door) -> None:
+    async def main() -> list[int]:
+        assert await door.aknock(times=2) == "knockknock"
+        asyncio.get_running_loop().call_later(0.01, door.bell.ring)
+        assert await door.await_(5) == 5
+        return [number async for number in door.aeach(1000)]
+
+    assert asyncio.run(main()) == list(door.each(1000)) == list(range(1000))
+    assert {name.rsplit("_", 1)[0] for name in door.threads} == {"orchestrator-client"}
+    threading.Timer(0.01, door.bell.ring).start()
+    assert door.wait(6) == 6
+    door.bell.ring()  # before anyone waits
+    assert door.wait(7) == 7
+
+
+def test_those_who_wait_hold_no_threads() -> None:
+    threads = Threads()
+    bells = [Pause(60) for _ in range(5_000)]
+
+    def steps(bell: Pause) -> Steps[Pause]:
+        yield bell
+        return bell
+
+    async def main() -> None:
+        waiting = [asyncio.create_task(threads.complete(steps(bell))) for bell in bells]
+        assert await threads.run(lambda: "somebody else") == "somebody else"
+        assert sum(thread.name.startswith("orchestrator-client") for thread in threading.enumerate()) <= 16
+        for bell in bells:
+            bell.ring()
+        assert await asyncio.gather(*waiting) == bells
+
+    asyncio.run(main())
+    threads.close()
+
+
+def test_a_cancelled_wait_is_tidied_up_wherever_it_stands(door: Door) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Steps[None]:
+        try:
+            started.set()
+            go_on.wait(10)
+            yield Pause(60)
+        finally:
+            door.seen.append("slow closed")
+
+    async def main() -> None:
+        pausing = asyncio.create_task(door.await_())
+        stepping = asyncio.create_task(door._client.threads.complete(slow()))
+        await asyncio.to_thread(started.wait, 10)
+        while not door.threads:
+            await asyncio.sleep(0.001)
+        for task in (pausing, stepping):
+            task.cancel()
+        await asyncio.wait([pausing, stepping])
+        go_on.set()
+        async for number in door.aeach(10_000):
+            if number == 3:
+                break
+        deadline = time.monotonic() + 10
+        while len(door.seen) < 3 and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(main())
+    assert sorted(door.seen) == ["closed", "closed", "slow closed"]
+
+
+def test_what_is_raised_comes_through(door: Door) -> None:
+    def fails() -> Steps[None]:
+        yield Pause(0)
+        raise LookupError("nothing")
+
+    with pytest.raises(LookupError, match="nothing"):
+        complete(fails())
+    with pytest.raises(LookupError, match="nothing"):
+        asyncio.run(door._client.threads.complete(fails()))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tims'"):
+        asyncio.run(door.aknock(tims=2))  # type: ignore[call-arg]
+
+
+def test_inside_a_workflow_a_twin_is_the_command_or_the_refusal_that_the_method_is() -> None:
+    app = Orchestrator(Settings())
+
+    @app.workflow
+    async def asks(ctx: WorkflowContext) -> list[str]:
+        found = []
+        one, run = app.handle("0" * 32), app.run("0" * 32)
+        calls = (one.aresult(), app.workflow_run("0" * 32).astatus(), app.queue("q").apause(), agather([one]))
+        for call in (*calls, anext(run.aiter_results()), anext(aiter(as_completed([one])))):
+            with pytest.raises(NotDeterministic) as refused:
+                await call
+            found.append(str(refused.value))
+        await app.workflow_run("0" * 32).asignal("hello", 1)
+        return found
+
+    async def main() -> None:
+        async with WorkflowTest() as test:
+            run = await test.start(asks)
+            assert all("nothing is asked or told directly" in text for text in await run.result())
+            assert sum(isinstance(event.what, history.SignalSent) for event in run.history.events) == 1
+
+    asyncio.run(main())
+
+
+def test_an_application_closes_at_the_end_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Client] = []
+    monkeypatch.setattr(Client, "close", lambda self: closed.append(self))
+    with Orchestrator(Settings()) as app:
+        assert closed == []
+    assert closed == [app._client]
+
+    async def main() -> Orchestrator:
+        async with Orchestrator(Settings()) as other:
+            assert len(closed) == 1
+        return other
+
+    assert asyncio.run(main())._client is closed[1]
