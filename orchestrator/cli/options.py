@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
+from uuid import UUID
 
 import click
 
@@ -21,12 +22,16 @@ app_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
-def page_options(command: F) -> F:
-    """Add the options of a list that goes back in time, page by page."""
-    command = click.option("--before", type=click.UUID, metavar="ID", help="Continue after this id.")(command)
-    return click.option(
-        "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many to show."
-    )(command)
+def page_options(identifier: click.ParamType[UUID]) -> Callable[[F], F]:
+    """Return the options of a list that goes back in time, page by page."""
+
+    def add(command: F) -> F:
+        command = click.option("--before", type=identifier, metavar="ID", help="Continue after this id.")(command)
+        return click.option(
+            "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many to show."
+        )(command)
+
+    return add
 
 
 def status_option(states: Any) -> Callable[[F], F]:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from shutil import get_terminal_size
 from typing import Any, Literal
 
 import click
 import msgspec
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.progress import TextColumn
 from rich.segment import Segment
 from rich.table import Table
@@ -36,7 +39,9 @@ _COLOURS = {
     "skipped": "dim",
 }
 _GAP = 2
-_NARROW = 8
+_READABLE = 20
+_LEAST = 4
+_ANY_WIDTH = 1_000_000
 Cell = str | int | Text | None
 
 
@@ -75,40 +80,93 @@ def text_column(template: str) -> TextColumn:
     return TextColumn(template, markup=False)
 
 
+def on_terminal() -> bool:
+    """Say whether people read what is printed, in lines of a certain width."""
+    return sys.stdout.isatty()
+
+
 def console() -> Console:
     """Return where people read: as wide as the terminal, or of any width where there is none."""
-    width = None if sys.stdout.isatty() else 10_000
-    return _Paper(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False, soft_wrap=width is not None)
+    width = None if on_terminal() else _ANY_WIDTH
+    paper = _Paper(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False, soft_wrap=bool(width))
+    if width is None and paper.is_dumb_terminal:  # which rich takes to have 80 columns, whatever it has
+        paper.size = ConsoleDimensions(*get_terminal_size())
+    return paper
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column of a table."""
+
+    name: str
+    cells: Sequence[Text]
+    is_number: bool
+    """Its cells stand at the right, and are never cut."""
+    may_shrink: bool
+    """Its cells may be cut short."""
+    may_go: bool
+    """It may be left out."""
+
+    @cached_property
+    def width(self) -> int:
+        return max(map(cell_len, (self.name, *map(str, self.cells))))
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it says nothing of any row."""
+        return all(cell.plain in ("", "0") for cell in self.cells)
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str = "") -> None:
-    """Print an aligned table. A header that ends in `>` is of numbers, one that ends in `…` may be cut short."""
+    """Print an aligned table, a line to a row, in which a terminal that is narrow has less of each.
+
+    The end of a header says what its column is: `>` of numbers, `…` may be cut short, `?` may be left out, the last
+    such first. Where nobody reads it on a terminal, all of it is there.
+    """
     lines = [[_cell(value, one_line) for value in row] for row in rows]
     if not lines:
         echo(empty)
         return
-    names = [header.rstrip(">…") for header in headers]
-    widths = [max(map(cell_len, (name, *map(str, column)))) for name, *column in zip(names, *lines, strict=True)]
+    columns = [
+        _Column(header.rstrip(">…?"), cells, ">" in header, "…" in header, "?" in header)
+        for header, *cells in zip(headers, *lines, strict=True)
+    ]
     paper = console()
-    _squeeze(widths, [header.endswith("…") for header in headers], paper.width)
+    fitting, widths = _fit(columns, paper.width + _GAP)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for name, header, width in zip(names, headers, widths, strict=True):
-        justify: Literal["left", "right"] = "right" if header.endswith(">") else "left"
-        table.add_column(name, justify=justify, width=width, no_wrap=True, overflow="ellipsis")
-    for line in lines:
-        table.add_row(*line)
-    paper.width = max(paper.width, sum(widths) + _GAP * len(widths))  # then the terminal wraps, and nothing is lost
+    for column, width in zip(fitting, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if column.is_number else "left"
+        table.add_column(column.name, justify=justify, width=width, no_wrap=True, overflow="ellipsis")
+    for cells in zip(*(column.cells for column in fitting), strict=True):
+        table.add_row(*cells)
     paper.print(table)
 
 
-def _squeeze(widths: list[int], flexible: Sequence[bool], width: int) -> None:
-    """Make columns that may be cut short narrower, the widest first, until the table fits or they are very narrow."""
-    candidates = [place for place, may_shrink in enumerate(flexible) if may_shrink]
-    while candidates and sum(widths) + _GAP * (len(widths) - 1) > width:
+def _fit(columns: Sequence[_Column], room: int) -> tuple[list[_Column], list[int]]:
+    """Return the columns for which there is room, and how wide they are.
+
+    First those go that say nothing, then others are cut to a width that can be read; then others go; then all is cut.
+    """
+    fitting = list(columns)
+    bare = [column for column in columns if column.may_go and column.is_bare]
+    while bare and sum(_squeezed(fitting, room, room)) > room:
+        fitting.remove(bare.pop())
+    spare = [column for column in fitting if column.may_go]
+    while spare and sum(_squeezed(fitting, room, _READABLE)) > room:
+        fitting.remove(spare.pop())
+    return fitting, [width - _GAP for width in _squeezed(fitting, room, _LEAST)]
+
+
+def _squeezed(columns: Sequence[_Column], room: int, least: int) -> list[int]:
+    """Return widths with what is between; those that may be cut are, the widest first, down to so many characters."""
+    widths = [column.width + _GAP for column in columns]
+    candidates = [place for place, column in enumerate(columns) if column.may_shrink]
+    while candidates and sum(widths) > room:
         widest = max(candidates, key=lambda place: widths[place])
-        if widths[widest] <= _NARROW:
-            return
+        if widths[widest] <= least + _GAP:
+            break
         widths[widest] -= 1
+    return widths
 
 
 def print_fields(fields: Mapping[str, Cell]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from orchestrator.cli.output import console, echo, text_column
+from orchestrator.cli.output import console, echo, on_terminal, text_column
 from orchestrator.cli.run_view import Line, changes, draw, to_lines
 from orchestrator.cli.times import present
 from orchestrator.domain.states import ENDED_RUN_STATES
@@ -43,7 +42,7 @@ def watch_run(look: Callable[[], RunView], *, quiet: bool = False) -> RunView:
     """Show a run until it ends: a bar on a terminal, else a line for every change; return how it ended."""
     if quiet:
         return _follow(look, lambda _: None)
-    if sys.stdout.isatty():
+    if on_terminal():
         return _with_bar(look)
     return _follow(look, lambda run: echo(_line(run)))
 
@@ -60,7 +59,7 @@ def watch_drawn(
     tell: Callable[[RunView, T, datetime], None],
 ) -> RunView:
     """Draw a run with its details until it ends or, where there is no terminal, tell what changes."""
-    if not sys.stdout.isatty():
+    if not on_terminal():
         return _follow_closely(handle, look, tell)
     paper = console()
     with Live(console=paper, auto_refresh=False, vertical_overflow="crop") as live:
@@ -86,7 +85,7 @@ def watch_backfill(look: Callable[[], BackfillView]) -> BackfillView:
                 return view
             time.sleep(_INTERVAL)
 
-    if not sys.stdout.isatty():
+    if not on_terminal():
         return follow(lambda view: echo(backfill_line(view)))
     with Progress(*_BAR, console=console()) as progress:
         bar = progress.add_task("", remark="")
@@ -107,7 +106,7 @@ def backfill_line(view: BackfillView) -> str:
 
 
 def _troubles(view: BackfillView) -> str:
-    parts = [f"{view.running} open" if view.running else "", f"{view.failed} failed" if view.failed else ""]
+    parts = [f"{view.running} running" if view.running else "", f"{view.failed} failed" if view.failed else ""]
     return ", ".join(part for part in (*parts, view.error or "") if part)
 
 

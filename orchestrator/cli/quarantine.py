@@ -68,7 +68,7 @@ def list_(limit: int, as_json: bool) -> None:
         return
     now = present()
     print_table(
-        ("id", "set aside", "stood in…", "bytes>", "error…"),
+        ("id", "set aside", "stood in…?", "bytes>?", "error…"),
         [
             (message.id, ago(message.at, now), message.source, message.size, message.error.partition("\n")[0])
             for message in found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from orchestrator.cli.options import json_option
-from orchestrator.cli.output import confirm, console, echo, print_json, print_table, text_column
+from orchestrator.cli.output import confirm, console, echo, on_terminal, print_json, print_table, text_column
 from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
 from orchestrator.cli.times import duration
@@ -22,6 +21,11 @@ from orchestrator.settings import load_settings
 from orchestrator.store import insights, queues
 from orchestrator.store.insights import QueueCounts
 from orchestrator.workers.loading import load_app
+
+_HEADERS = (
+    *("queue…", "ready>", "in flight>", "workers>", "set…?"),
+    *("delayed>?", "blocked>?", "unknown>?", "oldest>?", "slots>?"),
+)
 
 
 @click.group("queues", invoke_without_command=True)
@@ -47,23 +51,23 @@ def _show(as_json: bool) -> None:
         print_json({"queues": found})
         return
     print_table(
-        ("queue…", "ready>", "delayed>", "unknown>", "blocked>", "in flight>", "oldest>", "workers>", "slots>", "set"),
+        _HEADERS,
         [
             (
                 queue.queue,
                 queue.ready,
-                queue.delayed,
-                queue.unknown,
-                queue.blocked,
                 queue.dispatched + queue.running,
-                duration(queue.oldest_ready),
                 queue.workers,
-                queue.slots,
                 _settings(queue),
+                queue.delayed,
+                queue.blocked,
+                queue.unknown,
+                duration(queue.oldest_ready),
+                queue.slots,
             )
             for queue in found
         ],
-        empty="No queue holds a task or has a worker.",
+        empty="No queue holds a task or has a worker. Start one: orchestrator worker --app module:app",
     )
 
 
@@ -235,7 +239,7 @@ def drain(name: str, timeout: float | None) -> None:
     """
     with sending() as app:
         queue = app.queue(name)
-        if sys.stdout.isatty():
+        if on_terminal():
             _drain_with_bar(queue, timeout)
         else:
             queue.drain(timeout)

@@ -15,8 +15,9 @@ from rich.text import Text
 from orchestrator.cli import code_runs
 from orchestrator.cli.code_view import code_fields, print_error
 from orchestrator.cli.data import data_text, parse_value
+from orchestrator.cli.ids import Shown
 from orchestrator.cli.options import app_option, json_option, moment, page_options, status_option
-from orchestrator.cli.output import console, echo, print_fields, print_json, print_table, state
+from orchestrator.cli.output import console, echo, on_terminal, print_fields, print_json, print_table, state
 from orchestrator.cli.reading import reading
 from orchestrator.cli.run_ids import RUN
 from orchestrator.cli.run_reading import MOST_CHILDREN, children_of, find_run, follow_run, run_document
@@ -90,7 +91,7 @@ def start(
             started = code.starting(id=key, on_conflict="return", tags=tags).start(**given)
             code._app.close()
             handle = application.run(started.id)
-        if not (watch and sys.stdout.isatty()):  # where it stands above the drawing
+        if not (watch and on_terminal()):  # where it stands above the drawing
             echo(handle.id, err=wait or watch)
         if watch:
             sys.exit(follow_run(application, UUID(handle.id), as_json=False))
@@ -109,7 +110,7 @@ def start(
 @click.option("--parent", type=RUN, metavar="ID", help="Only those that this run started.")
 @click.option("--since", type=moment, metavar="TIME", help="Only created since then: 2h (ago), or 2024-01-31T09:30.")
 @click.option("--until", type=moment, metavar="TIME", help="Only created before then.")
-@page_options
+@page_options(RUN)
 @json_option
 def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: bool, **wanted: Any) -> None:
     """List runs, newest first.
@@ -122,13 +123,16 @@ def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: b
     matching = RunFilter(statuses=tuple(RunState(status) for status in statuses), **wanted)
     with reading() as connection:
         runs = insights.list_runs(connection, matching, limit=limit, before=before)
-    more = runs[-1].id if len(runs) == limit else None
+        shown = Shown(connection, "run", [run.id for run in runs])
+    more = min(run.id for run in runs) if len(runs) == limit else None
     if as_json:
         print_json({"runs": runs, "next": more})
         return
-    _print_runs(runs, present())
+    is_filtered = before or matching != RunFilter()
+    teaching = "No run matches." if is_filtered else "There is no run yet. Start one: orchestrator runs start WORKFLOW"
+    _print_runs(runs, shown, present(), teaching)
     if more:
-        echo(f"Older ones: add --before {more}", err=True)
+        echo(f"Older ones: add --before {shown(more)}", err=True)
 
 
 @command.command()
@@ -153,6 +157,7 @@ def show(run: UUID, as_json: bool) -> None:
         steps = insights.list_steps(connection, run)
         children = children_of(connection, run)
         code = insights.show_code(connection, run) if found.code else None
+        shown = Shown(connection, "run", [child.id for child in children])
     now = present()
     _print(found, code, now)
     if steps:
@@ -160,7 +165,7 @@ def show(run: UUID, as_json: bool) -> None:
         _print_steps(steps, now)
     if children:
         echo("\nChild runs:")
-        _print_runs(children, now)
+        _print_runs(children, shown, now)
         if len(children) == MOST_CHILDREN:
             echo(f"All of them: orchestrator runs list --parent {run}", err=True)
     if found.stuck and found.stuck.get("release"):
@@ -280,15 +285,15 @@ def _state(run: RunView) -> Text:
     return state(run.status, remark)
 
 
-def _print_runs(runs: Sequence[RunView], now: datetime) -> None:
+def _print_runs(runs: Sequence[RunView], shown: Shown, now: datetime, empty: str = "") -> None:
     steps = any(run.parent_step for run in runs)
     tags = any(run.tags for run in runs)
-    headers = ("id", "name…", "status…", "ended>", "failed>", "total>", "created", "took>")
+    headers = ("id", "name…", "status…", "ended>?", "failed>", "total>", "created", "took>?")
     print_table(
-        (*headers, *(["of step…"] if steps else []), *(["tags…"] if tags else [])),
+        (*headers, *(["of step…?"] if steps else []), *(["tags…?"] if tags else [])),
         [
             (
-                str(run.id),
+                shown(run.id),
                 run.name,
                 _state(run),
                 run.total - run.open,
@@ -301,7 +306,7 @@ def _print_runs(runs: Sequence[RunView], now: datetime) -> None:
             )
             for run in runs
         ],
-        empty="No run matches.",
+        empty=empty,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import datetime
@@ -12,10 +11,11 @@ import click
 import msgspec
 from rich.text import Text
 
+from orchestrator.cli import backfilling
+from orchestrator.cli.backfilling import key_argument
 from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.options import app_option, json_option, require_app
 from orchestrator.cli.output import confirm, echo, print_fields, print_json, print_table, state
-from orchestrator.cli.progress import watch_backfill
 from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
 from orchestrator.cli.times import ago, present
@@ -23,14 +23,12 @@ from orchestrator.domain.schedule import Overlap, Schedule, from_data
 from orchestrator.sdk.backend.schedules import upcoming
 from orchestrator.sdk.schedule_fields import checked_schedule
 from orchestrator.settings import load_settings
-from orchestrator.store import backfills, schedules
-from orchestrator.store.backfills import BackfillView
+from orchestrator.store import schedules
 from orchestrator.store.schedules import StoredSchedule
 from orchestrator.workers.loading import load_app
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-key_argument = click.argument("key", metavar="WORKFLOW[/NAME]")
 times_options: tuple[Callable[[F], F], ...] = (
     click.option("--cron", help="Five fields, or six with seconds first: '0 3 * * *'."),
     click.option("--every", metavar="DURATION", help="An interval, in elapsed time: 10m, 1h30m."),
@@ -77,16 +75,17 @@ def list_(as_json: bool) -> None:
         return
     now = present()
     print_table(
-        ("schedule", "when", "overlap", "next fire", "last fire", "last run", "note…"),
+        ("schedule…", "when…", "next", "note…?", "last run?", "next fire?", "last fire?", "overlap?"),
         [
             (
                 _short(stored),
                 stored.schedule.words(),
-                stored.schedule.overlap,
-                _next(stored, now),
-                ago(stored.last_fire, now),
-                state(stored.last_state) if stored.last_state else "",
+                _soon(stored, now),
                 _note(stored),
+                state(stored.last_state) if stored.last_state else "",
+                _local(stored.next_fire, stored.schedule) if stored.next_fire and not stored.paused else "",
+                ago(stored.last_fire, now),
+                stored.schedule.overlap,
             )
             for stored in found
         ],
@@ -278,72 +277,8 @@ def delete(key: str, yes: bool) -> None:
     echo(f"Deleted schedule {stored.key}.")
 
 
-# -- backfills
-
-
-@command.command()
-@key_argument
-@click.option("--from", "start", metavar="TIME", required=True, help="The first moment: 2026-01-01, in its time zone.")
-@click.option("--to", "end", metavar="TIME", help="The moment after the last.  [default: now]")
-@click.option("--concurrency", type=click.IntRange(1), help="How many runs at once.  [default: 1]")
-@click.option("--again", is_flag=True, help="Run fires again that have had their run.")
-@click.option("--watch", is_flag=True, help="Show how far it is until its end; exit with 1 if a run fails.")
-def backfill(key: str, start: str, end: str | None, concurrency: int | None, again: bool, watch: bool) -> None:
-    """Start the runs of all fires in a range of the past, a few at a time, and print the number of the backfill.
-
-    A fire that has had its run gets no other, so the same command again only fills in what is missing.
-
-    \b
-    Example:
-      orchestrator schedules backfill nightly --from 2026-01-01 --to 2026-02-01 --concurrency 4 --watch
-    """
-    with sending() as app:
-        started = app.schedules[key].backfill(start, end, concurrency=concurrency, again=again)
-        echo(str(started.id), err=watch)
-        if not watch:
-            return
-        try:
-            ended = watch_backfill(started.progress)
-        except KeyboardInterrupt:
-            echo(f"\nIt goes on. To cancel it: orchestrator schedules cancel-backfill {started.id}", err=True)
-            sys.exit(130)
-    sys.exit(1 if ended.failed or ended.error else 0)
-
-
-@command.command("backfills")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many to show.")
-@json_option
-def backfills_(limit: int, as_json: bool) -> None:
-    """List backfills and how far they are, newest first.
-
-    \b
-    Example:
-      orchestrator schedules backfills
-    """
-    with reading() as connection:
-        found = backfills.list_newest(connection, limit)
-    if as_json:
-        print_json({"backfills": [msgspec.to_builtins(view) | {"done": view.done} for view in found]})
-        return
-    print_table(
-        ("id>", "schedule", "from", "to", "done>", "total>", "open>", "failed>", "at once>", "note…"),
-        [_backfill_row(view) for view in found],
-        empty="There is no backfill. Start one: orchestrator schedules backfill WORKFLOW --from 2026-01-01",
-    )
-
-
-@command.command("cancel-backfill")
-@click.argument("number", type=int, metavar="ID")
-def cancel_backfill(number: int) -> None:
-    """Start no more of a backfill, and cancel its open runs.
-
-    \b
-    Example:
-      orchestrator schedules cancel-backfill 7
-    """
-    with sending() as app:
-        app._client.backend.schedules.cancel_backfill(number)
-    echo(f"Asked to cancel backfill {number}.")
+for _backfill in backfilling.COMMANDS:
+    command.add_command(_backfill)
 
 
 # -- printing
@@ -380,30 +315,20 @@ def _local(moment: datetime, schedule: Schedule) -> str:
     return f"{moment.astimezone(schedule.zone):%a %Y-%m-%d %H:%M:%S %Z}"
 
 
-def _next(stored: StoredSchedule, now: datetime) -> str:
+def _soon(stored: StoredSchedule, now: datetime) -> str:
     if stored.paused:
         return "paused"
-    if stored.next_fire is None:
-        return "never again"
-    return f"{_local(stored.next_fire, stored.schedule)} ({ago(stored.due_at or stored.next_fire, now)})"
+    return ago(stored.due_at or stored.next_fire, now) if stored.next_fire else "never again"
+
+
+def _next(stored: StoredSchedule, now: datetime) -> str:
+    soon = _soon(stored, now)
+    return (
+        soon if stored.paused or stored.next_fire is None else f"{_local(stored.next_fire, stored.schedule)} ({soon})"
+    )
 
 
 def _document(stored: StoredSchedule) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(stored, builtin_types=(datetime,))
     definition = document.pop("schedule") | {"overlap": stored.schedule.overlap, "catch_up": stored.schedule.catch_up}
     return {"key": stored.key} | document | {"timezone": stored.schedule.timezone, "definition": definition}
-
-
-def _backfill_row(view: BackfillView) -> tuple[str | int | None, ...]:
-    return (
-        view.id,
-        f"{view.workflow}/{view.name}",
-        f"{view.start_at:%Y-%m-%d %H:%M}",
-        f"{view.end_at:%Y-%m-%d %H:%M}",
-        view.done,
-        view.total,
-        view.running,
-        view.failed,
-        view.concurrency,
-        view.error,
-    )

@@ -85,7 +85,8 @@ def _storage(storage: Storage) -> str:
     total = f"{_size(sum(storage.tables.values()))} ({', '.join(largest)})"
     if storage.oldest is None:
         return f"{total}, no ended tasks"
-    return f"{total}, about {storage.ended_tasks:,} ended tasks, the oldest of {ago(storage.oldest, present())}"
+    about = "about " if storage.is_rough else ""
+    return f"{total}, {about}{storage.ended_tasks:,} ended tasks, the oldest of {ago(storage.oldest, present())}"
 
 
 def _size(size: float) -> str:

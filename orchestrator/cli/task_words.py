@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from datetime import UTC, datetime
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
-from orchestrator.cli.output import console, echo, json_text, print_json, text_column
+from orchestrator.cli.output import console, echo, json_text, on_terminal, print_json, text_column
 from orchestrator.cli.times import duration
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import OrchestratorError
@@ -70,7 +69,7 @@ def watch_task(app: Orchestrator, task: bytes, name: str, *, quiet: bool) -> str
     """Show a task until it ends: a bar on a terminal, else a line for every change; return how it ended."""
     if quiet:
         return _follow(app, task, lambda _: None)
-    if not sys.stdout.isatty():
+    if not on_terminal():
         return _follow(app, task, lambda sight: echo(str(sight)))
     columns = (
         text_column("{task.description}"),

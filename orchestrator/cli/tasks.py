@@ -14,9 +14,11 @@ from sqlalchemy import Connection
 
 from orchestrator.cli.data import as_json as data_json
 from orchestrator.cli.data import call_of, call_text, data_text
+from orchestrator.cli.ids import TASK, Shown
 from orchestrator.cli.options import json_option, moment, page_options, status_option
 from orchestrator.cli.output import confirm, echo, json_text, print_fields, print_json, print_table, state
 from orchestrator.cli.reading import reading
+from orchestrator.cli.run_ids import RUN
 from orchestrator.cli.sending import sending
 from orchestrator.cli.task_words import bar, last_words, print_log, watch_task
 from orchestrator.cli.times import ago, between, present, when
@@ -44,8 +46,8 @@ def command() -> None:
 @status_option(TaskState)
 @click.option("--queue", help="Only of this queue.")
 @click.option("--name", help="Only of this task name.")
-@click.option("--run", type=click.UUID, metavar="ID", help="Only of this run.")
-@page_options
+@click.option("--run", type=RUN, metavar="ID", help="Only of this run.")
+@page_options(TASK)
 @json_option
 def list_(
     statuses: tuple[str, ...],
@@ -66,33 +68,36 @@ def list_(
     wanted = TaskFilter(statuses=tuple(TaskState(status) for status in statuses), queue=queue, name=name, run=run)
     with reading() as connection:
         tasks = insights.list_tasks(connection, wanted, limit=limit, before=before)
-    more = tasks[-1].id if len(tasks) == limit else None
+        shown = Shown(connection, "task", [task.id for task in tasks])
+    more = insights.next_page(wanted, tasks) if len(tasks) == limit else None
     if as_json:
         print_json({"tasks": tasks, "next": more})
         return
     now = present()
     print_table(
-        ("id", "name…", "queue…", "status…", "attempt>", "created", "took>"),
+        ("id", "name…", "status…", "created", "queue…?", "took>?", "attempt>?"),
         [
             (
-                str(task.id),
+                shown(task.id),
                 task.name,
-                task.queue,
                 _state(task, now),
-                task.attempt,
                 ago(task.created_at, now),
+                task.queue,
                 between(task.started_at, task.ended_at or now),
+                task.attempt,
             )
             for task in tasks
         ],
-        empty="No task matches.",
+        empty="No task matches."
+        if before or wanted != TaskFilter()
+        else "There is no task yet. Enqueue one: orchestrator enqueue NAME",
     )
     if more:
-        echo(f"Older ones: add --before {more}", err=True)
+        echo(f"Older ones: add --before {shown(more)}", err=True)
 
 
 @command.command()
-@click.argument("task", type=click.UUID, metavar="ID")
+@click.argument("task", type=TASK, metavar="ID")
 @json_option
 def show(task: UUID, as_json: bool) -> None:
     """Show all that is known of one task: its call, progress, result, attempts and error.
@@ -111,7 +116,7 @@ def show(task: UUID, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("task", type=click.UUID, metavar="ID")
+@click.argument("task", type=TASK, metavar="ID")
 @json_option
 def watch(task: UUID, as_json: bool) -> None:
     """Follow a task to its end, with a bar if it says how far it has come; exit with 1 unless it succeeds.
@@ -133,7 +138,7 @@ def watch(task: UUID, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("task", type=click.UUID, metavar="ID")
+@click.argument("task", type=TASK, metavar="ID")
 @click.option("--follow", is_flag=True, help="Go on until the task ends; with --json, one document to a line.")
 @json_option
 def logs(task: UUID, follow: bool, as_json: bool) -> None:
@@ -151,7 +156,7 @@ def logs(task: UUID, follow: bool, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("tasks", type=click.UUID, metavar="ID…", nargs=-1, required=True)
+@click.argument("tasks", type=TASK, metavar="ID…", nargs=-1, required=True)
 def cancel(tasks: tuple[UUID, ...]) -> None:
     """Cancel tasks, wherever they stand.
 
@@ -168,7 +173,7 @@ def cancel(tasks: tuple[UUID, ...]) -> None:
 
 
 @command.command()
-@click.argument("tasks", type=click.UUID, metavar="[ID…]", nargs=-1)
+@click.argument("tasks", type=TASK, metavar="[ID…]", nargs=-1)
 @click.option("--queue", help="Of this queue.")
 @click.option("--name", help="Of this task name.")
 @click.option("--error", metavar="TEXT", help="Whose error's type or message holds this.")
@@ -226,12 +231,17 @@ def _found(connection: Connection, task: UUID) -> TaskDetail:
 
 def _state(task: TaskView, now: datetime) -> Text:
     if task.status != TaskState.PENDING:
-        return state(task.status, task.reason if task.reason and task.reason != task.status else "")
+        return state(task.status, _reason(task.reason) if task.reason != task.status else "")
     if task.blockers:
         return state(task.status, f"waits for {task.blockers}")
     if task.hold:
         return state(task.status, task.hold)
     return state(task.status, ago(task.wake_at, now) if task.wake_at and task.wake_at > now else "")
+
+
+def _reason(reason: str | None) -> str:
+    """Return why a task did not succeed; of the type of an exception, its last name."""
+    return (reason or "") if " " in (reason or "") else (reason or "").rpartition(".")[2]
 
 
 def _document(detail: TaskDetail) -> dict[str, Any]:
@@ -264,7 +274,7 @@ def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
     if detail.attempts:
         echo()
         print_table(
-            ("attempt>", "outcome", "worker…", "started", "took>", "error…"),
+            ("attempt>", "outcome", "worker…?", "started?", "took>?", "error…"),
             [
                 (
                     attempt.attempt,

@@ -28,18 +28,18 @@ def command(as_json: bool) -> None:
         return
     now = present()
     print_table(
-        ("worker", "host…", "pid>", "state", "running>", "queues…", "tasks>", "started", "seen"),
+        ("worker…", "state", "running>", "queues…", "seen", "started?", "tasks>?", "host…?", "pid>?"),
         [
             (
                 worker.id,
-                worker.host,
-                worker.pid,
                 state(worker.state),
                 f"{worker.running}/{worker.slots}",
                 ",".join(worker.queues),
-                len(worker.names),
-                ago(worker.started_at, now),
                 ago(worker.seen_at, now),
+                ago(worker.started_at, now),
+                len(worker.names),
+                worker.host,
+                worker.pid,
             )
             for worker in workers
         ],

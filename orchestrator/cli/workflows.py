@@ -139,7 +139,7 @@ def list_(as_json: bool) -> None:
         return
     now = present()
     print_table(
-        ("name", "version>", "tasks>", "params…", "starts…", "applied", "description…"),
+        ("name…", "version…>", "tasks>?", "params…?", "starts…", "applied", "description…?"),
         [
             (
                 stored.name,

@@ -38,8 +38,10 @@ class BackfillView:
     """Fires that have been looked at."""
     started: int
     """Runs that were started; a fire that had its run already gets no other, unless that was asked for."""
-    running: int
+    open: int
     """Runs that have not ended, those that wait for their turn included."""
+    running: int
+    """Runs that are under way: as many at once as was asked for."""
     failed: int
     """Runs that failed or were cancelled."""
     error: str | None
@@ -49,11 +51,16 @@ class BackfillView:
     @property
     def done(self) -> int:
         """Fires that need nothing more."""
-        return self.passed - self.running
+        return self.passed - self.open
+
+    @property
+    def waiting(self) -> int:
+        """Fires whose turn is still to come."""
+        return (self.open if self.error is not None else self.total - self.done) - self.running
 
     @property
     def is_over(self) -> bool:
-        return self.running == 0 and (self.error is not None or self.passed >= self.total)
+        return self.open == 0 and (self.error is not None or self.passed >= self.total)
 
 
 _ADD = """
@@ -99,10 +106,11 @@ def add(connection: Connection, new: NewBackfill) -> int:
 
 _VIEW = """
 SELECT b.id, b.workflow, b.name, b.start_at, b.end_at, b.concurrency, b.total, b.passed, b.started,
-       (SELECT count(*) FROM orchestrator.runs r
-         WHERE r.schedule = b.workflow || '/' || b.name || '#' || b.id AND r.ended_at IS NULL) AS running,
-       b.error, b.created_at
+       unended.open, unended.running, b.error, b.created_at
   FROM orchestrator.backfills b
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS open, count(*) FILTER (WHERE status = 'running') AS running FROM orchestrator.runs r
+        WHERE r.schedule = b.workflow || '/' || b.name || '#' || b.id AND r.ended_at IS NULL) AS unended
 """
 # Its runs are younger than itself, and ids tell their age.
 _FAILED = """

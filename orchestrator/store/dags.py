@@ -256,17 +256,19 @@ def results_of_run(connection: Connection, run: bytes) -> dict[str, list[tuple[i
     return found
 
 
-_KEEP_TASKS = """
+# An id beside that of the new run, as those of all its tasks are.
+_BESIDE_NEW = "(left(%(new)s::uuid::text, 14) || '8' || right(gen_random_uuid()::text, 21))::uuid"
+_KEEP_TASKS = f"""
 INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, run_id, step,
        position, payload, options, result, worker, created_at, started_at, ended_at)
-SELECT gen_random_uuid(), seq, name, queue, priority, status, attempt, failures, losses, %(new)s::uuid, step,
+SELECT {_BESIDE_NEW}, seq, name, queue, priority, status, attempt, failures, losses, %(new)s::uuid, step,
        position, payload, options, result, worker, created_at, started_at, ended_at
   FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s)
 """
-_KEEP_RUNS = """
+_KEEP_RUNS = f"""
 INSERT INTO orchestrator.runs (id, name, status, total, open, success, failed, cancelled, skipped, created_at,
        started_at, ended_at, workflow, version, params, state, parent_run, parent_step, parent_position, output)
-SELECT gen_random_uuid(), name, status, total, open, success, failed, cancelled, skipped, created_at, started_at,
+SELECT {_BESIDE_NEW}, name, status, total, open, success, failed, cancelled, skipped, created_at, started_at,
        ended_at, workflow, version, params, state, %(new)s::uuid, parent_step, parent_position, output
   FROM orchestrator.runs WHERE parent_run = %(run)s::uuid AND parent_step = ANY(%(steps)s)
 """

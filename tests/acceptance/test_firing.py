@@ -106,11 +106,11 @@ def test_a_backfill_can_be_cancelled(stack: Stack) -> None:
     stack.scheduler()
     apply("name: daily\nschedule: {cron: 30 2 * * *}\ntasks: {tell: {task: nobody.knows}}")
     backfill = project.app.schedules["daily"].backfill("2020-01-01", "2026-01-01", concurrency=2)
-    eventually(lambda: backfill.progress().running >= 200, "the first runs stand in line")
+    eventually(lambda: backfill.progress().open >= 200, "the first runs stand in line")
     assert backfill.progress().passed < backfill.progress().total
     backfill.cancel()
     view = backfill.wait_ended(60)
-    assert (view.error, view.running) == ("cancelled", 0)
+    assert (view.error, view.open) == ("cancelled", 0)
     assert view.failed == view.started
 
 

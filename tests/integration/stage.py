@@ -45,6 +45,8 @@ TABLES = (
         "run_keys",
         "untold",
         "schedules",
+        "backfills",
+        "resolutions",
     ),
 )
 

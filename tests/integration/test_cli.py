@@ -191,7 +191,7 @@ def test_a_list_for_people_is_a_table_with_whole_ids(engine: Engine, run: Callab
         made = [tale.succeeded(1), tale.failed(), tale.held(), tale.new("a", delay=90)]
     output = run("tasks", "list", "--queue", "people").output
     header, *lines = output.splitlines()
-    assert header.split() == ["id", "name", "queue", "status", "attempt", "created", "took"]
+    assert header.split() == ["id", "name", "status", "created", "queue", "took", "attempt"]
     assert {line.split()[0] for line in lines} == set(map(text, made))
     for part in ("failed (ValueError)", "pending (unknown)", "pending (in 1m)", "1.2s"):
         assert part in output

@@ -38,6 +38,7 @@ from orchestrator.store.insights.tasks import (
     TaskFilter,
     TaskView,
     list_tasks,
+    next_page,
     show_task,
 )
 
@@ -75,6 +76,7 @@ __all__ = [
     "list_tasks",
     "list_workers",
     "long_transactions",
+    "next_page",
     "open_runs",
     "overview",
     "show_code",

@@ -107,7 +107,7 @@ _COLUMNS = """id, name, status, cancelling, total, open, success, failed, cancel
 
 # Parameters arrive as literals, so the planner drops the conditions that are not asked for.
 _LIST = f"""
-SELECT {_COLUMNS} FROM orchestrator.runs
+SELECT * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
  WHERE (%(before)s::uuid IS NULL OR id < %(before)s::uuid)
    AND (%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
    AND (%(name)s::text IS NULL OR name = %(name)s::text)
@@ -117,14 +117,14 @@ SELECT {_COLUMNS} FROM orchestrator.runs
    AND (NOT %(stuck)s OR (stuck IS NOT NULL AND ended_at IS NULL))
    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s::timestamptz)
- ORDER BY id DESC LIMIT %(limit)s
+ ORDER BY id DESC LIMIT %(limit)s) AS page ORDER BY created_at DESC, id DESC
 """
 
 
 def list_runs(
     connection: Connection, wanted: RunFilter, *, limit: int = 50, before: UUID | None = None
 ) -> list[RunView]:
-    """Return the newest runs that match, newest first; `before` is the last id of the page before."""
+    """Return the newest runs that match, newest first; `before` is the least id of the page before."""
     parameters = {
         "statuses": [str(state) for state in wanted.statuses] or None,
         "name": wanted.name,

@@ -81,7 +81,9 @@ class Storage:
     tables: Mapping[str, int]
     """Bytes on disk of each table with its indexes, the largest first."""
     ended_tasks: int
-    """Roughly how many ended tasks are kept."""
+    """How many ended tasks are kept; roughly, where there are many."""
+    is_rough: bool
+    """Whether that is not counted but estimated."""
     oldest: datetime | None
     """When the oldest of them ended."""
 
@@ -154,7 +156,7 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
         schedules=_schedules(connection),
         failing_schedules=_failing_schedules(connection),
         forgotten_schedules=_forgotten_schedules(connection),
-        storage=_storage(connection),
+        storage=_storage(connection, sum(hour.values())),
         stuck_runs=stuck_runs,
         stuck_reason=stuck_reason,
     )
@@ -260,14 +262,24 @@ SELECT relname, pg_total_relation_size(oid), greatest(reltuples, 0)::bigint
    AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'orchestrator.ended_tasks'::regclass)
  ORDER BY 2 DESC, 1
 """
+_MOST_COUNTED = 10_000
+_COUNT = f"SELECT count(*) FROM (SELECT FROM orchestrator.ended_tasks LIMIT {_MOST_COUNTED}) AS counted"
 _OLDEST = "SELECT min(ended_at) FROM orchestrator.ended_tasks"
 
 
-def _storage(connection: Connection) -> Storage:
-    """Return the sizes of the tables, and how far back they go."""
+def _storage(connection: Connection, ended_last_hour: int) -> Storage:
+    """Return the sizes of the tables, and how far back they go.
+
+    Postgres's own estimate comes with the next ANALYZE, long after the first tasks: few are counted,
+    and of many there are no fewer than have just ended.
+    """
     rows = connection.exec_driver_sql(_TABLES).all()
+    estimate: int = next(row[2] for row in rows if row[0] == "ended_tasks")
+    counted: int = connection.exec_driver_sql(_COUNT).scalar_one()
+    is_rough = counted == _MOST_COUNTED
     return Storage(
         tables={row[0]: row[1] for row in rows},
-        ended_tasks=next(row[2] for row in rows if row[0] == "ended_tasks"),
+        ended_tasks=max(counted, estimate, ended_last_hour) if is_rough else counted,
+        is_rough=is_rough,
         oldest=connection.exec_driver_sql(_OLDEST).scalar_one(),
     )

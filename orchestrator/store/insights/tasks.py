@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -126,19 +126,22 @@ _VIEW = 18
 """How many columns these are."""
 
 # Parameters arrive as literals, so the planner drops the conditions that are not asked for.
-_MATCHES = """(%(before)s::uuid IS NULL OR id < %(before)s::uuid)
-        AND (%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
+_MATCHES = """(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
         AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
         AND (%(name)s::text IS NULL OR name = %(name)s::text)"""
 
 
-def _listing(open_tasks: str, ended_tasks: str) -> str:
+def _listing(open_tasks: str, ended_tasks: str, key: str, last: str) -> str:
+    """Return the statement that finds a page by a key that an index has, and shows it in the order of arrival."""
+    matches = f"(%(before)s::uuid IS NULL OR {key} < {last}) AND {_MATCHES} ORDER BY {key} DESC LIMIT %(limit)s"
     return f"""
 SELECT * FROM (
-    (SELECT {_OPEN} FROM {open_tasks} WHERE %(open)s AND {_MATCHES} ORDER BY id DESC LIMIT %(limit)s)
-     UNION ALL
-    (SELECT {_ENDED} FROM {ended_tasks} WHERE %(ended)s AND {_MATCHES} ORDER BY id DESC LIMIT %(limit)s)
-) AS found ORDER BY id DESC LIMIT %(limit)s
+    SELECT * FROM (
+        (SELECT {_OPEN}, seq FROM {open_tasks} WHERE %(open)s AND {matches})
+         UNION ALL
+        (SELECT {_ENDED}, seq FROM {ended_tasks} WHERE %(ended)s AND {matches})
+    ) AS found ORDER BY {key} DESC LIMIT %(limit)s
+) AS page ORDER BY seq DESC, id DESC
 """
 
 
@@ -147,14 +150,24 @@ def _of_run(table: str) -> str:
     return f"(SELECT * FROM {table} WHERE run_id = %(run)s::uuid OFFSET 0) AS of_run"
 
 
-_LIST = _listing("orchestrator.tasks", "orchestrator.ended_tasks")
-_LIST_OF_RUN = _listing(_of_run("orchestrator.tasks"), _of_run("orchestrator.ended_tasks"))
+_LIST = _listing("orchestrator.tasks", "orchestrator.ended_tasks", "id", "%(before)s::uuid")
+# The ids of a run's tasks derive from its own, and say nothing about their order.
+_LIST_OF_RUN = _listing(
+    _of_run("orchestrator.tasks"),
+    _of_run("orchestrator.ended_tasks"),
+    "seq",
+    """(SELECT seq FROM orchestrator.tasks WHERE id = %(before)s::uuid
+         UNION ALL SELECT seq FROM orchestrator.ended_tasks WHERE id = %(before)s::uuid)""",
+)
 
 
 def list_tasks(
     connection: Connection, wanted: TaskFilter, *, limit: int = 50, before: UUID | None = None
 ) -> list[TaskView]:
-    """Return the newest tasks that match, newest first; `before` is the last id of the page before."""
+    """Return the newest tasks that match, newest first; `before` is what `next_page` says of the page before.
+
+    The tasks of a run stand among others where the run began.
+    """
     states = wanted.statuses or tuple(TaskState)
     parameters = {
         "open": any(state in OPEN_TASK_STATES for state in states),
@@ -168,6 +181,11 @@ def list_tasks(
     }
     rows = connection.exec_driver_sql(_LIST_OF_RUN if wanted.run else _LIST, parameters)
     return [TaskView(**_columns(row)) for row in rows]
+
+
+def next_page(wanted: TaskFilter, page: Sequence[TaskView]) -> UUID:
+    """Return the id after which the page after this one begins."""
+    return page[-1].id if wanted.run else min(task.id for task in page)
 
 
 _SHOW = f"""

@@ -1,0 +1,253 @@
+"""Tables on a terminal of any width, and ids of which one writes and reads no more than is enough."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from rich.cells import cell_len
+from sqlalchemy import Engine, text
+
+from orchestrator.cli import main
+from orchestrator.cli.ids import IdOf
+from orchestrator.store.insights import ids
+from tests.integration.stage import System
+from tests.integration.test_cli_reads import LISTS, fill, fill_with_code
+from tests.unit.test_cli_help import ALL
+
+_TASKS = """
+INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload,
+                                      created_at, ended_at)
+SELECT id, 1, 'many', 'q', 0, 'success', 1, 0, 0, '\\x929080', now(), now() FROM unnest(cast(:ids AS uuid[])) AS id
+"""
+ALIKE = [f"0199b2f4-7d5c-7{number:03x}-8000-00000000000{number:x}" for number in range(1, 13)]
+
+
+@pytest.fixture
+def here(system: System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> System:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+    return system
+
+
+def invoke(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def read(*words: object) -> Any:
+    return json.loads(invoke(*words, "--json").stdout)
+
+
+def widen(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Let commands print on a terminal of so many columns."""
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+
+
+# -- ids
+
+
+def test_an_id_may_be_abbreviated_as_long_as_it_is_the_only_one(here: System) -> None:
+    here.sql(_TASKS, ids=[*ALIKE, "0199b2f5-0000-7000-8000-000000000000"])
+    for written in ("0199b2f5", "0199B2F5-00", "0199b2f50000", "{0199b2f5-0000-7000-8000-000000000000}"):
+        assert read("tasks", "show", written)["id"] == "0199b2f5-0000-7000-8000-000000000000"
+    assert read("tasks", "show", "0199b2f4-7d5c-700a")["id"] == ALIKE[9]
+    assert read("tasks", "list", "--before", "0199b2f4-7d5c-7002")["tasks"][0]["id"] == ALIKE[0]
+
+
+def test_one_that_several_begin_with_names_them(here: System) -> None:
+    here.sql(_TASKS, ids=ALIKE)
+    refused = invoke("tasks", "show", "0199b2f4-7d")
+    assert refused.exit_code == 1
+    assert "The ids of several tasks begin with 0199b2f4-7d. Write more of it:" in refused.stderr
+    named = [line for line in refused.stderr.splitlines() if line.startswith("  0199")]
+    assert [line.split()[0] for line in named] == ALIKE[:10]
+    assert named[0].endswith("many, success, 0s ago")
+    assert refused.stderr.splitlines()[-1] == "  …"
+
+
+def test_one_that_none_begins_with_is_not_found(here: System) -> None:
+    refused = invoke("tasks", "show", "0199b2f4")
+    assert refused.exit_code == 1
+    assert "No task has the id 0199b2f4…." in refused.stderr
+    for short in ("019", "xyz12", "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17-00"):
+        refused = invoke("tasks", "show", short)
+        assert refused.exit_code == 2
+        assert "is not the id of a task: expected one such as 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17" in refused.stderr
+        refused = invoke("runs", "show", short)
+        assert refused.exit_code == 1
+        assert "Expected a UUID or the first 4 or more of its digits, or an id or key" in refused.stderr
+
+
+def test_every_command_takes_ids_like_this() -> None:
+    taken = {
+        (name, parameter.name): isinstance(parameter.type, IdOf)
+        for name, command in ALL.items()
+        for parameter in command.params
+        if isinstance(parameter.type, IdOf | type(click.UUID)) or parameter.metavar in ("ID", "ID…", "[ID…]")
+        if (name, parameter.name) not in {("quarantine show", "message"), ("schedules cancel-backfill", "number")}
+    }
+    assert len(taken) > 20
+    assert all(taken.values()), taken
+
+
+def test_ids_are_short_on_a_terminal_and_lead_back(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.sql(_TASKS, ids=["0199b2f5-0000-7000-8000-000000000000"])
+    widen(monkeypatch, 100)
+    assert column(invoke("tasks", "list").stdout) == ["0199b2f5-0000"]
+    here.sql(_TASKS, ids=ALIKE)
+    shown = column(invoke("tasks", "list", "--limit", "3").stdout)
+    assert shown == ["0199b2f5-0000-7000", "0199b2f4-7d5c-700c", "0199b2f4-7d5c-700b"]
+    assert "--before 0199b2f4-7d5c-700b" in invoke("tasks", "list", "--limit", "3").stderr
+    for one in shown:
+        assert read("tasks", "show", one)["id"].startswith(one)
+    assert len(read("tasks", "list")["tasks"][0]["id"]) == 36
+    monkeypatch.undo()
+
+
+def test_the_ids_of_every_list_lead_back(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(here)
+    fill_with_code(here)
+    with monkeypatch.context() as terminal:
+        widen(terminal, 100)
+        shown = {what: column(invoke(what, "list").stdout) for what in ("tasks", "runs")}
+    for what, some in shown.items():
+        assert len(set(some)) == len(some) > 5
+        for one in some:
+            assert invoke(what, "show", one).exit_code == 0
+
+
+def column(table: str, number: int = 0) -> list[str]:
+    return [line.split()[number] for line in table.splitlines()[1:]]
+
+
+def test_abbreviations_are_looked_up_in_the_index(engine: Engine) -> None:
+    with engine.connect() as connection:
+        connection.execute(text("SET LOCAL timezone = 'UTC'"))
+        many = "SELECT gen_random_uuid(), 'n', 0, 0 FROM generate_series(1, 20000)"
+        connection.execute(text(f"INSERT INTO orchestrator.runs (id, name, total, open) {many}"))
+        connection.execute(text("ANALYZE orchestrator.runs"))
+        sent: list[tuple[str, Any]] = []
+
+        class Spy:
+            def exec_driver_sql(self, statement: str, parameters: Any) -> list[Any]:
+                sent.append((statement, parameters))
+                return []
+
+        spy: Any = Spy()
+        ids.begin_with(spy, "run", "0199b2f4", 11)
+        ids.enough(spy, "run", [uuid4() for _ in range(50)])
+        for statement, parameters in sent:
+            rows = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters)
+            plan = "\n".join(row[0] for row in rows)
+            assert "Index" in plan
+            assert "Seq Scan" not in plan
+        connection.rollback()
+
+
+# -- order
+
+
+def test_what_a_rerun_keeps_stands_with_its_run(here: System) -> None:
+    fill(here)
+    kept = next(run["id"] for run in read("runs", "list", "--workflow", "steps", "--status", "success")["runs"])
+    new = invoke("runs", "rerun", kept, "--from", "last").stdout.strip()
+    here.look()
+    last = here.job.enqueue(3).id
+    assert read("tasks", "list")["tasks"][0]["id"] == last
+    beside = [task["id"] for task in read("tasks", "list", "--run", new)["tasks"]]
+    assert len(beside) > 4
+    assert {one[:13] for one in beside} == {new[:13]}
+    assert all(UUID(run["id"]).version in (7, 8) for run in read("runs", "list")["runs"])
+
+
+def test_the_tasks_of_a_run_stand_in_their_order_page_by_page(here: System) -> None:
+    run = here.app.start_many(here.job, list(range(25)))
+    here.app.enqueue_many(here.job.options(queue="batch"), [(number,) for number in range(25)])
+    seen: list[int] = []
+    before: list[str] = []
+    while True:
+        page = read("tasks", "list", "--run", run.id, "--limit", "10", *before)
+        seen += [task["position"] for task in page["tasks"]]
+        before = ["--before", str(page["next"])]
+        if page["next"] is None:
+            break
+    assert seen == list(range(24, -1, -1))
+    batch = read("tasks", "list", "--queue", "batch")["tasks"]
+    order = here.sql("SELECT id FROM orchestrator.tasks WHERE queue = 'batch' ORDER BY seq DESC")
+    assert [task["id"] for task in batch] == [str(row["id"]) for row in order]
+
+
+# -- width
+
+
+def test_a_list_of_nothing_says_what_comes_first(here: System) -> None:
+    assert "There is no task yet. Enqueue one: orchestrator enqueue NAME" in invoke("tasks", "list").stdout
+    assert invoke("tasks", "list", "--queue", "q").stdout == "No task matches.\n"
+    assert "There is no run yet. Start one: orchestrator runs start WORKFLOW" in invoke("runs", "list").stdout
+    assert invoke("runs", "list", "--stuck").stdout == "No run matches.\n"
+
+
+def test_no_row_is_longer_than_the_terminal_is_wide(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(here)
+    fill_with_code(here)
+    here.app.start_many(here.job, [1], name="サムネイルを全部つくるための長い長い名前" * 3)
+    here.sql("UPDATE orchestrator.runs SET tags = ARRAY['customer:42', 'a-rather-long-tag-that-nobody-reads']")
+    here.sql("UPDATE orchestrator.tasks SET queue = 'the-queue-of-the-customer-number-4711'")
+    for name in ("sometimes", "on-a-tuesday-in-the-summer-of-next-year"):
+        assert invoke("schedules", "set", "steps", "--name", name, "--cron", "15 3,9,12 * 1-6 2").exit_code == 0
+    assert invoke("schedules", "backfill", "steps/default", "--from", "2026-01-01", "--to", "2026-02-01").exit_code == 0
+    counts = {words: rows_of(words) for words in LISTS if words != ("status",)}
+    for width in (60, 61, 80, 100, 140, 400):
+        widen(monkeypatch, width)
+        for words, count in counts.items():
+            lines = invoke(*words).stdout.splitlines()
+            assert len(lines) == (count + 1 if count else 1), (words, lines)
+            if count:
+                assert max(map(cell_len, lines)) <= width, (words, lines)
+                assert not re.search(r"  [0-9,]+…( |$)", "\n".join(lines)), "no number is cut"
+
+
+def rows_of(words: tuple[str, ...]) -> int:
+    return sum(len(value) for value in read(*words).values() if isinstance(value, list))
+
+
+def test_nothing_is_cut_where_nobody_reads_it_on_a_terminal(here: System) -> None:
+    name = "x" * 12_000
+    here.app.start_many(here.job, [1])
+    here.sql("UPDATE orchestrator.runs SET name = :name", name=name)
+    listed = invoke("runs", "list").stdout
+    assert name in listed
+    assert len(listed.splitlines()) == 2
+
+
+# -- counts
+
+
+def test_status_counts_as_many_ended_tasks_as_have_ended(here: System) -> None:
+    assert "no ended tasks" in invoke("status").stdout
+    here.sql(_TASKS, ids=[str(uuid4()) for _ in range(112)])
+    shown = invoke("status").stdout
+    assert "112 success" in shown
+    assert ", 112 ended tasks" in shown.replace("\n", " ")
+    here.sql(_TASKS, ids=[str(uuid4()) for _ in range(10_001)])
+    shown = invoke("status").stdout
+    assert "10,113 success" in shown
+    assert "about 10,113 ended tasks" in shown.replace("\n", " ")
+
+
+def test_a_backfill_tells_what_runs_from_what_waits(here: System) -> None:
+    fill(here)
+    assert invoke("schedules", "backfill", "steps", "--from", "2026-01-01", "--to", "2026-01-21").exit_code == 0
+    here.look()
+    view = read("schedules", "backfills")["backfills"][0]
+    assert (view["done"], view["running"], view["waiting"], view["total"], view["open"]) == (0, 1, 19, 20, 20)
