@@ -174,9 +174,11 @@ class CallOptions:
 
     @property
     def expiry_seconds(self) -> float | None:
+        if self.expires is None:
+            return None
         if isinstance(self.expires, datetime):
             return max(0.0, self.expires.timestamp() - time.time())
-        return None if self.expires is None else _seconds("expires", self.expires)
+        return _seconds("expires", self.expires)
 
     @property
     def is_computed(self) -> bool:

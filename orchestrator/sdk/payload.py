@@ -27,6 +27,9 @@ _NO_NEST = bytes(set(range(256)) - _NEST)
 _FEWEST_LEVELS = MOST_LEVELS - 8
 """So far down, parts are no longer looked at one by one."""
 
+_SHORT = MOST_LEVELS
+"""Data of so few bytes cannot be nested too deeply."""
+
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_other)
 _orderly = msgspec.msgpack.Encoder(enc_hook=encode_other, order="deterministic")
 _decoder = msgspec.msgpack.Decoder(ext_hook=zoned.restore)
@@ -48,7 +51,7 @@ def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
         for place, value in [*enumerate(arguments, 1), *keywords.items()]:
             encode_value(value, f"Argument {place} of task {name!r}", limit)
         return encode_value((arguments, keywords), f"The arguments of task {name!r}", limit)  # a keyword is at fault
-    return _checked(data, f"The arguments of task {name!r}", limit)
+    return data if len(data) <= _SHORT <= limit else _checked(data, f"The arguments of task {name!r}", limit)
 
 
 def digest_call(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:
@@ -91,7 +94,7 @@ def _checked(data: bytes, what: str, limit: int) -> bytes:
             f"{what}: {len(data):,} bytes, and at most {limit:,} are allowed. Pass a reference to the data instead, "
             f"or raise the setting max_payload."
         )
-    if len(data) > MOST_LEVELS and (problem := _unreadable(data)):
+    if len(data) > _SHORT and (problem := _unreadable(data)):
         raise PayloadError(f"{what} could not be read again: {problem}.")
     return data
 

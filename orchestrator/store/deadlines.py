@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event, exc
@@ -116,13 +116,17 @@ def missed(connection: Connection | None, sql: str) -> exc.OperationalError | No
     return None if token is None or deadlines.end(token) else deadlines.missed(sql)
 
 
-@contextmanager
-def limited(connection: Connection, sql: str) -> Iterator[None]:
+def limited(connection: Connection, sql: str) -> AbstractContextManager[None]:
     """Limit what is done on a connection without SQLAlchemy's cursors."""
     deadlines = deadlines_of(connection)
-    if deadlines is None:
-        yield
-        return
+    return _UNLIMITED if deadlines is None else _limited(connection, sql, deadlines)
+
+
+_UNLIMITED = nullcontext()
+
+
+@contextmanager
+def _limited(connection: Connection, sql: str, deadlines: Deadlines) -> Iterator[None]:
     token = deadlines.begin(connection.connection.dbapi_connection)
     try:
         yield

@@ -145,6 +145,8 @@ _ORDERS_TTL = 60
 _COMPLAINT_TTL = 5
 _LARGEST = 2**64 - 1
 """Of either part of a stream's ids."""
+_REST = 0.005
+"""Seconds after nudges that came to nothing, in which a leader does not listen."""
 _CONSUMER_IDLE = 60
 """Seconds without a read after which a consumer is gone; one that is back is made anew by its next read."""
 
@@ -226,6 +228,7 @@ class LeaderStreams:
         self._forget_silent = redis.register_script(_FORGET_SILENT)
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
         self._last_nudge = "0-0"
+        self._nudged_in_vain = False
         self._name = secrets.token_hex(4)
         self._database = ""
         self._refused_beats: dict[bytes, Refused] = {}
@@ -314,9 +317,16 @@ class LeaderStreams:
     # -- events
 
     def read(self, generation: str, cursor: str, count: int, block: float) -> Inbound:
-        """Read events after the cursor; wait up to `block` seconds for the first."""
+        """Read events after the cursor; wait up to `block` seconds for the first.
+
+        After nudges that came to nothing more may gather: where no worker has room, every enqueue would cost a tick.
+        """
         streams = (self._keys.events(generation), self._keys.nudges)
         deadline = time.monotonic() + block
+        if self._nudged_in_vain and block > 0:
+            self._nudged_in_vain = False
+            time.sleep(min(block, _REST))
+            block = deadline - time.monotonic()
         while block > 0:
             answer = self._listening.wait(streams, (cursor, self._last_nudge), count, block)
             if answer is None:
@@ -346,6 +356,7 @@ class LeaderStreams:
                     stopped += _decode_or_none(list[Word], field(entry, b"stopped") or None) or []
             else:
                 entries = [(entry[0].decode(), field(entry, b"d")) for entry in items]
+        self._nudged_in_vain = nudged and not entries and not fleet_changed  # until something is published
         return Inbound(entries, nudged, fleet_changed, len(entries) < count, stopped)
 
     def close(self) -> None:
@@ -375,6 +386,7 @@ class LeaderStreams:
         that is nearly full then takes at least some of them.
         """
         said = self._said(generation, cursor, ended) if cursor is not None else _NOTHING_SAID
+        self._nudged_in_vain = False
         for part in _in_parts(messages):
             keys = [self._keys.term, self._keys.applied, self._keys.events(generation)]
             arguments: list[Argument] = [self._mark(term), *said]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +39,8 @@ from orchestrator.domain.plain import MOST_LEVELS
 from orchestrator.domain.task import Dispatch, Failed, NewTask, Succeeded
 from orchestrator.sdk import payload
 from orchestrator.sdk.context import enter
-from orchestrator.sdk.payload import decode_value, encode_value
+from orchestrator.sdk.payload import decode_value, encode_call, encode_value
+from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.task import Task
 from orchestrator.workers import outlet
 from orchestrator.workers.allowed import Allowed
@@ -641,3 +644,28 @@ def test_another_database_is_no_place_for_a_task(live_app: Orchestrator) -> None
             with pytest.raises(InvalidTask, match="enqueue_in: expected a connection to the Postgres .* to sqlite"):
                 task.enqueue_in(place)
     engine.dispose()
+
+
+def _places_and_names(a: int, b: int = 2) -> None: ...
+def _of_every_kind(a: int, /, b: int, c: int = 3, *, d: int, e: int = 5) -> None: ...
+def _of_any_number(a: int, *rest: int, d: int, **more: int) -> None: ...
+
+
+@pytest.mark.parametrize("function", [_places_and_names, _of_every_kind, _of_any_number])
+def test_a_call_is_refused_if_and_only_if_python_would(function: Callable[..., None]) -> None:
+    signature, python = Signature("job", function), inspect.signature(function)
+    for places, count in itertools.product(range(5), range(6)):
+        for names in itertools.combinations("abcde", count):
+            arguments, keywords = [1] * places, dict.fromkeys(names, 1)
+            try:
+                python.bind(*arguments, **keywords)
+            except TypeError:
+                with pytest.raises(InvalidTask):
+                    signature.check(arguments, keywords)
+            else:
+                signature.check(arguments, keywords)
+                signature.check_types(arguments, keywords, encode_call("job", arguments, keywords, 1_000))
+                for wrong in names:
+                    said = {**keywords, wrong: "1"}
+                    with pytest.raises(InvalidTask, match="expected int"):
+                        signature.check_types(arguments, said, encode_call("job", arguments, said, 1_000))
