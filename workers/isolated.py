@@ -28,6 +28,7 @@ from typing import Any
 from orchestrator.domain.reports import AttemptReport
 from orchestrator.domain.task import Dispatch, KeyHolder, Lost, NewTask, Returned
 from orchestrator.errors import SoftTimeout, Uncertain
+from orchestrator.settings import load_settings
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import AttemptEnd, LogLine, ProgressMark, decode, encode
 from orchestrator.workers.allowed import Allowed
@@ -40,6 +41,7 @@ from orchestrator.workers.mortality import die_with
 from orchestrator.workers.outlet import Outbox, interruption
 from orchestrator.workers.runner import Runner
 from orchestrator.workers.spec import WorkerSpec
+from orchestrator.workers.turns import Turns
 
 log = get_logger("worker")
 
@@ -49,6 +51,8 @@ _START_LIMIT = 300.0
 """Seconds that a child may take to start and to import the application."""
 _START_AGAIN = 5.0
 """Seconds before a task whose child could not start is tried again, perhaps elsewhere."""
+_LOOK = 0.05
+"""Seconds between two looks at the turn of a workflow."""
 _DYING_TOGETHER = 0.1
 """Seconds to outlive a child by, before its death is held against its task: all on this machine may be dying."""
 
@@ -292,6 +296,7 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> Non
     install(application)
     outbox = _PipeOutbox(pipe)
     runner = Runner(application, outbox, Allowed(application, allow), database=database)
+    turn_timeout = load_settings().turn_timeout
     outbox.send("ready", b"")
     while True:
         try:
@@ -302,7 +307,7 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> Non
         job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
         outbox.send("begun", b"")
         job.begin(time.monotonic())
-        report = _run(runner, job)
+        report = _watched(runner, job, turn_timeout) if dispatch.is_activation else _run(runner, job)
         job.finish()
         outbox.send("report", encode([report]))
 
@@ -319,6 +324,22 @@ def _run(runner: Runner, job: Job) -> AttemptReport:
         return runner.failure(job, late)
     finally:
         timer.cancel()
+
+
+def _watched(runner: Runner, job: Job, limit: float) -> AttemptReport:
+    """Run a turn of a workflow's code, and end it if that takes too long, as a worker process does with its own."""
+    turns, over = Turns(limit), threading.Event()
+
+    def look() -> None:
+        while not over.wait(_LOOK):
+            turns.look(runner.running(job), job, time.monotonic())
+
+    threading.Thread(target=look, name="turns", daemon=True).start()
+    try:
+        report = runner.run(job)
+    finally:
+        over.set()
+    return turns.verdict(job) or report
 
 
 if __name__ == "__main__":

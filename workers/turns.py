@@ -74,7 +74,7 @@ class Turns:
         job.stop_with(EndTurn, now)
 
     def _look_from_outside(self, job: Job, now: float) -> None:
-        """End what runs alone in a process of its own, of whose steps nothing is seen from here."""
+        """End what runs alone in a process of its own, which watches its turns itself, and has not ended it."""
         limit = _MOST_ALONE * self._limit
         if not job.dispatch.alone or job.starting or now - job.started_at < limit:
             return

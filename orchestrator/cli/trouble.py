@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 
 from orchestrator.cli.times import ago, duration, present
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import Settings
-from orchestrator.store.insights import Connections, Events, LongTransaction, Overview
+from orchestrator.store.insights import Connections, Events, LongTransaction, Overview, UnknownTasks
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.health import RedisHealth, look
 from orchestrator.transport.inspection import RedisView, inspect
@@ -67,8 +68,7 @@ def of_the_system(overview: Overview, lease: float) -> Iterator[Trouble]:
     for unknown in overview.unknown_tasks:
         yield Trouble(
             kind="unknown task",
-            message=f"No live worker of queue {unknown.queue!r} knows {unknown.name!r}: {unknown.tasks:,} wait"
-            f"{f', the first fails {ago(unknown.fails_at, now)}' if unknown.fails_at else ''}. "
+            message=f"No live worker of queue {unknown.queue!r} knows {_unknown(unknown, now)}. "
             f"Start a worker whose application has it.",
         )
     if overview.stuck_runs:
@@ -85,6 +85,19 @@ def of_the_system(overview: Overview, lease: float) -> Iterator[Trouble]:
             message=f"Schedule {forgotten.key} is no longer in the code of {forgotten.origin}, and still fires. "
             f"Delete it: orchestrator schedules delete {forgotten.key}",
         )
+
+
+def _unknown(unknown: UnknownTasks, now: datetime) -> str:
+    """Say what nobody knows, and what becomes of that."""
+    end = ago(unknown.fails_at, now)
+    if not unknown.runs:
+        return f"{unknown.name!r}: {unknown.tasks:,} wait{f', the first fails {end}' if end else ''}"
+    what = f"workflow {unknown.name!r}: {unknown.runs:,} of its runs wait"
+    if not end:
+        return what
+    others = "" if unknown.begun == unknown.runs else "; those that have not begun fail then"
+    begun = f", {unknown.begun:,} after their start: the first is stuck {end}, and goes on when a worker has it again"
+    return f"{what}, the first fails {end}" if not unknown.begun else f"{what}{begun}{others}"
 
 
 def of_what_redis_holds(view: RedisView) -> Iterator[Trouble]:

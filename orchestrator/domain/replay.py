@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NoReturn
 
-from orchestrator.domain import commands, history
+from orchestrator.domain import commands, history, zoned
 from orchestrator.domain.activation import Violation
 from orchestrator.domain.commands import Command, Kind
 from orchestrator.domain.history import Event, Record
@@ -25,6 +25,7 @@ from orchestrator.domain.task import TaskError
 from orchestrator.errors import DeterminismViolation
 
 _LONGEST_DIFFERENCE = 60
+_LONGEST_VALUE = 200
 
 Claim = tuple[Kind, int, dict[str, str]]
 """A kind, an ordinal, and what must be the same on both sides: a field as people call it, and its value."""
@@ -52,6 +53,8 @@ class Ledger:
         self.violation: Violation | None = None
         self.end: Record | None = None
         """How the run ended, according to the history."""
+        self.exactly = False
+        """What the code gives, shows and waits for is compared as well: whether it does the same thing twice."""
         self.trace: list[Command] | None = None
         """Every command, new or not; only if somebody has put a list here."""
 
@@ -96,6 +99,7 @@ class Ledger:
         number, record = found
         self._compare(number, claim, record)
         self._compare_arguments(number, claim, history.record(command), record)
+        self._compare_values(number, _line(claim), history.record(command), record)
         if not self._records:
             self._expected.clear()
             self._commanded.clear()
@@ -107,8 +111,10 @@ class Ledger:
         found = self._named.pop(key, None)
         if found is None:
             self._batch.append(command)
-        elif isinstance(command, commands.AnswerUpdate) and command.error is not None:
-            self._compare_answer(*found, command.error)
+        elif isinstance(command, commands.AnswerUpdate):
+            if command.error is not None:
+                self._compare_answer(*found, command.error)
+            self._compare_values(found[0], "answer to an update", history.record(command), found[1])
 
     def issue_end(self, command: commands.End, number: int) -> None:
         """Take the last command of all, which the code gives when it has been shown event `number`."""
@@ -120,10 +126,17 @@ class Ledger:
         elif type(history.record(command)) is not type(self.end):
             expected, found = type(self.end).__name__, type(history.record(command)).__name__
             self.violate(0, "RunEndMismatch", f"Run end mismatch: history has {expected} and the code says {found}.")
+        else:
+            self._compare_values(0, "end of the run", history.record(command), self.end)
 
     def is_patched(self, name: str) -> bool:
         """Say whether the history records that the run took the new branch of a change."""
         return name in self._named
+
+    def answer(self, update: bytes) -> history.UpdateAnswered | None:
+        """Return what the sender of an update was told, according to the history, if the code has not come to it."""
+        record = self._named.get(update, (0, None))[1]
+        return record if isinstance(record, history.UpdateAnswered) else None
 
     def operation(self, ordinal: int, name: str) -> history.OperationRecorded | None:
         """Return what the `ordinal`-th operation gave when it was run, or None if it never was."""
@@ -205,6 +218,17 @@ class Ledger:
                 f"Either it has changed, or what it does depends on something that is not in the history.",
             )
 
+    def _compare_values(self, number: int, what: str, made: Record, record: Record) -> None:
+        """Compare what else a command says, where that is wanted: a deploy may well change it."""
+        expected, found = _value(record), _value(made)
+        if self.exactly and found != expected:
+            self.violate(
+                number,
+                "ValueMismatch",
+                f"Value mismatch at {what} (event {number}): history has {_shown(expected)} and the code says "
+                f"{_shown(found)}. What it does depends on something that is not in the history.",
+            )
+
     def violate(self, number: int, kind: str, message: str, difference: str = "") -> NoReturn:
         """Remember that the code no longer fits its history, and stop it."""
         if self.violation is None:
@@ -244,6 +268,25 @@ def _claim(what: history.Fact | Record | history.Mark) -> Claim | None:
             return "signal", ordinal, {"Signal name": name, "Signalled run": to_text(run)}
         case _:
             return None
+
+
+def _value(record: Record) -> object:
+    """Return what a record says beyond the names of things."""
+    match record:
+        case history.StateSet(value=data) | history.RunCompleted(result=data) | history.RunContinued(payload=data):
+            return data
+        case history.UpdateAnswered(result=data) if data is not None:
+            return data
+        case history.TimerStarted(seconds=seconds):
+            return seconds
+        case history.RunFailed(error=error):
+            return error.kind
+        case _:
+            return None
+
+
+def _shown(value: object) -> str:
+    return repr(zoned.decode(value) if isinstance(value, bytes) else value)[:_LONGEST_VALUE]
 
 
 def _line(claim: Claim) -> str:

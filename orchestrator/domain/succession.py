@@ -49,6 +49,16 @@ def estate(events: Iterable[Event], command: ContinueRun) -> Estate:
     return Estate(facts, settled)
 
 
+def is_deaf(events: Iterable[Event], command: ContinueRun, began_at: float) -> bool:
+    """Say whether a run continues that began with a request to cancel itself, and never waited to hear of it.
+
+    Its successor would do the same, and nobody could ever cancel it: so that one is ended without its code.
+    """
+    return command.seen == 1 and any(
+        event.at <= began_at and isinstance(event.what, history.RunCancelRequested) for event in events
+    )
+
+
 def with_seen(command: ContinueRun, through: int) -> ContinueRun:
     """Return the command of a worker that does not say what its code was shown: everything that it was sent."""
     return command if command.seen else ContinueRun(command.payload, command.signals, through)

@@ -14,7 +14,7 @@ from orchestrator.domain.ids import successor_id
 from orchestrator.domain.promises import Resolution, resolutions
 from orchestrator.domain.run import RAN_TOO_LONG
 from orchestrator.domain.states import RunState, TaskState
-from orchestrator.domain.succession import estate
+from orchestrator.domain.succession import estate, is_deaf
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.code import ask_to_cancel
 from orchestrator.scheduler.tasks import cancel_tasks
@@ -128,7 +128,7 @@ def _heirs(tick: Tick, ids: Sequence[bytes]) -> dict[bytes, _Heir]:
             old.pinned,
             parent=old.parent,
             reason=old.reason,
-            cancelling=old.cancelling,
+            cancelling=old.cancelling or is_deaf(said.get(old.id, []), tick.continuing[old.id], old.began_at),
             schedule=old.schedule,
             fire_time=old.fire_time,
             name=old.name,

@@ -32,12 +32,13 @@ def expire(tick: Tick, limit: int) -> None:
 def fail_unknown(tick: Tick, fleet: Fleet, limit: int) -> None:
     """End tasks that no live worker has known for the whole time allowed, saying what is known."""
     errors: dict[bytes, TaskError] = {}
-    for task, name, queue in waiting.overdue_unknown(tick.connection, tick.now, limit):
+    for task, name, queue, is_turn in waiting.overdue_unknown(tick.connection, tick.now, limit):
         if not fleet.knows(queue, name):
             known = ", ".join(fleet.known_on(queue)) or "nothing"
             errors[task] = TaskError(
                 "UnknownTask",
-                f"No live worker of queue {queue!r} knows the task {name!r}. They know: {known}.",
+                f"No live worker of queue {queue!r} knows the {'workflow' if is_turn else 'task'} {name!r}. "
+                f"They know: {known}.",
             )
     if errors:
         # Code that has begun is not failed because nobody has it at the moment: its run waits for somebody who has.

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from orchestrator.domain import history
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.run import RAN_TOO_LONG, TIMED_OUT
-from orchestrator.domain.states import ENDED_RUN_STATES, RunState, TaskState, run_sources_of
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.run import TIMED_OUT
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
 from orchestrator.store import arrays
-from orchestrator.store.histories import What, event_parameters, first_event
+from orchestrator.store.histories import What, event_parameters
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
 
@@ -237,7 +236,8 @@ _CONTINUED = Statement(
     """
 SELECT r.id::text, r.parent_run::text, r.parent_position, coalesce(r.child_id, r.id)::text, r.detached, r.tags::text[],
        extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision, r.workflow, r.version, t.queue,
-       t.name <> r.workflow, r.reason, r.cancelling, r.schedule, r.fire_time::text, r.name
+       t.name <> r.workflow, r.reason, r.cancelling, r.schedule, r.fire_time::text, r.name,
+       extract(epoch FROM r.created_at)::double precision
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  CROSS JOIN LATERAL (SELECT queue, name FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t
@@ -265,6 +265,7 @@ class Predecessor(NamedTuple):
     schedule: str | None
     fire_time: str | None
     name: str
+    began_at: float
 
 
 def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -> list[Predecessor]:
@@ -343,56 +344,3 @@ def time_out(connection: Connection, now: datetime, limit: int, grace: float) ->
     """
     rows = _TIMED_OUT(connection, {"now": now, "limit": limit, "grace": grace})
     return [identifier(row[0]) for row in rows if not row[1]]
-
-
-_OUTCOME = """
-SELECT r.status, r.reason, t.result, t.error, r.stuck, r.code, t.status
-  FROM orchestrator.runs r LEFT JOIN orchestrator.ended_tasks t ON t.id = r.id
- WHERE r.id = %(id)s::uuid
-"""
-
-
-class Outcome(NamedTuple):
-    """Where a run stands, and how it ended."""
-
-    status: str
-    reason: str | None
-    result: bytes | None
-    error: TaskError | None
-    stuck: dict[str, Any] | None
-
-
-def outcome(connection: Connection, run: bytes) -> Outcome | None:
-    """Return where a run of a workflow as code stands, or None if there is no such run."""
-    row = connection.exec_driver_sql(_OUTCOME, {"id": run.hex()}).one_or_none()
-    if row is None or not row[5]:
-        return None
-    error = TaskError.stored(row[3])
-    if row[0] == RunState.FAILED and row[6] == TaskState.CANCELLED:
-        error = RAN_TOO_LONG
-    return Outcome(row[0], row[1], None if row[2] is None else bytes(row[2]), error, row[4])
-
-
-_REPEATED = f"""
-SELECT h.data, array_to_json(r.tags)::text, t.name <> r.workflow, r.version, r.name,
-       extract(epoch FROM CASE WHEN r.reason = '{TIMED_OUT}' THEN told.at ELSE r.deadline END
-                          - r.created_at)::double precision
-  FROM orchestrator.runs r JOIN orchestrator.histories h ON h.run_id = r.id AND h.number = 1
- CROSS JOIN LATERAL (SELECT name FROM orchestrator.tasks WHERE id = r.id
-                      UNION ALL SELECT name FROM orchestrator.ended_tasks WHERE id = r.id LIMIT 1) AS t
- CROSS JOIN LATERAL (SELECT min(at) AS at FROM orchestrator.histories
-                      WHERE run_id = r.id AND kind = 'run_cancel_requested'
-                        AND position('{TIMED_OUT}'::bytea IN data) > 0) AS told
- WHERE r.id = %(id)s::uuid AND r.code
-"""
-
-
-def repeated(connection: Connection, run: bytes, new: bytes) -> NewCodeRun | None:
-    """Return a run that does all of another one again, with as much time; None if that is no run of code."""
-    row = connection.exec_driver_sql(_REPEATED, {"id": run.hex()}).one_or_none()
-    if row is None:
-        return None
-    data, tags, pinned, version, name, timeout = row
-    old = first_event(bytes(data))
-    started = history.RunStarted(old.workflow, version, old.payload, old.queue)
-    return NewCodeRun(new, [started], timeout, tags=tags, pinned=pinned, name=name)

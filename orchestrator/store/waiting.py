@@ -51,16 +51,16 @@ def expired(connection: Connection, now: datetime, limit: int) -> list[tuple[byt
 
 _OVERDUE = Statement(
     """
-SELECT id::text, name, queue FROM orchestrator.tasks
+SELECT id::text, name, queue, id IS NOT DISTINCT FROM run_id FROM orchestrator.tasks
  WHERE wake_at <= %(now)s::timestamptz AND hold = 'unknown' ORDER BY wake_at LIMIT %(limit)s
 """
 )
 
 
-def overdue_unknown(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, str, str]]:
-    """Return id, name and queue of tasks that no worker has known for too long."""
+def overdue_unknown(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, str, str, bool]]:
+    """Return id, name and queue of tasks that no worker has known for too long; and whether it is a workflow's turn."""
     rows = _OVERDUE(connection, {"now": now, "limit": limit})
-    return [(identifier(row[0]), row[1], row[2]) for row in rows]
+    return [(identifier(row[0]), row[1], row[2], row[3]) for row in rows]
 
 
 _RELEASE = Statement(

@@ -14,7 +14,7 @@ from orchestrator.domain.history import Event
 from orchestrator.domain.ids import derived_id, successor_id
 from orchestrator.domain.promises import Resolution, resolutions
 from orchestrator.domain.run import RAN_TOO_LONG, TIMED_OUT
-from orchestrator.domain.succession import estate
+from orchestrator.domain.succession import estate, is_deaf
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.errors import NotFound
 from orchestrator.sdk.code.engine import Engine
@@ -345,6 +345,8 @@ class MemoryLeader:
             self.append(new, fact)
         made = [event.what for event in run.history if isinstance(event.what, history.PromiseCreated)]
         new.early = [*resolutions(left.settled, made), *run.early]
+        if is_deaf(run.history, end, run.history[0].at):
+            self._end(new, commands.CancelRun())
 
 
 def told_to_parent(

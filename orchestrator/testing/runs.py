@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from orchestrator.domain import commands, history
@@ -43,6 +44,14 @@ class TestedRun(Generic[R]):
             run = run.next
         return run
 
+    def _chain(self) -> Iterator[Run]:
+        """Yield the runs that continued one another; one that was reset did not come to its end."""
+        run: Run | None = self._first
+        while run is not None:
+            if not (run.next is not None and isinstance(run.end, commands.CancelRun)):
+                yield run
+            run = run.next
+
     @property
     def history(self) -> Recording:
         """Everything that has happened so far, in the last run of those that continued one another."""
@@ -64,7 +73,8 @@ class TestedRun(Generic[R]):
                     f"Start it with start(…), and signal it or resolve its promises: "
                     f"{', '.join(sorted(self._run.promises.values())) or 'it has none open'}."
                 )
-        await asyncio.to_thread(replay, self._workflow, self.history)
+        for run in self._chain():
+            await asyncio.to_thread(replay, self._workflow, Recording(run.id, list(run.history)), exactly=True)
         match self._run.end:
             case commands.CompleteRun(result=data):
                 result: R = self._workflow._signature.restore_result(decode_value(data))
@@ -114,7 +124,10 @@ class TestedRun(Generic[R]):
         while identifier not in run.answers and run.next is not None:  # it has continued before it was told
             run = run.next
         if identifier not in run.answers:
-            raise OrchestratorError(f"Update {name!r} has no answer yet: it waits for time to pass, or for more.")
+            raise OrchestratorError(
+                f"Update {name!r} has no answer yet: the code has no handler of this name so far, or that waits for "
+                f"time to pass, or for more."
+            )
         answer = run.answers[identifier]
         return _value(f"Update {name!r}", answer.result, answer.error)
 

@@ -141,6 +141,25 @@ def test_a_cancel_arrives(
     assert handle.status() == "cancelled"
 
 
+@pytest.mark.parametrize("why", ["cancelled", "timed out"])
+def test_a_loop_that_continues_without_ever_waiting_can_be_cancelled(
+    system: System, worker: Worker, engine_: Engine, why: str
+) -> None:
+    @system.app.workflow(name="looper", timeout=100)
+    async def whirl(ctx: WorkflowContext, rounds: int = 0) -> None:
+        ctx.continue_as_new(rounds + 1)
+
+    handle = whirl.start()
+    turn(system, worker, engine_)
+    assert turn(system, worker, engine_)  # so it would go on for ever
+    if why == "cancelled":
+        handle.cancel()
+    else:
+        system.sql("UPDATE orchestrator.runs SET deadline = now() - interval '1 second' WHERE ended_at IS NULL")
+    rest(system, worker, engine_)
+    assert handle.status() == ("cancelled" if why == "cancelled" else "failed")
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_update_is_answered(
     system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, moment: str

@@ -256,3 +256,25 @@ def test_a_run_is_started_where_the_application_is_set(
     nowhere = refusal("runs", "start", "ordre")
     assert "The application a_little_shop:app has no workflow as code of this name either" in nowhere
     assert system.count("runs") == 1
+
+
+def test_status_says_what_becomes_of_runs_whose_workflow_is_gone(
+    system: System, engine_: Engine, order: CodeWorkflow[..., Any]
+) -> None:
+    worker = system.worker(knows=KNOWS)
+    parcel = system.app.code_workflows["parcel"]
+    begun = parcel.start("tea")
+    turn(system, worker, engine_)
+    worker.leave()
+    system.worker("other", knows=("job",))
+    begun.signal("posted")
+    parcel.start("milk")
+    system.look(2)
+    said = " ".join(CliRunner().invoke(main, ["status"]).output.split())
+    assert "No live worker of queue 'default' knows workflow 'parcel': 2 of its runs wait, 1 after their start" in said
+    assert "and goes on when a worker has it again; those that have not begun fail then" in said
+    assert "a worker that knows it: no live one does" in show(begun.id)
+    system.sql("UPDATE orchestrator.tasks SET wake_at = now() - interval '1 s' WHERE hold = 'unknown'")
+    system.look(2)
+    assert begun.status() == "stuck"
+    assert "knows the workflow 'parcel'" in show(begun.id)

@@ -275,6 +275,26 @@ def test_what_runs_in_a_process_of_its_own_is_ended_with_it(tmp_path: Path, monk
     isolation.close()
 
 
+def test_a_turn_in_a_process_of_its_own_has_no_more_time_than_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "whirling.py").write_text(
+        "from orchestrator import Orchestrator\napp = Orchestrator()\n"
+        "@app.workflow(name='spins')\nasync def spins(ctx):\n    while True:\n        pass\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("ORCHESTRATOR_TURN_TIMEOUT", "0.2")
+    isolation = Isolation(WorkerSpec(app="whirling:app"), None)  # type: ignore[arg-type]
+    world = World(isolation, limit=60.0)
+    world.submit("spins", alone=True)
+    report = world.reported()
+    assert isinstance(report, Activated)
+    assert report.stuck is not None
+    assert "ran for 0.2 s without waiting for anything: whirling.py, line " in report.stuck.message
+    assert world.pool.wait_until_idle(5)
+    isolation.close()
+
+
 def _spin(busy: list[bool]) -> None:
     while busy:
         pass

@@ -26,13 +26,15 @@ from orchestrator.errors import (
 )
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Look, Waiting
+from orchestrator.sdk.code.handlers import NO_HANDLER
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.payload import decode_value, encode_call, encode_value
 from orchestrator.sdk.steps import Steps
-from orchestrator.store import code_runs, expectations, histories, inbox, results, run_keys, signals, stuck
-from orchestrator.store.code_runs import NewCodeRun, Outcome
+from orchestrator.store import code_reads, code_runs, expectations, histories, inbox, results, run_keys, signals, stuck
+from orchestrator.store.code_reads import Outcome
+from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.inbox import Wish
 from orchestrator.store.signals import Sent
 from orchestrator.transport.codec import Ended
@@ -96,7 +98,7 @@ class CodeBackend:
 
     def rerun(self, connection: Connection, run: bytes, new: bytes, from_step: str | None = None) -> bool:
         """Start a run over, in this transaction; False if this is no run of code at all."""
-        again = code_runs.repeated(connection, run, new)
+        again = code_reads.repeated(connection, run, new)
         if again is None:
             return False
         if from_step is not None:
@@ -163,7 +165,7 @@ class CodeBackend:
     def retry(self, run: bytes) -> bool:
         """Let a stuck run try again; False if this is no run of code at all."""
         with self._connections.writing(f"the request to retry run {to_text(run)} was stored") as connection:
-            outcome = code_runs.outcome(connection, run)
+            outcome = code_reads.outcome(connection, run)
             if outcome is None:
                 return False
             if outcome.stuck is None:
@@ -199,7 +201,7 @@ class CodeBackend:
                 break
             if deadline is not None and time.monotonic() >= deadline:
                 raise ResultTimeout(
-                    f"No answer to {verb} run {to_text(run)} within {timeout:g} s. {self.overdue(run)}."
+                    f"No answer to {verb} run {to_text(run)} within {timeout:g} s. {self.overdue(run, body['name'])}."
                 )
             self._open(run, verb)
             if wish is Wish.QUERY:
@@ -226,15 +228,21 @@ class CodeBackend:
         _, outcome = self._last(run)
         return "stuck" if outcome.stuck is not None else outcome.status
 
-    def overdue(self, run: bytes) -> str:
-        """Say how a run is, or the one in which it goes on, whose end somebody has waited for in vain."""
+    def overdue(self, run: bytes, update: str | None = None) -> str:
+        """Say how a run is, or the one in which it goes on, whose end or answer somebody has waited for in vain.
+
+        Of an update, say whether the code has a handler for it.
+        """
         try:
             with self._connections.reading() as connection:
                 last = code_runs.latest(connection, [run])[run]
-                reason = stuck.reason(connection, last)
+                reason, waiting = stuck.reason(connection, last), code_reads.waiting(connection, last)
         except Unavailable:
             return "Postgres cannot be asked how it is"
-        return "It goes on" if reason is None else f"It is stuck: {reason['kind']}: {reason['message']}"
+        if reason is not None:
+            return f"It is stuck: {reason['kind']}: {reason['message']}"
+        without = f"{update}{NO_HANDLER}"
+        return f"It has got update {without}" if without in waiting.get("updates", ()) else "It goes on"
 
     def find(self, workflow: str, key: str) -> bytes | None:
         """Return the newest run that was started under a chosen id."""
@@ -294,7 +302,7 @@ class CodeBackend:
 
     def _outcome(self, run: bytes) -> Outcome:
         with self._connections.reading() as connection:
-            found = code_runs.outcome(connection, run)
+            found = code_reads.outcome(connection, run)
             is_there = found is not None or results.progress(connection, run) is not None
         if not is_there:
             raise NotFound.by_id("run", to_text(run))

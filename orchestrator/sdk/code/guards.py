@@ -15,10 +15,12 @@ import os
 import pathlib
 import random
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import uuid
@@ -40,11 +42,13 @@ _CLOCK = "ctx.now()"
 _SLEEP = "`await ctx.sleep(…)` or `await asyncio.sleep(…)`"
 _RANDOM = "ctx.random, which has the same methods"
 _UUID = "ctx.uuid()"
+_OUTSIDE = "an argument of the workflow, or ctx.run(name, function), which records what it gives"
 _TASK = "a task, or ctx.run(name, function) for something short"
 _THREADS = "asyncio.create_task(…), or a task"
 
 _MODULES: list[tuple[Any, str, str, str]] = [
     (time, "time", _CLOCK, "time time_ns localtime gmtime ctime monotonic monotonic_ns perf_counter perf_counter_ns"),
+    (time, "time", "ctx.now().strftime(…)", "strftime asctime"),
     (time, "time", _SLEEP, "sleep"),
     (datetime.datetime, "datetime", _CLOCK, "now utcnow today"),
     (datetime.date, "date", "ctx.now().date()", "today"),
@@ -52,10 +56,19 @@ _MODULES: list[tuple[Any, str, str, str]] = [
     (secrets, "secrets", _RANDOM, "token_bytes token_hex token_urlsafe choice randbelow randbits"),
     (uuid, "uuid", _UUID, "uuid1 uuid4"),
     (os, "os", "ctx.random.randbytes(…)", "urandom"),
-    (os, "os", _TASK, "system popen listdir scandir stat remove open read write mkdir makedirs getenv"),
+    (os, "os", _TASK, "system popen listdir scandir stat lstat remove open read write mkdir makedirs walk access"),
+    (os, "os", _TASK, "rename replace rmdir unlink fork kill"),
+    (os, "os", _OUTSIDE, "getenv getpid getppid getcwd uname cpu_count"),
+    (os.environ, "os.environ", _OUTSIDE, "get __getitem__ __contains__ __iter__ keys values items copy"),
+    (os.environ, "os.environ", _TASK, "__setitem__ __delitem__ pop update setdefault"),
+    (os.path, "os.path", _TASK, "exists lexists isfile isdir islink getsize getmtime getctime getatime"),
+    (shutil, "shutil", _TASK, "copy copyfile copytree move rmtree which disk_usage"),
+    (socket, "socket", _OUTSIDE, "gethostname getfqdn"),
+    (tempfile, "tempfile", _TASK, "mkstemp mkdtemp NamedTemporaryFile TemporaryFile"),
     (builtins, "builtins", _TASK, "open"),
     (builtins, "builtins", "a signal or a promise", "input"),
     (pathlib.Path, "Path", _TASK, "open read_text read_bytes write_text write_bytes exists mkdir unlink"),
+    (pathlib.Path, "Path", _TASK, "stat is_file is_dir iterdir rename replace rmdir touch"),
     (threading.Thread, "Thread", _THREADS, "start"),
     (socket, "socket", _TASK, "create_connection getaddrinfo"),
     (socket.socket, "socket", _TASK, "__init__"),

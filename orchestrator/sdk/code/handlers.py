@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from orchestrator.sdk.code.flow import Flow
 
 
+NO_HANDLER = ", for which the code has no handler yet"
+_UNKNOWN = "The workflow answers no"
+
+
 @dataclass(frozen=True)
 class Handler:
     """A function that answers to a name."""
@@ -48,6 +52,8 @@ class Handlers:
         self._updates: dict[str, Handler] = {}
         self._running: dict[bytes, str] = {}
         """Updates that have no answer yet, with their names, in order."""
+        self._early: dict[bytes, history.UpdateRequested] = {}
+        """Updates that wait for a handler, in order."""
 
     def add_query(self, name: str, function: Callable[..., Any]) -> None:
         """Let a function answer queries."""
@@ -60,6 +66,9 @@ class Handlers:
         """Let a function answer updates, once `validate` has let them pass."""
         self._flow.check_unseen("registering an update")
         self._updates[name] = Handler("Update", name, function, Signature(name, function, what="Update"), validate)
+        for request in [request for request in self._early.values() if request.name == name]:
+            del self._early[request.id]
+            self._flow.loop.call_soon(self._begin, request)  # what it uses may be defined below the handler
 
     def answer(self, query: Query) -> Answer:
         """Answer a query, while nothing may be commanded or changed."""
@@ -78,7 +87,19 @@ class Handlers:
             self._flow.spoilt |= before
 
     def update(self, request: history.UpdateRequested) -> None:
-        """Begin an update: refuse it, or run its handler beside the workflow's own code."""
+        """Take an update; one that nobody answers yet waits, as a signal does."""
+        if request.name in self._updates or self._was_unknown(request):
+            self._begin(request)
+        else:
+            self._early[request.id] = request
+
+    def _was_unknown(self, request: history.UpdateRequested) -> bool:
+        """Say whether the history has it refused for want of a handler, as older releases did at once."""
+        answer = self._flow.ledger.answer(request.id)
+        return answer is not None and answer.error is not None and answer.error.message.startswith(_UNKNOWN)
+
+    def _begin(self, request: history.UpdateRequested) -> None:
+        """Refuse an update, or run its handler beside the workflow's own code."""
         try:
             handler = _find(self._updates, "update", request.name)
             arguments, keywords = handler.arguments(request.payload)
@@ -93,11 +114,15 @@ class Handlers:
 
     def open_updates(self) -> Iterable[str]:
         """Return the names of updates that have no answer yet."""
-        return self._running.values()
+        yield from self._running.values()
+        for request in self._early.values():
+            yield f"{request.name}{NO_HANDLER}"
 
     def last_answers(self, continues: bool) -> list[AnswerUpdate]:
-        """Return what those are told, when the run ends, whose updates are not done."""
+        """Return what those are told, when the run ends, whose updates are not done, or found no handler."""
         ends = "continued as a new one" if continues else "ended"
+        for request in self._early.values():
+            self._running[request.id] = request.name
         return [
             AnswerUpdate(request, error=TaskError("WrongState", f"The run {ends} before update {name!r} was done."))
             for request, name in self._running.items()
@@ -131,6 +156,4 @@ def _find(handlers: dict[str, Handler], what: str, name: str) -> Handler:
         return handlers[name]
     except KeyError:
         known = ", ".join(sorted(handlers)) or "none"
-        raise InvalidTask(
-            f"The workflow answers no {what} {name!r}.{did_you_mean(name, handlers)} It answers: {known}."
-        ) from None
+        raise InvalidTask(f"{_UNKNOWN} {what} {name!r}.{did_you_mean(name, handlers)} It answers: {known}.") from None

@@ -11,14 +11,18 @@ from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.workflow import CodeWorkflow
 
 
-def replay(workflow: CodeWorkflow[..., Any], history: Recording | str | Path) -> list[Command]:
+def replay(
+    workflow: CodeWorkflow[..., Any], history: Recording | str | Path, *, exactly: bool = False
+) -> list[Command]:
     """Run a workflow's code against the history of a run; return all its commands.
 
-    `history` is a recording, its JSON, or a file with that. Raise DeterminismViolation where the code no longer fits.
+    `history` is a recording, its JSON, or a file with that. Raise DeterminismViolation where the code no longer fits
+    or, with `exactly`, where its result, its state, the length of a timer or what it continues with is another.
     """
     recording = history if isinstance(history, Recording) else Recording.from_json(history)
     flow = Flow(workflow, recording.run_id, workflow._client.settings.max_payload)
     trace = flow.ledger.trace = []
+    flow.ledger.exactly = exactly
     try:
         flow.advance(recording.events, whole=True)
         if flow.ledger.end is not None and not flow.ended:

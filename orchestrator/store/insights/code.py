@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain import history
-from orchestrator.store import code_runs, histories
+from orchestrator.store import code_reads, code_runs, histories
 from orchestrator.store.insights.tasks import ErrorView, error_view
 
 _MOST = 10
@@ -85,7 +85,7 @@ _OPEN = f"""
 def show_code(connection: Connection, run: UUID) -> CodeView | None:
     """Return what there is to see of a run of code, or None if it is no such run."""
     row = connection.exec_driver_sql(_NOW, {"run": run.hex}).one_or_none()
-    outcome = code_runs.outcome(connection, run.bytes)
+    outcome = code_reads.outcome(connection, run.bytes)
     if row is None or outcome is None:
         return None
     open_ = [OpenView(kind=k, name=n, id=i, due=d, status=s) for k, n, i, d, s in _open(connection, run)]

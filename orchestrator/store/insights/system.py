@@ -41,7 +41,11 @@ class UnknownTasks:
     tasks: int
     """How many there are."""
     fails_at: datetime | None
-    """When the first of them fails, if it stays so."""
+    """When the first of them fails, if it stays so; a run that has begun is stuck then, and has not failed."""
+    runs: int = 0
+    """How many of them are turns of workflows as code."""
+    begun: int = 0
+    """How many of these runs have begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +208,10 @@ def _inbox_depth(connection: Connection) -> int:
 
 
 _UNKNOWN = """
-SELECT queue, name, count(*) AS tasks, min(wake_at) AS fails_at
-  FROM orchestrator.tasks WHERE hold IS NOT NULL AND hold = 'unknown' GROUP BY queue, name ORDER BY queue, name
+SELECT queue, t.name, count(*) AS tasks, min(wake_at) AS fails_at,
+       count(*) FILTER (WHERE t.id = t.run_id) AS runs, count(*) FILTER (WHERE r.shown > 0) AS begun
+  FROM orchestrator.tasks t LEFT JOIN orchestrator.runs r ON r.id = t.run_id AND r.id = t.id
+ WHERE hold IS NOT NULL AND hold = 'unknown' GROUP BY queue, t.name ORDER BY queue, t.name
 """
 
 

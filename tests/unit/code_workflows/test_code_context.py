@@ -315,7 +315,7 @@ def test_updates_are_validated_and_answered() -> None:
         assert await run.update("drop") == "tea"
         with pytest.raises(OrchestratorError, match="IndexError: pop from empty list"):
             await run.update("drop")
-        with pytest.raises(OrchestratorError, match="answers no update 'ad'"):
+        with pytest.raises(OrchestratorError, match="'ad' has no answer yet: the code has no handler of this name"):
             await run.update("ad")
         await run.signal("item", Item("end", 1))
         assert await run.result() == []
@@ -386,6 +386,26 @@ def test_cancelling_a_child(how: str, seconds: str) -> None:
         assert asked is (how != "abandon")
 
     started(parent, look, how)
+
+
+@app.workflow(name="turns-away")
+async def turns_away(ctx: WorkflowContext, detached: bool) -> None:
+    child = leaf.options(on_cancel="abandon", detached=detached).schedule(1000)
+    child.cancel()
+    await asyncio.sleep(10)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_child_that_is_abandoned_goes_on_until_its_parent_ends_or_longer_if_it_is_detached(detached: bool) -> None:
+    async def look(run: TestedRun[Any], test: WorkflowTest) -> None:
+        _, child = test.leader.runs.values()
+        assert child.end is None
+        await run.cancel()
+        with pytest.raises(RunFailed, match="was cancelled"):
+            await run.result()
+        assert any(isinstance(event.what, history.RunCancelRequested) for event in child.history) is not detached
+
+    started(turns_away, look, detached)
 
 
 @pytest.mark.parametrize(("how", "cancelled"), [("detach", False), ("leave", True)])

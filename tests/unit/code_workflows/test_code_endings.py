@@ -8,13 +8,21 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator import Orchestrator, OrchestratorError, RunFailed, WorkflowContext, WrongState
+from orchestrator import DeterminismViolation, Orchestrator, OrchestratorError, RunFailed, WorkflowContext, WrongState
 from orchestrator.domain import history
 from orchestrator.domain.commands import CancelRun
-from orchestrator.testing import After, TestedRun, WorkflowTest
+from orchestrator.domain.history import Event
+from orchestrator.domain.task import TaskError
+from orchestrator.sdk.code.recording import Recording
+from orchestrator.testing import After, TestedRun, WorkflowTest, replay
 from tests.unit.code_workflows.playing import played, started
 
 app = Orchestrator()
+
+
+def whats(run: TestedRun[Any]) -> list[Any]:
+    """Return what has happened in a run."""
+    return [event.what for event in run.history.events]
 
 
 @app.task
@@ -323,6 +331,86 @@ def test_an_update_is_answered_however_its_handler_ends(name: str, error: str) -
         return await run.result()
 
     assert started(updated, ask) == 0
+
+
+@app.workflow
+async def late(ctx: WorkflowContext) -> list[str]:
+    said: list[str] = []
+    end = ctx.signals("end")
+    if await ctx.signals("go", type=bool).get():
+
+        @ctx.update(validate=lambda word: check(word))  # defined below
+        async def say(word: str) -> int:
+            said.append(word)
+            return len(said)
+
+        def check(word: str) -> None:
+            if word == "rude":
+                raise ValueError("no")
+
+    await end.get()
+    return said
+
+
+def test_an_update_waits_for_its_handler() -> None:
+    async def ask(run: TestedRun[list[str]], test: WorkflowTest) -> list[str]:
+        for word in ("one", "rude", "two"):
+            with pytest.raises(OrchestratorError, match="the code has no handler of this name so far"):
+                await run.update("say", word)
+        await run.signal("go", True)
+        answers = [what for what in whats(run) if isinstance(what, history.UpdateAnswered)]
+        assert [answer.error.message if answer.error else answer.result for answer in answers] == [
+            "no",
+            b"\x01",
+            b"\x02",
+        ]
+        await run.signal("end")
+        return await run.result()
+
+    assert started(late, ask) == ["one", "two"]
+
+
+def test_an_update_that_finds_no_handler_is_answered_at_the_end() -> None:
+    async def ask(run: TestedRun[list[str]], test: WorkflowTest) -> list[str]:
+        with pytest.raises(OrchestratorError, match="has no answer yet"):
+            await run.update("say", "one")
+        await run.signal("go", False)
+        await run.signal("end")
+        result = await run.result()
+        (answer,) = [what for what in whats(run) if isinstance(what, history.UpdateAnswered)]
+        assert answer.error is not None
+        assert answer.error.message == "The run ended before update 'say' was done."
+        return result
+
+    assert started(late, ask) == []
+
+
+def test_an_update_that_an_older_release_refused_stays_refused() -> None:
+    async def ask(run: TestedRun[list[str]], test: WorkflowTest) -> Recording:
+        with pytest.raises(OrchestratorError, match="has no answer yet"):
+            await run.update("say", "one")
+        await run.signal("go", True)
+        await run.signal("end")
+        assert await run.result() == ["one"]
+        return run.history
+
+    recorded = started(late, ask)
+    refused = TaskError("InvalidTask", "The workflow answers no update 'say'. It answers: none.")
+    older: list[Event] = []
+    for event in recorded.events:  # the answer stood in the batch of the turn that was shown the update
+        what = event.what
+        if isinstance(what, history.UpdateAnswered):
+            continue
+        older.append(event)
+        if isinstance(what, history.ActivationApplied) and what.through == 3:
+            asked = next(e.what for e in recorded.events if isinstance(e.what, history.UpdateRequested))
+            older.append(Event(0, event.at, history.UpdateAnswered(asked.id, error=refused)))
+        if isinstance(what, history.RunCompleted):
+            older[-1] = Event(0, event.at, history.RunCompleted(b"\x90"))
+    numbered = [Event(number, event.at, event.what) for number, event in enumerate(older, 1)]
+    with pytest.raises(DeterminismViolation):
+        replay(late, Recording(recorded.run_id, recorded.events[:-1] + numbered[-1:]), exactly=True)
+    replay(late, Recording(recorded.run_id, numbered), exactly=True)
 
 
 def test_an_update_may_continue_the_run_as_a_new_one() -> None:

@@ -10,6 +10,7 @@ import os
 import pathlib
 import random
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import textwrap
 import threading
 import time
 import uuid
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date
@@ -54,13 +56,24 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: secrets.choice([1, 2]), "secrets.choice.*ctx.random"),
     (lambda: uuid.uuid4(), "uuid.uuid4.*ctx.uuid"),
     (lambda: os.urandom(4), "os.urandom.*ctx.random.randbytes"),
-    (lambda: os.getenv("HOME"), "os.getenv.*a task"),
+    (lambda: os.getenv("HOME"), r"os.getenv.*an argument of the workflow, or ctx.run\("),
     (lambda: open(__file__), r"open\(\).*a task"),  # noqa: PTH123, SIM115
     (lambda: pathlib.Path(__file__).read_text(), "Path.read_text.*a task"),
     (lambda: threading.Thread(target=print).start(), "Thread.start.*asyncio.create_task"),
     (lambda: socket.socket(), "socket.*a task"),
     (lambda: subprocess.run(["true"]), "subprocess.run.*a task"),
     (lambda: list(as_completed([nothing])), "use it as `asyncio.as_completed`"),
+    (lambda: time.strftime("%d"), r"time.strftime.*ctx.now\(\).strftime"),
+    (lambda: os.environ["HOME"], "os.environ.__getitem__.*an argument of the workflow"),
+    (lambda: os.environ.get("HOME"), "os.environ.get.*an argument of the workflow"),
+    (lambda: "HOME" in os.environ, "os.environ.__contains__.*an argument of the workflow"),
+    (lambda: os.environ.update({"X": "y"}), "os.environ.update.*a task"),
+    (lambda: os.getpid(), "os.getpid.*an argument of the workflow"),
+    (lambda: os.path.exists("/"), "os.path.exists.*a task"),  # noqa: PTH110
+    (lambda: os.path.getmtime("/"), "os.path.getmtime.*a task"),  # noqa: PTH204
+    (lambda: pathlib.Path("/").is_dir(), "Path.is_dir.*a task"),
+    (lambda: socket.gethostname(), "socket.gethostname.*an argument of the workflow"),
+    (lambda: shutil.which("true"), "shutil.which.*a task"),
 ]
 ALLOWED: list[Callable[[], Any]] = [
     lambda: mine.choice([1, 2]),
@@ -69,6 +82,9 @@ ALLOWED: list[Callable[[], Any]] = [
     lambda: uuid.uuid5(uuid.NAMESPACE_URL, "x"),
     lambda: uuid.UUID(int=3),
     lambda: textwrap.dedent(" x"),
+    lambda: ChainMap({"a": 1}).get("a"),
+    lambda: os.path.join("a", "b"),  # noqa: PTH118
+    lambda: datetime.datetime(2026, 1, 1).strftime("%d"),
 ]
 
 
