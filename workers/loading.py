@@ -11,7 +11,13 @@ from orchestrator.sdk.app import Orchestrator
 
 
 def load_app(where: str) -> Orchestrator:
-    """Import the module and return the application in it; the current folder is importable."""
+    """Import the application's module, and those that it includes, and return it; the current folder is importable."""
+    found = _find_app(where)
+    found.load_modules()
+    return found
+
+
+def _find_app(where: str) -> Orchestrator:
     module_name, _, attribute = where.partition(":")
     if not module_name or module_name.startswith("."):  # relative to nothing
         raise ConfigurationError(f"An application is given as module:app, e.g. tasks:app; found {where!r}.")

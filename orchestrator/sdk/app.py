@@ -24,6 +24,7 @@ from orchestrator.sdk.context import TaskContext, current_outlet
 from orchestrator.sdk.given import GivenOptions, GivenToWorkflows
 from orchestrator.sdk.handle import Handle, RunHandle
 from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.schedules import Schedules, T, Times
@@ -40,20 +41,39 @@ Call = tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
 
 class Orchestrator:
-    """An application. Settings are read when they are first needed, so importing a module needs none."""
+    """An application. Settings are read when they are first needed, so importing a module needs none.
+
+    `with Orchestrator() as app:` and `async with` close its connections at the end; so does `app.close()`.
+    """
 
     def __init__(
-        self, settings: Settings | None = None, *, routes: Mapping[str, str] | None = None, **overrides: Any
+        self,
+        settings: Settings | None = None,
+        *,
+        include: Iterable[str] = (),
+        autodiscover: Iterable[str] = (),
+        routes: Mapping[str, str] | None = None,
+        **overrides: Any,
     ) -> None:
-        """`routes` sends tasks to queues by their names: `{"shop.mail.*": "mail"}`; the first that fits counts."""
+        """Make an application; nothing is connected to.
+
+        Args:
+            settings: All settings; read from the environment and pyproject.toml if none are given.
+            include: Modules in which further tasks stand, such as `shop.mail`. They are imported when a worker or a
+                command starts, and when something is asked for that is not known yet.
+            autodiscover: Packages whose modules called `tasks` are imported in the same way, with all below them.
+            routes: Queues of tasks by their names: `{"shop.mail.*": "mail"}`; the first that fits counts.
+            overrides: Single settings, by name, that go before those of the environment.
+        """
+        self._modules = Modules(include, autodiscover)
         self._client = Client(settings, overrides, routes or {})
         self.tasks: dict[str, Task[..., Any]] = {}
         """The registered tasks, by name."""
-        self.workflows = Workflows(self._client, self.tasks)
+        self.workflows = Workflows(self._client, self.tasks, self._modules)
         """Workflows that are data: files and graphs, stored in the database."""
-        self.code_workflows = CodeWorkflows()
+        self.code_workflows = CodeWorkflows(self._modules)
         """Workflows that are code, registered with `@app.workflow`."""
-        self.schedules = Schedules(self._client, self.code_workflows)
+        self.schedules = Schedules(self._client, self.code_workflows, self._modules)
         """Schedules: those that the code declares, and all that are in the database."""
 
     # -- tasks
@@ -87,12 +107,21 @@ class Orchestrator:
 
     def find_task(self, name: str) -> Task[..., Any]:
         """Return the registered task of that name."""
-        check_name("task", name)
+        if check_name("task", name) not in self.tasks:
+            self.load_modules()
         try:
             return self.tasks[name]
         except KeyError:
             known = ", ".join(sorted(self.tasks)) or "none"
             raise UnknownTask(f"No task is called {name!r}.{did_you_mean(name, self.tasks)} Known: {known}.") from None
+
+    def load_modules(self) -> None:
+        """Import the modules of `include` and `autodiscover`; ConfigurationError if one cannot be.
+
+        It is done without being asked for when a worker or a command starts, and when a task is looked up that is not
+        known, schedules or workflows are applied, or queues listed. Call it to learn of mistakes at once.
+        """
+        self._modules.load()
 
     def schedule(
         self, *, name: str | None = None, params: Mapping[str, Any] | None = None, **times: Unpack[Times]
@@ -217,6 +246,7 @@ class Orchestrator:
 
     def queues(self) -> list[str]:
         """Return every queue that the code names: for tasks, what follows them, workflows as code, and by routes."""
+        self.load_modules()
         tasks = {queue for task in self.tasks.values() for queue in task._queues()}
         code = {flow._code_options.queue or self._client.route(name) for name, flow in self.code_workflows.items()}
         return [DEFAULT_QUEUE, *sorted({*tasks, *code, *self._client.routes.values()} - {DEFAULT_QUEUE})]

@@ -21,6 +21,7 @@ from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.workflow import CodeWorkflow, CodeWorkflows
 from orchestrator.sdk.handle import RunHandle
 from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.registered import check_fit, take_over
 from orchestrator.sdk.steps import Pause, Steps, complete
@@ -150,8 +151,9 @@ def plain_times(times: Mapping[str, Any]) -> dict[str, Any]:
 class Schedules(Mapping[str, "Scheduled"]):
     """`app.schedules`: all schedules in the database, by `workflow/name`, or by the workflow where it has one."""
 
-    def __init__(self, client: Client, code_workflows: CodeWorkflows) -> None:
+    def __init__(self, client: Client, code_workflows: CodeWorkflows, modules: Modules) -> None:
         self._client = client
+        self._modules = modules
         self._code_workflows = code_workflows
         self._declared: dict[str, Declaration | CodeDeclaration] = {}
         """What stands in the code: by name, and by workflow and name where it is one of code with several."""
@@ -210,6 +212,7 @@ class Schedules(Mapping[str, "Scheduled"]):
 
     def apply(self) -> list[str]:
         """Store what the code declares, all or nothing; return the names. The same again changes nothing."""
+        self._modules.load()
         tasks = [one.definition() for one in self._declared.values() if isinstance(one, Declaration)]
         of_code = [
             (one.workflow.name, one.data, code_target(one.workflow))
@@ -225,6 +228,7 @@ class Schedules(Mapping[str, "Scheduled"]):
         Return the keys of those that this application once declared and does no more. They are marked, and go on to
         fire until they are deleted; `prune` deletes them.
         """
+        self._modules.load()
         keys = [declaration.key for declaration in self._declared.values()]
         return self._client.backend.schedules.claim_origin(origin, keys, prune=prune)
 
@@ -242,6 +246,7 @@ class Schedules(Mapping[str, "Scheduled"]):
         The workflow may be one of code that this application has.
         """
         data = {"name": name, "params": dict(params or {}), **plain_times(times)}
+        self._modules.load()
         code = self._code_workflows.get(workflow)
         if code is None:
             self._client.backend.schedules.set(workflow, data)

@@ -16,6 +16,7 @@ from orchestrator.sdk.client import Client
 from orchestrator.sdk.context import Outlet, current_outlet
 from orchestrator.sdk.handle import RunHandle
 from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.options import check_label, check_name, check_tags
 from orchestrator.sdk.registered import take_over
 from orchestrator.sdk.twins import twin
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 class Workflows(Mapping[str, "StoredWorkflow"]):
     """`app.workflows`: the workflows that have been applied, by name."""
 
-    def __init__(self, client: Client, tasks: Mapping[str, Task[..., Any]]) -> None:
+    def __init__(self, client: Client, tasks: Mapping[str, Task[..., Any]], modules: Modules) -> None:
         self._client = client
+        self._modules = modules
         self._tasks = tasks
 
     def __getitem__(self, name: str) -> StoredWorkflow:
@@ -53,6 +55,7 @@ class Workflows(Mapping[str, "StoredWorkflow"]):
         """
         from orchestrator.sdk import definitions  # loads the YAML parser, which workers do without
 
+        self._modules.load()
         further = partial(take_over, tasks=self._tasks, elsewhere=elsewhere)
         if isinstance(source, (str, Path)):
             definition = definitions.load(Path(source), further)

@@ -76,6 +76,7 @@ def folder() -> Iterator[Path]:
     [
         ("README.md", "tasks:app", {"use.py": "a.png at 200px", "transactional.py": "g.png at 100px"}),
         ("docs/tasks.md", "app:app", {"use.py": "order 1: 9.90 charged", "aio.py": "2 success"}),
+        ("docs/tasks.md", "shop.app:app", {"letters.py": "invoice 7\nletter 7"}),
         ("docs/limits.md", "app:app", {"use.py": "welcome to globex\n20\nTrue 90\nTrue"}),
         ("docs/tasks.md", "imports:app", {"watch.py": "imported 3"}),
         ("docs/exactly-once.md", "bank:app", {"use.py": "Bob has 30"}),
@@ -86,8 +87,9 @@ def folder() -> Iterator[Path]:
 def test_the_code_runs_as_written(document: str, app: str, scripts: dict[str, str], folder: Path) -> None:
     files = files_in(REPOSITORY / document)
     for name, body in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(body)
-    assert {*scripts, f"{app.partition(':')[0]}.py"} <= set(files)
+    assert {*scripts, f"{app.partition(':')[0].replace('.', '/')}.py"} <= set(files)
     with dev(folder, app):
         services = json.loads((folder / ".orchestrator" / "services.json").read_text())
         database = services["database_url"].replace("postgresql:", "postgresql+psycopg2:")

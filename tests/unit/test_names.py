@@ -33,7 +33,7 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     Orchestrator: (
         "enqueue enqueue_many start_many post_event retry_failed close",
         "task tasks find_task workflow workflows code_workflows schedule schedules handle run workflow_run queue "
-        "queues settings",
+        "queues settings load_modules",
     ),
     Task: ("enqueue delay enqueue_in", "name queue function options schedule"),
     Handle: ("result status progress cancel retry", "id"),

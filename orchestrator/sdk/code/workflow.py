@@ -22,6 +22,7 @@ from orchestrator.sdk.code.loop import LONGEST_WAIT
 from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.given import GivenToRuns
+from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.options import check_name, check_options
 from orchestrator.sdk.payload import digest_call, encode_call
 from orchestrator.sdk.signature import Signature
@@ -194,7 +195,8 @@ class CodeWorkflow(Generic[P, R]):
 class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
     """`app.code_workflows`: the newest version of each registered workflow, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Modules) -> None:
+        self._modules = modules
         self._versions: dict[str, dict[int, CodeWorkflow[..., Any]]] = {}
 
     def __getitem__(self, name: str) -> CodeWorkflow[..., Any]:
@@ -217,6 +219,8 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
 
         A run that began under an older version goes on with newer code if that fits its history, and is stuck if not.
         """
+        if name not in self._versions:
+            self._modules.load()
         versions = self._versions.get(name)
         if versions is None:
             known = ", ".join(sorted(self)) or "none"

@@ -1,0 +1,143 @@
+"""Tasks in modules of their own: `Orchestrator(include=…)`, and packages whose `tasks` modules are found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import ConfigurationError, Orchestrator, Settings, UnknownTask
+from orchestrator.workers.loading import load_app
+
+Write = Callable[..., None]
+TASK = "from bakery.app import app\n\n\n@app.task\ndef bake(loaves: int) -> int:\n    return loaves\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write the files of a project whose folder is the current one."""
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    path = list(sys.path)
+
+    def write(**files: str) -> None:
+        for name, body in files.items():
+            file = tmp_path / f"{name.replace('__', '/')}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(textwrap.dedent(body))
+
+    yield write
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "bakery":
+            del sys.modules[name]
+
+
+def app(**options: Any) -> str:
+    given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return f"from orchestrator import Orchestrator\n\napp = Orchestrator({given})\n"
+
+
+def test_included_modules_are_imported_when_the_application_is_loaded(write: Write) -> None:
+    write(bakery__app=app(include=["bakery.bread", "bakery.cakes"]), bakery__bread=TASK, bakery__cakes=TASK)
+    found = load_app("bakery.app:app")
+    assert sorted(found.tasks) == ["bakery.bread.bake", "bakery.cakes.bake"]
+
+
+def test_they_are_imported_in_a_program_when_something_is_not_known(write: Write) -> None:
+    write(bakery__app=app(include=["bakery.bread"]), bakery__bread=TASK)
+    program = """
+        from bakery.app import app
+        assert not app.tasks
+        print(app.find_task("bakery.bread.bake").name, list(app.tasks))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert done.stdout == "bakery.bread.bake ['bakery.bread.bake']\n", done.stderr
+
+
+@pytest.mark.parametrize("ask", ["queues()", "load_modules()", "code_workflows.find('bakery.bread.order')"])
+def test_whatever_needs_to_know_all_tasks_imports_them(write: Write, ask: str) -> None:
+    order = "\n\n@app.workflow\nasync def order(ctx: object) -> None: ...\n"
+    write(bakery__app=app(include=["bakery.bread"]), bakery__bread=TASK + order)
+    program = f"from bakery.app import app\napp.{ask}\nassert app.tasks and app.code_workflows"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_modules_called_tasks_are_found_wherever_they_are_below_a_package(write: Write) -> None:
+    write(
+        bakery__app=app(autodiscover=["bakery"]),
+        bakery__tasks=TASK,
+        bakery__bread__tasks=TASK,
+        bakery__cakes__tasks__sweet=TASK,
+        bakery__cakes__tasks__deeper__salty=TASK,
+        bakery__cakes__other="raise SystemError('nobody asked for it')",
+        bakery__pies__other="raise SystemError('nobody asked for it')",
+    )
+    found = load_app("bakery.app:app")
+    places = ["bread.tasks", "cakes.tasks.deeper.salty", "cakes.tasks.sweet", "tasks"]
+    assert sorted(found.tasks) == [f"bakery.{place}.bake" for place in places]
+
+
+@pytest.mark.parametrize(
+    ("given", "files", "said"),
+    [
+        (
+            {"include": ["bakery.bred"]},
+            {"bakery__bread": TASK},
+            r"Orchestrator\(include=…\): there is no module 'bakery.bred'. Did you mean 'bakery.bread'\?",
+        ),
+        ({"include": ["backery.bread"]}, {}, "there is no module 'backery.bread'"),
+        (
+            {"include": ["bakery.bread"]},
+            {"bakery__bread": "import nothing_of_the_kind\n"},
+            r"module 'bakery.bread' cannot be imported. ModuleNotFoundError: No module named 'nothing_of_the_kind'"
+            r"\n  in .*/bakery/bread.py, line 1",
+        ),
+        (
+            {"include": ["bakery.bread"]},
+            {"bakery__bread": "def bake(:\n"},
+            r"module 'bakery.bread' cannot be imported. SyntaxError: .*\n  in .*/bakery/bread.py, line 1",
+        ),
+        (
+            {"include": ["bakery.bread"]},
+            {"bakery__bread": "from bakery.app import app\n\n\n@app.task(retires=3)\ndef bake() -> None: ...\n"},
+            r"'bakery.bread' cannot be imported. UnknownOption: .*'retries'(?s:.*)\n  in .*/bakery/bread.py, line 4",
+        ),
+        ({"autodiscover": ["backery"]}, {}, r"\(autodiscover=…\): there is no package 'backery'"),
+        ({"autodiscover": ["bakery.bread"]}, {"bakery__bread": TASK}, "A single module belongs into include="),
+        (
+            {"autodiscover": ["bakery"]},
+            {"bakery__bread": TASK},
+            "'bakery' has no module called 'tasks', nor has one below",
+        ),
+        (
+            {"autodiscover": ["bakery"]},
+            {"bakery__bread__tasks": "1 / 0"},
+            r"\(autodiscover=…\): module 'bakery.bread.tasks' cannot be imported. ZeroDivisionError",
+        ),
+    ],
+)
+def test_an_error_names_the_module_and_what_is_wrong_with_it(
+    write: Write, given: dict[str, Any], files: dict[str, str], said: str
+) -> None:
+    write(bakery__app=app(**given), **files)
+    with pytest.raises(ConfigurationError, match=said):
+        load_app("bakery.app:app")
+
+
+@pytest.mark.parametrize("given", ["shop.mail", ["shop mail"], [1], [""]])
+@pytest.mark.parametrize("option", ["include", "autodiscover"])
+def test_what_is_no_list_of_names_is_refused_at_once(option: str, given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"Orchestrator\({option}=…\): expected a list of names"):
+        Orchestrator(Settings(), **{option: given})
+
+
+def test_an_unknown_task_is_still_unknown(write: Write) -> None:
+    write(bakery__app=app(include=["bakery.bread"]), bakery__bread=TASK)
+    with pytest.raises(UnknownTask, match="Did you mean 'bakery.bread.bake'"):
+        load_app("bakery.app:app").find_task("bakery.bread.bak")
