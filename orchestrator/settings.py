@@ -77,7 +77,7 @@ class Settings:
 
     max_depth: int = 100
     """How many runs of workflows may stand above a run, each started by the one before."""
-    max_descendants: int = 1_000_000
+    max_descendants: int = 100_000
     """How many runs may come of one run, through child workflows and `on`."""
 
     long_transaction: float = 60.0

@@ -12,7 +12,6 @@ cost of an event is the number of its edges.
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,8 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.definition import Definition, Trigger
+from orchestrator.domain.definition import Trigger
+from orchestrator.domain.graph import Graph
 
 
 class StepState(IntEnum):
@@ -43,45 +43,6 @@ _COUNTER = {
     StepState.CANCELLED: "cancelled",
 }
 STATE_OF_TASK = {name: state for state, name in _COUNTER.items()}
-
-
-class Graph:
-    """A definition, compiled for planning; shared by all runs of it."""
-
-    def __init__(self, definition: Definition) -> None:
-        self.definition = definition
-        self.steps = definition.steps
-        self.index = {step.name: place for place, step in enumerate(self.steps)}
-        self.upstream = [tuple(dict.fromkeys(self.index[name] for name in step.depends_on)) for step in self.steps]
-        below: list[list[int]] = [[] for _ in self.steps]
-        for place, parents in enumerate(self.upstream):
-            for parent in parents:
-                below[parent].append(place)
-        self.downstream = [tuple(children) for children in below]
-        self.leaves = [place for place, children in enumerate(self.downstream) if not children]
-
-    @functools.cached_property
-    def order(self) -> list[int]:
-        """All steps, each after those that it depends on."""
-        waits = [len(parents) for parents in self.upstream]
-        order = [place for place, number in enumerate(waits) if not number]
-        for place in order:  # which grows meanwhile
-            for child in self.downstream[place]:
-                waits[child] -= 1
-                if not waits[child]:
-                    order.append(child)
-        return order
-
-    def below(self, places: Iterable[int]) -> set[int]:
-        """Return all steps below some."""
-        found: set[int] = set()
-        unvisited = list(places)
-        while unvisited:
-            for child in self.downstream[unvisited.pop()]:
-                if child not in found:
-                    found.add(child)
-                    unvisited.append(child)
-        return found
 
 
 class Fan(msgspec.Struct, array_like=True):
@@ -214,11 +175,25 @@ class Plan:
         fan = self._fans[place]
         return fan.held + (0 if place in self._reasons else fan.total - fan.created)
 
-    def stop(self) -> None:
-        """Start nothing more: what waits is cancelled at once, what is open ends by its tasks."""
+    def halt(self) -> None:
+        """Start nothing more: the run is being cancelled."""
         self._stopping = True
         self._candidates.clear()
         self.fans_with_room.clear()
+
+    def close(self) -> None:
+        """Let all that has not ended be cancelled, as it is counted: the run has ended."""
+        for place, state in enumerate(self._steps):
+            if state not in ENDED:
+                self._steps[place] = StepState.CANCELLED
+                fan = self._fans.get(place)
+                if fan is not None:
+                    fan.cancelled += fan.total - fan.ended
+                    fan.held = 0
+
+    def stop(self) -> None:
+        """Let what waits be cancelled, and start nothing more; what is open ends by its tasks."""
+        self.halt()
         for place, state in enumerate(self._steps):
             if state == StepState.WAITING:
                 self._steps[place] = StepState.CANCELLED

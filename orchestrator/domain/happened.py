@@ -33,14 +33,14 @@ Steps = dict[tuple[str, str], int]
 
 
 class Happened(msgspec.Struct, array_like=True):
-    """What happened to one run, in one tick. Its plan is told in the order of the fields."""
+    """What happened to one run, in one tick. Its plan is told in the order of the fields, but for `closed`."""
 
     delta: dict[str, int] = msgspec.field(default_factory=Counter)
     """How much each counter changes by what moved."""
     begun: bool = False
     ended: Steps = {}
     stopped: bool = False
-    """It is being cancelled, or has timed out."""
+    """It was cancelled, or has timed out, while it was stuck."""
     is_retried: bool = False
     """A person retries it, and it has begun again."""
     reopened: Steps = {}
@@ -51,6 +51,8 @@ class Happened(msgspec.Struct, array_like=True):
     """What its code learns, if it has any."""
     own_end: OwnEnd | None = None
     continuing: ContinueRun | None = None
+    closed: bool = False
+    """It had ended, and what had not was cancelled with it. This is told before it is retried."""
 
     @property
     def is_for_plan(self) -> bool:

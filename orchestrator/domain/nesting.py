@@ -10,7 +10,7 @@ class Nesting(NamedTuple):
 
     depth: int = 100
     """Runs above a run."""
-    descendants: int = 1_000_000
+    descendants: int = 100_000
     """Runs below the first."""
 
     def too_deep(self, workflow: str, depth: int) -> str:

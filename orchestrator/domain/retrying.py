@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import NamedTuple
 
-from orchestrator.domain.dag import Graph, StepState
+from orchestrator.domain.dag import StepState
+from orchestrator.domain.graph import Graph
 
 
 class Retry(NamedTuple):

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from orchestrator.domain.dag import Graph
 from orchestrator.domain.definition import Step
 from orchestrator.domain.expression import Expression, parse, parse_template
+from orchestrator.domain.graph import Graph
 from orchestrator.domain.lane_names import LONGEST_KEY, key_text
 from orchestrator.domain.operators import LARGEST, describe
 from orchestrator.domain.scope import ENOUGH_WORK, Scope

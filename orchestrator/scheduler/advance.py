@@ -7,7 +7,7 @@ is set aside, and what there is no time for waits for the next tick.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from orchestrator.domain.happened import Happened, OwnEnd, total
 from orchestrator.domain.history import Fact, Outcome
@@ -34,14 +34,26 @@ WAITS_FOR_ITSELF = "waits for itself: runs above it hold its limit of {} at once
 
 
 def begin_runs(tick: Tick, limit: int) -> None:
-    """Start the runs that were created since the last tick."""
-    begun, waiting = runs.begin_or_park(tick.connection, tick.now, limit)
+    """Start runs that were created since the last tick, tree by tree; as many as there is time for, but always some."""
+    pending = tick.backlog.pending(tick, limit)
+    steps = tick.dags.sizes({run.id: (run.workflow, run.version) for run in pending if run.workflow and run.version})
+    for number, slice_ in enumerate(_slices(tick, [run.id for run in pending], steps)):
+        if number and tick.budget.is_spent:
+            tick.runs_to_begin = True
+            break
+        _begin(tick, slice_, limit)
+    advance_runs(tick)
+
+
+def _begin(tick: Tick, ids: Sequence[bytes], limit: int) -> None:
+    begun, waiting, cancelled = runs.begin_or_park(tick.connection, tick.now, ids)
+    follow_ends(tick, [(row, row.state) for row in cancelled], silent={row.id for row in cancelled})
     _refuse_circles(tick, [row.id for row in waiting if row.parent_run is not None], limit)
     conclude(tick, [row for row in begun if not row.is_planned])
     planned = [row for row in begun if row.is_planned]
     tick.backlog.release(tick, [row.id for row in planned if row.again])
-    tell_runs(tick, [(row.id, [Happened(begun=not row.again, is_retried=row.again)]) for row in planned])
-    advance_runs(tick)
+    again = Happened(closed=True, is_retried=True)
+    tell_runs(tick, [(row.id, [again if row.again else Happened(begun=True)]) for row in planned], is_urgent=True)
 
 
 def _refuse_circles(tick: Tick, waiting: list[bytes], limit: int) -> None:
@@ -49,7 +61,7 @@ def _refuse_circles(tick: Tick, waiting: list[bytes], limit: int) -> None:
     found = families.waiting_for_themselves(tick.connection, waiting, limit) if waiting else {}
     if found:
         reasons = {run: WAITS_FOR_ITSELF.format(number) for run, number in found.items()}
-        _follow_ends(tick, [(row, RunState.FAILED) for row in runs.refuse(tick.connection, reasons, tick.now)])
+        follow_ends(tick, [(row, RunState.FAILED) for row in runs.refuse(tick.connection, reasons, tick.now)])
 
 
 def advance_runs(tick: Tick) -> None:
@@ -66,15 +78,9 @@ def advance_runs(tick: Tick) -> None:
 
 def expand_runs(tick: Tick, limit: int) -> None:
     """Create more tasks of large fan-outs."""
-    expanding = dags.expanding(tick.connection, limit)
-    tell_runs(tick, [(run, [Happened(is_expanding=True)]) for run in expanding], is_marked=True)
+    expanding = tick.backlog.expanding(tick, limit)
+    tell_runs(tick, [(run, [Happened(is_expanding=True)]) for run in expanding], is_marked=True, is_urgent=True)
     advance_runs(tick)
-
-
-def stop_runs(tick: Tick, rows: Iterable[RunRow]) -> None:
-    """Start nothing more of runs that are being cancelled."""
-    planned = [row.id for row in rows if row.is_planned and row.state is RunState.RUNNING]
-    tell_runs(tick, [(run, [Happened(stopped=True)]) for run in planned])
 
 
 def catch_up(tick: Tick) -> None:
@@ -85,7 +91,7 @@ def catch_up(tick: Tick) -> None:
     while waited := tick.backlog.next(tick):
         isolate(
             tick,
-            [one for one in waited if not _is_refused(tick, one.run, ())],
+            [one for one in waited if not is_refused(tick, one.run)],
             lambda some: _tell_waited(tick, some),
             lambda one, error: tick.backlog.set_aside(tick, one.run, (), error),
         )
@@ -100,29 +106,33 @@ def _tell_waited(tick: Tick, some: Sequence[Waited]) -> None:
     _tell(tick, [(one.run, [*one.happened, Happened(is_expanding=True)]) for one in some])
 
 
-def tell_runs(tick: Tick, some: Sequence[Told], *, is_marked: bool = False) -> None:
+def tell_runs(tick: Tick, some: Sequence[Told], *, is_marked: bool = False, is_urgent: bool = False) -> None:
     """Tell runs what happened to them, as far as there is time; what happened to those that wait, waits with them.
 
-    What is marked in their rows need not be kept: they are found again. However little time there is, the first of
-    these are told.
+    What is marked in their rows need not be kept: they are found again. If it is urgent, the first are told however
+    little time there is.
     """
     waiting = tick.backlog.waiting(tick)
     late: list[Told] = []
     if waiting:
         late = [told for told in some if told[0] in waiting]
         some = [told for told in some if told[0] not in waiting]
-    some = [told for told in some if not _is_refused(tick, *told)]
+    some = [told for told in some if not is_refused(tick, *told)]
     _tell_some(tick, [told for told in some if not _is_for_plan(told)])
-    for number, slice_ in enumerate(_slices(tick, [told for told in some if _is_for_plan(told)])):
-        if tick.budget.is_spent and not (is_marked and number == 0):
-            late += slice_
+    planned = {told[0]: told for told in some if _is_for_plan(told)}
+    long = [run for run, (_, happened) in planned.items() if any(one.is_for_all_steps for one in happened)]
+    steps = tick.dags.sizes(dags.versions(tick.connection, long) if long else {})
+    for number, slice_ in enumerate(_slices(tick, list(planned), steps)):
+        part = [planned[run] for run in slice_]
+        if tick.budget.is_spent and not (is_urgent and number == 0):
+            late += part
         else:
-            _tell_some(tick, slice_)
+            _tell_some(tick, part)
     if late and not is_marked:
         tick.backlog.add(tick, [(run, one) for run, happened in late for one in happened])
 
 
-def _is_refused(tick: Tick, run: bytes, happened: Sequence[Happened]) -> bool:
+def is_refused(tick: Tick, run: bytes, happened: Sequence[Happened] = ()) -> bool:
     """Say whether a run takes too long to be told anything; then it is set aside."""
     if run not in tick.budget.refused:
         return False
@@ -140,17 +150,16 @@ def _tell_some(tick: Tick, some: Sequence[Told]) -> None:
     isolate(tick, some, lambda part: _tell(tick, part), lambda told, error: tick.backlog.set_aside(tick, *told, error))
 
 
-def _slices(tick: Tick, some: Sequence[Told]) -> Iterator[list[Told]]:
-    """Divide what is to be told into what can be done between two looks at the clock."""
-    steps = tick.dags.sizes(tick, [run for run, happened in some if any(one.is_for_all_steps for one in happened)])
-    slice_: list[Told] = []
+def _slices(tick: Tick, some: Sequence[bytes], steps: Callable[[bytes], int]) -> Iterator[list[bytes]]:
+    """Divide runs that are to be told something into what can be done between two looks at the clock."""
+    slice_: list[bytes] = []
     size = 0
-    for told in some:
-        if slice_ and size + COST + steps(told[0]) > tick.budget.slice:
+    for run in some:
+        if slice_ and size + COST + steps(run) > tick.budget.slice:
             yield slice_
             slice_, size = [], 0
-        size += COST + steps(told[0])  # which may be known by now, if the slice before had another of its kind
-        slice_.append(told)
+        size += COST + steps(run)  # which may be known by now, if the slice before had another of its kind
+        slice_.append(run)
     if slice_:
         yield slice_
 
@@ -193,27 +202,29 @@ def conclude(tick: Tick, rows: Iterable[RunRow], *, hooks: bool = True) -> None:
         for state, candidates in complete.items()
         for run_id in runs.end(tick.connection, state, list(candidates), tick.now)
     ]
-    _follow_ends(tick, ended, hooks=hooks)
+    follow_ends(tick, ended, hooks=hooks)
 
 
-def _follow_ends(tick: Tick, ended: Sequence[tuple[RunRow, RunState]], *, hooks: bool = True) -> None:
-    """Tell parents, lanes, waiting clients and other workflows of runs that ended."""
+def follow_ends(
+    tick: Tick, ended: Sequence[tuple[RunRow, RunState]], *, hooks: bool = True, silent: Container[bytes] = ()
+) -> None:
+    """Tell parents, lanes, waiting clients and other workflows of runs that ended; of the silent, not their parents."""
     lanes: Counter[str] = Counter()
-    workflow_ends: dict[bytes, str] = {}
+    workflow_ends: dict[bytes, tuple[str, str]] = {}
     giving: list[bytes] = []
     for row, state in ended:
         tick.ended.append(Ended(row.id, state))
         if row.lane is not None:
             lanes[row.lane] += 1
         if row.workflow is not None:
-            workflow_ends[row.id] = str(state)
-        if row.parent_run is not None and row.parent_step is not None:
+            workflow_ends[row.id] = row.workflow, str(state)
+        if row.parent_run is not None and row.parent_step is not None and row.id not in silent:
             if state is RunState.SUCCESS:
                 giving.append(row.id)
             tick.children.append((row.parent_run, row.parent_step, str(state)))
     if giving:
         dags.save_outputs(tick.connection, tick.dags.outputs(tick, giving))
-    tick.dags.ended(row.id for row, _ in ended)
+    tick.dags.drop(row.id for row, _ in ended)
     if lanes:
         runs.unpark(tick.connection, lanes)
         tick.runs_to_begin = True

@@ -1,6 +1,7 @@
-"""Runs that are not told what happens to them for the moment, because they are stuck or because time was up.
+"""Runs that wait: to begin, to go on, or to be told what happened to them, because they are stuck or time was up.
 
-What happened to them waits in Postgres. Who waits is remembered here, and can be had from Postgres at any time.
+All of it waits in Postgres, and trees of runs are served by turns. Who is told nothing is remembered here, and can be
+had from Postgres at any time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import orchestrator
 from orchestrator.domain.happened import Happened
 from orchestrator.domain.ids import to_text
 from orchestrator.scheduler.budget import COST
-from orchestrator.store import stuck, untold
+from orchestrator.store import cancels, dags, runs, stuck, untold
+from orchestrator.store.runs import Pending
+from orchestrator.store.transitions import identifier
 from orchestrator.store.untold import Waited
 from orchestrator.telemetry import get_logger
 
@@ -39,6 +42,10 @@ class Backlog:
 
     def __init__(self) -> None:
         self._waiting: set[bytes] | None = None
+        self._pending = runs.pending()
+        self._expanding = dags.expanding()
+        self._line = untold.Line()
+        self._last_cancelled = bytes(16)
         self._has_older = True
         """Another release may have set runs aside, which this one tries again."""
 
@@ -51,6 +58,20 @@ class Backlog:
         if self._waiting is None:
             self._waiting = untold.waiting(tick.connection)
         return self._waiting
+
+    def pending(self, tick: Tick, limit: int) -> list[Pending]:
+        """Return the next runs that want to begin."""
+        return [Pending(identifier(row[0]), row[1], row[2]) for row in self._pending(tick.connection, limit)]
+
+    def expanding(self, tick: Tick, limit: int) -> list[bytes]:
+        """Return the next runs of which more tasks are to be created."""
+        return [identifier(row[0]) for row in self._expanding(tick.connection, limit)]
+
+    def cancelling(self, tick: Tick, limit: int) -> list[bytes]:
+        """Return the next runs that are being cancelled; after the last of them come the first again."""
+        found = cancels.following(tick.connection, self._last_cancelled, limit)
+        self._last_cancelled = found[-1] if len(found) == limit else bytes(16)
+        return found
 
     def free_older(self, tick: Tick) -> None:
         """Let runs try again, once, that another release has set aside."""
@@ -97,10 +118,10 @@ class Backlog:
 
         It is as much as can be done between two looks at the clock, or one. It keeps its place until it is removed.
         """
-        line = untold.line(tick.connection, _LOOKED_AT)
+        line = self._line(tick.connection, _LOOKED_AT)
         if not line:
             return []
-        steps = tick.dags.sizes(tick, list({place.run for place in line}))
+        steps = tick.dags.sizes(dags.versions(tick.connection, list({place.run for place in line})))
         ids: list[int] = []
         cost = size = 0
         for place in line:

@@ -19,7 +19,7 @@ from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.code import ask_to_cancel
 from orchestrator.scheduler.tasks import cancel_tasks
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import code_runs, histories, run_keys, runs
+from orchestrator.store import cancels, code_runs, histories, run_keys
 from orchestrator.store import resolutions as store
 from orchestrator.store.code_runs import EndedRun, NewCodeRun
 from orchestrator.store.transitions import Moved
@@ -152,7 +152,7 @@ def _continue(tick: Tick, heirs: Sequence[_Heir]) -> None:
 def close_runs(tick: Tick, limit: int) -> None:
     """Cancel a slice of what is open in runs that have ended."""
     closing = code_runs.closing(tick.connection, limit)
-    tasks = runs.open_tasks(tick.connection, closing, limit) if closing else []
+    tasks = cancels.open_tasks(tick.connection, closing, limit) if closing else []
     if tasks:
         cancel_tasks(tick, tasks)
     if len(tasks) < limit:

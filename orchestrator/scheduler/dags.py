@@ -76,8 +76,8 @@ class Dags:
         self._runs.clear()
         self._outputs.forget()
 
-    def ended(self, ids: Iterable[bytes]) -> None:
-        """Forget the plans of runs that have ended. If they are to go on after all, Postgres has them."""
+    def drop(self, ids: Iterable[bytes]) -> None:
+        """Forget the plans of runs that have ended, or are being cancelled. If they go on, Postgres has them."""
         for run in ids:
             self._runs.drop(run)
 
@@ -111,12 +111,11 @@ class Dags:
         tick.backlog.add(tick, [(run.id, Happened(is_retried=True))])
         return False
 
-    def sizes(self, tick: Tick, ids: Sequence[bytes]) -> Callable[[bytes], int]:
-        """Return how to tell, at any later time, how many steps these runs have; of others it says 0.
+    def sizes(self, versions: Mapping[bytes, tuple[str, int]]) -> Callable[[bytes], int]:
+        """Return how to tell, at any later time, how many steps runs of these versions have; of others it says 0.
 
         A run of a definition that has not been worked out until then has more steps than any.
         """
-        versions = dags.versions(tick.connection, ids) if ids else {}
 
         def size(run: bytes) -> int:
             if run not in versions:
@@ -148,7 +147,10 @@ class Dags:
             state = msgspec.msgpack.decode(row.state, type=DagState) if row.state is not None else None
             fire_time = row.fire_time.astimezone(UTC).isoformat()
             info = {"id": to_text(row.id), "workflow": row.workflow, "version": row.version, "fire_time": fire_time}
-            run = DagRun(row.id, compiled, row.params, info, Plan(compiled.graph, state), row.depth, row.root)
+            plan = Plan(compiled.graph, state)
+            if row.cancelling:
+                plan.halt()
+            run = DagRun(row.id, compiled, row.params, info, plan, row.depth, row.root)
             found[row.id] = self._runs.put(row.id, run, _RUN_WEIGHT + len(compiled.graph.steps))
         return [run for run in found.values() if run is not None]
 
@@ -329,6 +331,8 @@ def _tell(run: DagRun, happened: Happened) -> None:
         plan.task_ended(index[step], STATE_OF_TASK[state], number)
     if happened.stopped:
         plan.stop()
+    if happened.closed:
+        plan.close()
     if happened.reopened:
         plan.reopen(
             (index[step], STATE_OF_TASK[state])

@@ -5,16 +5,17 @@ from __future__ import annotations
 from datetime import datetime
 
 from orchestrator.scheduler.advance import advance_runs, begin_runs, catch_up, expand_runs
+from orchestrator.scheduler.cancels import cancel_runs, time_out
 from orchestrator.scheduler.code import CodeRuns, fire_timers
 from orchestrator.scheduler.code_ends import close_runs
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.isolation import attempt
-from orchestrator.scheduler.requests import apply_inbox, cancel_runs
+from orchestrator.scheduler.requests import apply_inbox
 from orchestrator.scheduler.schedules import extend_backfills, fire_schedules
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.timers import expire, fail_unknown, fire_due, release_crowded, release_known
 from orchestrator.settings import Settings
-from orchestrator.store import runs, waiting
+from orchestrator.store import waiting
 from orchestrator.store.waiting import Agenda
 
 _NOTHING = Agenda(inbox=False, pending_runs=False, cancelling_runs=False, next_due=None, held=False)
@@ -48,7 +49,7 @@ class Errands:
             attempt(tick, "apply requests", lambda: apply_inbox(tick, limit))
             agenda = waiting.agenda(tick.connection)
         if _is_due(agenda.next_due, tick.now):
-            attempt(tick, "time runs out", lambda: runs.time_out(tick.connection, tick.now, limit))
+            attempt(tick, "time runs out", lambda: time_out(tick, limit))
             attempt(tick, "fire schedules", lambda: fire_schedules(tick, limit))
             agenda = waiting.agenda(tick.connection)
         if agenda.backfills and thorough:
@@ -59,9 +60,9 @@ class Errands:
         if agenda.untold_runs:
             attempt(tick, "tell runs what has waited", lambda: catch_up(tick))
         if agenda.pending_runs:
-            attempt(tick, "begin runs", lambda: begin_runs(tick, 1 if tick.budget.is_spent else limit))
+            attempt(tick, "begin runs", lambda: begin_runs(tick, limit))
         if agenda.expanding_runs:
-            attempt(tick, "create tasks of fan-outs", lambda: expand_runs(tick, 1 if tick.budget.is_spent else limit))
+            attempt(tick, "create tasks of fan-outs", lambda: expand_runs(tick, limit))
         if agenda.closing_runs:
             attempt(tick, "cancel what ended runs have left", lambda: close_runs(tick, limit))
         advance_runs(tick)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.domain.dag import Graph, Plan
+from orchestrator.domain.dag import Plan
 from orchestrator.domain.definition import Definition
+from orchestrator.domain.graph import Graph
 from orchestrator.domain.placement import of_step
 from orchestrator.domain.steps import StepProgram
 

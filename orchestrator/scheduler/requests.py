@@ -9,13 +9,12 @@ from itertools import groupby
 
 import msgspec
 
-from orchestrator.domain.happened import Happened, total
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.run import TIMED_OUT
 from orchestrator.domain.starts import is_start
 from orchestrator.domain.task import KeyHolder, NewTask, TaskError
-from orchestrator.scheduler.advance import advance_runs, conclude, stop_runs
+from orchestrator.scheduler.advance import advance_runs
 from orchestrator.scheduler.budget import TooSlow
+from orchestrator.scheduler.cancels import mark_cancelling
 from orchestrator.scheduler.code import ask_to_cancel, reply
 from orchestrator.scheduler.code_requests import ABOUT_CODE, CODE_WISHES
 from orchestrator.scheduler.code_resets import reset_runs
@@ -28,12 +27,9 @@ from orchestrator.scheduler.triggers import Posted
 from orchestrator.store import (
     code_runs,
     completions,
-    families,
     inbox,
     queues,
     redrive,
-    runs,
-    stuck,
     transitions,
     unique,
 )
@@ -86,10 +82,10 @@ def _apply(tick: Tick, items: Sequence[inbox.Item], limit: int) -> None:
         if kind == Wish.CANCEL_TASK:
             cancel_tasks(tick, ids)
         elif kind == Wish.CANCEL_RUN:
-            runs.mark_cancelling(tick.connection, ids)
+            mark_cancelling(tick, ids)
             ask_to_cancel(tick, ids, "somebody asked for it")
         elif kind == Wish.TERMINATE:
-            runs.mark_cancelling(tick.connection, ids, code=True)
+            mark_cancelling(tick, ids, code=True)
         elif kind == Wish.RESET:
             unfinished.update(reset_runs(tick, same))
         elif kind in CODE_WISHES:
@@ -195,39 +191,3 @@ def settle_ends(tick: Tick) -> None:
 def _refuse_task(tick: Tick, task: NewTask, error: Exception) -> None:
     """Go on without a task that cannot be created."""
     tick.set_aside.append(Refused(f"task/{to_text(task.id)}", task.payload, f"{task.name}: {error}"))
-
-
-def cancel_runs(tick: Tick, limit: int) -> None:
-    """Cancel a slice of the open tasks of runs that are being cancelled, and end the runs that have none left."""
-    cancelling = runs.cancelling(tick.connection)
-    if not cancelling:
-        return
-    ids = [row.id for row in cancelling]
-    waiting = tick.backlog.waiting(tick)
-    planned = [row for row in cancelling if row.id not in waiting]
-    families.cancel_below(tick.connection, ids, limit)
-    stop_runs(tick, planned)
-    tasks = runs.open_tasks(tick.connection, ids, limit)
-    if tasks:
-        cancel_tasks(tick, tasks)
-        advance_runs(tick)
-    else:
-        conclude(tick, planned)
-        _close_stuck(tick, [row.id for row in cancelling if row.id in waiting and not row.code])
-
-
-def _close_stuck(tick: Tick, ids: list[bytes]) -> None:
-    """End runs that are being cancelled and cannot be planned: nothing of them is open but what was never created."""
-    over = stuck.without_children(tick.connection, ids) if ids else []
-    if not over:
-        return
-    untold = tick.backlog.take_of(tick, over)
-    counted = {run: total(untold.get(run, ())) for run in over}
-    rows = runs.count(tick.connection, counted)
-    rest = {row.id: {"cancelled": row.counters.open, "opened": -row.counters.open} for row in rows}
-    conclude(tick, runs.count(tick.connection, rest), hooks=False)
-    for row in rows:
-        if row.reason == TIMED_OUT:  # it can be retried: then its plan is told after all, and counts by itself
-            counted[row.id].update(rest[row.id])
-            end = Happened({name: -number for name, number in counted[row.id].items()}, stopped=True)
-            tick.backlog.add(tick, [(row.id, one) for one in [*untold.get(row.id, ()), end]], is_over=True)

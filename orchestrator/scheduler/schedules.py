@@ -20,10 +20,11 @@ from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.schedule import Schedule, delay_of, fire_key, fires, next_fire
 from orchestrator.domain.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.cancels import mark_cancelling
 from orchestrator.scheduler.code import ask_to_cancel
 from orchestrator.scheduler.isolation import is_about_all, isolate
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import backfills, code_fires, code_runs, dags, runs
+from orchestrator.store import backfills, code_fires, code_runs, dags
 from orchestrator.store import fires as store
 from orchestrator.store.backfills import OpenBackfill
 from orchestrator.store.code_runs import NewCodeRun
@@ -177,7 +178,7 @@ def _write(tick: Tick, firings: Sequence[_Firing]) -> None:
         )
     store.advance(tick.connection, advances)
     if superseded:
-        runs.mark_cancelling(tick.connection, superseded)
+        mark_cancelling(tick, superseded)
         ask_to_cancel(tick, superseded, "its schedule starts the next one")
 
 

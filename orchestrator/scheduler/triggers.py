@@ -15,6 +15,7 @@ from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.nesting import Nesting
 from orchestrator.domain.placement import Origin, of_hook
 from orchestrator.domain.plain import REFUSALS
+from orchestrator.domain.states import RunState
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.tasks import adopt
@@ -58,13 +59,17 @@ class Triggers:
         self._nesting = nesting or Nesting()
         self._stamp: object = None
         self._waiting: list[Waiting] = []
+        self._awaited: set[str | None] = set()
+        """Workflows for whose ends others wait."""
 
-    def runs_ended(self, tick: Tick, ended: Mapping[bytes, str]) -> None:
-        """Run the hooks of runs that ended, and start the workflows that waited for them."""
+    def runs_ended(self, tick: Tick, ended: Mapping[bytes, tuple[str, str]]) -> None:
+        """Run the hooks of runs that ended, by workflow and state, and start the workflows that waited for them."""
+        self._refresh(tick)
         posted: list[Posted] = []
         hooks: list[NewTask] = []
-        for run in dags.load(tick.connection, list(ended)):
-            state = ended[run.id]
+        heard = [run for run, (name, state) in ended.items() if state != RunState.CANCELLED or name in self._awaited]
+        for run in dags.load(tick.connection, heard) if heard else ():
+            _, state = ended[run.id]
             definition = tick.dags.definition(tick, run.workflow, run.version)
             body = {"run_id": to_text(run.id), "workflow": run.workflow, "state": state, "params": run.params}
             hooks.extend(_hooks(definition, run, state, body, tick.now))
@@ -72,13 +77,12 @@ class Triggers:
         if hooks:
             adopt(tick, hooks)
         if posted:
-            self.events(tick, posted)
+            self._fire(tick, posted)
 
     def code_ended(self, tick: Tick, ended: Sequence[EndedRun]) -> None:
         """Start the workflows that waited for runs of code. These have no hooks: their code does what is to follow."""
         self._refresh(tick)
-        awaited = {trigger.workflow for waiting in self._waiting for trigger in waiting.triggers}
-        heard = [run for run in ended if run.workflow in awaited]
+        heard = [run for run in ended if run.workflow in self._awaited]
         if heard:
             beginnings = histories.beginnings(tick.connection, [run.id for run in heard])
             bodies = ((run, _end_of_code(run, beginnings[run.id].payload)) for run in heard)
@@ -127,6 +131,7 @@ class Triggers:
         stamp = workflows.stamp(tick.connection)
         if stamp != self._stamp:
             self._waiting = [*_readable(workflows.list_triggered(tick.connection))]
+            self._awaited = {trigger.workflow for waiting in self._waiting for trigger in waiting.triggers}
             self._stamp = stamp
 
 

@@ -17,6 +17,7 @@ from orchestrator.domain.plain import read_json, stored_json
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
+from orchestrator.store.trees import ByTurns
 
 
 class WorkflowRun(NamedTuple):
@@ -33,12 +34,13 @@ class WorkflowRun(NamedTuple):
     depth: int = 0
     root: bytes = b""
     """The run at the beginning of those that started each other: it may be this one."""
+    cancelling: bool = False
 
 
 _LOAD = Statement(
     """
 SELECT r.id::text, r.workflow, r.version, r.params::text, r.state, coalesce(r.fire_time, r.created_at), r.tags,
-       r.depth, coalesce(r.root, r.id)::text
+       r.depth, coalesce(r.root, r.id)::text, r.cancelling
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  WHERE r.workflow IS NOT NULL AND NOT r.code
@@ -60,6 +62,7 @@ def load(connection: Connection, ids: Sequence[bytes]) -> list[WorkflowRun]:
             tuple(row[6]),
             row[7],
             identifier(row[8]),
+            row[9],
         )
         for row in rows
     ]
@@ -80,12 +83,9 @@ def versions(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, tuple[
     return {identifier(row[0]): (row[1], row[2]) for row in rows}
 
 
-_EXPANDING = Statement("SELECT id::text FROM orchestrator.runs WHERE expanding ORDER BY id LIMIT %(limit)s")
-
-
-def expanding(connection: Connection, limit: int) -> list[bytes]:
-    """Return runs of which more tasks are to be created."""
-    return [identifier(row[0]) for row in _EXPANDING(connection, {"limit": limit})]
+def expanding() -> ByTurns:
+    """Return what finds the runs of which more tasks are to be created."""
+    return ByTurns("runs", "expanding", "id::text")
 
 
 # Of up to hundreds of thousands of rows: nothing is sent with each that stands in the question, and none are sorted.

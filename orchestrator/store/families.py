@@ -1,4 +1,4 @@
-"""Runs that were started by runs: how many there are, who is cancelled with whom, and who waits for itself."""
+"""Runs that were started by runs: how many there are, and who waits for itself."""
 
 from __future__ import annotations
 
@@ -30,33 +30,6 @@ def grow(connection: Connection, numbers: Mapping[bytes, int], limit: int) -> se
     """Count runs that are started below others; return those below which there would be too many."""
     parameters = {"ids": arrays.uuids(numbers), "numbers": arrays.numbers(numbers.values()), "limit": limit}
     return {identifier(row[0]) for row in _GROW(connection, parameters)}
-
-
-_CANCEL_BELOW = Statement(
-    """
-WITH RECURSIVE below (id, code) AS (
-    SELECT c.id, c.code FROM unnest(%(ids)s::uuid[]) AS parent(id)
-     CROSS JOIN LATERAL (
-           SELECT id, code FROM orchestrator.runs
-            WHERE parent_run = parent.id AND ended_at IS NULL AND NOT cancelling AND NOT detached OFFSET 0) AS c
-     UNION ALL
-    SELECT c.id, c.code FROM below
-     CROSS JOIN LATERAL (
-           SELECT id, code FROM orchestrator.runs
-            WHERE parent_run = below.id AND ended_at IS NULL AND NOT cancelling AND NOT detached OFFSET 0) AS c
-     WHERE NOT below.code
-)
-UPDATE orchestrator.runs r SET cancelling = true
-  FROM (SELECT id FROM below LIMIT %(limit)s) AS next
- CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = next.id LIMIT 1) AS found
- WHERE r.ctid = found.place
-"""
-)
-
-
-def cancel_below(connection: Connection, ids: Sequence[bytes], limit: int) -> None:
-    """Cancel what was started by runs that are being cancelled, and by what these started, however deep."""
-    _CANCEL_BELOW(connection, {"ids": arrays.uuids(ids), "limit": limit})
 
 
 # A run that holds a limit ends only after the runs below it. If each holder of a limit has one below it that waits for

@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.run import TIMED_OUT, RunCounters
+from orchestrator.domain.run import RunCounters
 from orchestrator.domain.states import RunState, run_sources_of
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
+from orchestrator.store.trees import ByTurns
 
-_COUNTERS = """r.id::text, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
+COUNTERS = """r.id::text, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
           r.workflow, r.reason, r.lane, r.parent_run::text, r.parent_step, r.code"""
+"""The columns of a `RunRow`."""
 
 
 class RunRow(NamedTuple):
@@ -41,7 +43,8 @@ class RunRow(NamedTuple):
         return self.workflow is not None and not self.code
 
 
-def _rows(result: Iterable[Any]) -> list[RunRow]:
+def run_rows(result: Iterable[Any]) -> list[RunRow]:
+    """Return runs from rows of `COUNTERS`."""
     return [
         RunRow(
             identifier(row[0]),
@@ -62,32 +65,37 @@ def _rows(result: Iterable[Any]) -> list[RunRow]:
 # begins when it does; the deadline that it was created with is for leaders of the release before.
 _BEGIN = Statement(
     f"""
-WITH next AS (
-    SELECT id, lane, lane_limit, started_at, root,
+WITH next AS MATERIALIZED (
+    SELECT r.id, lane, lane_limit, started_at, root, parent_run,
            coalesce(timeout, extract(epoch FROM deadline - created_at)) AS timeout
-      FROM orchestrator.runs
-     WHERE status = 'pending' AND NOT parked AND NOT cancelling ORDER BY id LIMIT %(limit)s
+      FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+     CROSS JOIN LATERAL (
+           SELECT * FROM orchestrator.runs
+            WHERE id = wanted.id AND status = 'pending' AND NOT parked AND NOT cancelling LIMIT 1) AS r
 ), held AS MATERIALIZED (
     SELECT lane, (SELECT count(*) FROM orchestrator.runs WHERE lane = wanted.lane AND status = 'running') AS number
       FROM (SELECT DISTINCT lane FROM next WHERE lane IS NOT NULL) AS wanted
 ), admitted AS (
-    SELECT n.id, n.timeout, n.started_at, coalesce(
-           (SELECT cancelling AND ended_at IS NULL FROM orchestrator.runs WHERE id = n.root), false) AS over,
+    SELECT n.id, n.timeout, n.started_at,
+           coalesce((SELECT cancelling AND ended_at IS NULL FROM orchestrator.runs WHERE id = n.root), false)
+           OR coalesce((SELECT cancelling AND ended_at IS NULL FROM orchestrator.runs WHERE id = n.parent_run), false)
+           AS over,
            n.lane IS NULL
            OR n.lane_limit > held.number + row_number() OVER (PARTITION BY n.lane ORDER BY n.id) - 1 AS free
       FROM next n LEFT JOIN held USING (lane)
 )
 UPDATE orchestrator.runs r
-   SET status = CASE WHEN a.free AND NOT a.over THEN 'running' ELSE r.status END,
+   SET status = CASE WHEN a.over THEN 'cancelled' WHEN a.free THEN 'running' ELSE r.status END,
+       ended_at = CASE WHEN a.over THEN %(now)s::timestamptz END,
        started_at = coalesce(a.started_at, CASE WHEN a.free AND NOT a.over THEN %(now)s::timestamptz END),
        timeout = a.timeout,
        deadline = CASE WHEN a.free THEN %(now)s::timestamptz + a.timeout * interval '1 second' END,
-       parked = NOT a.free,
+       parked = NOT a.free AND NOT a.over,
        cancelling = a.over
   FROM admitted a
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = a.id LIMIT 1) AS found
  WHERE r.ctid = found.place
-RETURNING {_COUNTERS}, a.started_at IS NOT NULL
+RETURNING {COUNTERS}, a.started_at IS NOT NULL
 """
 )
 
@@ -98,22 +106,39 @@ class Begun(NamedTuple):
     running: list[RunRow]
     waiting: list[RunRow]
     """Those for whose limit there is no room."""
+    cancelled: list[RunRow]
+    """Those below a run that is being cancelled."""
 
 
-def begin_or_park(connection: Connection, now: datetime, limit: int) -> Begun:
-    """Start pending runs, as far as their lanes have room, and let the others wait.
+def begin_or_park(connection: Connection, now: datetime, ids: Sequence[bytes]) -> Begun:
+    """Start those of these runs that are pending, as far as their lanes have room, and let the others wait.
 
     What is below a run that is being cancelled does not begin, and is cancelled as well: so no tree of runs grows
     faster than it is cancelled.
     """
-    rows = _rows(_BEGIN(connection, {"now": now, "limit": limit}))
-    running = [row for row in rows if row.state is RunState.RUNNING]
-    return Begun(running, [row for row in rows if row.state is not RunState.RUNNING and not row.cancelling])
+    found: dict[RunState, list[RunRow]] = {RunState.RUNNING: [], RunState.PENDING: [], RunState.CANCELLED: []}
+    for row in run_rows(_BEGIN(connection, {"now": now, "ids": arrays.uuids(ids)})):
+        found[row.state].append(row)
+    return Begun(*found.values())
+
+
+class Pending(NamedTuple):
+    """A run that wants to begin, and what it is a run of."""
+
+    id: bytes
+    workflow: str | None
+    version: int | None
+
+
+def pending() -> ByTurns:
+    """Return what finds the runs that want to begin."""
+    return ByTurns("runs", "status = 'pending' AND NOT parked AND NOT cancelling", "id::text, workflow, version")
 
 
 def begin(connection: Connection, now: datetime, limit: int) -> list[RunRow]:
     """Start pending runs, as far as their lanes have room; return those that have begun."""
-    return begin_or_park(connection, now, limit).running
+    found = pending()(connection, limit)
+    return begin_or_park(connection, now, [identifier(row[0]) for row in found]).running
 
 
 _REFUSE = Statement(
@@ -122,7 +147,7 @@ UPDATE orchestrator.runs r SET status = 'failed', reason = n.reason, ended_at = 
   FROM unnest(%(ids)s::uuid[], %(reasons)s::text[]) AS n(id, reason)
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = n.id LIMIT 1) AS found
  WHERE r.ctid = found.place AND r.status = 'pending'
-RETURNING {_COUNTERS}
+RETURNING {COUNTERS}
 """
 )
 
@@ -130,7 +155,7 @@ RETURNING {_COUNTERS}
 def refuse(connection: Connection, reasons: Mapping[bytes, str], now: datetime) -> list[RunRow]:
     """End runs that can never begin, each with its reason."""
     parameters = {"ids": arrays.uuids(reasons), "reasons": list(reasons.values()), "now": now}
-    return _rows(_REFUSE(connection, parameters))
+    return run_rows(_REFUSE(connection, parameters))
 
 
 _UNPARK = Statement(
@@ -162,7 +187,7 @@ UPDATE orchestrator.runs r
        AS d(id, total, opened, success, failed, cancelled, skipped, state, expanding)
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = d.id LIMIT 1) AS found
  WHERE r.ctid = found.place
-RETURNING {_COUNTERS}
+RETURNING {COUNTERS}
 """
 )
 
@@ -182,7 +207,7 @@ def count(connection: Connection, deltas: Mapping[bytes, Delta], plans: Plans | 
     saved = [plans.get(run) for run in deltas]
     parameters["states"] = arrays.blobs(plan[0] if plan else None for plan in saved)
     parameters["expanding"] = arrays.numbers(plan[1] if plan else None for plan in saved)
-    return _rows(_COUNT(connection, parameters))
+    return run_rows(_COUNT(connection, parameters))
 
 
 def sources(state: RunState) -> str:
@@ -216,58 +241,6 @@ UPDATE orchestrator.runs SET status = 'running', ended_at = NULL, reason = NULL,
 def reopen(connection: Connection, ids: Sequence[bytes]) -> None:
     """Set failed runs running again, because tasks of theirs are open again."""
     _REOPEN(connection, {"ids": arrays.uuids(ids)})
-
-
-_ASK_CANCEL = Statement(
-    """
-UPDATE orchestrator.runs SET cancelling = true
- WHERE id = ANY(%(ids)s::uuid[]) AND status IN ('pending', 'running') AND NOT cancelling
-   AND (%(code)s::boolean OR NOT code)
-"""
-)
-
-
-def mark_cancelling(connection: Connection, ids: Sequence[bytes], *, code: bool = False) -> None:
-    """Note that runs are to be cancelled; their tasks follow in slices. `code` is not spared: it is never asked."""
-    _ASK_CANCEL(connection, {"ids": arrays.uuids(ids), "code": code})
-
-
-_TIME_OUT = Statement(
-    f"""
-UPDATE orchestrator.runs SET cancelling = true, reason = '{TIMED_OUT}'
- WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM orchestrator.runs
-        WHERE deadline <= %(now)s::timestamptz AND status = 'running' AND ended_at IS NULL AND NOT code
-              AND NOT cancelling
-        ORDER BY deadline LIMIT %(limit)s))
-"""
-)
-
-
-def time_out(connection: Connection, now: datetime, limit: int) -> None:
-    """Note that runs have taken too long; their tasks are cancelled in slices, and then they have failed."""
-    _TIME_OUT(connection, {"now": now, "limit": limit})
-
-
-_CANCELLING = Statement(f"SELECT {_COUNTERS} FROM orchestrator.runs r WHERE r.cancelling AND r.ended_at IS NULL")
-
-
-def cancelling(connection: Connection) -> list[RunRow]:
-    """Return the runs that are being cancelled."""
-    return _rows(_CANCELLING(connection))
-
-
-_OPEN_TASKS = Statement(
-    """
-SELECT id::text FROM orchestrator.tasks WHERE run_id = ANY(%(ids)s::uuid[]) LIMIT %(limit)s
-"""
-)
-
-
-def open_tasks(connection: Connection, ids: Sequence[bytes], limit: int) -> list[bytes]:
-    """Return some of the open tasks of runs."""
-    rows = _OPEN_TASKS(connection, {"ids": arrays.uuids(ids), "limit": limit})
-    return [identifier(row[0]) for row in rows]
 
 
 _RETRYABLE = Statement(

@@ -146,19 +146,21 @@ def reason(connection: Connection, run: bytes) -> dict[str, Any] | None:
     return found
 
 
-_WITHOUT_CHILDREN = Statement(
+_AT_REST = Statement(
     """
 SELECT r.id::text FROM unnest(%(ids)s::uuid[]) AS wanted(id)
- CROSS JOIN LATERAL (SELECT id FROM orchestrator.runs WHERE id = wanted.id AND stuck IS NOT NULL LIMIT 1) AS r
- WHERE (SELECT 1 FROM orchestrator.runs
+ CROSS JOIN LATERAL (SELECT id FROM orchestrator.runs
+                      WHERE id = wanted.id AND stuck IS NOT NULL AND NOT code LIMIT 1) AS r
+ WHERE (SELECT 1 FROM orchestrator.tasks WHERE run_id = wanted.id LIMIT 1) IS NULL
+   AND (SELECT 1 FROM orchestrator.runs
          WHERE parent_run = wanted.id AND ended_at IS NULL AND NOT detached LIMIT 1) IS NULL
 """
 )
 
 
-def without_children(connection: Connection, ids: Sequence[bytes]) -> list[bytes]:
-    """Return those of these runs that are stuck and have no open child runs."""
-    return [identifier(row[0]) for row in _WITHOUT_CHILDREN(connection, {"ids": arrays.uuids(ids)})]
+def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[bytes]:
+    """Return those of these runs of steps that are stuck, and have neither open tasks nor open child runs."""
+    return [identifier(row[0]) for row in _AT_REST(connection, {"ids": arrays.uuids(ids)})]
 
 
 _WAKE = Statement(

@@ -279,7 +279,7 @@ untold = Table(
     comment="what happened to runs that could not be told in the same tick",
 )
 Index("untold_of_run", untold.c.run_id)
-Index("untold_next", untold.c.id, postgresql_where=text("NOT held"))
+Index("untold_by_turns", untold.c.run_id, untold.c.id, postgresql_where=text("NOT held"))
 
 histories = Table(
     "histories",

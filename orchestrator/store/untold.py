@@ -12,6 +12,7 @@ from orchestrator.domain.happened import Happened
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
+from orchestrator.store.trees import ByTurns
 
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(Happened).decode
@@ -78,16 +79,15 @@ class Place(NamedTuple):
     size: int
 
 
-_LINE = Statement(
-    """
-SELECT id, run_id::text, octet_length(body) FROM orchestrator.untold WHERE NOT held ORDER BY id LIMIT %(limit)s
-"""
-)
+class Line:
+    """What is to be told next; of each run in order."""
 
+    def __init__(self) -> None:
+        self._find = ByTurns("untold", "NOT held", "id, run_id::text, octet_length(body)", run="run_id")
 
-def line(connection: Connection, limit: int) -> list[Place]:
-    """Return what is to be told next, in order."""
-    return [Place(row[0], identifier(row[1]), row[2]) for row in _LINE(connection, {"limit": limit})]
+    def __call__(self, connection: Connection, limit: int) -> list[Place]:
+        """Return so many places of the line."""
+        return [Place(row[0], identifier(row[1]), row[2]) for row in self._find(connection, limit)]
 
 
 _READ = Statement(

@@ -17,14 +17,15 @@ from sqlalchemy import Connection, Engine
 from orchestrator.cli import main
 from orchestrator.domain import history
 from orchestrator.domain.commands import command_id
-from orchestrator.domain.dag import Graph, Plan, StepState
+from orchestrator.domain.dag import Plan, StepState
 from orchestrator.domain.definition import Definition, Step
+from orchestrator.domain.graph import Graph
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.task import NewTask
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.payload import digest_call, encode_call
-from orchestrator.store import code_runs, dags, database, enqueue, insights, runs, transitions, workflows
+from orchestrator.store import cancels, code_runs, dags, database, enqueue, insights, runs, transitions, workflows
 from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.insights import RunFilter
 from orchestrator.store.transitions import Beginning, Ending, Success
@@ -349,7 +350,7 @@ def test_the_steps_of_a_run_are_told(engine: Engine, run: Callable[..., Result],
 
 def test_a_run_that_was_cancelled_before_it_began_has_cancelled_steps(connection: Connection) -> None:
     night = Night(connection, "early")
-    runs.mark_cancelling(connection, [night.id])
+    cancels.mark(connection, [night.id])
     runs.end(connection, RunState.CANCELLED, [night.id], night.now)
     assert {step.state for step in insights.list_steps(connection, night.uuid)} == {"cancelled"}
     assert insights.list_steps(connection, UUID(NOBODY)) == []

@@ -13,9 +13,14 @@ from click.testing import CliRunner
 from orchestrator import RunHandle
 from orchestrator.cli import main
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.loop import Scheduler
 from orchestrator.store.insights import list_steps
+from orchestrator.store.statement import Statement
 from tests.integration.stage import System
+from tests.integration.test_bounded_ticks import real
 from tests.integration.test_dag_runs import apply, begin, finish, row
+
+__all__ = ["real"]
 
 
 def limited(system: System, **settings: Any) -> None:
@@ -94,6 +99,143 @@ def test_a_cancel_of_the_first_run_wins(system: System) -> None:
     look_until_ended(system, run)
     assert system.count("runs") <= most
     assert system.sql("SELECT DISTINCT status FROM orchestrator.runs") == [{"status": "cancelled"}]
+
+
+def open_runs(system: System) -> int:
+    return int(system.sql("SELECT count(*) AS count FROM orchestrator.runs WHERE ended_at IS NULL")[0]["count"])
+
+
+def test_a_run_among_the_many_of_another_tree_begins_at_once(system: System) -> None:
+    """The ids of a tree sort before those of whatever is started after its root."""
+    apply(system, "name: small\ntasks: {a: {task: job}, b: {workflow: one}}", "name: one\ntasks: {a: {task: job}}")
+    limited(system, batch=20)
+    worker = system.worker()
+    run = begin(system, NEST, list=[1, 2, 3])
+    system.look(8)
+    assert open_runs(system) > 100
+    system.app.workflows["small"].start()
+    system.look()
+    assert len(worker.take()) == 1, "its first task"
+    system.look()
+    assert len(worker.take()) == 1, "that of its child, which began in the next tick"
+    assert run.progress().status == "running"
+
+
+def test_many_trees_take_turns(system: System) -> None:
+    """Not only the oldest are served, where there are more of them than runs begin in one tick."""
+    limited(system, batch=5)
+    apply(system, NEST, "name: one\ntasks: {a: {task: job}}")
+    worker = system.worker()
+    for _ in range(12):
+        system.app.workflows["nest"].start(list=[1, 2, 3])
+        system.tick()
+    system.look(3)
+    system.app.workflows["one"].start()
+    looks = 0
+    while not worker.take():
+        system.look()
+        looks += 1
+        assert looks <= 4
+
+
+def test_what_waits_to_be_told_is_told_by_turns(
+    system: System, real: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where time is short, the ends of a large tree wait, and the end of a small run does not wait for them."""
+    apply(
+        system,
+        "name: leaf\ntasks: {a: {task: job}, b: {task: job, depends_on: [a]}}",
+        "name: wide\ntasks: {down: {workflow: leaf, parallel: 150}}",
+        "name: small\ntasks: {a: {task: job}, b: {task: job, depends_on: [a]}}",
+    )
+    worker = system.worker(slots=1_000)
+    system.app.workflows["wide"].start()
+    while system.count("tasks") < 150:
+        real.tick()
+    fresh = system.app.workflows["small"].start()
+    taken = []
+    while len(taken) < 151:
+        real.tick()
+        taken += worker.take()
+    monkeypatch.setattr("orchestrator.scheduler.budget.SHARE", 0.0)
+    monkeypatch.setattr("orchestrator.scheduler.budget.SLICE", 50)
+    real._pace._slice = 50
+    worker.succeed(*taken)
+    real.tick()
+    assert system.count("untold") > 100
+    real.tick()
+    assert row(system, fresh)["success"] == 1
+    assert system.count("untold") > 50, "the large tree waits"
+
+
+def test_a_large_tree_is_cancelled_in_a_few_statements(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = begin(system, NEST, list=[1, 2, 3])
+    system.look(7)
+    assert (many := open_runs(system)) > 1_000
+    statements = 0
+    original = Statement.__call__
+
+    def counting(self: Statement, connection: Any, parameters: Any = None) -> Any:
+        nonlocal statements
+        statements += 1
+        return original(self, connection, parameters)
+
+    monkeypatch.setattr(Statement, "__call__", counting)
+    run.cancel()
+    system.look(3)
+    assert open_runs(system) == 0
+    assert statements < 100
+    assert system.sql("SELECT status, count(*) FROM orchestrator.runs GROUP BY 1") == [
+        {"status": "cancelled", "count": many}
+    ]
+    assert system.sql("SELECT FROM orchestrator.runs WHERE open <> 0 OR total <> cancelled") == []
+    with system.engine.connect() as connection:
+        assert {step.state for step in list_steps(connection, UUID(run.id))} == {"cancelled"}
+
+
+def test_a_run_that_is_being_cancelled_starts_nothing_more(system: System) -> None:
+    below = "b: {task: job, depends_on: [a]}, c: {workflow: one, depends_on: [a]}"
+    apply(system, "name: one\ntasks: {a: {task: job}}")
+    worker = system.worker()
+    run = begin(system, f"name: chain\ntasks: {{a: {{task: job}}, {below}}}")
+    (task,) = worker.take()
+    run.cancel()
+    worker.succeed(task)  # which is applied before the request
+    system.look(3)
+    assert run.progress().status == "cancelled"
+    assert worker.take() == []
+    assert system.count("runs") in (1, 2)
+    assert open_runs(system) == 0
+
+
+def test_a_tree_whose_time_was_up_is_retried_where_it_was(system: System) -> None:
+    """The runs below were cancelled with it, whatever they were in the middle of."""
+    apply(
+        system,
+        "name: leaf\nparams: {n: {}}\ntasks: {a: {task: job}, b: {task: job, depends_on: [a]}}",
+        "name: fan\ntasks: {go: {workflow: leaf, foreach: '[1, 2, 3]', concurrency: 2, input: {n: '${item}'}}}",
+    )
+    worker = system.worker()
+    run = begin(system, "name: top\ntimeout: 1h\ntasks: {x: {workflow: fan}, y: {task: job, depends_on: [x]}}")
+    system.look(2)
+    worker.succeed(worker.take()[0])
+    system.look()
+    system.sql("UPDATE orchestrator.runs SET deadline = now() - interval '1 s' WHERE id = CAST(:id AS uuid)", id=run.id)
+    look_until_ended(system, run)
+    assert run.progress().status == "failed"
+    assert open_runs(system) == 0
+    with system.engine.connect() as connection:
+        assert {step.state for step in list_steps(connection, UUID(run.id))} == {"cancelled"}
+    worker.held.clear()
+    worker.take()
+    run.retry()
+    for _ in range(12):
+        system.look()
+        worker.succeed(*worker.take())
+    assert run.progress().status == "success"
+    assert system.sql("SELECT DISTINCT open, failed, cancelled FROM orchestrator.runs") == [
+        {"open": 0, "failed": 0, "cancelled": 0}
+    ]
 
 
 # -- what can never end is refused

@@ -18,7 +18,7 @@ from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.task import NewTask, Noted
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store import completions, details, enqueue, runs, transitions, waiting
+from orchestrator.store import cancels, completions, details, enqueue, transitions, waiting
 from orchestrator.store.inbox import Item, Wish
 from orchestrator.store.transitions import Again, Beginning, Ending, Mark, Success
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, nodes, rows_read, scans
@@ -97,7 +97,7 @@ OTHERS: dict[str, Call] = {
         lambda c: waiting.release_crowded(c, [("q0", "job", "crowded", BATCH), ("q1", "another", "crowded: a@1", 9)])
     ),
     "adopt": lambda _: lambda c: enqueue.adopt_tasks(c, new_tasks(), NOW),
-    "open_tasks": lambda _: lambda c: runs.open_tasks(c, [RUN.bytes], BATCH),
+    "open_tasks": lambda _: lambda c: cancels.open_tasks(c, [RUN.bytes], BATCH),
 }
 STATEMENTS = BY_ID | OTHERS
 

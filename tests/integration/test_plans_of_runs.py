@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from orchestrator.domain.happened import Happened
 from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store import dags, families, run_retries, runs, stuck, untold
+from orchestrator.store import cancels, dags, families, run_retries, runs, stuck, untold
 from orchestrator.store.transitions import identifier
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
@@ -69,9 +69,9 @@ STATEMENTS: dict[str, Call] = {
     "count": lambda leader: lambda c: runs.count(c, {run: {"total": 1, "opened": 1} for run in leader.ids}),
     "end": lambda leader: lambda c: runs.end(c, RunState.SUCCESS, leader.ids, NOW),
     "reopen": lambda leader: lambda c: runs.reopen(c, leader.ids),
-    "mark_cancelling": lambda leader: lambda c: runs.mark_cancelling(c, leader.ids),
-    "time_out": lambda _: lambda c: runs.time_out(c, NOW, BATCH),
-    "cancel_below": lambda leader: lambda c: families.cancel_below(c, leader.ids, BATCH),
+    "mark": lambda leader: lambda c: cancels.mark(c, leader.ids),
+    "time_out": lambda _: lambda c: cancels.time_out(c, NOW, BATCH),
+    "mark_below": lambda leader: lambda c: cancels.mark_below(c, leader.ids, NOW, BATCH),
     "grow": lambda leader: lambda c: families.grow(c, dict.fromkeys(leader.ids, 1), BATCH),
     "waiting_for_themselves": lambda leader: lambda c: families.waiting_for_themselves(c, leader.ids, BATCH),
     "refuse": lambda leader: lambda c: runs.refuse(c, dict.fromkeys(leader.ids, "no"), NOW),
@@ -81,10 +81,12 @@ STATEMENTS: dict[str, Call] = {
     "unfinished_tasks": lambda leader: lambda c: run_retries.unfinished_tasks(c, leader.ids[0], "step1", NOW, BATCH),
     "created": lambda leader: lambda c: run_retries.created(c, leader.ids[0], ["step1", "child"]),
     "take_back": lambda leader: lambda c: run_retries.take_back(c, leader.ids[0], ["step1"], BATCH),
-    "cancelling": lambda _: runs.cancelling,
+    "following": lambda _: lambda c: cancels.following(c, bytes(16), BATCH),
+    "end_cancelled": lambda leader: lambda c: cancels.end(c, leader.ids, NOW),
+    "begin_or_park": lambda leader: lambda c: runs.begin_or_park(c, NOW, leader.ids),
     "retryable_tasks": lambda leader: lambda c: runs.retryable_tasks(c, leader.ids[0], NOW, BATCH),
     "load": lambda leader: lambda c: dags.load(c, leader.ids),
-    "expanding": lambda _: lambda c: dags.expanding(c, BATCH),
+    "expanding": lambda _: lambda c: dags.expanding()(c, BATCH),
     "outputs": lambda leader: lambda c: dags.outputs(c, steps(leader, "step1")),
     "child_outputs": lambda leader: lambda c: dags.child_outputs(c, steps(leader, "child")),
     "save_outputs": lambda leader: lambda c: dags.save_outputs(c, dict.fromkeys(leader.ids, b"")),
@@ -92,10 +94,10 @@ STATEMENTS: dict[str, Call] = {
     "set_aside": lambda leader: lambda c: stuck.set_aside(c, [(run, "{}") for run in leader.ids]),
     "free": lambda leader: lambda c: stuck.free(c, BATCH, runs=leader.ids),
     "free_older": lambda _: lambda c: stuck.free_older(c, "1", BATCH),
-    "without_children": lambda leader: lambda c: stuck.without_children(c, leader.ids),
+    "at_rest": lambda leader: lambda c: stuck.at_rest(c, leader.ids),
     "waiting": lambda _: untold.waiting,
     "add": lambda leader: lambda c: untold.add(c, [(run, Happened()) for run in leader.ids]),
-    "line": lambda _: lambda c: untold.line(c, 200),
+    "line": lambda _: lambda c: untold.Line()(c, 200),
     "read": lambda _: lambda c: untold.read(c, list(range(500))),
     "remove": lambda _: lambda c: untold.remove(c, list(range(500))),
     "release": lambda leader: lambda c: untold.release(c, leader.ids),

@@ -29,15 +29,27 @@ from orchestrator.domain.states import (
 )
 from orchestrator.domain.task import Failed, Lost, NewTask, Returned, Started, Succeeded, TaskError
 from orchestrator.scheduler.advance import advance_runs, begin_runs
+from orchestrator.scheduler.cancels import cancel_runs
 from orchestrator.scheduler.code import CodeRuns
 from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.fleet import Fleet
 from orchestrator.scheduler.lanes import LaneService
-from orchestrator.scheduler.requests import apply_inbox, cancel_runs, cancel_tasks, retry_tasks
+from orchestrator.scheduler.requests import apply_inbox, cancel_tasks, retry_tasks
 from orchestrator.scheduler.status import apply_reports
 from orchestrator.scheduler.tick import Tick
 from orchestrator.scheduler.triggers import Triggers
-from orchestrator.store import database, enqueue, inbox, results, revival, run_retries, runs, transitions, waiting
+from orchestrator.store import (
+    cancels,
+    database,
+    enqueue,
+    inbox,
+    results,
+    revival,
+    run_retries,
+    runs,
+    transitions,
+    waiting,
+)
 from orchestrator.store.inbox import Wish
 from orchestrator.store.transitions import Again, Beginning, Claimed, Ending, Moved, Success
 
@@ -499,9 +511,9 @@ def test_every_function_from_every_state_of_a_run(connection: Connection, state:
 @pytest.mark.parametrize("state", RunState)
 def test_asking_for_a_cancellation_changes_no_state(connection: Connection, state: RunState) -> None:
     run = put_run(connection, state)
-    runs.mark_cancelling(connection, [run])
+    cancels.mark(connection, [run])
     assert run_state(connection, run) == state
-    assert bool(runs.cancelling(connection)) == (state in (RunState.PENDING, RunState.RUNNING))
+    assert bool(cancels.following(connection, bytes(16), 10)) == (state in (RunState.PENDING, RunState.RUNNING))
     assert runs.begin(connection, NOW, 10) == []
 
 
@@ -513,7 +525,7 @@ def test_a_task_is_revived_only_where_its_run_can_go_on(
     run = put_run(connection, state)
     task = put(connection, T.FAILED, run=run)
     if cancelling:
-        runs.mark_cancelling(connection, [run])
+        cancels.mark(connection, [run])
     allowed = state is RunState.FAILED or (state is RunState.RUNNING and not cancelling)
     assert bool(revival.revive(connection, [task]).moved) == allowed
     assert row(connection, task).state == ("pending" if allowed else "failed")
@@ -700,7 +712,7 @@ class Life(RuleBasedStateMachine):
     @rule(choice=st.integers(0, 9))
     def cancel_run(self, choice: int) -> None:
         if choice < len(self.runs):  # seldom, or nothing else would ever happen
-            runs.mark_cancelling(self.connection, [self.runs[choice]])
+            cancels.mark(self.connection, [self.runs[choice]])
         cancel_runs(self.tick, 2)
 
     # -- what holds all the while

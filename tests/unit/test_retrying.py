@@ -10,8 +10,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.domain.dag import DagState, Graph, Plan, StepState
+from orchestrator.domain.dag import DagState, Plan, StepState
 from orchestrator.domain.definition import Definition, Step, Trigger
+from orchestrator.domain.graph import Graph
 from orchestrator.domain.retrying import to_retry
 
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)

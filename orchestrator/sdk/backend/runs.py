@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.dag import DagState, Graph, StepState, kept_state, step_output
+from orchestrator.domain.dag import DagState, StepState, kept_state, step_output
+from orchestrator.domain.graph import Graph
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.run import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState

@@ -11,8 +11,9 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.dag import ENDED, DagState, Fan, StepState
+from orchestrator.domain.dag import ENDED, DagState, Fan, Plan, StepState
 from orchestrator.domain.definition import Definition, Step
+from orchestrator.domain.graph import Graph
 from orchestrator.domain.states import ENDED_RUN_STATES
 from orchestrator.store import workflows
 from orchestrator.store.insights.tasks import ErrorView, error_view
@@ -96,18 +97,23 @@ def list_steps(connection: Connection, run: UUID, *, definition: Definition | No
         return []
     (status, state, *_), *rows = connection.exec_driver_sql(_STEPS, {"run": run.hex}).all()
     times = {row[2]: _Times(*row[3:]) for row in rows}
-    plan = _plan(len(definition.steps), status, state)
+    plan = _plan(definition, status, state)
     return [
         _view(step, StepState(plan.steps[place]), plan.fans.get(place), plan.reasons.get(place), times.get(step.name))
         for place, step in enumerate(definition.steps)
     ]
 
 
-def _plan(steps: int, status: str, state: Any) -> DagState:
-    """Return what the planner remembers. A run that was cancelled before it began has nothing to remember."""
+def _plan(definition: Definition, status: str, state: Any) -> DagState:
+    """Return what the planner remembers. What had not ended when its run did was cancelled with it."""
+    remembered = DagState(bytes(len(definition.steps)))
     if state is not None:
-        return msgspec.msgpack.decode(bytes(state), type=DagState)
-    return DagState(bytes([StepState.CANCELLED if status in ENDED_RUN_STATES else StepState.WAITING] * steps))
+        remembered = msgspec.msgpack.decode(bytes(state), type=DagState)
+    if status not in ENDED_RUN_STATES:
+        return remembered
+    plan = Plan(Graph(definition), remembered)
+    plan.close()
+    return plan.state()
 
 
 def _view(step: Step, state: StepState, fan: Fan | None, reason: str | None, times: _Times | None) -> StepView:

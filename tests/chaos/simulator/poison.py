@@ -16,7 +16,7 @@ from sqlalchemy import exc
 from orchestrator.domain.happened import Happened
 from orchestrator.scheduler import dags, requests
 from orchestrator.scheduler.triggers import Triggers
-from orchestrator.store import runs
+from orchestrator.store import cancels, runs
 
 if TYPE_CHECKING:
     from tests.chaos.simulator.world import World
@@ -77,7 +77,8 @@ class Poisons:
                 (runs, "count", "count", lambda given: given[1]),
                 (Triggers, "runs_ended", "hooks", lambda given: given[2]),
                 (requests, "retry_run", "request", lambda given: [given[1].target]),
-                (runs, "mark_cancelling", "request", lambda given: given[1]),
+                (cancels, "mark", "request", lambda given: given[1]),
+                (cancels, "end", "stop", lambda given: given[1]),
             ):
                 stack.enter_context(patch.object(owner, name, self._around(getattr(owner, name), operation, ids)))
             stack.enter_context(patch.object(dags, "_tell", self._around_plan(dags._tell)))
@@ -104,7 +105,6 @@ class Poisons:
             ("begin", happened.begun),
             ("advance", happened.ended),
             ("expand", happened.is_expanding),
-            ("stop", happened.stopped),
             ("reopen", happened.is_retried or happened.reopened),
         ):
             if is_so:
