@@ -33,7 +33,11 @@ SHORTEST_RETENTION = 60.0
 LONGEST_RETENTION = 100 * 365 * 86_400.0
 
 _NAMESPACE = re.compile(r"(?!pg_|public$|information_schema$)[a-z][a-z0-9_]{0,39}")
-_WEBHOOKS = ("public", "allowed", "off")
+CHOICES = {
+    "log_level": ("debug", "info", "warning", "error"),
+    "log_format": ("text", "json"),
+    "webhooks": ("public", "allowed", "off"),
+}
 _FOR_EVER_IF_ZERO = ("retention_success", "retention_failed")
 
 
@@ -97,6 +101,11 @@ class Settings:
     """Seconds that the code of a workflow may run without waiting for anything; after that its run is stuck."""
     scale_down_after: float = 30.0
     """Seconds of calm after which a worker with --autoscale ends one of its processes."""
+
+    log_level: str = "info"
+    """What schedulers and workers tell, at least: debug, info, warning or error."""
+    log_format: str = "text"
+    """How they tell it: text for people, or json, one object a line."""
 
     webhooks: str = "public"
     """Where workers post webhooks: to `public` addresses and those of webhook_allow, `allowed` ones only, or `off`."""
@@ -211,7 +220,7 @@ def _parse(name: str, value: Any, source: str) -> Any:
     try:
         if isinstance(value, bool) or (wanted is str and not isinstance(value, str)):
             raise ValueError
-        return wanted(value)
+        return value.lower() if name in CHOICES else wanted(value)
     except (TypeError, ValueError):
         raise ConfigurationError(
             f"Setting {name} in {source}: expected {wanted.__name__}, found {_shown(name, value)}."
@@ -248,10 +257,12 @@ def _validated(settings: Settings) -> Settings:
             raise ConfigurationError(
                 f"Setting {name}: expected a URL that starts with {schemes[0]}://, found {_shown(name, value)}."
             )
-    if settings.webhooks not in _WEBHOOKS:
-        raise ConfigurationError(
-            f"Setting webhooks: expected {', '.join(_WEBHOOKS[:-1])} or {_WEBHOOKS[-1]}, found {settings.webhooks!r}."
-        )
+    for name, choices in CHOICES.items():
+        if getattr(settings, name) not in choices:
+            raise ConfigurationError(
+                f"Setting {name}: expected {', '.join(choices[:-1])} or {choices[-1]}, "
+                f"found {getattr(settings, name)!r}."
+            )
     return settings
 
 

@@ -1,16 +1,18 @@
-"""Logging as people read it: one line per event, on stderr, with the process's role in front."""
+"""The log of a process of ours: one line per event, on stderr, where nobody need read it."""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import TextIO
 
-from orchestrator.harmless import indented
-from orchestrator.unblocked import UnblockedHandler, flush_within
+from orchestrator.log_format import JsonFormatter, TextFormatter
+from orchestrator.unblocked import UnblockedHandler, flush_within, unblocked_handlers
 
 LOGGER_NAME = "orchestrator"
 
@@ -20,14 +22,31 @@ def get_logger(role: str) -> logging.Logger:
     return logging.getLogger(f"{LOGGER_NAME}.{role}")
 
 
-def configure_logging(level: str = "INFO") -> None:
-    """Send the package's log to stderr; called by the commands, never by the library."""
+def configure_logging(level: str = "info", form: str = "text") -> logging.Handler:
+    """Send the package's log to stderr, and return what does; called by the commands, never by the library."""
     handler = _handler()
-    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_formatter(form))
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+    return handler
+
+
+def _formatter(form: str) -> logging.Formatter:
+    """Return what makes lines of records: colours, and times without dates, are for somebody who looks on."""
+    if form == "json":
+        return JsonFormatter()
+    is_watched = is_terminal(sys.stderr)
+    return TextFormatter(dates=not is_watched, colours=is_watched and not os.environ.get("NO_COLOR"))
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Say whether somebody looks at what is written there, or FORCE_COLOR says so."""
+    try:
+        return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+    except (AttributeError, ValueError):  # no file, but something in its place, or closed
+        return False
 
 
 def _handler() -> logging.Handler:
@@ -39,21 +58,13 @@ def _handler() -> logging.Handler:
 
 def retry_log() -> None:
     """Write what of the log could not be written before, without waiting."""
-    for handler in logging.getLogger(LOGGER_NAME).handlers:
-        if isinstance(handler, UnblockedHandler):
-            handler.retry()
+    for handler in unblocked_handlers():
+        handler.retry()
 
 
 def close_output() -> None:
     """Write what is left of the log and of what was printed, and give that a moment: the process ends."""
-    flush_within(2.0, sys.stdout, sys.stderr, *logging.getLogger(LOGGER_NAME).handlers)
-
-
-class _Formatter(logging.Formatter):
-    """Shows what others have written without obeying it: no line but the first of a record begins at the margin."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return indented(super().format(record))
+    flush_within(2.0, sys.stdout, sys.stderr, *unblocked_handlers())
 
 
 def first_line(error: BaseException) -> str:

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 _MOST_LINES = 1_000
 """Lines that are kept until they can be written."""
@@ -30,11 +31,14 @@ class UnblockedHandler(logging.Handler):
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._descriptor = descriptor
-        self._output = _open(descriptor)
+        self.descriptor = descriptor
+        self._output: _Output | None = None
         self._waiting: deque[bytes] = deque()
         self._dropped = 0
+        self._is_unread = False
+        """Somebody has waited in vain for room."""
         self._process = os.getpid()
+        self._open()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or keep it for later."""
@@ -44,6 +48,26 @@ class UnblockedHandler(logging.Handler):
             line = f"a line of this log cannot be shown: {record.msg!r}: {error!r}"
         self._keep(f"{line}\n")
         self._send()
+
+    def write(self, text: str) -> None:
+        """Write whole lines that are nobody's record, or keep them for later."""
+        self.acquire()
+        try:
+            self._keep(text)
+            self._send()
+        finally:
+            self.release()
+
+    def wait_for_room(self, seconds: float) -> None:
+        """Give whoever reads so long to make room, if there is none; once, and again only when something was read.
+
+        So what says much loses nothing to a slow reader, and hardly waits for one that does not read at all.
+        """
+        if len(self._waiting) < _MOST_LINES or self._is_unread:
+            return
+        select.select([], [self.descriptor], [], seconds)
+        self.retry()
+        self._is_unread = len(self._waiting) >= _MOST_LINES
 
     def retry(self) -> None:
         """Write what could not be written before, as far as that is possible now."""
@@ -60,13 +84,26 @@ class UnblockedHandler(logging.Handler):
         give_up_at = time.monotonic() + _LAST_LINES
         self.retry()
         while self._waiting and time.monotonic() < give_up_at:
-            select.select([], [self._descriptor], [], give_up_at - time.monotonic())
+            select.select([], [self.descriptor], [], give_up_at - time.monotonic())
             self.retry()
 
     def close(self) -> None:
-        """Let go of what was opened; what was given stays open."""
-        self._output.close()
+        """Let go of what was opened; what was given stays open.
+
+        It is opened again if a line comes: `logging.config` closes all handlers that there are, and what was opened
+        may be a connection to somebody by then.
+        """
+        _opened.discard(self)
+        if self._output is not None:
+            self._output.close()
+            self._output = None
         super().close()
+
+    def _open(self) -> _Output:
+        if self._output is None:
+            self._output = _open(self.descriptor)
+            _opened.add(self)
+        return self._output
 
     def _keep(self, line: str) -> None:
         if self._process != os.getpid():  # a fork: what was kept is written by the process that it is a copy of
@@ -83,11 +120,25 @@ class UnblockedHandler(logging.Handler):
                 self._waiting.append(f"{self._dropped} lines of this log were dropped: nobody read it\n".encode())
                 self._dropped = 0
             line = self._waiting[0]
-            written = self._output.write(line)
+            written = self._open().write(line)
             if written < len(line):
                 self._waiting[0] = line[written:]
                 return
             self._waiting.popleft()
+            self._is_unread = False
+
+
+_opened: WeakSet[UnblockedHandler] = WeakSet()
+
+
+def unblocked_handlers() -> list[UnblockedHandler]:
+    """Return all of this process."""
+    return list(_opened)
+
+
+def unblocked(descriptor: int) -> UnblockedHandler:
+    """Return the one that writes to a descriptor, so that all lines stay in order."""
+    return next((one for one in _opened if one.descriptor == descriptor), None) or UnblockedHandler(descriptor)
 
 
 class _Output:

@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
+from orchestrator.domain.ids import to_text
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.forks import TaskThreads, is_fork, on_fork
 from orchestrator.workers.job import Job
@@ -94,23 +95,32 @@ class Coroutines:
             return True
         return not turned.wait(patience)
 
-    def watch(self, now: float, patience: float) -> str | None:
-        """Return why the loop runs no more, if it has not for `patience` seconds; it is asked every few moments."""
+    def watch(self, now: float) -> float:
+        """Return for how many seconds the loop has not turned; it is asked every few moments."""
         elapsed, self._looked_at = min(now - self._looked_at, _LONGEST_STEP), now
         if self._loop is None:
-            return None
+            return 0.0
         if self._is_dead:
-            return "the event loop of this process was closed by a task"
+            return float("inf")
         if self._is_pinged:
             self._standing += elapsed
-            return self._standstill() if self._standing > patience else None
+            return self._standing
         self._standing = 0.0
         if now - self._pinged_at >= _PING_EVERY:
             self._pinged_at = now
             self._is_pinged = True
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._answer)
-        return None
+        return 0.0
+
+    def standstill(self) -> str:
+        """Say why the loop does not turn: who keeps it, and where in the code."""
+        if self._is_dead or self._thread is None:
+            return "the event loop of this process was closed by a task"
+        job = self.blocking()
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        whose = f"task {job.dispatch.name}[{to_text(job.dispatch.id)}]" if job is not None else "a task"
+        return f"{whose} has kept the event loop from running for {self._standing:.0f} s, {_place(frame)}"
 
     def blocking(self) -> Job | None:
         """Return the job whose code the loop runs at this moment, where that can be told."""
@@ -167,15 +177,6 @@ class Coroutines:
 
         with contextlib.suppress(AttributeError):  # a loop of another make, which cannot be changed
             loop.stop = stop_and_tell  # type: ignore[method-assign]
-
-    # -- a loop that stands still
-
-    def _standstill(self) -> str:
-        assert self._thread is not None
-        job = self.blocking()
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        whose = f"task {job.dispatch.name}" if job is not None else "a task"
-        return f"{whose} has kept the event loop from running for {self._standing:.0f} s, {_place(frame)}"
 
     # -- forks
 

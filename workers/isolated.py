@@ -29,7 +29,7 @@ from orchestrator.domain.reports import AttemptReport
 from orchestrator.domain.task import Dispatch, KeyHolder, Lost, NewTask, Returned
 from orchestrator.errors import SoftTimeout, Uncertain
 from orchestrator.settings import load_settings
-from orchestrator.telemetry import get_logger
+from orchestrator.telemetry import close_output, configure_logging, get_logger
 from orchestrator.transport.codec import AttemptEnd, LogLine, ProgressMark, decode, encode
 from orchestrator.workers.allowed import Allowed
 from orchestrator.workers.builtin import install
@@ -41,6 +41,7 @@ from orchestrator.workers.mortality import die_with
 from orchestrator.workers.outlet import Outbox, interruption
 from orchestrator.workers.runner import Runner
 from orchestrator.workers.spec import WorkerSpec
+from orchestrator.workers.task_output import capture_output, share_log
 from orchestrator.workers.turns import Turns
 
 log = get_logger("worker")
@@ -198,6 +199,8 @@ class _Child:
                 str(theirs.fileno()),
                 str(os.getpid()),
                 "database" if spec.database else "",
+                spec.log_level,
+                spec.log_format,
                 *spec.allow,
             ],
             pass_fds=[theirs.fileno()],
@@ -292,7 +295,9 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> Non
     os.set_inheritable(descriptor, False)
     watch_forks()
     on_fork(pipe.close)
+    capture_output()
     application = load_app(app)
+    share_log()
     install(application)
     outbox = _PipeOutbox(pipe)
     runner = Runner(application, outbox, Allowed(application, allow), database=database)
@@ -344,4 +349,6 @@ def _watched(runner: Runner, job: Job, limit: float) -> AttemptReport:
 
 if __name__ == "__main__":
     die_with(int(sys.argv[3]))
-    main(sys.argv[1], int(sys.argv[2]), bool(sys.argv[4]), sys.argv[5:])
+    configure_logging(*sys.argv[5:7])
+    main(sys.argv[1], int(sys.argv[2]), bool(sys.argv[4]), sys.argv[7:])
+    close_output()

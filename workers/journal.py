@@ -6,13 +6,11 @@ be written is forgotten. A chatty task costs neither its neighbours' reports nor
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from orchestrator.domain.ids import to_text
 from orchestrator.telemetry import get_logger
 from orchestrator.transport import journal
 from orchestrator.transport.codec import LogLine, ProgressMark
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
 log = get_logger("worker")
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _PAUSE = 0.2
 """Seconds between two writes."""
 _BACKLOG = 2_000
@@ -55,10 +52,9 @@ class Journal:
         self._wake()
 
     def log(self, task: bytes, line: LogLine) -> None:
-        """Note what a task says; it stands in the worker's own log too."""
+        """Note what a task says."""
         if is_fork():
             return
-        log.log(_LEVELS[line.level], "task %s: %s", to_text(task), line.text)
         self._lines.append((task, line))
         self._wake()
 

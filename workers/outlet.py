@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ from orchestrator.workers.journal import Journal
 from orchestrator.workers.reporter import Reporter
 
 log = get_logger("worker")
+_said = get_logger("tasks")
+"""What tasks say through their contexts."""
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 NOTHING = encode_value(None, "nothing", 1)
 """The result of a task that has none."""
@@ -90,16 +94,16 @@ class ProcessOutbox:
 class JobOutlet:
     """The way out for one running task."""
 
-    __slots__ = ("_database", "_job", "_outbox")
+    __slots__ = ("_database", "_outbox", "job")
 
     def __init__(self, job: Job, outbox: Outbox, database: Orchestrator | None = None) -> None:
-        self._job = job
+        self.job = job
         self._outbox = outbox
         self._database = database
         """The application, where its worker was given the database."""
 
     def context(self) -> TaskContext:
-        job = self._job
+        job = self.job
         dispatch, step = job.dispatch, job.step
         left = None if job.deadline is None else timedelta(seconds=job.deadline - time.monotonic())
         return TaskContext(
@@ -120,12 +124,12 @@ class JobOutlet:
     # -- tasks that it enqueues
 
     def next_id(self) -> bytes:
-        self._job.counter += 1
-        return derived_id(self._job.dispatch.id, self._job.dispatch.attempt, self._job.counter)
+        self.job.counter += 1
+        return derived_id(self.job.dispatch.id, self.job.dispatch.attempt, self.job.counter)
 
     def enqueue(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
-        if self._job.transaction is not None:
-            return self._job.transaction.enqueue(tasks)
+        if self.job.transaction is not None:
+            return self.job.transaction.enqueue(tasks)
         _check_size(tasks)
         holders = self._outbox.hand_over(tasks) or {}
         for task in tasks:
@@ -139,36 +143,37 @@ class JobOutlet:
         return {task: holder.id for task, holder in holders.items()}
 
     def enqueue_on_success(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
-        if self._job.completion is not None:
+        if self.job.completion is not None:
             return self.enqueue(tasks)  # it has succeeded already
-        _check_size([*self._job.children, *tasks])
-        self._job.children.extend(tasks)
+        _check_size([*self.job.children, *tasks])
+        self.job.children.extend(tasks)
         return {}
 
     # -- what it says and hears
 
     def progress(self, fraction: float, text: str) -> None:
-        if self._job.stage is Stage.RUNNING:  # a thread that outlives its task has nothing to say
-            self._outbox.mark(self._job.dispatch.id, ProgressMark(self._job.dispatch.attempt, fraction, text))
+        if self.job.stage is Stage.RUNNING:  # a thread that outlives its task has nothing to say
+            self._outbox.mark(self.job.dispatch.id, ProgressMark(self.job.dispatch.attempt, fraction, text))
 
     def log(self, level: Level, text: str) -> None:
-        if self._job.stage is Stage.RUNNING:
-            self._outbox.log(self._job.dispatch.id, LogLine(time.time(), self._job.dispatch.attempt, level, text))
+        if self.job.stage is Stage.RUNNING:
+            _said.log(_LEVELS[level], "%s", text)
+            self._outbox.log(self.job.dispatch.id, LogLine(time.time(), self.job.dispatch.attempt, level, text))
 
     def leave(self, details: bytes) -> None:
-        if self._job.stage is Stage.RUNNING:
-            self._outbox.leave(self._job, details)
+        if self.job.stage is Stage.RUNNING:
+            self._outbox.leave(self.job, details)
 
     def interruption(self) -> BaseException | None:
-        reason = self._job.interrupted_by
+        reason = self.job.interrupted_by
         # A task that has caught its soft timeout may go on.
-        return None if reason is None or reason is SoftTimeout else interruption(self._job, reason)
+        return None if reason is None or reason is SoftTimeout else interruption(self.job, reason)
 
     # -- completing in a transaction
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        job = self._job
+        job = self.job
         database = self._check_transaction()
         promised = len(job.children)
         with database._client.transactions.begin(job.dispatch.id, job.dispatch.attempt) as transaction:
@@ -190,7 +195,7 @@ class JobOutlet:
                 job.transaction = None
 
     def complete(self, result: Any) -> None:
-        job = self._job
+        job = self.job
         if job.transaction is None or self._database is None:
             raise WrongState(
                 f"Task {job.dispatch.name!r}: ctx.complete() sets the result that a transaction records, and belongs "
@@ -207,26 +212,26 @@ class JobOutlet:
     def _over(self) -> BaseException:
         """Return why nothing can be completed any more: code that has swallowed its timeout meets it again here."""
         return self.interruption() or AttemptOver(
-            f"Task {self._job.dispatch.name!r} has ended: ctx.transaction() in a thread that it left behind keeps "
+            f"Task {self.job.dispatch.name!r} has ended: ctx.transaction() in a thread that it left behind keeps "
             f"nothing. Wait for that thread before the task returns."
         )
 
     def _check_transaction(self) -> Orchestrator:
         """Return what leads to the database, unless there can be no transaction now."""
-        name = self._job.dispatch.name
+        name = self.job.dispatch.name
         if self._database is None:
             raise ConfigurationError(
                 f"Task {name!r}: ctx.transaction() needs the database, and this worker was not given it. "
                 f"Start it with `orchestrator worker --database`."
             )
-        if self._job.transaction is not None:
+        if self.job.transaction is not None:
             raise WrongState(f"Task {name!r}: ctx.transaction() is open already. Use the connection that you have.")
-        if self._job.completion is not None:
+        if self.job.completion is not None:
             raise WrongState(
                 f"Task {name!r}: ctx.transaction() has completed this task already, and a task ends once. Do all of "
                 f"it in one block, or enqueue another task there for the rest."
             )
-        if not self._job.may_complete():
+        if not self.job.may_complete():
             raise self._over()
         if _on_event_loop():
             raise OrchestratorError(

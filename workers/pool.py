@@ -12,6 +12,7 @@ from orchestrator.domain.reports import AttemptReport
 from orchestrator.domain.task import Failed, Returned, Started
 from orchestrator.errors import SoftTimeout, TaskAborted, TaskTimeout
 from orchestrator.sdk.code.putting_away import EndTurn
+from orchestrator.telemetry import get_logger
 from orchestrator.workers.coroutines import Coroutines
 from orchestrator.workers.held import HeldAttempts
 from orchestrator.workers.isolated import Isolation
@@ -19,9 +20,12 @@ from orchestrator.workers.job import Job, Stage
 from orchestrator.workers.outlet import interruption
 from orchestrator.workers.reporter import Reporter
 from orchestrator.workers.runner import Runner
+from orchestrator.workers.task_log import TaskLog
 from orchestrator.workers.threads import Threads
 from orchestrator.workers.turns import Turns
 from orchestrator.workers.vital import start_vital_thread
+
+log = get_logger("worker")
 
 _LOOK = 0.05
 """Seconds between two looks at the clock while anything is here."""
@@ -73,10 +77,12 @@ class Pool:
         self._on_standstill = on_standstill
         self._blocked_for = blocked_for
         self._stands_still = False
+        self._is_slow = False
         self._threads = Threads(concurrency, self._run)
         self._coroutines = Coroutines(self._run_async)
         self._jobs: dict[int, Job] = {}
         """Everything that was received and whose code has not ended."""
+        self.task_log = TaskLog()
         self._busy = threading.Event()
         self._freed = threading.Event()
         self.ended = 0
@@ -115,6 +121,7 @@ class Pool:
         """Run these jobs."""
         for job in jobs:
             self._jobs[id(job)] = job
+        self.task_log.received(jobs)
         self._busy.set()
         synchronous: list[Job] = []
         asynchronous: list[Job] = []
@@ -184,6 +191,7 @@ class Pool:
         if job.finish():
             if job.deadline is not None:
                 self._held.unlimit(job.slot)
+            self.task_log.ended(job, report)
             self._reporter.report(report, job)
         else:
             self._reporter.code_ended(job)
@@ -202,6 +210,7 @@ class Pool:
             self._busy.wait(_IDLE_LOOK)
             now = time.monotonic()
             self._held.beat(now, self._load)
+            self.task_log.look(now)
             if not self._jobs:
                 self._busy.clear()
                 self._held.show_running(0)
@@ -234,10 +243,14 @@ class Pool:
         self._measure(now)
 
     def _watch_loop(self, now: float) -> None:
-        standstill = self._coroutines.watch(now, self._blocked_for)
-        if standstill is not None and not self._stands_still:
+        """Say who keeps the event loop from turning; where that does not end, give the loop up."""
+        standing = self._coroutines.watch(now)
+        if standing > self._blocked_for and not self._stands_still:
             self._stands_still = True
-            self._on_standstill(standstill)
+            self._on_standstill(self._coroutines.standstill())
+        elif standing > _BLOCKED_AFTER and not self._is_slow:
+            log.warning("%s; all other asynchronous tasks wait", self._coroutines.standstill())
+        self._is_slow = standing > _BLOCKED_AFTER
 
     def _check_running(self, job: Job, now: float) -> None:
         if not job.announced and not job.starting and now - job.started_at > _ANNOUNCE_AFTER:
@@ -263,6 +276,7 @@ class Pool:
         report = self._turns.verdict(job) or self._runner.failure(job, interruption(job, reason))
         if isinstance(report, Failed):  # one that had completed in its transaction has succeeded
             report = msgspec.structs.replace(report, lingering=True)
+        self.task_log.ended(job, report)
         self._reporter.report(report, job)
         self._freed.set()
         self._on_stuck(job.dispatch.name)

@@ -36,6 +36,7 @@ from orchestrator.workers.pool import Pool
 from orchestrator.workers.reporter import Reporter
 from orchestrator.workers.runner import Runner
 from orchestrator.workers.spec import WorkerSpec
+from orchestrator.workers.task_output import capture_output, share_log
 from orchestrator.workers.vital import start_vital_thread
 
 log = get_logger("worker")
@@ -93,8 +94,10 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     if spec.reload:  # a file that is changed twice in a second must not be taken for what was compiled in between
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    capture_output()
     try:
         app = load_app(spec.app)
+        share_log()
         install(app)
         if spec.database:
             app.settings.require_database()
@@ -197,6 +200,7 @@ class WorkerProcess:
         self.pool.hand_back_waiting()
         self._give_back(self._left_over(), "worker stops")
         finished = self._finish()
+        self.pool.task_log.summarize(time.monotonic())
         if not finished:
             log.warning("tasks still run after %g s; they are handed back", self._settings.drain_timeout)
             self.pool.send_notes()

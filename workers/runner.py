@@ -30,6 +30,7 @@ from orchestrator.workers.forks import end_fork
 from orchestrator.workers.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.job import Job
 from orchestrator.workers.outlet import NOTHING, JobOutlet, Outbox, interruption
+from orchestrator.workers.task_output import end_lines
 
 log = get_logger("worker")
 
@@ -82,6 +83,7 @@ class Runner:
             job.uninterruptible()
             if job.interrupted_by is not None:
                 uninterrupted()
+            end_lines(job)
             enter(None)
 
     def _run_loop(self, job: Job) -> AttemptReport:
@@ -148,6 +150,7 @@ class Runner:
             return self.failure(job, error)
         finally:
             job.uninterruptible()
+            end_lines(job)
 
     def _arguments(self, task: Task[..., Any], job: Job) -> tuple[list[Any], dict[str, Any]]:
         """Decode the call: positional and named arguments, and for a step of a workflow what it knows of itself.

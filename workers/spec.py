@@ -29,3 +29,5 @@ class WorkerSpec:
     """Bytes of resident memory at which a process is replaced."""
     reload: bool = False
     """Start the processes again when a Python file under the current folder changes."""
+    log_level: str = "info"
+    log_format: str = "text"

@@ -12,7 +12,7 @@ import click
 from orchestrator.cli.times import present
 from orchestrator.domain.durations import parse_duration
 from orchestrator.errors import ConfigurationError
-from orchestrator.settings import Settings
+from orchestrator.settings import CHOICES, Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,6 +20,15 @@ app_option = click.option(
     "--app", metavar="MODULE:APP", help="The application. Default: the setting `app`.", show_default=False
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def log_options(command: F) -> F:
+    """Add the options of a process that logs; what is not given is taken from the settings."""
+    for name, what in (("log_format", "How to log."), ("log_level", "What to log, at least.")):
+        option = f"--{name.replace('_', '-')}"
+        choice = click.Choice(CHOICES[name], case_sensitive=False)
+        command = click.option(option, type=choice, help=f"{what} Default: the setting `{name}`.")(command)
+    return command
 
 
 def page_options(identifier: click.ParamType[UUID]) -> Callable[[F], F]:

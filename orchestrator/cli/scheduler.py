@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from orchestrator.cli.options import log_options
 from orchestrator.cli.parent import follow_parent
 from orchestrator.scheduler.process import run_scheduler
 from orchestrator.settings import load_settings
@@ -13,7 +14,8 @@ from orchestrator.telemetry import configure_logging
 
 
 @click.command("scheduler")
-def command() -> None:
+@log_options
+def command(log_level: str | None, log_format: str | None) -> None:
     """Run a scheduler.
 
     One scheduler leads. Start another, on another machine if you like, and it stands by to take over within
@@ -24,5 +26,6 @@ def command() -> None:
       orchestrator scheduler
     """
     follow_parent()
-    configure_logging()
-    sys.exit(run_scheduler(load_settings()))
+    settings = load_settings(log_level=log_level, log_format=log_format)
+    configure_logging(settings.log_level, settings.log_format)
+    sys.exit(run_scheduler(settings))

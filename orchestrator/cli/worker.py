@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from orchestrator.cli.options import app_option, require_app
+from orchestrator.cli.options import app_option, log_options, require_app
 from orchestrator.cli.parent import follow_parent
 from orchestrator.sdk.options import check_name
 from orchestrator.settings import load_settings
@@ -54,6 +54,7 @@ _LEAST_MEMORY = 32 * 2**20
 )
 @click.option("--burst", is_flag=True, help="Work until the queues are empty, then exit.")
 @click.option("--reload", is_flag=True, help="Start again when a *.py file under this folder changes; for development.")
+@log_options
 def command(
     app: str | None,
     queues: str,
@@ -66,6 +67,8 @@ def command(
     database: bool,
     burst: bool,
     reload: bool,
+    log_level: str | None,
+    log_format: str | None,
 ) -> None:
     """Run tasks.
 
@@ -80,7 +83,7 @@ def command(
     """
     if autoscale is not None and processes is not None:
         raise click.UsageError("--autoscale says how many processes there are; leave --processes out.")
-    settings = load_settings(app=app)
+    settings = load_settings(app=app, log_level=log_level, log_format=log_format)
     spec = WorkerSpec(
         app=require_app(settings),
         queues=tuple(check_name("queue", queue.strip()) for queue in queues.split(",")),
@@ -93,9 +96,11 @@ def command(
         max_tasks_per_process=max_tasks_per_process,
         max_memory=max_memory,
         reload=reload,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
     )
     follow_parent()
-    configure_logging()
+    configure_logging(settings.log_level, settings.log_format)
     sys.exit(run_worker(spec, settings))
 
 

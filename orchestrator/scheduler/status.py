@@ -28,7 +28,7 @@ from orchestrator.domain.task import (
 from orchestrator.scheduler.code import stick
 from orchestrator.scheduler.code_batches import apply_activations
 from orchestrator.scheduler.isolation import isolate
-from orchestrator.scheduler.tasks import adopt_children, error_json
+from orchestrator.scheduler.tasks import adopt_children, error_json, tell_failed
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import details, transitions, waiting
 from orchestrator.store.transitions import Again, Beginning, Ending, Success
@@ -88,6 +88,8 @@ def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, i
         errors = {ending.id: error for ending, error in endings}
         moved = transitions.end(tick.connection, TaskState.FAILED, [ending for ending, _ in endings], tick.now)
         tick.note(moved, errors=errors, by_worker=True, lingering=lingering)
+        lost = {report.id for _, report in unhappy if isinstance(report, Lost)}
+        tell_failed({task.id: errors[task.id] for task in moved if task.id in lost})
 
 
 def _succeed(tick: Tick, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import enqueue, transitions, unique
 from orchestrator.store.transitions import Ending
+from orchestrator.telemetry import get_logger
+
+log = get_logger("scheduler")
 
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
@@ -42,3 +46,11 @@ def cancel_tasks(tick: Tick, ids: list[bytes]) -> None:
 def error_json(error: TaskError) -> str:
     """Return an error as it is stored."""
     return error.to_json()
+
+
+def tell_failed(errors: Mapping[bytes, TaskError]) -> None:
+    """Log that tasks failed without a worker who could tell of it: one line, however many there are."""
+    for task, error in errors.items():
+        others = f", and {len(errors) - 1:,} others likewise" if len(errors) > 1 else ""
+        log.error("task %s failed%s: %s: %s", to_text(task), others, error.kind, error.message)
+        return

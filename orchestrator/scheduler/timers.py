@@ -7,7 +7,7 @@ from orchestrator.domain.states import TaskState
 from orchestrator.domain.task import TaskError
 from orchestrator.scheduler.code import json_text
 from orchestrator.scheduler.fleet import Fleet
-from orchestrator.scheduler.tasks import error_json
+from orchestrator.scheduler.tasks import error_json, tell_failed
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import stuck, transitions, waiting
 from orchestrator.store.transitions import Ending
@@ -27,6 +27,7 @@ def expire(tick: Tick, limit: int) -> None:
     if errors:
         endings = [Ending(task, None, "expired", error_json(error)) for task, error in errors.items()]
         tick.note(transitions.end(tick.connection, TaskState.FAILED, endings, tick.now), errors=errors)
+        tell_failed(errors)
 
 
 def fail_unknown(tick: Tick, fleet: Fleet, limit: int) -> None:
@@ -46,6 +47,7 @@ def fail_unknown(tick: Tick, fleet: Fleet, limit: int) -> None:
             del errors[run]
         endings = [Ending(task, None, "unknown task", error_json(error)) for task, error in errors.items()]
         tick.note(transitions.end(tick.connection, TaskState.FAILED, endings, tick.now), errors=errors)
+        tell_failed(errors)
 
 
 def _stuck(error: TaskError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import logging.config
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -85,6 +86,23 @@ def test_a_reader_that_is_gone_is_nobodys_trouble() -> None:
     handler.flush()
     handler.close()
     os.close(writer)
+
+
+def test_what_logging_config_has_closed_writes_to_nobody_else(ends: tuple[int, int]) -> None:
+    reader, writer = ends
+    handler = UnblockedHandler(writer)
+    logger = logger_of(handler)
+    logger.warning("before")
+    logging.config.dictConfig({"version": 1, "incremental": False, "disable_existing_loggers": False})
+    stranger, strangers = os.pipe()  # takes the numbers that have become free
+    logger.warning("after")
+    os.set_blocking(stranger, False)
+    with pytest.raises(BlockingIOError):
+        os.read(stranger, 100)
+    assert read_all(reader) == ["before", "after"]
+    os.close(stranger)
+    os.close(strangers)
+    handler.close()
 
 
 def test_a_file_is_written_where_others_write_too(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""How a line of the log looks: text for people, or one JSON object for machines.
+
+A record may know the attempt that it is about, in the attributes of `TASK_FIELDS`. What others have written is shown
+and not obeyed: it commands no terminal, and in text no line but the first of a record begins at the margin.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+
+from orchestrator.harmless import harmless_json, indented, one_line, with_styles
+
+TASK_FIELDS = ("task_id", "task_name", "run_id", "attempt", "queue")
+"""What a record that is about an attempt knows of it."""
+_COLOURS = {logging.DEBUG: 2, logging.INFO: 32, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}
+_DIM = 2
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, whose it is, and what; a traceback stands below."""
+
+    def __init__(self, *, dates: bool = True, colours: bool = False) -> None:
+        super().__init__(datefmt="%Y-%m-%d %H:%M:%S" if dates else "%H:%M:%S")
+        self._colours = colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as lines of text."""
+        body = record.getMessage()
+        if trace := _traceback(self, record):
+            body = f"{body}\n{trace}"
+        level = self._paint(f"{record.levelname:<7}", _COLOURS.get(record.levelno, 0))
+        head = f"{self._paint(self.formatTime(record, self.datefmt), _DIM)} {level} {self._whose(record)}"
+        if not self._colours:
+            return head + indented(body)
+        return head + "\n    ".join(map(with_styles, body.split("\n")))
+
+    def _whose(self, record: logging.LogRecord) -> str:
+        """Return which task speaks, or which run of a workflow as code."""
+        name = getattr(record, "task_name", None) or getattr(record, "workflow", None)
+        identifier = getattr(record, "task_id", None) or getattr(record, "run_id", None)
+        if not name or not identifier:
+            return ""
+        return f"{self._paint(one_line(str(name)), 36)}{self._paint(f'[{one_line(str(identifier))}]', _DIM)} "
+
+    def _paint(self, text: str, colour: int) -> str:
+        return f"\x1b[{colour}m{text}\x1b[0m" if self._colours and colour else text
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object in one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as a line of JSON."""
+        fields: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "pid": record.process,
+            "message": record.getMessage(),
+        }
+        for name in (*TASK_FIELDS, "workflow"):
+            value = getattr(record, name, None)
+            if value not in (None, ""):
+                fields[name] = value
+        if trace := _traceback(self, record):
+            fields["exc"] = trace
+        return harmless_json(json.dumps(fields, ensure_ascii=False, default=str))
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    if record.exc_info and not record.exc_text:
+        record.exc_text = formatter.formatException(record.exc_info)
+    parts = (record.exc_text, formatter.formatStack(record.stack_info) if record.stack_info else "")
+    return "\n".join(part for part in parts if part)

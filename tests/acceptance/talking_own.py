@@ -1,0 +1,17 @@
+"""The same application, of somebody who configures logging himself."""
+
+from __future__ import annotations
+
+import logging.config
+import sys
+
+logging.config.dictConfig(
+    {
+        "version": 1,
+        "formatters": {"own": {"format": "own %(task_name)s|%(task_id)s|%(message)s"}},
+        "handlers": {"out": {"class": "logging.StreamHandler", "stream": sys.stdout, "formatter": "own"}},
+        "root": {"level": "DEBUG", "handlers": ["out"]},
+    }
+)
+
+from talking import app as app  # noqa: E402  # what is imported before, `dictConfig` silences

@@ -1,0 +1,253 @@
+"""What a worker's log tells of its tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import talking
+
+from orchestrator import Handle, Orchestrator, TaskFailed
+from tests.acceptance.conftest import fresh_stack
+from tests.acceptance.stack import HERE, Process, Stack, using
+from tests.waiting import eventually
+
+APP = ("--app", "talking:app")
+
+
+@pytest.fixture(scope="module")
+def leading(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A scheduler for all tests; each brings its own worker."""
+    with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack, using(talking.app, stack):
+        stack.scheduler()
+        yield stack
+
+
+@pytest.fixture
+def bakery(leading: Stack) -> Iterator[Stack]:
+    before = len(leading.processes)
+    yield leading
+    for process in leading.processes[before:]:
+        process.stop()
+
+
+def logged(worker: Process, words: str) -> str:
+    """Return the first line that holds these words."""
+
+    def find() -> str | None:
+        return next((line for line in worker.log.read_text().splitlines() if words in line), None)
+
+    return eventually(find, f"{words!r} in {worker.log}")
+
+
+def failure(handle: Handle[Any]) -> TaskFailed:
+    with pytest.raises(TaskFailed) as raised:
+        handle.result(timeout=30)
+    return raised.value
+
+
+def test_what_tasks_say_comes_out_with_their_names_and_ids(bakery: Stack) -> None:
+    worker = bakery.worker(*APP)
+    for task in (talking.speaks, talking.speaks_async, talking.speaks_apart):
+        handle = task.enqueue("rye")
+        handle.result(timeout=30)
+        line = logged(worker, f"{task.name}[{handle.id}] printed rye")
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO    ", line), line
+        assert logged(worker, f"{task.name}[{handle.id}] logged rye")
+    said = talking.says.enqueue("hot")
+    said.result(timeout=30)
+    assert " WARNING " in logged(worker, f"says[{said.id}] hot")
+    text = worker.log.read_text()
+    for words in ("] complained rye", "] unfinished rye", "] printed rye in pieces", "] logged rye in a thread"):
+        assert text.count(words) == 1, words
+    assert "murmured" not in text
+
+
+def test_a_final_failure_is_one_error_with_its_traceback(bakery: Stack) -> None:
+    worker = bakery.worker(*APP)
+    for task, arguments in ((talking.burns, ("toast",)), (talking.burns_apart, ())):
+        handle = task.enqueue(*arguments)
+        failure(handle)
+        line = logged(worker, f"{task.name}[{handle.id}] failed")
+        assert " ERROR   " in line
+        assert "ValueError: " in line
+        record = worker.log.read_text().partition(line)[2]
+        assert re.search(r'^    Traceback .*\n      File ".*talking.py", line', record, re.MULTILINE)
+        assert not re.search(r"^\S+ ERROR   forged", record, re.MULTILINE), "a line of a record is at the margin"
+        assert "\x1b" not in record
+    assert len(re.findall(r"^\d.* ERROR ", worker.log.read_text(), re.MULTILINE)) == 2
+
+
+def test_a_retry_is_a_warning_that_says_when(bakery: Stack) -> None:
+    worker = bakery.worker(*APP)
+    handle = talking.burns_twice.enqueue()
+    failure(handle)
+    first = logged(worker, f"burns_twice[{handle.id}] failed after")
+    assert " WARNING " in first
+    assert re.search(r"s, and is tried again in 0.3 s \(try 1 of 2\): KeyError: 'yeast' \(talking.py:\d+\)$", first)
+    assert " ERROR " in logged(worker, "(try 2 of 2): KeyError")
+    later = talking.postpones.enqueue()
+    later.result(timeout=30)
+    assert " INFO " in logged(worker, f"postpones[{later.id}] asks to be tried again in 0.2 s: the oven is cold")
+    assert worker.log.read_text().count(f"[{later.id}] received") == 2
+    assert logged(worker, f"postpones[{later.id}] succeeded in 0.")
+
+
+def test_json_has_every_field_and_a_level_leaves_out_what_is_below(bakery: Stack) -> None:
+    worker = bakery.worker(*APP, "--log-format", "json", "--log-level", "debug")
+    handle = talking.burns.enqueue("toast")
+    failure(handle)
+    run = talking.app.start_many(talking.speaks, ["rye"])
+    run.results(timeout=30)
+    logged(worker, "unfinished rye")
+    lines = [json.loads(line) for line in worker.log.read_text().splitlines()]
+    failed = next(line for line in lines if line["message"].startswith("failed"))
+    assert set(failed) == {
+        "time",
+        "level",
+        "logger",
+        "pid",
+        "message",
+        "task_id",
+        "task_name",
+        "attempt",
+        "queue",
+        "exc",
+    }
+    assert (failed["task_id"], failed["task_name"]) == (str(handle.id), "talking.burns")
+    assert (failed["level"], failed["attempt"], failed["queue"]) == ("ERROR", 1, "default")
+    assert failed["exc"].startswith("Traceback (most recent call last):")
+    murmured = next(line for line in lines if line["message"] == "murmured rye")
+    assert (murmured["level"], murmured["logger"], murmured["run_id"]) == ("DEBUG", "bakery", str(run.id))
+    assert next(line for line in lines if line["message"] == "printed rye")["logger"] == "orchestrator.stdout"
+    worker.stop()
+
+    worker = bakery.worker(*APP, "--log-level", "WARNING", wait=False)
+    talking.speaks.enqueue("rye").result(timeout=30)
+    failure(talking.burns.enqueue("toast"))
+    assert logged(worker, "failed")
+    assert "printed rye" in worker.log.read_text(), "what a task prints is no matter of levels"
+    assert not re.search("received|succeeded|logged rye", worker.log.read_text())
+
+
+def test_a_flood_is_told_in_one_line(bakery: Stack) -> None:
+    worker = bakery.worker(*APP)
+    handles = talking.app.enqueue_many(talking.burns, [(f"toast {number}",) for number in range(300)])
+    for handle in handles:
+        failure(handle)
+    line = logged(worker, "failed in the last")
+    assert re.search(r" ERROR   talking.burns: 250 received, 250 failed in the last \d s, without a line each; ", line)
+    assert re.search(r"the latest failure, [\da-f-]{36}: ValueError: toast \d+ is burnt \(talking.py:\d+\)$", line)
+    assert worker.log.read_text().count("] failed after") == 50
+
+
+def test_who_blocks_the_event_loop_is_named(bakery: Stack) -> None:
+    worker = bakery.worker(*APP)
+    handle = talking.blocks.enqueue(3.0)
+    handle.result(timeout=30)
+    line = logged(worker, "kept the event loop")
+    assert " WARNING " in line
+    assert f"task talking.blocks[{handle.id}] has kept the event loop from running for 1 s, in blocks (" in line
+    assert worker.log.read_text().count("kept the event loop") == 1
+
+
+def test_a_run_of_a_workflow_that_fails_is_told_too(bakery: Stack) -> None:
+    worker = bakery.worker(*APP)
+    run = talking.order.start("rye")
+    assert logged(worker, f"talking.order[{run.id}] ordered rye")
+    line = logged(worker, f"talking.order[{run.id}] failed: LookupError: no rye left")
+    assert 'talking.py", line' in worker.log.read_text().partition(line)[2]
+
+
+def test_arguments_that_do_not_fit_are_told_without_a_traceback(bakery: Stack) -> None:
+    worker = bakery.worker(*APP)
+    settings = bakery.settings
+    stranger = Orchestrator(database_url=settings.database_url, redis_url=settings.redis_url)
+    handle = stranger.task(name="talking.naps")(print).enqueue("long")
+    failure(handle)
+    stranger.close()
+    assert " ERROR " in logged(worker, f"talking.naps[{handle.id}] failed")
+    assert "Traceback" not in worker.log.read_text()
+
+
+def test_logging_of_the_applications_own_is_left_as_it_is(bakery: Stack) -> None:
+    worker = bakery.worker("--app", "talking_own:app")
+    handle = talking.speaks.enqueue("rye")
+    handle.result(timeout=30)
+    assert logged(worker, f"own talking.speaks|{handle.id}|logged rye").startswith("own ")
+    assert logged(worker, f"own talking.speaks|{handle.id}|murmured rye")
+    assert logged(worker, f"INFO    talking.speaks[{handle.id}] printed rye"), (
+        "what is printed has no format of its own"
+    )
+    assert logged(worker, f"talking.speaks[{handle.id}] succeeded"), "although dictConfig silences who is not named"
+    assert "own ||" not in worker.log.read_text().replace("own ||Using selector", ""), "the worker's lines are its own"
+
+
+def test_the_configuration_in_the_guide_takes_all_lines(bakery: Stack, tmp_path: Path) -> None:
+    guide = (HERE.parents[1] / "docs" / "operations.md").read_text().partition("### Logging of your own")[2]
+    block = guide.partition("```python\n")[2].partition("```")[0]
+    path = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n"
+    (tmp_path / "guided.py").write_text(f"{block}{path}from talking import app\n")
+    worker = bakery.worker("--app", "guided:app", folder=tmp_path)
+    handle = talking.speaks.enqueue("rye")
+    handle.result(timeout=30)
+    for words in ("received", "printed rye", "logged rye", "unfinished rye", "succeeded in 0."):
+        assert logged(worker, f" INFO talking.speaks {handle.id} {words}")
+
+
+@pytest.mark.parametrize("app", ["talking:app", "talking_own:app"])
+@pytest.mark.parametrize("is_read", [True, False], ids=["unread", "closed"])
+def test_nobody_hangs_on_a_reader_who_does_not_read_or_is_gone(bakery: Stack, app: str, is_read: bool) -> None:
+    reader, writer = os.pipe()
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "worker", "--app", app, "--processes", "1"],
+        cwd=HERE,
+        env=bakery.environment,
+        stdout=writer,
+        stderr=writer,
+    )
+    os.close(writer)
+    if not is_read:
+        os.close(reader)
+    try:
+        for task in (talking.floods, talking.floods_log):
+            task.enqueue(5_000).result(timeout=60)
+        talking.speaks_async.enqueue("rye").result(timeout=30)
+        talking.speaks_apart.enqueue("rye").result(timeout=30)
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+        if is_read:
+            os.close(reader)
+
+
+def test_a_slow_reader_misses_nothing(bakery: Stack) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "worker", *APP, "--processes", "1"],
+        cwd=HERE,
+        env=bakery.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert worker.stdout is not None
+    numbers: list[int] = []
+    try:
+        talking.floods.enqueue(5_000)
+        while numbers[-1:] != [4_999]:
+            line = worker.stdout.readline()
+            assert line, f"{len(numbers)} lines"
+            if found := re.search(r"\] (\d{6}) x", line):
+                numbers.append(int(found[1]))
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=30)
+    assert numbers == list(range(5_000))

@@ -1,0 +1,144 @@
+"""What tasks print: lines of the log with their names, whoever reads them or not."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from orchestrator.domain.task import Dispatch
+from orchestrator.harmless import harmless
+from orchestrator.log_format import JsonFormatter, TextFormatter
+from orchestrator.sdk.context import enter
+from orchestrator.telemetry import LOGGER_NAME
+from orchestrator.unblocked import UnblockedHandler
+from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.outlet import JobOutlet
+from orchestrator.workers.task_output import TaskFields, TaskOutput, end_lines
+
+ID = "61616161-6161-6161-6161-616161616161"
+Printed = tuple[io.TextIOWrapper, Callable[[], list[str]]]
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    job = Job(Dispatch(b"a" * 16, 2, "bake", b"", "ovens"), Bundle("", "", "", 1), 0, 0.0)
+    enter(JobOutlet(job, None))  # type: ignore[arg-type]
+    yield job
+    enter(None)
+
+
+@pytest.fixture
+def printed() -> Iterator[Printed]:
+    reader, writer = os.pipe()
+    handler = UnblockedHandler(writer)
+    handler.setFormatter(TextFormatter())
+    logger = logging.getLogger(LOGGER_NAME)
+    before, logger.handlers[:], logger.propagate = logger.handlers[:], [handler], False
+    os.set_blocking(reader, False)
+
+    def lines() -> list[str]:
+        try:
+            return os.read(reader, 1 << 20).decode().splitlines()
+        except BlockingIOError:
+            return []
+
+    stream = io.TextIOWrapper(TaskOutput("stdout", handler), encoding="utf-8", newline="\n", write_through=True)
+    yield stream, lines
+    logger.handlers[:], logger.propagate = before, True
+    handler.close()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_line_is_told_when_it_ends_with_who_printed_it(printed: Printed, job: Job) -> None:
+    stream, lines = printed
+    print("half a", end="", file=stream, flush=True)
+    assert lines() == []
+    print(" line\n\nand", "another", file=stream)
+    print("\r10 %\r90 %\r100 %", file=stream)
+    assert [line.partition("INFO    ")[2] for line in lines()] == [
+        f"bake[{ID}] half a line",
+        f"bake[{ID}] and another",
+        f"bake[{ID}] 100 %",
+    ]
+    print("left", end="", file=stream)
+    end_lines(job)
+    end_lines(job)
+    assert [line.endswith("] left") for line in lines()] == [True]
+
+
+def test_threads_do_not_mix_their_lines(printed: Printed) -> None:
+    stream, lines = printed
+    print("mine", end="", file=stream)
+    thread = threading.Thread(target=lambda: print("theirs", file=stream))
+    thread.start()
+    thread.join()
+    print(" too", file=stream)
+    assert lines() == ["theirs", "mine too"]
+    print("no newline", end="", file=stream, flush=True)
+    assert lines() == ["no newline"]
+
+
+def test_what_commands_a_terminal_does_not_pass(printed: Printed, job: Job) -> None:
+    stream, lines = printed
+    for _ in range(2):
+        print("\x1b[2Joh\x9b", file=stream)
+        enter(None)
+    text = "\n".join(lines())
+    assert harmless(text) == text
+
+
+def test_a_log_handler_keeps_its_format(printed: Printed, job: Job) -> None:
+    stream, lines = printed
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(task_name)s %(attempt)s %(queue)s %(user)s: %(message)s"))
+    handler.addFilter(TaskFields(handler))
+    logger = logging.Logger("own")
+    logger.addHandler(handler)
+    logger.warning("hot", extra={"user": "ann"})
+    assert lines() == ["bake 2 ovens ann: hot"]
+    logger.warning("mine", extra={"user": "ann", "queue": "what a task calls so"})
+    assert lines() == ["bake 2 what a task calls so ann: mine"]
+    enter(None)
+    logger.warning("cold", extra={"user": "bob"})
+    assert lines() == ["   bob: cold"]
+
+
+def test_bytes_and_long_pieces_come_out(printed: Printed, job: Job) -> None:
+    stream, lines = printed
+    stream.buffer.write(b"raw \xff\n")
+    stream.write("x" * 20_000)
+    first, second = lines()
+    assert first.endswith("] raw \\xff")
+    assert second.endswith("x" * 20_000)
+
+
+def test_colours_are_painted_around_what_others_wrote() -> None:
+    record = logging.LogRecord("orchestrator.worker", logging.ERROR, "", 0, "no\x1b[2J \x1b[1mbold\nforged", None, None)
+    record.task_name, record.task_id = "ba\nke", ID
+    text = TextFormatter(dates=False, colours=True).format(record)
+    assert text[:4] == "\x1b[2m"
+    assert "\x1b[31mERROR  \x1b[0m \x1b[36mba ke\x1b[0m\x1b[2m[" in text
+    assert text.endswith("no�[2J \x1b[1mbold\x1b[0m\n    forged")
+    assert "\x1b" not in TextFormatter().format(record)
+
+
+def test_json_is_one_line_without_controls() -> None:
+    try:
+        raise ValueError("a\nb\x1b[2J")
+    except ValueError as error:
+        failure = (type(error), error, error.__traceback__)
+    record = logging.LogRecord("shop", logging.INFO, "", 0, "%s\u202e\n", ("x",), failure)
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    assert harmless(line) == line
+    found = json.loads(line)
+    assert (found["message"], found["level"], found["logger"]) == ("x\u202e\n", "INFO", "shop")
+    assert found["exc"].endswith("ValueError: a\nb\x1b[2J")
+    assert set(found) == {"time", "level", "logger", "pid", "message", "exc"}
