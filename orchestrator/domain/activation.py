@@ -29,6 +29,9 @@ from orchestrator.domain.commands import Command
 from orchestrator.domain.history import Event
 from orchestrator.domain.task import TaskError
 
+NO_HANDLER = ", for which the code has no handler yet"
+"""Follows the name of such an update in `Waiting.updates`."""
+
 
 class Query(msgspec.Struct, frozen=True, array_like=True):
     """A question to the workflow's code, which may look at its state but not change it."""

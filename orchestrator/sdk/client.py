@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import NotDeterministic
-from orchestrator.sdk.code.current import current_flow
+from orchestrator.sdk.code.inside import inside_workflow
 from orchestrator.sdk.options import DEFAULT_QUEUE, check_name
 from orchestrator.sdk.per_process import ProcessLock
 from orchestrator.sdk.threads import Threads
@@ -47,7 +47,7 @@ class Client:
     @property
     def backend(self) -> Backend:
         """The connections, opened on first use; the code of a workflow has none."""
-        if current_flow() is not None:
+        if inside_workflow():
             raise NotDeterministic(
                 "Inside a workflow nothing is asked or told directly: it would be so again on every replay. Make it a "
                 "task and schedule that, or record what a short call gives with ctx.run(name, function). To tell "

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from orchestrator.sdk.code.current import current_flow
+from orchestrator.sdk.code.inside import inside_workflow
 from orchestrator.sdk.per_process import PerProcess
 from orchestrator.sdk.steps import Pause, Steps, Stream
 
@@ -34,7 +34,7 @@ class Threads:
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a blocking call beside the event loop, in the caller's context."""
-        if current_flow() is not None:
+        if inside_workflow():
             return function(*args, **kwargs)  # in a workflow nothing blocks: it is a command, or is refused
         call = partial(contextvars.copy_context().run, function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool(), call)
@@ -67,7 +67,7 @@ class Threads:
                 raise
 
     async def _advance(self, steps: Generator[Any, None, Any]) -> _Leg[Any]:
-        if current_flow() is not None:
+        if inside_workflow():
             return _walk(steps)
         walk = self._pool().submit(contextvars.copy_context().run, _walk, steps)
         try:

@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain import history, resets
+from orchestrator.domain.activation import NO_HANDLER
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.lane_names import scoped
 from orchestrator.domain.starts import OnConflict
@@ -26,7 +27,6 @@ from orchestrator.errors import (
 )
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Look, Waiting
-from orchestrator.sdk.code.handlers import NO_HANDLER
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.options import check_name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain import history
-from orchestrator.domain.activation import Answer, Query
+from orchestrator.domain.activation import NO_HANDLER, Answer, Query
 from orchestrator.domain.commands import AnswerUpdate
 from orchestrator.domain.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
@@ -23,8 +23,6 @@ from orchestrator.sdk.signature import Signature
 if TYPE_CHECKING:
     from orchestrator.sdk.code.flow import Flow
 
-
-NO_HANDLER = ", for which the code has no handler yet"
 _UNKNOWN = "The workflow answers no"
 
 
