@@ -126,7 +126,11 @@ class Settings:
         return self.redis_url or self._missing("redis_url", "redis://localhost:6379/0")
 
     def _missing(self, name: str, example: str) -> str:
+        """Return what an `orchestrator dev` that was started after the settings were read has left, or raise."""
         path = _nearest(Path.cwd(), str(SERVICES_FILE))
+        late: str | None = read_services_file(path).get(name) if path is not None else None
+        if late:
+            return late
         distrust = _distrust(path) if path is not None else None
         raise ConfigurationError(
             f"Setting {name} is not set. Set ORCHESTRATOR_{name.upper()} (e.g. {example}), or {name} under "

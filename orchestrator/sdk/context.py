@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, get_args
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidTask, OrchestratorError, PayloadError
@@ -40,13 +40,13 @@ class TaskContext:
     One that was made by hand, to call a task's function in a test, says nothing to anybody.
     """
 
-    task_id: UUID
+    task_id: UUID = field(default_factory=uuid4)
     """The id that its handle has."""
-    task_name: str
+    task_name: str = ""
     """The name under which it is registered."""
-    attempt: int
+    attempt: int = 1
     """The number of this attempt. It grows with each, also where an attempt was lost and cost no try."""
-    queue: str
+    queue: str = "default"
     """The queue that it came from."""
     run_id: UUID | None = None
     """The run that it belongs to; None if it stands alone."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.errors import InvalidTask, PayloadError
-from orchestrator.sdk.context import TaskContext
+from orchestrator.sdk.context import TaskContext, current_task
 from orchestrator.sdk.conversion import can_convert, convert, sure_types, why_not
 from orchestrator.sdk.payload import decode_call, decode_value
 
@@ -144,6 +144,18 @@ class Signature:
             arguments.insert(place, context)
         else:
             keywords[parameter.name] = context
+
+    def with_context(
+        self, name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return the arguments of a plain call with the context that the function needs, if the caller gave none."""
+        given = (*arguments, *keywords.values())
+        needed = self._context is not None and self._context[1].default is inspect.Parameter.empty
+        if not needed or any(isinstance(value, TaskContext) for value in given):
+            return arguments, keywords
+        positional, named = list(arguments), dict(keywords)
+        self.add_context(current_task() or TaskContext(task_name=name), positional, named)
+        return positional, named
 
     def restore_result(self, value: Any) -> Any:
         """Turn a decoded result into the annotated type."""

@@ -73,7 +73,8 @@ class Task(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function right here, in this process; inside a workflow, where that cannot be, say so."""
         refuse_in_workflow(self, "called like a function")
-        result: R = self.function(*args, **kwargs)
+        arguments, keywords = self._signature.with_context(self.name, args, kwargs)
+        result: R = self.function(*arguments, **keywords)
         return result
 
     def __repr__(self) -> str:

@@ -104,6 +104,25 @@ def test_one_made_by_hand_says_nothing() -> None:
     assert (ctx.cancelled, ctx.details, ctx.deadline, ctx.remaining) == (False, None, None, None)
 
 
+def test_a_plain_call_is_given_one_where_it_needs_one() -> None:
+    app = Orchestrator()
+
+    @app.task(name="named")
+    def named(ctx: TaskContext, word: str) -> str:
+        return f"{word} {ctx.task_name} {ctx.attempt}"
+
+    @app.task
+    def last(word: str, *, ctx: TaskContext) -> str:
+        return named(word)
+
+    @app.task
+    def optional(ctx: TaskContext | None = None) -> bool:
+        return ctx is None
+
+    assert (named("a"), named(word="a"), last("b"), optional()) == ("a named 1", "a named 1", "b named 1", True)
+    assert named.function(TaskContext(attempt=3, task_name="x"), "c") == "c x 3"
+
+
 # -- what becomes of it
 
 

@@ -131,6 +131,18 @@ def test_a_missing_url_says_what_to_set_and_that_dev_exists(tmp_path: Path) -> N
         settings.require_redis()
 
 
+def test_services_that_start_after_the_settings_were_read_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(tmp_path, environ={})
+    file = tmp_path / SERVICES_FILE
+    file.parent.mkdir(mode=0o755)
+    file.write_text('{"database_url": "postgresql:///late", "redis_url": "unix:///late"}')
+    assert (settings.require_database(), settings.require_redis()) == ("postgresql:///late", "unix:///late")
+
+
 # -- whom the file of `orchestrator dev` is believed
 
 

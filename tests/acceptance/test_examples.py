@@ -1,0 +1,116 @@
+"""The programs under examples/ run as their first lines say."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.acceptance.test_documents import COMMAND, REPOSITORY, dev, folder, run
+from tests.waiting import eventually
+
+__all__ = ["folder"]
+EXAMPLES = REPOSITORY / "examples"
+SHOWN = {"approval", "nightly", "per_customer", "thumbnails", "web"}
+
+
+@pytest.fixture
+def example(folder: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder with one of the examples."""
+    for file in EXAMPLES.glob(f"{request.param}.*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def test_each_example_is_run_and_told_of() -> None:
+    there = {file.stem for file in EXAMPLES.glob("*.py")} - {"quickstart", "tour"}
+    assert there == SHOWN
+    index = (EXAMPLES / "README.md").read_text()
+    for name in sorted(there):
+        assert f"[{name}.py]({name}.py)" in index, name
+
+
+@pytest.mark.parametrize("example", ["thumbnails"], indirect=True)
+def test_thumbnails(example: Path) -> None:
+    pictures = example / "pictures"
+    pictures.mkdir()
+    for number in range(3):
+        Image.new("RGB", (400, 200), (number, 0, 0)).save(pictures / f"{number}.png")
+    (pictures / "broken.jpg").write_text("no picture")
+    with dev(example, "thumbnails:app"):
+        assert "failed: 3 thumbnails, 1 failed" in run(example, sys.executable, "thumbnails.py", "pictures")
+    with Image.open(pictures / "thumbnails" / "2.jpg") as small:
+        assert small.size == (128, 64)
+
+
+@pytest.mark.parametrize("example", ["nightly"], indirect=True)
+def test_nightly(example: Path) -> None:
+    with dev(example, "nightly:app"):
+        assert "success {'day': '2026-01-31', 'total': " in run(example, sys.executable, "nightly.py", "2026-01-31")
+        days = ("--from", "2026-01-01", "--to", "2026-01-04")
+        run(example, COMMAND, "schedules", "backfill", "nightly-sales", *days, "--watch")
+        runs = json.loads(run(example, COMMAND, "runs", "list", "--workflow", "nightly-sales", "--json"))
+        assert [row["status"] for row in runs["runs"]] == ["success"] * 4
+
+
+@pytest.mark.parametrize("example", ["approval"], indirect=True)
+def test_approval(example: Path) -> None:
+    def shown(order: str) -> str:
+        return run(example, COMMAND, "runs", "show", order)
+
+    with dev(example, "approval:app"):
+        for order, approved in (("o-1", True), ("o-2", False)):
+            assert "on its way" in run(example, sys.executable, "approval.py", order)
+            eventually(lambda order=order: "promise approval" in shown(order), "it waits for its approval", 30)  # type: ignore[misc]
+            decision = json.dumps({"approved": approved, "by": "Ann"})
+            run(example, COMMAND, "runs", "resolve", order, "approval", decision)
+        eventually(lambda: "parcel-of-o-1" in shown("o-1"), "it is shipped", 30)
+        eventually(lambda: "turned down by Ann" in shown("o-2"), "it is turned down", 30)
+        refunds = run(example, COMMAND, "tasks", "list", "--name", "approval.refund", "--json")
+        assert [task["status"] for task in json.loads(refunds)["tasks"]] == ["success"]
+
+
+@pytest.mark.parametrize("example", ["per_customer"], indirect=True)
+def test_per_customer(example: Path) -> None:
+    with dev(example, "per_customer:app"):
+        globex, acme = run(example, sys.executable, "per_customer.py").splitlines()
+    assert globex.startswith("globex 0 at ")
+    seconds = float(acme.removeprefix("15 of acme after ").removesuffix(" s"))
+    assert seconds >= 14 / 5 - 0.2  # five a second, the first at once
+
+
+@pytest.mark.parametrize("example", ["web"], indirect=True)
+def test_web(example: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    address = f"http://127.0.0.1:{port}/reports"
+
+    def ask(path: str, method: str) -> dict[str, object] | None:
+        try:
+            with urllib.request.urlopen(
+                urllib.request.Request(f"{address}/{path}", method=method), timeout=30
+            ) as answer:
+                return json.load(answer)  # type: ignore[no-any-return]
+        except OSError:
+            return None
+
+    with dev(example, "web:tasks"):
+        server = subprocess.Popen([sys.executable, "-m", "uvicorn", "web:api", "--port", str(port)], cwd=example)
+        try:
+            ordered = eventually(lambda: ask("7", "POST"), "a report is ordered", 30)
+            assert ordered is not None
+            done = eventually(lambda: _report(ask(str(ordered["id"]), "GET")), "the report is there", 30)
+            assert done == {"customer": 7, "pages": 3}
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+def _report(answer: dict[str, object] | None) -> object:
+    return answer.get("report") if answer else None
