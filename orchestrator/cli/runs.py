@@ -26,7 +26,7 @@ from orchestrator.cli.sending import sending
 from orchestrator.cli.times import ago, between, present, when
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.states import RunState
-from orchestrator.errors import NotFound
+from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.workflows import StoredWorkflow
 from orchestrator.settings import load_settings
@@ -258,8 +258,9 @@ def _start_steps(application: Orchestrator, name: str, where: str) -> StoredWork
     try:
         found.definition()
     except NotFound as error:
-        looked = f"The application {where} has no workflow as code of this name either." if where else _NO_APPLICATION
-        raise NotFound(f"{error} {looked}") from None
+        known = load_app(where).code_workflows if where else {}
+        looked = f"The application {where} has no workflow as code of this name either.{did_you_mean(name, known)}"
+        raise NotFound(f"{error} {looked if where else _NO_APPLICATION}") from None
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -205,7 +206,9 @@ def test_from_the_command_line(running: Stack) -> None:
     assert "signal received" in history
     recording = Recording.from_json(_command(running, "runs", "history", run, "--json"))
     replay(project.basket, recording)
-    assert "project.basket, version 1" in _command(running, "runs", "show", run)
+    shown = _command(running, "runs", "show", run)
+    assert "project.basket, version 1" in shown
+    assert re.search(r"at +project.py, line \d+, in basket: async for", shown)
     _command(running, "runs", "terminate", run)
     eventually(lambda: _state(running, run) == "cancelled", "it has ended")
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from tests.integration.code_stage import act, run_row
 from tests.integration.stage import System, Worker
+from tests.waiting import eventually
 
 KNOWS = ("job", "order", "parcel")
 
@@ -255,6 +257,7 @@ def test_a_run_is_started_where_the_application_is_set(
         assert problem in refusal("runs", "start", "a_little_shop.order", *words)
     nowhere = refusal("runs", "start", "ordre")
     assert "The application a_little_shop:app has no workflow as code of this name either" in nowhere
+    assert "Did you mean 'a_little_shop.order'?" in refusal("runs", "start", "a_little_shop.ordre")
     assert system.count("runs") == 1
 
 
@@ -278,3 +281,23 @@ def test_status_says_what_becomes_of_runs_whose_workflow_is_gone(
     system.look(2)
     assert begun.status() == "stuck"
     assert "knows the workflow 'parcel'" in show(begun.id)
+
+
+def test_who_waits_for_an_update_is_told_that_nobody_answers_it(system: System, engine_: Engine) -> None:
+    @system.app.workflow(name="order")
+    async def order(ctx: WorkflowContext) -> None:
+        @ctx.update
+        def add(item: str) -> None: ...
+
+        await ctx.signals("end").get()
+
+    worker = system.worker(knows=KNOWS)
+    handle = order.start()
+    turn(system, worker, engine_)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(handle.update, "ad", "tea", timeout=1.5)
+        eventually(lambda: system.count("inbox") > 0)
+        turn(system, worker, engine_)
+        with pytest.raises(ResultTimeout, match=r"update ad, for which the code has no handler yet \(it has: add"):
+            asked.result(20)
+    assert "update ad, for which the code has no handler yet" in show(handle.id)

@@ -241,8 +241,9 @@ class CodeBackend:
             return "Postgres cannot be asked how it is"
         if reason is not None:
             return f"It is stuck: {reason['kind']}: {reason['message']}"
-        without = f"{update}{NO_HANDLER}"
-        return f"It has got update {without}" if without in waiting.get("updates", ()) else "It goes on"
+        waiting_updates: list[str] = waiting.get("updates", [])
+        without = next((text for text in waiting_updates if text.startswith(f"{update}{NO_HANDLER}")), None)
+        return "It goes on" if without is None else f"It has got update {without}"
 
     def find(self, workflow: str, key: str) -> bytes | None:
         """Return the newest run that was started under a chosen id."""

@@ -114,7 +114,7 @@ class Handlers:
         """Return the names of updates that have no answer yet."""
         yield from self._running.values()
         for request in self._early.values():
-            yield f"{request.name}{NO_HANDLER}"
+            yield f"{request.name}{NO_HANDLER} (it has: {', '.join(sorted(self._updates)) or 'none'})"
 
     def last_answers(self, continues: bool) -> list[AnswerUpdate]:
         """Return what those are told, when the run ends, whose updates are not done, or found no handler."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import linecache
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.activation import Waiting
@@ -23,7 +24,11 @@ _FRAMES = ("cr_frame", "gi_frame", "ag_frame")
 
 def place(frame: FrameType) -> str:
     """Return where a frame is: `shop.py, line 7, in order`."""
-    return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}, in {frame.f_code.co_name}"
+    return _place(frame.f_code, frame.f_lineno)
+
+
+def _place(code: CodeType, number: int) -> str:
+    return f"{Path(code.co_filename).name}, line {number}, in {code.co_name}"
 
 
 def waiting(flow: Flow) -> Waiting:
@@ -45,8 +50,12 @@ def _place_of(waits: Any) -> str:
         if frame is not None and is_own_code(frame):
             found = frame
         waits = next((inner for name in _INNER if (inner := getattr(waits, name, None)) is not None), None)
-    if found is None:
-        return ""
-    line = linecache.getline(found.f_code.co_filename, found.f_lineno, found.f_globals).strip()
-    text = f"{place(found)}: {line}" if line else place(found)
+    return "" if found is None else _line(found.f_code, found.f_lineno)
+
+
+@lru_cache(maxsize=4096)
+def _line(code: CodeType, number: int) -> str:
+    """Return a line of code, with its place."""
+    line = linecache.getline(code.co_filename, number).strip()
+    text = f"{_place(code, number)}: {line}" if line else _place(code, number)
     return text[:_LONGEST].encode(errors="replace").decode()  # the name of a file need not be text

@@ -1,0 +1,27 @@
+"""The guide names everything public of workflows as code."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from orchestrator import CodeWorkflow, RunInfo, Signals, WorkflowContext, WorkflowHandle, testing
+from orchestrator.sdk.code.starting import Starting
+from orchestrator.sdk.code.workflow import CodeOptions
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "code-workflows.md").read_text(encoding="utf-8")
+CLASSES = (CodeWorkflow, Starting, WorkflowContext, WorkflowHandle, Signals)
+TESTING = (testing.WorkflowTest, testing.TestedRun, testing.Recording)
+
+
+def test_everything_public_is_in_the_guide() -> None:
+    names = {
+        *testing.__all__,
+        *(kind.__name__ for kind in (*CLASSES, RunInfo) if kind is not Starting),
+        *(field.name for kind in (CodeOptions, RunInfo) for field in dataclasses.fields(kind)),
+        *(name for kind in (*CLASSES, *TESTING) for name in dir(kind) if not name.startswith("_")),
+    }
+    twins = {name for name in names if name[:1] == "a" and name[1:] in names}
+    missing = sorted(name for name in names - twins if not re.search(rf"\b{name}\b", GUIDE))
+    assert missing == []
