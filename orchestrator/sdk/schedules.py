@@ -161,6 +161,9 @@ class Schedules(Mapping[str, "Scheduled"]):
     def __getitem__(self, key: str) -> Scheduled:
         return Scheduled(self._client, key, self._code_workflows)
 
+    def __contains__(self, key: object) -> bool:
+        return any(key in (name, name.rpartition("/")[0]) for name in self.names())
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 

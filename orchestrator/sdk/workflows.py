@@ -37,6 +37,9 @@ class Workflows(Mapping[str, "StoredWorkflow"]):
     def __getitem__(self, name: str) -> StoredWorkflow:
         return StoredWorkflow(self._client, check_name("workflow", name))
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 

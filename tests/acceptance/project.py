@@ -181,6 +181,11 @@ async def parent_async(path: str, count: int) -> list[str]:
     return [(await logged.aenqueue(path, number)).id for number in range(count)]
 
 
+@app.task
+async def parent_by_context(ctx: TaskContext) -> str:
+    return (await ctx.aenqueue(add, 1, 2)).id
+
+
 @app.task(isolation="process")
 def parent_isolated(path: str, count: int) -> list[str]:
     return [logged.enqueue(path, number).id for number in range(count)]

@@ -80,6 +80,8 @@ def test_tasks(running: Stack, tmp_path: Path) -> None:
         await fails.aretry()
         with pytest.raises(NotFound):
             await project.app.handle("0" * 32).astatus()
+        child = await (await project.parent_by_context.aenqueue()).aresult(30)
+        assert await project.app.handle(child).aresult(30) == 3
         assert await agather([]) == [one async for one in as_completed([])] == []
 
     on_a_loop(main)
@@ -132,6 +134,8 @@ def test_workflows_and_schedules(running: Stack, tmp_path: Path) -> None:
     async def main() -> None:
         assert await project.app.workflows.aapply(file) == 1
         assert "sums" in await project.app.workflows.anames()
+        assert "sums" in project.app.workflows
+        assert "products" not in project.app.workflows
         assert (await project.app.workflows["sums"].adefinition()).name == "sums"
         run = await project.app.workflows["sums"].astart()
         assert await run.aoutputs(60) == {"sum": 3}
@@ -139,6 +143,8 @@ def test_workflows_and_schedules(running: Stack, tmp_path: Path) -> None:
 
         nightly = project.app.schedules["sums"]
         assert await project.app.schedules.anames() == ["sums/default"]
+        assert "sums" in project.app.schedules
+        assert "products" not in project.app.schedules
         assert len(await nightly.anext(3)) == 3
         await nightly.apause()
         assert (await nightly.astatus()).paused
