@@ -19,7 +19,7 @@ from orchestrator.scheduler.leadership import Leadership
 from orchestrator.store.leases import Cursor
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Applied, Ended
-from orchestrator.transport.leader import Inbound, LeaderStreams
+from orchestrator.transport.leader import Inbound, LeaderStreams, ServerState
 
 log = get_logger("scheduler")
 
@@ -57,7 +57,7 @@ class Generations:
         """Begin a new generation if Redis has lost anything since the last look; say whether one has begun."""
         cursor = self.cursor
         state = self._streams.state(cursor.generation, cursor.position)
-        if cursor.generation and state.is_ahead(cursor.generation, cursor.position):
+        if cursor.generation and (state.is_ahead(cursor.generation, cursor.position) or not self._has(state)):
             self.postgres_has_lost_commits()
         same = state.generation == cursor.generation and state.server == cursor.server
         if same and not self._has_lost_commits and state.usable and state.reached(self.confirmed):
@@ -75,6 +75,20 @@ class Generations:
     def postgres_has_lost_commits(self) -> None:
         """Have the next look begin another generation, in which no number of an attempt is used again."""
         self._has_lost_commits = bool(self.cursor.generation)  # else it is a new database, and has nothing to lose
+
+    def _has(self, state: ServerState) -> bool:
+        """Say whether another life of Postgres has the last commit that Redis shows, and so all before it.
+
+        Events that were applied further have been looked for by now; here it is about a commit that only claimed tasks.
+        """
+        if state.same_database:
+            return True
+        if state.claimed is not None and not self._leadership.has_claimed(state.claimed.id, state.claimed.attempt):
+            return False
+        if state.generation is not None:
+            log.info("Postgres is another server now, or was restored, and has all commits that Redis knows of")
+            self._streams.accept_database()
+        return True
 
     def give_up(self) -> None:
         """Have the next look begin another generation, under other names."""

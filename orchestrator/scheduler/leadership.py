@@ -103,6 +103,11 @@ class Leadership:
         with connection.begin():
             return leases.identity(connection)
 
+    def has_claimed(self, task: bytes, attempt: int) -> bool:
+        """Say whether a task has come to an attempt."""
+        with self.reading() as connection:
+            return leases.has_claimed(connection, task, attempt)
+
     def raise_fence(self, writing: Writing, by: int) -> None:
         """Have the attempts of this and all later terms numbered from far above."""
         leases.raise_fence(writing.connection, self._shard, self.term, by)

@@ -47,7 +47,7 @@ from orchestrator.store.leases import Cursor
 from orchestrator.store.transitions import Claimed
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
-from orchestrator.transport.codec import Ended, Malformed, decode_flush
+from orchestrator.transport.codec import Attempt, Ended, Malformed, decode_flush, encode
 from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams, StreamsDamaged
 from orchestrator.transport.quarantine import Refused
 
@@ -204,6 +204,7 @@ class Scheduler:
         self._patience = 0.0
         """Seconds for which nothing is due, unless something comes in; counted from `_patient_since`."""
         self._patient_since = 0.0
+        self._last_claimed: Attempt | None = None
         self._generations = Generations(self._streams, self._leadership, settings.batch, self._apply_leftover)
         with self._leadership.reading() as connection:
             self._dispatcher.recount(waiting.in_flight(connection))
@@ -274,6 +275,7 @@ class Scheduler:
             self._patience = max(self._patience, _FAILED_PAUSE)
         self._pace.worked(self._budget)
         self._generations.cursor = cursor
+        self._last_claimed = tick.last_claimed() or self._last_claimed
         self._dispatcher.committed(tick, self._monotonic())
         self._code.paging.committed(tick)
         if self._code.paging.is_busy and self._speaks:
@@ -418,7 +420,8 @@ class Scheduler:
         news = moved_on or bool(tick.ended)
         if tick.claimed or news:
             handed_out = self._dispatcher.messages(tick.claimed)
-            self._streams.publish(generation, term, handed_out, position if news else None, tick.ended)
+            claimed = encode(None if moved_on else self._last_claimed)
+            self._streams.publish(generation, term, handed_out, position if news else None, tick.ended, claimed)
         if news:
             self._generations.confirmed = position
         if tick.key_holders:
@@ -432,8 +435,8 @@ class Scheduler:
             self._code.paging.send(self._leadership.reading, self._streams.pages, self._push)
 
     def _push(self, claimed: Sequence[Claimed]) -> None:
-        messages = self._dispatcher.messages(claimed)
-        self._streams.publish(self._cursor.generation, self._leadership.term, messages)
+        generation, term, last = self._cursor.generation, self._leadership.term, encode(self._last_claimed)
+        self._streams.publish(generation, term, self._dispatcher.messages(claimed), claimed=last)
 
     def _set_aside(self, tick: Tick) -> None:
         if tick.set_aside:

@@ -27,7 +27,7 @@ from orchestrator.scheduler.backlog import Backlog
 from orchestrator.scheduler.budget import Budget
 from orchestrator.store.transitions import Claimed, Moved
 from orchestrator.store.turns import Unshown
-from orchestrator.transport.codec import Ended
+from orchestrator.transport.codec import Attempt, Ended
 from orchestrator.transport.quarantine import Refused
 
 if TYPE_CHECKING:
@@ -169,6 +169,11 @@ class Tick:
         """Yield tasks that ended, and runs of code whose turns did."""
         yield from (ended.id for ended in self.ended)
         yield from (run for run, _ in self.turns_over)
+
+    def last_claimed(self) -> Attempt | None:
+        """Return one of the attempts that it has claimed, if any."""
+        task = self.claimed[-1] if self.claimed else self.paged[-1].task if self.paged else None
+        return None if task is None else Attempt(task.id, task.attempt)
 
     @contextmanager
     def trial(self) -> Iterator[None]:

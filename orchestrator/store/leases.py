@@ -167,6 +167,18 @@ def identity(connection: Connection) -> str:
     return found
 
 
+_HAS_CLAIMED = """
+SELECT EXISTS (SELECT FROM orchestrator.tasks WHERE id = %(id)s::uuid AND attempt >= %(attempt)s)
+    OR EXISTS (SELECT FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid AND attempt >= %(attempt)s)
+"""
+
+
+def has_claimed(connection: Connection, task: bytes, attempt: int) -> bool:
+    """Say whether a task has come to an attempt."""
+    found: bool = connection.exec_driver_sql(_HAS_CLAIMED, {"id": task.hex(), "attempt": attempt}).scalar_one()
+    return found
+
+
 class Cursor(NamedTuple):
     """How far the events of a generation have been applied."""
 

@@ -160,7 +160,15 @@ def decode(kind: type[M], data: bytes) -> M:
 
 prepare(Flush, list[Dispatch], Dispatch, Activation, list[Event], Heartbeat, Order, Applied, list[Ended], KeyHolder)
 prepare(
-    list[Word], ProgressMark, LogLine, list[NewTask], dict[bytes, KeyHolder], list[AttemptEnd], tuple[str, bytes], int
+    Attempt,
+    list[Word],
+    ProgressMark,
+    LogLine,
+    list[NewTask],
+    dict[bytes, KeyHolder],
+    list[AttemptEnd],
+    tuple[str, bytes],
+    int,
 )
 
 

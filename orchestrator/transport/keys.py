@@ -10,6 +10,7 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:database           string   which life of Postgres the generation belongs to
     {orchestrator:0}:term               string   the leader's term and name; a deposed leader's push is refused
     {orchestrator:0}:applied            string   [generation, cursor]: events up to here are in Postgres
+    {orchestrator:0}:claimed            string   [task, attempt] of a later commit than `applied`, if any was handed out
     {orchestrator:0}:canary             string   written by the leader to learn whether Redis takes writes
     {orchestrator:0}:complaint          string   why the scheduler cannot use Postgres, expires
     {orchestrator:0}:events:G           stream   reports of workers, one entry per flush, read by the leader
@@ -92,6 +93,10 @@ class Keys:
     @property
     def applied(self) -> str:
         return f"{self.prefix}:applied"
+
+    @property
+    def claimed(self) -> str:
+        return f"{self.prefix}:claimed"
 
     @property
     def canary(self) -> str:

@@ -15,6 +15,7 @@ from orchestrator.domain.generation import age, is_over
 from orchestrator.domain.task import KeyHolder
 from orchestrator.transport.codec import (
     Applied,
+    Attempt,
     Ended,
     Heartbeat,
     Malformed,
@@ -66,23 +67,24 @@ return 1
 # What was applied is told before anything is handed out, each thing for itself: where Redis is full and takes neither,
 # forgetting applied events still makes room.
 _PUBLISH = Script("""
-if #KEYS > 3 and redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if #KEYS > 4 and redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 local refusal
 local function try(...)
   local answer = redis.pcall(...)
   if type(answer) == 'table' and answer.err then refusal = refusal or answer end
 end
-local next = 5
-if ARGV[2] ~= '' then
-  try('SET', KEYS[2], ARGV[2])
-  try('PUBLISH', KEYS[2], ARGV[2])
-  for _ = 1, tonumber(ARGV[4]) do
+local next = 6
+if ARGV[3] ~= '' then
+  try('SET', KEYS[2], ARGV[3])
+  try('PUBLISH', KEYS[2], ARGV[3])
+  for _ = 1, tonumber(ARGV[5]) do
     try('PUBLISH', ARGV[next], ARGV[next + 1])
     next = next + 2
   end
-  try('XTRIM', KEYS[3], 'MINID', ARGV[3])
+  try('XTRIM', KEYS[3], 'MINID', ARGV[4])
 end
-for stream = 4, #KEYS do
+if ARGV[2] ~= '' then try('SET', KEYS[4], ARGV[2]) end
+for stream = 5, #KEYS do
   for _ = 1, tonumber(ARGV[next]) do
     next = next + 1
     redis.call('XADD', KEYS[stream], '*', 'd', ARGV[next])
@@ -194,6 +196,8 @@ class ServerState(NamedTuple):
     """Workers can find it, and add to it."""
     same_database: bool = True
     """The Postgres of which it was told is the one that is used now, as far as anybody knows."""
+    claimed: Attempt | None = None
+    """An attempt of a later commit than that of `applied`, if tasks were handed out since."""
 
     def reached(self, cursor: str) -> bool:
         """Say whether Redis still remembers that events up to `cursor` were applied."""
@@ -203,7 +207,7 @@ class ServerState(NamedTuple):
 
     def is_ahead(self, generation: str, cursor: str) -> bool:
         """Say whether it remembers what came after this: whoever is behind it has lost something."""
-        if self.generation is None or not self.same_database:
+        if self.generation is None:
             return not self.same_database
         if self.generation != generation:
             return age(self.generation) != () and age(self.generation) >= age(generation)
@@ -264,12 +268,13 @@ class LeaderStreams:
         pipeline.get(self._keys.applied)
         pipeline.type(self._keys.events(generation))
         pipeline.get(self._keys.database)
+        pipeline.get(self._keys.claimed)
         pipeline.info("server")
         answers = pipeline.execute(raise_on_error=False)
         for answer in answers:
             if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
                 raise answer
-        found, began_on, applied, kind, database, info = answers
+        found, began_on, applied, kind, database, claimed, info = answers
         server = str(info["run_id"])
         return ServerState(
             generation=found.decode(errors="replace") if isinstance(found, bytes) else None,
@@ -281,7 +286,12 @@ class LeaderStreams:
             and _after(cursor) != cursor
             and not isinstance(database, Exception),
             same_database=not (self._database and isinstance(database, bytes)) or database == self._database.encode(),
+            claimed=_decode_or_none(Attempt, claimed) if isinstance(claimed, bytes) else None,
         )
+
+    def accept_database(self) -> None:
+        """Have the generation go on with the life of Postgres that is used now."""
+        self._redis.set(self._keys.database, self._database)
 
     def begin_generation(self, term: int, generation: str, server: str) -> None:
         """Announce a new generation; refused if another leader has taken over.
@@ -379,17 +389,19 @@ class LeaderStreams:
         messages: Mapping[str, Sequence[bytes]],
         cursor: str | None = None,
         ended: Sequence[Ended] = (),
+        claimed: bytes = b"",
     ) -> None:
         """Say how far events are applied, tell waiting clients, forget applied events, and hand tasks out: one call.
 
-        `messages` go by queue; refused if another leader has taken over. Many large ones go in several calls: a Redis
-        that is nearly full then takes at least some of them.
+        `claimed` is an attempt, encoded, by which to know the last commit, or None where the cursor does; empty leaves
+        what Redis has. `messages` go by queue; refused if another leader has taken over. Many large ones go in several
+        calls: a Redis that is nearly full then takes at least some of them.
         """
         said = self._said(generation, cursor, ended) if cursor is not None else _NOTHING_SAID
         self._nudged_in_vain = False
         for part in _in_parts(messages):
-            keys = [self._keys.term, self._keys.applied, self._keys.events(generation)]
-            arguments: list[Argument] = [self._mark(term), *said]
+            keys = [self._keys.term, self._keys.applied, self._keys.events(generation), self._keys.claimed]
+            arguments: list[Argument] = [self._mark(term), claimed, *said]
             for queue, bodies in part.items():
                 keys.append(self._keys.queue(generation, queue))
                 arguments.append(len(bodies))

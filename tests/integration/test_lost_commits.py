@@ -99,6 +99,60 @@ def test_events_that_postgres_has_forgotten_are_noticed_and_told(
     assert (system.generation, caplog.text) == (now, ""), "once"
 
 
+def fail_over(system: System) -> None:
+    """Let Postgres go on in another life, as a standby would that has taken over."""
+    system.redis.set(KEYS.database, "another life")
+
+
+def test_a_standby_that_had_everything_takes_over_without_a_word_of_loss(
+    system: System, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = system.worker()
+    system.settle()
+    applied, claimed = system.dispatch(2)
+    first, second = worker.take()
+    worker.succeed(first)
+    system.tick()
+    known = system.generation
+    with caplog.at_level(logging.WARNING, "orchestrator"):
+        fail_over(system)
+        system.lead()
+        system.look(2)
+        third = system.dispatch()[0]
+        (last,) = worker.take()
+        fail_over(system)  # and after a commit that only handed something out
+        system.lead()
+        system.look(2)
+    assert (system.generation, caplog.text) == (known, "")
+    assert system.redis.get(KEYS.database) != b"another life"
+    worker.succeed(second, last)
+    system.tick()
+    for handle in (applied, claimed, third):
+        row = system.row(handle)
+        assert (row["status"], row["attempt"]) == ("success", 1), "numbers go on where they were"
+
+
+def test_a_lost_claim_is_noticed_although_no_event_was_applied_since(
+    system: System, backup: Callable[[], Callable[[], None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = system.worker()
+    system.settle()
+    worker.succeed(*worker.take())
+    handle = system.job.enqueue()
+    system.sql("UPDATE orchestrator.leases SET term = term + 10")  # so that the term itself does not tell
+    restore = backup()
+    system.sql("UPDATE orchestrator.leases SET term = term - 10")
+    system.look()
+    (forgotten,) = worker.take()
+    with caplog.at_level(logging.WARNING, "orchestrator"):
+        restore()
+        fail_over(system)
+        system.look(2)
+    assert "Postgres has lost" in caplog.text
+    assert [task.id for task in worker.take()] == [forgotten.id] == [raw(handle)]
+    assert system.row(handle)["attempt"] > forgotten.attempt + 100
+
+
 def test_an_attempt_that_postgres_has_forgotten_does_not_end_the_one_that_takes_its_place(
     system: System, backup: Callable[[], Callable[[], None]]
 ) -> None:

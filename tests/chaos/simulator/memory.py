@@ -297,8 +297,9 @@ class MemoryLeaderStreams:
         messages: Mapping[str, Sequence[bytes]],
         cursor: str | None = None,
         ended: Sequence[Ended] = (),
+        claimed: bytes = b"",
     ) -> None:
-        del ended
+        del ended, claimed
 
         def effect() -> None:
             data = self._server.data
