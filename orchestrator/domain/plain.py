@@ -93,6 +93,20 @@ def _without_giants(plain: Any) -> Any:
     return [_without_giants(item) for item in plain] if isinstance(plain, list) else plain
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Say whether two pieces of decoded data are the same, types included: neither True nor 1.0 is 1."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        found = {(type(key), key): value for key, value in other.items()}
+        return len(one) == len(found) and all(
+            (type(key), key) in found and is_same(value, found[type(key), key]) for key, value in one.items()
+        )
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(one == other or (one != one and other != other))  # two that are no numbers
+
+
 def _levels(plain: Any) -> Iterator[list[Any]]:
     """Yield keys and values of each level, from the outermost in; never more than one level beyond those allowed."""
     level = [plain]

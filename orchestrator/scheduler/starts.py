@@ -48,8 +48,7 @@ def start_runs(tick: Tick, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
             if answers[task.id].id == task.id:
                 code.append(_run_of_code(task.id, start))
         except _REFUSED as error:
-            answers[task.id] = KeyHolder(task.id, error=TaskError(type(error).__name__, str(error)))
-            log.warning("run %s was not started for a task: %s", to_text(task.id), error)
+            answers[task.id] = _refused(task.id, error)
     if steps:
         answers |= _start_steps(tick, steps)
     if code:
@@ -79,11 +78,20 @@ def _start_steps(tick: Tick, steps: Sequence[tuple[NewRun, StartSteps]]) -> dict
     tick.runs_to_begin = True
     answers: dict[bytes, KeyHolder] = {}
     for run, start in steps:
-        other = None
-        if run.id not in started and start.key is not None:
-            other = dags.find_by_key(tick.connection, start.workflow, start.key)
-        answers[run.id] = KeyHolder(other or run.id)
+        answers[run.id] = KeyHolder(run.id)
+        if run.id not in started and run.key is not None:
+            try:
+                other = dags.find_same(tick.connection, run, msgspec.json.decode(start.params))
+            except Duplicate as error:
+                answers[run.id] = _refused(run.id, error)
+            else:
+                answers[run.id] = KeyHolder(other or run.id)
     return answers
+
+
+def _refused(run: bytes, error: Exception) -> KeyHolder:
+    log.warning("run %s was not started for a task: %s", to_text(run), error)
+    return KeyHolder(run, error=TaskError(type(error).__name__, str(error)))
 
 
 def _holder(tick: Tick, run: bytes, start: StartCode) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -12,8 +12,10 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.definition import Definition
 from orchestrator.domain.expression import parse_template
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.lane_names import scoped
-from orchestrator.domain.plain import read_json, stored_json
+from orchestrator.domain.plain import is_same, read_json, stored_json
+from orchestrator.errors import Duplicate
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
@@ -230,13 +232,26 @@ def _lane(name: str, key: str) -> str:
     return scoped(name, key)
 
 
-_BY_KEY = "SELECT id::text FROM orchestrator.runs WHERE key = %(key)s AND workflow = %(workflow)s"
+_BY_KEY = "SELECT id::text, params::text FROM orchestrator.runs WHERE key = %(key)s AND workflow = %(workflow)s"
 
 
-def find_by_key(connection: Connection, workflow: str, key: str) -> bytes | None:
-    """Return the run of a workflow that was started with an idempotency key."""
-    row = connection.exec_driver_sql(_BY_KEY, {"workflow": workflow, "key": key}).one_or_none()
-    return identifier(row[0]) if row else None
+def find_same(connection: Connection, run: NewRun, given: Container[str]) -> bytes | None:
+    """Return the run that has the idempotency key of one to be started, unless that was `given` other parameters.
+
+    Those that nobody gives may depend on the time.
+    """
+    row = connection.exec_driver_sql(_BY_KEY, {"workflow": run.workflow, "key": run.key}).one_or_none()
+    if row is None:
+        return None
+    holder, known, wanted = identifier(row[0]), read_json(row[1]), read_json(run.params)
+    if all(name in known and is_same(known[name], value) for name, value in wanted.items() if name in given):
+        return holder
+    raise Duplicate(
+        f"Run {to_text(holder)} of workflow {run.workflow!r} was started under the key {run.key!r} with other "
+        f"parameters; this one was not started. A repeated start has the same parameters, and another one needs a key "
+        f"of its own.",
+        to_text(holder),
+    )
 
 
 _RESULTS_OF_RUN = """

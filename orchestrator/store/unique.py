@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, text
 
+from orchestrator.domain.plain import is_same
 from orchestrator.domain.task import KeyHolder, NewTask, UniqueKey
 from orchestrator.errors import Duplicate, OrchestratorError
 from orchestrator.store import arrays
@@ -101,7 +102,7 @@ def _is_same_call(connection: Connection, holder: str, task: NewTask) -> bool:
 
 def same_payload(one: bytes, other: bytes) -> bool:
     """Say whether two payloads hold the same arguments, in whatever order their mappings were written."""
-    return one == other or msgspec.msgpack.decode(one) == msgspec.msgpack.decode(other)
+    return one == other or is_same(msgspec.msgpack.decode(one), msgspec.msgpack.decode(other))
 
 
 def try_key(connection: Connection, unique: UniqueKey) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from orchestrator import WorkflowContext
+from orchestrator import Duplicate, WorkflowContext
 from orchestrator.domain import history
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.starts import START, Start, StartCode, StartMany, StartSteps, as_task
 from orchestrator.domain.task import Enqueued, KeyHolder, NewTask, UniqueKey
 from orchestrator.sdk import definitions
@@ -15,6 +17,7 @@ from tests.integration.stage import System, Worker
 
 ID = bytes(range(15)) + b"\x01"
 OTHER = bytes(range(15)) + b"\x02"
+THIRD = bytes(range(15)) + b"\x03"
 CODE = history.RunStarted("flow", 1, b"\x92\x90\x80")
 
 
@@ -46,6 +49,32 @@ def test_what_is_asked_again_is_started_once(system: System, worker: Worker, sta
         assert answers(system, worker, as_task(ID, start)) == {ID: KeyHolder(ID)}
     assert system.count("runs") == 1
     assert system.sql(f"SELECT 1 FROM orchestrator.tasks WHERE name = '{START}'") == []
+
+
+ANY = "name: any\nparams: {n: {type: any, default: 0}}\ntasks: {a: {task: job}}"
+
+
+@pytest.mark.parametrize("other", ["true", "1.0", "[1]", "2"])
+def test_a_key_belongs_to_the_parameters_of_one_start(system: System, worker: Worker, other: str) -> None:
+    system.app.workflows.apply(definitions.loads(ANY))
+    assert answers(system, worker, as_task(ID, StartSteps("any", '{"n": 1}', "k"))) == {ID: KeyHolder(ID)}
+    assert answers(system, worker, as_task(OTHER, StartSteps("any", '{"n": 1}', "k"))) == {OTHER: KeyHolder(ID)}
+    (refused,) = answers(system, worker, as_task(THIRD, StartSteps("any", f'{{"n": {other}}}', "k"))).values()
+    assert refused.error is not None
+    assert refused.error.kind == "Duplicate"
+    assert "with other parameters; this one was not started" in refused.error.message
+    workflow = system.app.workflows["any"].options(key="k")
+    assert workflow.start(n=1).id == to_text(ID)
+    with pytest.raises(Duplicate, match="with other parameters"):
+        workflow.start(n=msgspec.json.decode(other))
+    assert system.count("runs") == 1
+
+
+@pytest.mark.parametrize("value", [-0.0, 1e16, 1e-7, 12345678901234567, 100000.0, None, {"b": 1.0, "a": True}])
+def test_the_same_parameters_are_the_same_after_they_were_stored(system: System, worker: Worker, value: Any) -> None:
+    system.app.workflows.apply(definitions.loads(ANY))
+    workflow = system.app.workflows["any"].options(key="k")
+    assert workflow.start(n=value).id == workflow.start(n=value).id
 
 
 def test_a_signal_that_is_sent_again_arrives_once(system: System, worker: Worker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from datetime import timedelta
 from typing import Any
@@ -338,6 +339,28 @@ def test_an_idempotency_key_belongs_to_one_call(system: System, engine: Engine) 
     with pytest.raises(Duplicate, match="other arguments"):
         system.app.enqueue_many(task.options(idempotency_key="new"), [(1,), (2,)])
     assert system.count("tasks") == 1
+
+
+@pytest.mark.parametrize("one", [1, {"a": [1]}, {1: "a"}, 0])
+@pytest.mark.parametrize("kind", [bool, float])
+def test_numbers_of_other_types_are_other_arguments(system: System, one: Any, kind: type) -> None:
+    def changed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {changed(key): changed(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [changed(item) for item in value]
+        return value if isinstance(value, str) else kind(value)
+
+    task = system.app.task(name="charge", idempotency_key="order-1")(lambda amount: amount)
+    first = task.enqueue(one)
+    with pytest.raises(Duplicate, match="other arguments"):
+        task.enqueue(changed(one))
+    assert task.enqueue(one) == first
+
+
+def test_what_is_equal_to_nothing_is_the_same_argument_again(system: System) -> None:
+    task = system.app.task(name="charge", idempotency_key="order-1")(lambda amount: amount)
+    assert task.enqueue({"a": math.nan, "b": 1}) == task.enqueue({"b": 1, "a": math.nan})
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 from orchestrator.domain.definition import Definition, check_size, resolve_params
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.plain import read_json, stored_json, unstorable
-from orchestrator.errors import Duplicate, NotFound, PayloadError, did_you_mean
+from orchestrator.domain.plain import stored_json, unstorable
+from orchestrator.errors import NotFound, PayloadError, did_you_mean
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.store import dags, inbox, workflows
 from orchestrator.store.inbox import Wish
@@ -64,9 +64,7 @@ class WorkflowBackend:
         check_size(run.params, f"The parameters of workflow {name!r}", self._limit)
         with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
             if not dags.start(connection, [run]) and key is not None:
-                run_id = dags.find_by_key(connection, name, key) or run_id
-                wanted = {param: value for param, value in read_json(run.params).items() if param in params}
-                _check_same_start(next(iter(dags.load(connection, [run_id])), None), wanted, key)
+                run_id = dags.find_same(connection, run, params) or run_id
         self._connections.nudge()
         return run_id
 
@@ -83,15 +81,3 @@ class WorkflowBackend:
         with self._connections.writing(f"event {name!r} was stored") as connection:
             inbox.add(connection, Wish.EVENT, event_id, body)
         self._connections.nudge()
-
-
-def _check_same_start(found: dags.WorkflowRun | None, wanted: Mapping[str, Any], key: str) -> None:
-    """Refuse a key that was used with other parameters; those that nobody gave may depend on the time."""
-    if found is None or all(found.params.get(name) == value for name, value in wanted.items()):
-        return
-    raise Duplicate(
-        f"Run {to_text(found.id)} of workflow {found.workflow!r} was started under the key {key!r} with other "
-        f"parameters; this one was not started. A repeated start has the same parameters, and another one needs a key "
-        f"of its own.",
-        to_text(found.id),
-    )
