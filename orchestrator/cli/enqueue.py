@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +14,7 @@ import click
 from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.options import app_option
 from orchestrator.cli.output import echo
+from orchestrator.cli.patience import wait_told
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import UnknownTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator
@@ -66,7 +68,8 @@ def command(name: str, arguments: tuple[str, ...], app: str | None, wait: bool, 
             handle = _enqueue_by_name(application, name, call, given)
         echo(handle.id, err=wait)
         if wait:
-            echo(data_text(handle.result()))
+            obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
+            echo(data_text(wait_told(handle.result, obstacles)))
 
 
 def _parse(words: Sequence[str]) -> Call:

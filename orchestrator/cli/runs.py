@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.ids import Shown
 from orchestrator.cli.options import app_option, json_option, moment, page_options, status_option
 from orchestrator.cli.output import console, echo, on_terminal, print_fields, print_json, print_table, state
+from orchestrator.cli.patience import wait_told
 from orchestrator.cli.reading import reading
 from orchestrator.cli.run_ids import RUN
 from orchestrator.cli.run_reading import MOST_CHILDREN, children_of, find_run, follow_run, run_document
@@ -96,7 +98,9 @@ def start(
         if watch:
             sys.exit(follow_run(application, UUID(handle.id), as_json=False))
         if wait:
-            ended = handle.wait_ended()
+            ended = wait_told(
+                handle.wait_ended, partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
+            )
             echo(ended)
             sys.exit(0 if ended == RunState.SUCCESS else 1)
 

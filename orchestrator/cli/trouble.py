@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from orchestrator.cli.times import ago, duration, present
+from orchestrator.domain import obstacles
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import Settings
 from orchestrator.store.insights import Connections, Events, LongTransaction, Overview, UnknownTasks
@@ -29,6 +30,8 @@ class Trouble:
     """A name that programs can rely on, e.g. `redis full`."""
     message: str
     """What is wrong, what it means, and what to do."""
+    about: str = ""
+    """The queue or the task, where there may be several such troubles."""
 
 
 def look_at_redis(settings: Settings, events: Events | None, queues: Iterable[str]) -> tuple[RedisHealth, RedisView]:
@@ -48,9 +51,7 @@ def of_the_system(overview: Overview, lease: float) -> Iterator[Trouble]:
     leader = overview.leader
     is_useless = leader is not None and leader.idle is not None and leader.idle > lease
     if leader is None:
-        yield Trouble(
-            kind="no leader", message="No scheduler leads, so nothing moves. Start one: orchestrator scheduler"
-        )
+        yield Trouble(kind="no leader", message=obstacles.NO_LEADER)
     elif is_useless:
         yield Trouble(
             kind="leader in trouble",
@@ -59,18 +60,11 @@ def of_the_system(overview: Overview, lease: float) -> Iterator[Trouble]:
             f"Mend that, or start a scheduler elsewhere: orchestrator scheduler",
         )
     for queue in () if is_useless else overview.unserved_queues:  # such a leader does not see who serves what
-        yield Trouble(
-            kind="no worker",
-            message=f"Queue {queue!r} has ready tasks and no live worker. Start one: "
-            f"orchestrator worker --app module:app --queues {queue}",
-        )
+        yield Trouble(kind="no worker", about=queue, message=obstacles.no_worker(queue))
     now = present()
     for unknown in overview.unknown_tasks:
-        yield Trouble(
-            kind="unknown task",
-            message=f"No live worker of queue {unknown.queue!r} knows {_unknown(unknown, now)}. "
-            f"Start a worker whose application has it.",
-        )
+        message = obstacles.unknown_task(unknown.queue, _unknown(unknown, now))
+        yield Trouble(kind="unknown task", about=unknown.name, message=message)
     if overview.stuck_runs:
         yield Trouble(
             kind="stuck runs",

@@ -69,7 +69,12 @@ class Handle(Generic[R]):
     def _result(self, timeout: float | None = None) -> Steps[R]:
         refuse_inside_task()
         ended = self._known() or (yield from self._client.backend.tasks.wait(self._id, timeout))
-        return self._value(ended, timeout)
+        if ended is None:
+            raise ResultTimeout(
+                f"{self!r} had no result after {timeout} s. {self._client.backend.tasks.overdue(self._id)}; "
+                f"ask again, or see `orchestrator tasks show {self.id}`."
+            )
+        return self._value(ended)
 
     def status(self) -> str:
         """Return the task's present state: pending, dispatched, running, success, failed, cancelled or skipped."""
@@ -103,14 +108,9 @@ class Handle(Generic[R]):
     def _heard(self, ended: Ended) -> None:
         self._news = ended, self._client.backend.tasks.retries
 
-    def _value(self, ended: Ended | None, timeout: float | None) -> R:
-        if ended is not None and ended.state in _FINAL:
+    def _value(self, ended: Ended) -> R:
+        if ended.state in _FINAL:
             self._final = ended
-        if ended is None:
-            raise ResultTimeout(
-                f"{self!r} had no result after {timeout} s. It goes on; "
-                f"ask again, or see `orchestrator tasks show {self.id}`."
-            )
         if ended.state == TaskState.SUCCESS:
             value = decode_value(ended.result or b"\xc0")
             result: R = self._task._signature.restore_kept(value) if self._task else value

@@ -1,11 +1,11 @@
-"""Asking the leader for something that may come too late."""
+"""Asking the leader for something that may come too late, and Postgres why something does not come."""
 
 from __future__ import annotations
 
 from orchestrator.domain.ids import to_text
-from orchestrator.errors import WrongState
+from orchestrator.errors import Unavailable, WrongState
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.store import inbox
+from orchestrator.store import inbox, insights
 from orchestrator.store.inbox import Wish
 
 
@@ -23,3 +23,13 @@ def ask(connections: Connections, wish: Wish, target: bytes, state: str, *, allo
         inbox.add(connection, wish, target)
     connections.retries += wish == Wish.RETRY_RUN
     connections.nudge()
+
+
+def overdue(connections: Connections, target: bytes) -> str:
+    """Say what keeps a task or a run from its end, for which somebody has waited in vain."""
+    try:
+        with connections.reading() as connection:
+            found = insights.find_obstacles(connection, target)
+    except Unavailable:
+        return "Postgres cannot be asked how it is"
+    return " ".join(found) or "It goes on"

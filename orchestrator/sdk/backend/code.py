@@ -25,6 +25,7 @@ from orchestrator.errors import (
     Unavailable,
     WrongState,
 )
+from orchestrator.sdk.backend.asking import overdue
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Look, Waiting
 from orchestrator.sdk.code.recording import Recording
@@ -243,7 +244,7 @@ class CodeBackend:
             return f"It is stuck: {reason['kind']}: {reason['message']}"
         waiting_updates: list[str] = waiting.get("updates", [])
         without = next((text for text in waiting_updates if text.startswith(f"{update}{NO_HANDLER}")), None)
-        return "It goes on" if without is None else f"It has got update {without}"
+        return overdue(self._connections, last) if without is None else f"It has got update {without}"
 
     def find(self, workflow: str, key: str) -> bytes | None:
         """Return the newest run that was started under a chosen id."""

@@ -13,6 +13,7 @@ from orchestrator.store.insights.code_workflows import (
     open_runs,
 )
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, list_queues, list_workers
+from orchestrator.store.insights.obstacles import find_obstacles
 from orchestrator.store.insights.pressure import (
     Connections,
     LongTransaction,
@@ -69,6 +70,7 @@ __all__ = [
     "connections",
     "count_open_others",
     "dead_rows",
+    "find_obstacles",
     "list_code_workflows",
     "list_queues",
     "list_runs",

@@ -1,0 +1,23 @@
+"""What keeps a task from going on, in the words of the person who waits for it."""
+
+from __future__ import annotations
+
+NO_LEADER = "No scheduler leads, so nothing moves. Start one: orchestrator scheduler"
+
+
+def no_worker(queue: str) -> str:
+    """Say that nobody serves a queue."""
+    return (
+        f"Queue {queue!r} has ready tasks and no live worker. Start one: "
+        f"orchestrator worker --app module:app --queues {queue}"
+    )
+
+
+def unknown_task(queue: str, what: str) -> str:
+    """Say that nobody who serves a queue knows something."""
+    return f"No live worker of queue {queue!r} knows {what}. Start a worker whose application has it."
+
+
+def paused(queue: str) -> str:
+    """Say that a queue is paused."""
+    return f"Queue {queue!r} is paused. Resume it: orchestrator queues resume {queue}"

@@ -1,0 +1,42 @@
+"""What keeps one task, or the tasks of one run, from going on."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.obstacles import NO_LEADER, no_worker, paused, unknown_task
+from orchestrator.store.insights.fleet import IS_FRESH
+from orchestrator.store.tables import READY
+
+_LEADS = "SELECT EXISTS (SELECT FROM orchestrator.leases WHERE shard = %(shard)s AND expires_at > clock_timestamp())"
+
+_WAITING = f"(({READY}) OR (status = 'pending' AND hold = 'unknown')) AND created_at < now() - interval '2 seconds'"
+"""What is newer may not have been looked at: the fleet is mirrored about once a second."""
+
+# Of a run, a thousand open tasks: it may have a million, and their queues are few.
+_OBSTACLES = f"""
+SELECT DISTINCT queue, CASE WHEN hold = 'unknown' THEN name END AS unknown,
+       EXISTS (SELECT FROM orchestrator.queues AS q WHERE q.name = found.queue AND q.paused) AS paused,
+       EXISTS (SELECT FROM orchestrator.workers
+                WHERE state = 'live' AND {IS_FRESH} AND found.queue = ANY(queues)) AS served
+  FROM (SELECT * FROM orchestrator.tasks WHERE id = %(id)s::uuid
+         UNION ALL
+        (SELECT * FROM orchestrator.tasks WHERE run_id = %(id)s::uuid LIMIT 1000)) AS found
+ WHERE {_WAITING}
+ ORDER BY 1, 2
+"""
+
+
+def find_obstacles(connection: Connection, identifier: bytes, *, shard: int = 0) -> list[str]:
+    """Return why a task or a run cannot go on, in words; nothing where it can, or waits for its time or for others."""
+    if not connection.exec_driver_sql(_LEADS, {"shard": shard}).scalar_one():
+        return [NO_LEADER]
+    found: list[str] = []
+    for queue, unknown, is_paused, served in connection.exec_driver_sql(_OBSTACLES, {"id": identifier.hex()}):
+        if is_paused:
+            found.append(paused(queue))
+        elif not served:
+            found.append(no_worker(queue))
+        elif unknown is not None:
+            found.append(unknown_task(queue, repr(unknown)))
+    return list(dict.fromkeys(found))

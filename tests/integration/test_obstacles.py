@@ -1,0 +1,84 @@
+"""Whoever waits is told that no scheduler leads, that nobody serves a queue, or that nobody knows a task."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from orchestrator import Orchestrator, ResultTimeout
+from orchestrator.domain.definition import Definition, Step
+from orchestrator.store import fleet
+from orchestrator.store.fleet import WorkerRow
+from tests.integration.stage import System
+
+
+@pytest.fixture
+def app(system: System) -> Orchestrator:
+    @system.app.task(name="ship", queue="parcels")
+    def ship() -> None: ...
+
+    return system.app
+
+
+def wait_for_long(system: System) -> None:
+    system.sql("UPDATE orchestrator.tasks SET created_at = created_at - interval '1 minute'")
+
+
+def serve(system: System, queue: str) -> None:
+    with system.engine.begin() as connection:
+        fleet.mirror(connection, [WorkerRow("w", "here", 7, [queue], [], 10, 0, "live", 0.0)], datetime.now(UTC))
+
+
+def test_a_wait_for_a_task_tells_what_is_in_the_way(system: System, app: Orchestrator) -> None:
+    handle = app.enqueue("ship")
+    with pytest.raises(ResultTimeout, match="It goes on; ask again"):
+        handle.result(timeout=0)
+    wait_for_long(system)
+    with pytest.raises(ResultTimeout, match="no live worker. Start one: .* --queues parcels; ask again, or see"):
+        handle.result(timeout=0.01)
+    with pytest.raises(ResultTimeout, match="no live worker. Start one:"):
+        asyncio.run(handle.aresult(timeout=0.01))
+    serve(system, "parcels")
+    with pytest.raises(ResultTimeout, match="It goes on; ask again"):
+        handle.result(timeout=0.01)
+    app.queue("parcels").pause()
+    with pytest.raises(ResultTimeout, match="Queue 'parcels' is paused. Resume it: orchestrator queues resume parcels"):
+        handle.result(timeout=0.01)
+    app.queue("parcels").resume()
+    system.sql("UPDATE orchestrator.tasks SET hold = 'unknown', wake_at = now() + interval '5 minutes'")
+    with pytest.raises(ResultTimeout, match="No live worker of queue 'parcels' knows 'ship'. Start a worker"):
+        handle.result(timeout=0.01)
+    system.sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
+    with pytest.raises(ResultTimeout, match="No scheduler leads, so nothing moves"):
+        handle.result(timeout=0.01)
+
+
+def test_a_wait_for_a_run_tells_what_is_in_the_way(system: System, app: Orchestrator) -> None:
+    run = app.start_many(app.tasks["ship"], [(), ()])
+    app.workflows.apply(Definition(name="flow", queue="reports", steps=(Step(name="a", task="file.py:function"),)))
+    steps = app.workflows["flow"].start()
+    system.tick(2)
+    wait_for_long(system)
+    for handle, queue in ((run, "parcels"), (steps, "reports")):
+        with pytest.raises(ResultTimeout, match=f"Queue '{queue}' has ready tasks and no live worker"):
+            handle.wait_ended(timeout=0.01)
+
+
+def test_commands_that_wait_tell_it_within_seconds(system: System, tmp_path: Path) -> None:
+    system.sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
+    command = [sys.executable, "-m", "orchestrator", "enqueue", "far.away", "--wait"]
+    environment = {
+        "ORCHESTRATOR_DATABASE_URL": system.settings.database_url,
+        "ORCHESTRATOR_REDIS_URL": system.settings.redis_url,
+    }
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        lines = iter(waiting.stderr.readline, "")
+        assert len(next(lines)) == 37, "the id"
+        assert next(lines).startswith("! No scheduler leads, so nothing moves.")
+        waiting.kill()
