@@ -41,6 +41,8 @@ class Child:
         self.started_at = time.time()
         self.names: list[str] | None = None
         """The tasks that it knows; None until it is ready."""
+        self.queues: list[str] = []
+        """The queues that it serves."""
         self.doubtful = False
         self.worn = False
         self.draining = False
@@ -104,7 +106,7 @@ class Child:
             worker=self.worker,
             host=socket.gethostname(),
             pid=self.pid,
-            queues=list(spec.queues),
+            queues=self.queues,
             slots=spec.concurrency,
             names=names_digest(self.names or []),
             generation="",

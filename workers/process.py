@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -59,9 +60,12 @@ _LEADERLESS_AFTER = 5.0
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """Child to parent: ready, and these are the tasks I know."""
+    """Child to parent: ready, and these are the tasks I know, and the queues I serve."""
 
     names: list[str]
+    queues: list[str]
+    unserved: list[str]
+    """The other queues of the application, if nobody has chosen."""
 
 
 class Leaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
@@ -110,7 +114,8 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
         print(f"Error: the application {spec.app} cannot be imported; the reason is above.", file=sys.stderr)
         return Farewell.BROKEN
     end_fork()
-    process = WorkerProcess(spec, settings, worker, held, pipe)
+    named = app.queues()
+    process = WorkerProcess(spec, spec.served(named), settings, worker, held, pipe)
     outbox = ProcessOutbox(process.reporter, process.journal, process.pages)
     isolation = Isolation(spec, outbox)
     allowed = Allowed(app, spec.allow)
@@ -128,7 +133,8 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     )
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
-    pipe.send_bytes(encode(Hello(sorted({*app.tasks, *app.code_workflows._announced, *allowed.patterns}))))
+    names = sorted({*app.tasks, *app.code_workflows._announced, *allowed.patterns})
+    pipe.send_bytes(encode(Hello(names, spec.served(named), spec.unserved(named))))
     start_vital_thread("orders", process.obey)
     finished = process.run()
     isolation.close()
@@ -141,7 +147,13 @@ class WorkerProcess:
     pool: Pool
 
     def __init__(
-        self, spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, pipe: Connection[Any, Any]
+        self,
+        spec: WorkerSpec,
+        queues: Sequence[str],
+        settings: Settings,
+        worker: str,
+        held: HeldAttempts,
+        pipe: Connection[Any, Any],
     ) -> None:
         self._spec = spec
         self._settings = settings
@@ -156,7 +168,7 @@ class WorkerProcess:
         self._stays = False
         """It goes on all the same."""
         url = settings.require_redis()
-        self._queues = (*spec.queues, private_queue(worker))
+        self._queues = (*queues, private_queue(worker))
         keys = Keys(settings.namespace)
         self._streams = WorkerStreams(connect(url), keys)
         self.reporter = Reporter(WorkerStreams(connect(url), keys), worker, held, settled=settings.worker_ttl)

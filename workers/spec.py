@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from orchestrator.sdk.options import DEFAULT_QUEUE
+
+EVERY_QUEUE = "*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,7 +16,8 @@ class WorkerSpec:
 
     app: str
     """Where the application is: `module:app`."""
-    queues: tuple[str, ...] = ("default",)
+    queues: tuple[str, ...] = ()
+    """The queues to serve, of which `*` stands for every one that the application names; none: `default`."""
     processes: int = 1
     concurrency: int = 10
     """Tasks that one process runs at once."""
@@ -31,3 +37,12 @@ class WorkerSpec:
     """Start the processes again when a Python file under the current folder changes."""
     log_level: str = "info"
     log_format: str = "text"
+
+    def served(self, named: Sequence[str]) -> list[str]:
+        """Return the queues to serve, for an application that names these."""
+        given = self.queues or (DEFAULT_QUEUE,)
+        return list(dict.fromkeys(queue for one in given for queue in (named if one == EVERY_QUEUE else [one])))
+
+    def unserved(self, named: Sequence[str]) -> list[str]:
+        """Return those of an application's queues that are not served although nobody has chosen any."""
+        return [] if self.queues else [queue for queue in named if queue != DEFAULT_QUEUE]

@@ -88,6 +88,8 @@ class Supervisor:
         """The application as it is now could be loaded; with `reload`, one process tries before the others."""
         self._was_loaded = False
         self._awaits_change = False
+        self._unserved: list[str] = []
+        """Queues of which it was said that nobody here serves them."""
 
     def run(self, prerequisites: Prerequisites) -> int:
         """Supervise until every child has ended."""
@@ -194,16 +196,18 @@ class Supervisor:
                     self._replace(child, word)
 
     def _welcome(self, child: Child, hello: Hello) -> None:
-        child.names = hello.names
+        child.names, child.queues = hello.names, hello.queues
         self._inbox.add(child.worker)
         self._is_proven = self._was_loaded = True
         for old in self._children.values():
             if old.spent and not old.draining:
                 old.leave(Command("retire"))
                 break
-        log.info(
-            "process %d ready: queues %s, %d at once", child.pid, ", ".join(self._spec.queues), self._spec.concurrency
-        )
+        log.info("process %d ready: queues %s, %d at once", child.pid, ", ".join(child.queues), self._spec.concurrency)
+        if hello.unserved and hello.unserved != self._unserved:
+            others = ", ".join(hello.unserved)
+            log.warning("not served: %s, which the application names too. Choose with --queues; '*' is all", others)
+        self._unserved = hello.unserved
 
     def _replace(self, child: Child, leaving: Leaving) -> None:
         log.info("process %d is replaced: %s", child.pid, leaving.reason)

@@ -14,12 +14,17 @@ from pathlib import Path
 import click
 
 from orchestrator.cli.children import Child, say
+from orchestrator.cli.lookout import Lookout
 from orchestrator.cli.options import app_option
+from orchestrator.cli.reading import reading
 from orchestrator.embedded import DATABASE, DEFAULT_FOLDER, EmbeddedServices, remove_services_file, write_services_file
 from orchestrator.harmless import without_password
+from orchestrator.sdk.options import DEFAULT_QUEUE
 from orchestrator.settings import SERVICES_FILE, Settings, load_settings, read_services_file
-from orchestrator.store import database
+from orchestrator.store import database, queues
 from orchestrator.telemetry import configure_logging
+from orchestrator.workers.changes import Changes
+from orchestrator.workers.spec import EVERY_QUEUE
 
 _INTERVAL = 0.3
 """Seconds between two looks at the children."""
@@ -34,8 +39,8 @@ _MARGIN = 15.0
 )
 @click.option("--processes", type=click.IntRange(1), default=1, help="How many worker processes to run.")
 def command(app: str | None, reload: bool, processes: int) -> None:
-    """Run everything in this terminal: Postgres and Redis of its own, a scheduler and a worker. The schedules that the
-    application declares are applied.
+    """Run everything in this terminal: Postgres and Redis of its own, a scheduler and a worker of all queues that the
+    application and its workflows name. The schedules that the application declares are applied, on every change.
 
     Data is kept in .orchestrator/ in this folder. A database_url or redis_url that is set in the environment or in
     pyproject.toml is used instead of an embedded server. Other orchestrator commands that are run in this folder
@@ -47,10 +52,10 @@ def command(app: str | None, reload: bool, processes: int) -> None:
     """
     configure_logging()
     with _interrupts() as interrupts, ExitStack() as stack:
-        settings = _start_services(stack, app)
+        settings, is_own = _start_services(stack, app)
         if interrupts.requested.is_set():
             sys.exit(0)
-        team = _Team(settings, processes, reload, interrupts)
+        team = _Team(settings, processes, reload, is_own, interrupts)
         stack.callback(team.stop)
         team.start()
         sys.exit(team.watch())
@@ -79,8 +84,11 @@ def _interrupts() -> Iterator[_Interrupts]:
             signal.signal(number, handler)
 
 
-def _start_services(stack: ExitStack, app: str | None) -> Settings:
-    """Start what is not set elsewhere, bring the schema up to date, and tell other commands; undone by the stack."""
+def _start_services(stack: ExitStack, app: str | None) -> tuple[Settings, bool]:
+    """Start what is not set elsewhere, bring the schema up to date, and tell other commands; undone by the stack.
+
+    Return also whether the database is one of its own.
+    """
     services = EmbeddedServices(DEFAULT_FOLDER)
     services.postgres.claim()  # refuses if another `orchestrator dev` runs in this folder
     stack.callback(services.stop)
@@ -101,7 +109,7 @@ def _start_services(stack: ExitStack, app: str | None) -> Settings:
     write_services_file(services.folder, **urls, app=settings.app, pid=os.getpid())
     stack.callback(remove_services_file, services.folder)
     stack.callback(say, "dev", "stopping the services")
-    return settings
+    return settings, services.postgres.running
 
 
 def _without_services_file(settings: Settings, app: str | None) -> Settings:
@@ -121,12 +129,19 @@ def _without_services_file(settings: Settings, app: str | None) -> Settings:
 class _Team:
     """The scheduler and the worker. Nobody is restarted in silence: if one ends by itself, everything ends."""
 
-    def __init__(self, settings: Settings, processes: int, reload: bool, interrupts: _Interrupts) -> None:
+    def __init__(self, settings: Settings, processes: int, reload: bool, is_own: bool, interrupts: _Interrupts) -> None:
         self._settings = settings
         self._processes = processes
         self._reload = reload
+        self._prunes = is_own
+        """Schedules that go from the code are deleted; from a database that others use, too, they are not."""
         self._interrupts = interrupts
         self._children: dict[str, Child] = {}
+        self._lookout = Lookout(settings)
+        self._changes = Changes(Path.cwd()) if reload and settings.app else None
+        self._schedules_due = bool(settings.app)
+        self._queues = {DEFAULT_QUEUE}
+        """What workers were told to serve, beside what the application names."""
 
     def start(self) -> None:
         """Start the scheduler and, if there is an application, a worker; store the schedules that it declares."""
@@ -135,9 +150,9 @@ class _Team:
         self._start("scheduler")
         if self._settings.app:
             say("dev", f"app       {self._settings.app}")
-            options = ["--processes", str(self._processes), "--allow", ".", "--database"]
-            self._start("worker", "--app", self._settings.app, *options, *(["--reload"] if self._reload else []))
-            self._start("schedules", "apply", "--quiet", "--app", self._settings.app)
+            with reading(self._settings) as connection:
+                self._queues |= queues.of_workflows(connection)
+            self._start_worker("worker", EVERY_QUEUE, *sorted(self._queues))
         else:
             say(
                 "dev",
@@ -155,19 +170,46 @@ class _Team:
                 elif child.exit_code is not None:
                     say("dev", f"the {role} has ended unexpectedly, with exit code {child.exit_code}")
                     return 1
+            self._apply_schedules()
+            for message in self._lookout.look():
+                say("dev", f"! {message}")
+            self._serve_more()
         return 0
+
+    def _apply_schedules(self) -> None:
+        """Store the schedules that the code declares, at first and whenever a file has changed."""
+        if self._changes is not None and self._changes.poll():
+            self._schedules_due = True
+        if self._schedules_due and "schedules" not in self._children:
+            self._schedules_due = False
+            prune = ["--prune"] if self._prunes else []
+            self._start("schedules", "apply", "--quiet", "--app", self._settings.app, *prune)
+
+    def _serve_more(self) -> None:
+        """Start a worker of queues that a workflow has named since the first was started."""
+        more = sorted(self._lookout.unserved - self._queues) if self._settings.app else []
+        if more:
+            self._queues.update(more)
+            say("dev", f"a workflow names {', '.join(more)}: starting a worker for that")
+            self._start_worker(f"worker of {', '.join(more)}", *more)
 
     def stop(self) -> None:
         """End the worker, then the scheduler, which first records what the worker reports."""
-        for role in ("schedules", "worker", "scheduler"):
+        for role in sorted(self._children, key=lambda role: role == "scheduler"):
             self._stop(role)
+
+    def _start_worker(self, role: str, *names: str) -> None:
+        options = ["--queues", ",".join(names), "--processes", str(self._processes), "--allow", ".", "--database"]
+        reload = ["--reload"] if self._reload else []
+        self._start(role, "--app", self._settings.app, *options, *reload)
 
     def _start(self, role: str, *options: str) -> None:
         environment = {
             "ORCHESTRATOR_DATABASE_URL": self._settings.database_url,
             "ORCHESTRATOR_REDIS_URL": self._settings.redis_url,
         }
-        self._children[role] = Child(role, [role, *options], environment)
+        command = role.partition(" ")[0]
+        self._children[role] = Child(command, [command, *options], environment)
 
     def _stop(self, role: str) -> None:
         child = self._children.pop(role, None)

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
-from orchestrator.settings import load_settings
+from orchestrator.settings import Settings, load_settings
 from orchestrator.store import database
 
 
 @contextmanager
-def reading() -> Iterator[Connection]:
+def reading(settings: Settings | None = None) -> Iterator[Connection]:
     """Open a connection to a database that is at the right revision; times come in UTC."""
-    settings = load_settings()
+    settings = settings or load_settings()
     engine = database.engine_for(
         settings.require_database(),
         autocommit=True,

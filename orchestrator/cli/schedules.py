@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import datetime
@@ -189,7 +190,7 @@ def set_(workflow: str, params: tuple[str, ...], **given: Any) -> None:
 @command.command()
 @app_option
 @click.option("--prune", is_flag=True, help="Delete what this application once declared and does no more.")
-@click.option("--quiet", is_flag=True, help="Say nothing where there is nothing to apply.")
+@click.option("--quiet", is_flag=True, help="Say only what has changed; that the application is broken, not at all.")
 def apply(app: str | None, prune: bool, quiet: bool) -> None:
     """Store the schedules that the application declares with @app.schedule. A part of every deploy.
 
@@ -202,14 +203,23 @@ def apply(app: str | None, prune: bool, quiet: bool) -> None:
       orchestrator schedules apply --app shop.tasks:app --prune
     """
     where = require_app(load_settings(app=app))
-    with closing(load_app(where)) as application:
+    try:
+        application = load_app(where)
+    except Exception:
+        if quiet:
+            sys.exit(1)
+        raise
+    with closing(application):
+        before = {stored.key: stored for stored in application._client.backend.schedules.list_all()} if quiet else {}
         names = application.schedules.apply()
         forgotten = application.schedules.forget(where, prune=prune)
-        now = present()
         for name in names:
-            key = application.schedules._declared[name].key
-            echo(f"{name}: next fire {_next(application.schedules[key].status(), now)}")
+            stored = application.schedules[application.schedules._declared[name].key].status()
+            if stored.key not in before or before[stored.key].schedule != stored.schedule:
+                echo(f"{name}: next fire {_next(stored, present())}")
     for key in forgotten:
+        if key in before and before[key].forgotten_at and not prune:
+            continue  # it has been said
         rest = "deleted." if prune else f"it still fires. Delete it: orchestrator schedules delete {key}, or --prune."
         echo(f"{key}: no longer in the code of {where}; {rest}")
     if not names and not quiet:

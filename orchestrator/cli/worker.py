@@ -13,7 +13,7 @@ from orchestrator.sdk.options import check_name
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging
 from orchestrator.workers.memory import parse_memory
-from orchestrator.workers.spec import WorkerSpec
+from orchestrator.workers.spec import EVERY_QUEUE, WorkerSpec
 from orchestrator.workers.supervisor import run_worker
 
 _LEAST_MEMORY = 32 * 2**20
@@ -22,7 +22,12 @@ _LEAST_MEMORY = 32 * 2**20
 
 @click.command("worker", context_settings={"show_default": True})
 @app_option
-@click.option("--queues", default="default", metavar="A,B", help="The queues to serve.")
+@click.option(
+    "--queues",
+    metavar="A,B",
+    help="The queues to serve; '*' is every one that the application names, for tasks, workflows as code and by "
+    "routes.  [default: default]",
+)
 @click.option("--processes", type=click.IntRange(1), show_default="one per CPU", help="How many processes to run.")
 @click.option(
     "--autoscale",
@@ -57,7 +62,7 @@ _LEAST_MEMORY = 32 * 2**20
 @log_options
 def command(
     app: str | None,
-    queues: str,
+    queues: str | None,
     processes: int | None,
     autoscale: tuple[int, int] | None,
     concurrency: int,
@@ -86,7 +91,7 @@ def command(
     settings = load_settings(app=app, log_level=log_level, log_format=log_format)
     spec = WorkerSpec(
         app=require_app(settings),
-        queues=tuple(check_name("queue", queue.strip()) for queue in queues.split(",")),
+        queues=tuple(_queue(name.strip()) for name in queues.split(",")) if queues is not None else (),
         processes=processes or os.cpu_count() or 1,
         concurrency=concurrency,
         allow=allow,
@@ -102,6 +107,10 @@ def command(
     follow_parent()
     configure_logging(settings.log_level, settings.log_format)
     sys.exit(run_worker(spec, settings))
+
+
+def _queue(name: str) -> str:
+    return name if name == EVERY_QUEUE else check_name("queue", name)
 
 
 def _bounds(value: str) -> tuple[int, int]:

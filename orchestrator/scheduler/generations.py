@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.domain.generation import name
 from orchestrator.scheduler.leadership import Leadership
+from orchestrator.store import waiting
 from orchestrator.store.leases import Cursor
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Applied, Ended
@@ -69,7 +70,8 @@ class Generations:
             return False
         if cursor.generation and state.generation == cursor.generation and state.readable:
             self._drain(cursor.generation)
-        self._begin(state.server, monotonic)
+        is_whole = state.usable and state.applied == Applied(cursor.generation, cursor.position)
+        self._begin(state.server, monotonic, is_whole=is_whole)
         return True
 
     def postgres_has_lost_commits(self) -> None:
@@ -94,27 +96,32 @@ class Generations:
         """Have the next look begin another generation, under other names."""
         self.cursor = self.cursor._replace(server="")
 
-    def _begin(self, server: str, monotonic: float) -> None:
+    def _begin(self, server: str, monotonic: float, *, is_whole: bool) -> None:
         self._streams.write_canary()  # no use to begin anything where nothing can be written
         self._serial += 1
         generation = name(self._leadership.term, self._serial, secrets.token_hex(4))
-        rewound = self._has_lost_commits
+        is_first, rewound = not self.cursor.generation, self._has_lost_commits
+        self.cursor = Cursor(generation, "0-0", server)
+        self.confirmed = "0-0"
+        with self._leadership.writing(monotonic) as writing:
+            writing.cursor = self.cursor
+            affected = 0 if is_whole else len(waiting.in_flight(writing.connection))
+            if rewound:
+                self._leadership.raise_fence(writing, _LEAP + secrets.randbelow(_LEAP))
         if rewound:
             log.error(
                 "Postgres has lost commits that Redis knows of: a backup was restored, or a standby took over that had "
                 "not received them. Generation %s begins; tasks that had run since may run again",
                 generation,
             )
-        elif self.cursor.generation:
-            log.warning("Redis has restarted, or lost or damaged data; generation %s begins", generation)
+        elif affected and not is_first:
+            log.warning(
+                "Redis has restarted, or lost or damaged data, with %s tasks under way; generation %s begins",
+                f"{affected:,}",
+                generation,
+            )
         else:
-            log.info("generation %s begins", generation)
-        self.cursor = Cursor(generation, "0-0", server)
-        self.confirmed = "0-0"
-        with self._leadership.writing(monotonic) as writing:
-            writing.cursor = self.cursor
-            if rewound:
-                self._leadership.raise_fence(writing, _LEAP + secrets.randbelow(_LEAP))
+            log.info("%sgeneration %s begins", "" if is_first else "Redis has restarted; ", generation)
         self._has_lost_commits = False
         self.is_rewound = rewound
         self._tidy = False

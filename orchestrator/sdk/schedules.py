@@ -2,7 +2,7 @@
 
 Workers have no database, and importing a module should change nothing; so what `@app.schedule` declares is checked at
 once, and stored when `orchestrator schedules apply` or `app.schedules.apply()` says so, as a part of deploying.
-`orchestrator dev` does it when it starts.
+`orchestrator dev` does it when it starts and when a file changes.
 """
 
 from __future__ import annotations

@@ -89,3 +89,15 @@ def test_a_soft_timeout_comes_before_the_timeout() -> None:
         job.options(timeout=3)
     options = job.options(timeout=30)._call_options.travelling(1.0)
     assert (options.timeout, options.soft_timeout) == (30.0, 8.0)
+
+
+def test_which_queues_are_served() -> None:
+    named = ["default", "images", "mail"]
+    for given, served, unserved in (
+        ((), ["default"], ["images", "mail"]),
+        (("*",), named, []),
+        (("*", "mail", "reports"), [*named, "reports"], []),
+        (("mail",), ["mail"], []),
+    ):
+        spec = WorkerSpec(app="shop:app", queues=given)
+        assert (spec.served(named), spec.unserved(named)) == (served, unserved)

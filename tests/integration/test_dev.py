@@ -1,0 +1,144 @@
+"""`orchestrator dev`: everything that the application names, and what it says of the rest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_cli import Dev
+from tests.waiting import eventually
+
+SHOP = """
+from orchestrator import Orchestrator
+
+app = Orchestrator(routes={"shop.mail": "mail"})
+
+
+@app.task(queue="images")
+def resize(path: str) -> str:
+    return path.upper()
+
+
+@app.task
+def mail(to: str) -> str:
+    return to
+"""
+FLOW = "name: flow\nqueue: reports\ntasks: {a: {task: shop.resize, input: {path: a}, queue: wide}}\n"
+SCHEDULED = """
+
+@app.schedule(cron="0 3 * * *")
+@app.task
+def nightly() -> None: ...
+"""
+
+
+class Project:
+    """A folder with an application, a namespace of its own, and commands that are run in it."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        self.environment = environment
+        self.write("shop.py", SHOP)
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+    def run(self, *words: str) -> str:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator", *words],
+            cwd=self.folder,
+            env={**inherited, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def dev(self) -> Dev:
+        return Dev(self.folder, "--app", "shop:app", **self.environment)
+
+
+@pytest.fixture
+def project(tmp_path: Path, database_url: str, redis_url: str) -> Project:
+    """A project that shares the servers of the tests."""
+    return Project(
+        tmp_path,
+        ORCHESTRATOR_DATABASE_URL=database_url,
+        ORCHESTRATOR_REDIS_URL=redis_url,
+        ORCHESTRATOR_NAMESPACE="developing",
+    )
+
+
+def test_it_serves_every_queue_that_is_named(project: Project) -> None:
+    with project.dev() as dev:
+        dev.wait_for("ready: queues default, images, mail, 10 at once")
+        assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
+        assert project.run("enqueue", "mail", "ann", "--wait") == '"ann"\n'
+
+        project.write("flow.yaml", FLOW)
+        project.run("workflows", "apply", "flow.yaml")
+        dev.wait_for("a workflow names reports, wide: starting a worker for that")
+        project.run("runs", "start", "flow", "--wait")
+
+        project.write("shop.py", SHOP.replace('"images"', '"pictures"'))
+        dev.wait_for("ready: queues default, mail, pictures, 10 at once")
+        assert project.run("enqueue", "resize", "b.png", "--wait") == '"B.PNG"\n'
+
+        project.run("enqueue", "resize", "c.png", "--queue", "picturs")
+        dev.wait_for("! Queue 'picturs' has ready tasks and no live worker. Start one:")
+        project.run("enqueue", "shop.resise", "c.png", "--app", "")
+        dev.wait_for("! No live worker of queue 'default' knows 'shop.resise'")
+
+        dev.process.send_signal(signal.SIGTERM)
+        assert dev.process.wait(60) == 0
+    with project.dev() as dev:
+        dev.wait_for("ready: queues default, mail, pictures, images, reports, wide, 10 at once")
+
+
+def test_schedules_come_and_go_with_the_code_and_a_second_start_gives_no_alarm(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # Postgres may have to run as another user
+    project = Project(tmp_path)
+    with project.dev() as dev:
+        dev.wait_for("ready: queues")
+        project.write("shop.py", SHOP + SCHEDULED)
+        dev.wait_for("shop.nightly: next fire")
+        project.write("shop.py", SHOP + "(")
+        dev.wait_for("waiting for the next change of a file")
+        project.write("shop.py", SHOP)
+        dev.wait_for("shop.nightly/default: no longer in the code of shop:app; deleted.")
+        assert "shop.nightly" not in project.run("schedules", "list")
+        assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
+        dev.process.send_signal(signal.SIGTERM)
+        assert dev.process.wait(60) == 0
+        said = dev.said.read_text(encoding="utf-8")
+        assert said.count("SyntaxError") == 1, "the worker says it, and nobody else"
+    with project.dev() as dev:
+        dev.wait_for("ready: queues")
+        eventually(lambda: "A.PNG" in project.run("enqueue", "resize", "a.png", "--wait"))
+        said = dev.said.read_text(encoding="utf-8")
+        assert "WARNING" not in said, said
+        assert "lost" not in said
+
+
+def test_a_worker_says_what_it_does_not_serve(project: Project) -> None:
+    project.run("db", "upgrade")
+    with subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "worker", "--app", "shop:app", "--processes", "1"],
+        cwd=project.folder,
+        env={**os.environ, **project.environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert worker.stderr is not None
+        lines = iter(worker.stderr.readline, "")
+        assert "queues default, 10 at once" in next(line for line in lines if "ready" in line)
+        assert "not served: images, mail, which the application names too" in next(lines)
+        worker.terminate()
