@@ -239,6 +239,9 @@ class MemoryLeaderStreams:
 
         return self._call("state", effect)
 
+    def accept_database(self) -> None:
+        """Postgres has one life here."""
+
     def begin_generation(self, term: int, generation: str, server: str) -> None:
         def effect() -> None:
             data = self._server.data
