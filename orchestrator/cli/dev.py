@@ -97,12 +97,12 @@ def _start_services(stack: ExitStack, app: str | None) -> tuple[Settings, bool]:
     (services.folder / ".gitignore").write_text("*\n", encoding="utf-8")
     settings = _without_services_file(load_settings(app=app), app)
     if not settings.database_url:
-        say("dev", f"starting Postgres in {DEFAULT_FOLDER}/postgres")
         services.postgres.start()
+        say("dev", f"{services.postgres.program} has started in {DEFAULT_FOLDER}/postgres")
         settings = replace(settings, database_url=services.postgres.create_database(DATABASE))
     if not settings.redis_url:
-        say("dev", f"starting Redis in {DEFAULT_FOLDER}/redis")
         services.redis.start()
+        say("dev", f"{services.redis.program} has started in {DEFAULT_FOLDER}/redis")
         settings = replace(settings, redis_url=services.redis_url)
     database.upgrade(settings.database_url, namespace=settings.namespace)
     urls = {"database_url": settings.database_url, "redis_url": settings.redis_url}

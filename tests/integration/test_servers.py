@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from orchestrator import Orchestrator
 from orchestrator.embedded.postgres import EmbeddedPostgres
-from orchestrator.embedded.redis import find_redis
+from orchestrator.embedded.programs import find_redis
 from orchestrator.errors import ConfigurationError
 from orchestrator.store import database
 from orchestrator.transport.connection import check_server, connect
@@ -83,13 +83,13 @@ def test_a_task_in_a_transaction_of_two_phases(postgres: EmbeddedPostgres, redis
 
 
 def test_a_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
-    binary = find_redis()
-    if binary is None:
+    found = find_redis()
+    if found is None:
         pytest.skip("only a real Redis has a cluster mode")
     socket = tmp_path / "redis.sock"
     settings = f"port 0\nunixsocket {socket}\ncluster-enabled yes\ndir {tmp_path}\nsave ''\n".replace("''", '""')
     (tmp_path / "redis.conf").write_text(settings)
-    process = subprocess.Popen([str(binary), str(tmp_path / "redis.conf")], stdout=subprocess.DEVNULL, env=os.environ)
+    process = subprocess.Popen([found.path, str(tmp_path / "redis.conf")], stdout=subprocess.DEVNULL, env=os.environ)
     redis = connect(f"unix://{socket}")
     try:
         eventually(socket.exists, "the server listens")

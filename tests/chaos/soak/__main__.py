@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
         if getattr(options, name) <= 0:
             parser.error(f"--{name}: expected more than zero, found {getattr(options, name)}")
     if options.output is not None and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--output: matplotlib is not installed. Run: pip install 'orchestrator[soak]'")
+        parser.error("--output: matplotlib is not installed. Run: pip install '.[soak]'")
     return options
 
 
