@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.acceptance.test_documents import COMMAND, REPOSITORY, dev, folder, run
+from tests.acceptance.pages import COMMAND, REPOSITORY, dev, run
+from tests.acceptance.test_documents import folder
 from tests.waiting import eventually
 
 __all__ = ["folder"]

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from orchestrator.embedded import EmbeddedServices
-from tests.acceptance.test_documents import FENCE, REPOSITORY, files_in, folder, run
+from tests.acceptance.pages import FENCE, REPOSITORY, files_in, run
+from tests.acceptance.test_documents import folder
 
 __all__ = ["folder"]
 

@@ -166,7 +166,7 @@ def test_two_schedulers_and_exactly_one_writes(stack: Stack) -> None:
     assert stack.scalar("SELECT term FROM orchestrator.leases") == 1
     standby = next(scheduler for scheduler in schedulers if scheduler is not stack.leader())
     stack.leader().stop()
-    eventually(lambda: standby.logged("leading, term 2"), "the standby takes over", 5)
+    eventually(lambda: standby.logged("leading, term 2"), "the standby takes over")
     assert project.add.enqueue(1, 1).result(20) == 2
 
 
@@ -186,7 +186,7 @@ class TestLongLease:
         eventually(lambda: stack.scalar(listening) == 2, "both listen")
         first.signal(number)
         assert first.wait() == 0
-        eventually(lambda: second.logged("leading, term 2"), "the standby takes over", 15)
+        eventually(lambda: second.logged("leading, term 2"), "the standby takes over")
         assert second.stop() == 0, "and stops in good order"
 
 
@@ -197,12 +197,10 @@ def test_a_leader_that_was_stopped_past_its_lease_steps_down(stack: Stack) -> No
     eventually(lambda: run.progress().counters.success > 300, "some tasks")
     first.signal(signal.SIGSTOP)
     second = stack.scheduler()
-    eventually(lambda: second.logged("leading, term 2"), "the second leads", 15)
+    eventually(lambda: second.logged("leading, term 2"), "the second leads")
     first.signal(signal.SIGCONT)
     assert run.wait_ended(60) == "success"
-    eventually(
-        lambda: first.logged("standing by") or first.logged("Postgres cannot be used"), "the first stands by", 15
-    )
+    eventually(lambda: first.logged("standing by") or first.logged("Postgres cannot be used"), "the first stands by")
     all_succeed_once(stack, 3_000)
     assert stack.leader() is second
 

@@ -14,7 +14,7 @@ import pytest
 from orchestrator import Unavailable, Uncertain
 from orchestrator.domain.task import Dispatch
 from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
-from orchestrator.embedded.redis import find_redis
+from orchestrator.embedded.programs import find_redis
 from orchestrator.sdk.handle import Handle
 from orchestrator.transport.codec import LARGEST_BUNDLE, encode
 from orchestrator.transport.connection import connect
@@ -176,7 +176,7 @@ def test_the_leader_notices_a_redis_that_came_back_empty(database_url: str, redi
         redis.kill()
         redis.start(persistence=False)
         began = time.monotonic()
-        eventually(lambda: scheduler.logged("generation 1-2-"), "a new generation", 15)
+        eventually(lambda: scheduler.logged("generation 1-2-"), "a new generation")
         print(f"noticed after {time.monotonic() - began:.2f} s")
         assert project.add.enqueue(2, 2).result(30) == 4
 

@@ -269,7 +269,7 @@ def test_a_rate_goes_on_when_the_clock_of_postgres_is_set_back(system: System) -
         started.update(task.name for task in worker.take())
         return min(started["mail"], started["shared"]) >= 3
 
-    eventually(go_on, "both go on", 5)
+    eventually(go_on, "both go on")
 
 
 def test_rates_that_nobody_waits_for_are_forgotten(system: System) -> None:

@@ -1,0 +1,142 @@
+"""Pages of the documentation, played as they are printed, in an environment that has only what they say."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.waiting import eventually
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+ENVIRONMENT = REPOSITORY / ".venv-documents"
+COMMAND = Path(sys.executable).parent / "orchestrator"
+"""The command of the tests' own environment."""
+PLAYED = re.compile(r"python |orchestrator (enqueue |status|runs (start|show|resolve) (?!.*nightly|ID))")
+"""What is run of what a page tells people to type: programs, and commands that need nothing from before."""
+
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# ([\w/]+\.(?:py|yaml))\n")
+
+
+@dataclass
+class Command:
+    """One line after a `$`, without its comment, and the lines that a page shows below it."""
+
+    line: str
+    shown: list[str] = field(default_factory=list)
+
+
+def steps(page: Path) -> Iterator[Command | tuple[str, str]]:
+    """Yield, in the order of the page, commands, and files as (name, body)."""
+    for language, body in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language == "console":
+            yield from _commands(body)
+        elif language in ("python", "yaml") and (named := _FILE.match(body)):
+            yield named[1], body
+
+
+def files_in(page: Path) -> dict[str, str]:
+    """Return the files that a page shows, by name."""
+    return dict(step for step in steps(page) if not isinstance(step, Command))
+
+
+def commands(page: Path) -> list[Command]:
+    """Return all that a page tells people to type."""
+    return [step for step in steps(page) if isinstance(step, Command)]
+
+
+def _commands(body: str) -> list[Command]:
+    found: list[Command] = []
+    for line in body.splitlines():
+        if line.startswith("$ "):
+            found.append(Command(re.sub(r"\s+# .*", "", line.removeprefix("$ "))))
+        elif found:
+            found[-1].shown.append(line)
+    return found
+
+
+def play(page: Path, folder: Path) -> int:
+    """Do all that a page says, in an empty folder; check what it shows; return how many programs were run."""
+    ran = 0
+    with ExitStack() as running:
+        for step in steps(page):
+            if not isinstance(step, Command):
+                write(folder, *step)
+            elif step.line.startswith("orchestrator dev "):
+                running.close()  # Ctrl-C, and the next one
+                app = step.line.removeprefix("orchestrator dev --app ")
+                running.enter_context(dev(folder, app, ENVIRONMENT / "bin" / "orchestrator"))
+            elif PLAYED.match(step.line):
+                printed = run(folder, *shlex.split(step.line))
+                missing = [line for line in step.shown if line not in printed]
+                assert not missing, f"{page.name}: $ {step.line}: not printed: {missing}\n{printed}"
+                ran += 1
+    return ran
+
+
+def write(folder: Path, name: str, body: str) -> None:
+    """Write a file of a page."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(body, encoding="utf-8")
+
+
+def run(folder: Path, *words: str | Path, **environment: str) -> str:
+    """Run a command as a reader would, with the programs of the pages' environment first on PATH; return its output."""
+    done = subprocess.run(
+        words, cwd=folder, env=_clean() | environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"$ {' '.join(map(str, words))}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def dev(folder: Path, app: str, command: Path = COMMAND) -> Iterator[None]:
+    """Run `orchestrator dev` in a folder, as the README says."""
+    log = folder / "dev.log"
+    words = [command, "dev", "--app", app]
+    with log.open("wb") as output:
+        process = subprocess.Popen(words, cwd=folder, stdout=output, stderr=output, env=_clean())
+    try:
+        eventually(lambda: "ready:" in log.read_text() or process.poll() is not None, "dev is ready", 120)
+        assert process.poll() is None, log.read_text()
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 0, log.read_text()
+
+
+def _clean() -> dict[str, str]:
+    """Return the variables of a reader: nothing of ours, and nothing of the environment in which the tests run."""
+    ours = ("ORCHESTRATOR_", "PYTHON", "VIRTUAL_ENV", "PYTEST")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return kept | {"PATH": os.pathsep.join([str(ENVIRONMENT / "bin"), os.environ["PATH"]])}
+
+
+def install() -> None:
+    """Make the environment that the pages ask for: the newest of everything, kept until the requirements change.
+
+    The package is installed editable, so that it need not be built for every change; test_wheel.py builds it.
+    """
+    asked = [command.line for page in PAGES for command in commands(page) if command.line.startswith("pip install ")]
+    stamp = hashlib.sha256("\n".join([sys.version, (REPOSITORY / "pyproject.toml").read_text(), *asked]).encode())
+    made = ENVIRONMENT / stamp.hexdigest()
+    if made.exists():
+        return
+    shutil.rmtree(ENVIRONMENT, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
+    wanted = [word for line in dict.fromkeys(asked) for word in shlex.split(line)[2:]]
+    program = [ENVIRONMENT / "bin" / "python", "-m", "pip", "install", "--quiet", "--editable", *wanted]
+    done = subprocess.run(program, cwd=REPOSITORY, env=_clean(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made.touch()
