@@ -44,6 +44,14 @@ class Orchestrator:
     """An application. Settings are read when they are first needed, so importing a module needs none.
 
     `with Orchestrator() as app:` and `async with` close its connections at the end; so does `app.close()`.
+
+    Args:
+        settings: All settings; read from the environment and pyproject.toml if none are given.
+        include: Modules in which further tasks stand, such as `shop.mail`. They are imported when a worker or a command
+            starts, and when something is asked for that is not known yet.
+        autodiscover: Packages whose modules called `tasks` are imported in the same way, with all below them.
+        routes: Queues of tasks by their names: `{"shop.mail.*": "mail"}`; the first that fits counts.
+        overrides: Single settings, by name, that go before those of the environment.
     """
 
     def __init__(
@@ -55,16 +63,6 @@ class Orchestrator:
         routes: Mapping[str, str] | None = None,
         **overrides: Any,
     ) -> None:
-        """Make an application; nothing is connected to.
-
-        Args:
-            settings: All settings; read from the environment and pyproject.toml if none are given.
-            include: Modules in which further tasks stand, such as `shop.mail`. They are imported when a worker or a
-                command starts, and when something is asked for that is not known yet.
-            autodiscover: Packages whose modules called `tasks` are imported in the same way, with all below them.
-            routes: Queues of tasks by their names: `{"shop.mail.*": "mail"}`; the first that fits counts.
-            overrides: Single settings, by name, that go before those of the environment.
-        """
         self._modules = Modules(include, autodiscover)
         self._client = Client(settings, overrides, routes or {})
         self.tasks: dict[str, Task[..., Any]] = {}
@@ -170,11 +168,15 @@ class Orchestrator:
     # -- starting work
 
     def enqueue(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
-        """Enqueue a task by its name."""
+        """Enqueue a task by its name: `app.enqueue("shop.mail.send", "ann@example.com")`."""
         return self.find_task(name).enqueue(*args, **kwargs)
 
     def enqueue_many(self, task: Task[..., R], calls: Iterable[Call]) -> list[Handle[R]]:
-        """Enqueue any number of calls in one transaction: all of them or, if one is refused, none."""
+        """Enqueue any number of calls in one transaction: all of them or, if one is refused, none.
+
+        A call is a tuple or list of arguments, or a mapping of named ones:
+        `app.enqueue_many(resize, [("a.png", 50), {"path": "b.png"}])`.
+        """
         tasks = [_new(task, call) for call in calls]
         hand_over = task._way_out()
         ids = [new.id for new in tasks]
@@ -188,7 +190,8 @@ class Orchestrator:
     def start_many(self, task: Task[..., R], items: Iterable[Any], *, name: str | None = None) -> RunHandle[R]:
         """Start a run of one task per item: one argument, a tuple or list of all, or a mapping of named ones.
 
-        Inside a task, the scheduler starts it, and all of it travels in one message.
+        `app.start_many(resize, ["a.png", "b.png"]).results()` waits for all of them. Inside a task, the scheduler
+        starts it, and all of it travels in one message.
         """
         hand_over, outlet = task._way_out(), current_outlet()
         run_id = new_id() if outlet is None else outlet.next_id()

@@ -79,7 +79,10 @@ def gather(
 def gather(
     handles: Iterable[Handle[R]], timeout: float | None = None, *, return_exceptions: bool = False
 ) -> list[R] | list[R | OrchestratorError]:
-    """Wait for all and return their results in order; the first failure is raised, unless it is to be returned."""
+    """Wait for all and return their results in order; the first failure is raised, unless it is to be returned.
+
+    With `return_exceptions`, the error stands in the place of each task that has no result.
+    """
     return complete(_gather([_handle(given) for given in handles], timeout, return_exceptions))
 
 

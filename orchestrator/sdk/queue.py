@@ -36,7 +36,10 @@ class Queue:
         self._client.backend.queues.pause(self.name, False)
 
     def limit(self, *, concurrency: int | None = None, rate: str | Rate | None = None) -> None:
-        """Set how many of its tasks may run at once, and how often one may start; None lifts a limit."""
+        """Set how many of its tasks may run at once, and how often one may start; None lifts a limit.
+
+        A rate is a text such as `10/s` or `100/minute`, or a `Rate`.
+        """
         if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
             raise InvalidTask(f"Option concurrency: expected a whole number above zero, found {concurrency!r}.")
         self._client.backend.queues.limit(self.name, concurrency, check_rate("rate", rate))

@@ -81,7 +81,7 @@ class Task(Generic[P, R]):
         return f"<Task {self.name}>"
 
     def options(self, **options: Unpack[GivenOptions]) -> Task[P, R]:
-        """Return this task with other options, for the calls that follow."""
+        """Return this task with other options, for the calls that follow: `resize.options(delay=60).enqueue(…)`."""
         changed = with_options(self._call_options, options)
         if "retries" in options and isinstance(changed.retries, Retry) and callable(changed.retries.backoff):
             raise InvalidTask(
@@ -103,7 +103,10 @@ class Task(Generic[P, R]):
         return schedule_task(self, args, kwargs)
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """Have a worker run it; the task is durable when this returns."""
+        """Have a worker run it; the task is durable when this returns: `resize.enqueue("a.png", width=50).result()`.
+
+        The arguments are those of the function, and are checked before anything is written.
+        """
         task = self._new(args, kwargs)
         hand_over = self._way_out()
         if hand_over is None:
@@ -125,7 +128,10 @@ class Task(Generic[P, R]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Handle[R]:
-        """Enqueue inside the caller's own transaction: the task exists only if that commits."""
+        """Enqueue inside the caller's own transaction: the task exists only if that commits.
+
+        The connection or session is of SQLAlchemy, to the database that the application uses.
+        """
         if self._call_options.on_success is True:
             raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
         task = self._new(args, kwargs)

@@ -88,6 +88,12 @@ def test_every_error_is_exported_and_has_one_root() -> None:
     assert all(issubclass(kind, orchestrator.OrchestratorError) for kind in errors)
 
 
+def test_the_reference_names_everything() -> None:
+    shown = (Path(__file__).parents[2] / "docs" / "reference.md").read_text().splitlines()
+    others = [name for name in PUBLIC if not hasattr(orchestrator.errors, name)]  # type: ignore[attr-defined]
+    assert [name for name in others if f"::: orchestrator.{name}" not in shown] == []
+
+
 def test_the_version_is_that_of_the_project() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert orchestrator.__version__ == project["version"]
