@@ -17,6 +17,7 @@ _COMMANDS = re.compile(
     "\U000e0000-\U000e007f"  # tags, which nobody sees
     "]"
 )
+_BEYOND_ASCII = re.compile("[^\x00-\x7f]")
 _LINES = re.compile("[\n\t]")
 _STYLES = re.compile("(\x1b\\[[0-9;:]{0,30}m)")
 _INDENT = "\n    "
@@ -49,6 +50,11 @@ def with_styles(text: str) -> str:
 def harmless_json(document: str) -> str:
     """Return JSON that says the same, with escapes for what would command a terminal: it stands only within strings."""
     return _COMMANDS.sub(_escape, document)
+
+
+def ascii_json(document: str) -> str:
+    """Return JSON that says the same in ASCII."""
+    return _BEYOND_ASCII.sub(_escape, document)
 
 
 def _escape(found: re.Match[str]) -> str:

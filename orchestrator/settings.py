@@ -209,7 +209,15 @@ def _distrust(path: Path) -> str | None:
 
 
 def _nearest(folder: Path, name: str) -> Path | None:
-    return next((path for parent in _upwards(folder) if (path := parent / name).is_file()), None)
+    return next((path for parent in _upwards(folder) if _is_file(path := parent / name)), None)
+
+
+def _is_file(path: Path) -> bool:
+    """Say whether there is such a file; what is in a folder that one may not look into is none of one's business."""
+    try:
+        return path.is_file()
+    except PermissionError:  # before Python 3.14
+        return False
 
 
 def _upwards(folder: Path) -> Iterator[Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from orchestrator.errors import ConfigurationError, did_you_mean
 from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.modules import ImportFailed, what_failed
 
 
 def load_app(where: str) -> Orchestrator:
@@ -21,6 +22,11 @@ def _find_app(where: str) -> Orchestrator:
     module_name, _, attribute = where.partition(":")
     if not module_name or module_name.startswith("."):  # relative to nothing
         raise ConfigurationError(f"An application is given as module:app, e.g. tasks:app; found {where!r}.")
+    if module_name.endswith(".py") or "/" in module_name:
+        meant = module_name.removesuffix(".py").replace("/", ".")
+        raise ConfigurationError(
+            f"An application is given as module:app, not as a file; found {where!r}. Did you mean '{meant}:app'?"
+        )
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -32,7 +38,9 @@ def _find_app(where: str) -> Orchestrator:
                 f"There is no module {module_name!r} to find the application in. "
                 f"Looked in {folder} and the installed packages."
             ) from error
-        raise
+        raise _broken(where, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(where, error) from error
     if attribute:
         found = getattr(module, attribute, None)
         if isinstance(found, Orchestrator):
@@ -46,3 +54,7 @@ def _find_app(where: str) -> Orchestrator:
             f"Module {module_name!r} holds {len(apps)} applications; say which: {module_name}:NAME."
         )
     return apps[0]
+
+
+def _broken(where: str, error: BaseException) -> ImportFailed:
+    return ImportFailed(f"The application {where} cannot be loaded. {what_failed(error)}")

@@ -17,6 +17,7 @@ import msgspec
 
 from orchestrator.domain.task import Returned
 from orchestrator.errors import OrchestratorError
+from orchestrator.sdk.modules import ImportFailed
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.codec import LARGEST_BUNDLE, Attempt, Malformed, decode, encode, prepare
@@ -106,8 +107,9 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
         if spec.database:
             app.settings.require_database()
     except OrchestratorError as error:
+        end_fork(error.__cause__ or error)
         print(f"Error: {error}", file=sys.stderr)
-        return Farewell.UNUSABLE
+        return Farewell.BROKEN if isinstance(error, ImportFailed) else Farewell.UNUSABLE
     except BaseException as error:  # noqa: BLE001  # the user's module fails to import, or ends: show where, once
         end_fork(error)
         traceback.print_exc()

@@ -11,13 +11,12 @@ import click
 
 from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.options import json_option
-from orchestrator.cli.output import echo, print_table
+from orchestrator.cli.output import echo, echo_json, print_table
 from orchestrator.cli.resetting import reset
 from orchestrator.cli.run_ids import RUN
 from orchestrator.cli.sending import sending
 from orchestrator.domain.history import Event
 from orchestrator.domain.ids import to_text
-from orchestrator.harmless import harmless_json
 from orchestrator.sdk.code.recording import ID_FIELDS
 from orchestrator.sdk.payload import decode_value
 
@@ -87,7 +86,7 @@ def query(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
       orchestrator runs query 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 items
     """
     with sending() as app:
-        echo(data_text(app.workflow_run(run).query(name, *map(parse_value, arguments))))
+        echo_json(data_text(app.workflow_run(run).query(name, *map(parse_value, arguments))))
 
 
 @click.command()
@@ -102,7 +101,7 @@ def update(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
       orchestrator runs update 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 set_limit 500
     """
     with sending() as app:
-        echo(data_text(app.workflow_run(run).update(name, *map(parse_value, arguments))))
+        echo_json(data_text(app.workflow_run(run).update(name, *map(parse_value, arguments))))
 
 
 @click.command()
@@ -136,7 +135,7 @@ def history(run: UUID, full: bool, as_json: bool) -> None:
     with sending() as app:
         recording = app.workflow_run(run).history()
     if as_json:
-        echo(harmless_json(recording.to_json()))
+        echo_json(recording.to_json())
         return
     begun = recording.events[0].at if recording.events else 0.0
     if full:

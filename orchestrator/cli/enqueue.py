@@ -13,7 +13,7 @@ import click
 
 from orchestrator.cli.data import data_text, parse_value
 from orchestrator.cli.options import app_option
-from orchestrator.cli.output import echo
+from orchestrator.cli.output import echo, echo_json
 from orchestrator.cli.patience import wait_told
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import UnknownTask, did_you_mean
@@ -69,7 +69,7 @@ def command(name: str, arguments: tuple[str, ...], app: str | None, wait: bool, 
         echo(handle.id, err=wait)
         if wait:
             obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
-            echo(data_text(wait_told(handle.result, obstacles)))
+            echo_json(data_text(wait_told(handle.result, obstacles)))
 
 
 def _parse(words: Sequence[str]) -> Call:

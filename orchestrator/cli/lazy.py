@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
 import importlib
+import io
+import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +26,11 @@ class LazyGroup(click.Group):
         super().__init__(*args, **options)
         self._package = package
         self._help = commands_help
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command, wherever its output goes."""
+        _prepare_output()
+        return super().main(*args, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self._help)
@@ -62,6 +72,37 @@ class LazyGroup(click.Group):
             raise click.ClickException(harmless(f"Redis cannot be used: {error}")) from error
         except _database_errors() as error:
             raise click.ClickException(harmless(f"Postgres cannot be used: {_store().explain(error)}")) from error
+        except OSError as error:
+            if error.filename is None and error.errno not in _TELLING:
+                raise
+            raise click.ClickException(harmless(_about_files(error))) from error
+
+
+_TELLING = {
+    errno.ENOENT: "The folder in which this was started is gone. Change to another one.",
+    errno.ENOSPC: "What is to be printed cannot be written: there is no space left.",
+}
+"""What some errors of the system mean that name no file."""
+
+
+def _about_files(error: OSError) -> str:
+    if error.filename is None:
+        return _TELLING[error.errno or 0]
+    return f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}."
+
+
+def _prepare_output() -> None:
+    """Let whatever is printed pass: without a place to go it is dropped, and signs that an encoding lacks are `?`.
+
+    ASCII is what Python takes where nobody has said anything; then it is UTF-8, as click has it, too.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # until the process ends
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            is_unset = codecs.lookup(stream.encoding).name == "ascii"
+            stream.reconfigure(encoding="utf-8" if is_unset else None, errors="replace")
 
 
 def _database_errors() -> Any:

@@ -21,7 +21,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.harmless import harmless, harmless_json, one_line
+from orchestrator.harmless import ascii_json, harmless, harmless_json, one_line
 
 _COLOURS = {
     "success": "green",
@@ -61,9 +61,19 @@ def json_text(document: Any) -> str:
     return harmless_json(msgspec.json.encode(document).decode())
 
 
+def echo_json(document: str) -> None:
+    """Print a text that is JSON; what the encoding of the output lacks is escaped."""
+    shown = harmless_json(document)
+    try:
+        shown.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        shown = ascii_json(shown)
+    echo(shown)
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document for people and programs."""
-    echo(harmless_json(msgspec.json.format(msgspec.json.encode(document)).decode()))
+    echo_json(msgspec.json.format(msgspec.json.encode(document)).decode())
 
 
 class _Paper(Console):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
-from orchestrator.cli.output import console, echo, json_text, on_terminal, print_json, text_column
+from orchestrator.cli.output import console, echo, echo_json, json_text, on_terminal, print_json, text_column
 from orchestrator.cli.times import duration
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import OrchestratorError
@@ -117,7 +117,7 @@ def print_log(app: Orchestrator, task: bytes, *, follow: bool, as_json: bool) ->
         silent = False
         at = datetime.fromtimestamp(line.at, UTC)
         plain = indented(f"{at:%H:%M:%S} {line.level:<8} {line.text}")
-        echo(json_text(_document(line)) if as_json else plain)
+        echo_json(json_text(_document(line))) if as_json else echo(plain)
     if silent:
         echo("The task has said nothing, or more than an hour ago.", err=True)
 

@@ -67,9 +67,15 @@ class EmbeddedServer:
     def claim(self) -> None:
         """Take the folder's lock, and stop what a dead owner left behind."""
         if self._lock is None:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _withhold(self.root, _OTHERS_WRITE)
-            self._lock = _locked(self.root / f"{self.name}.lock", self.title)
+            try:
+                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _withhold(self.root, _OTHERS_WRITE)
+                self._lock = _locked(self.root / f"{self.name}.lock", self.title)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"Embedded {self.title} keeps its data in {self.root}, which cannot be written: {error.strerror}. "
+                    f"Start it in a folder of your own, or set database_url and redis_url to servers that run."
+                ) from error
         self._stop_leftovers()
         self.folder.mkdir(mode=0o700, exist_ok=True)
         _withhold(self.folder, _OTHERS_LOOK)

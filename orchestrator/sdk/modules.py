@@ -19,6 +19,10 @@ _NOT_THEIRS = ("<frozen", importlib.__file__, str(Path(__file__).parent.parent))
 """Where frames stand that nobody can mend: Python's import, and this package."""
 
 
+class ImportFailed(ConfigurationError):
+    """A module cannot be imported, and a change of a file may help; the cause is what it raised."""
+
+
 class Modules:
     """Modules by name, and packages in which modules called `tasks` are looked for."""
 
@@ -55,7 +59,7 @@ def _import(option: str, name: str) -> None:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _broken(option, name, error) from error
         raise _missing(option, name) from error
-    except Exception as error:  # whatever a module raises when it is imported
+    except (Exception, SystemExit) as error:  # whatever a module raises when it is imported
         raise _broken(option, name, error) from error
 
 
@@ -68,17 +72,28 @@ def _missing(option: str, name: str) -> ConfigurationError:
     )
 
 
-def _broken(option: str, name: str, error: Exception) -> ConfigurationError:
+def _broken(option: str, name: str, error: BaseException) -> ImportFailed:
+    return ImportFailed(f"Orchestrator({option}=…): module {name!r} cannot be imported. {what_failed(error)}")
+
+
+def what_failed(error: BaseException) -> str:
+    """Say what a module raised when it was imported, in which line of the user's and, if elsewhere, in which there."""
     if isinstance(error, SyntaxError):
-        what, file, line = error.msg, error.filename, error.lineno
+        what, places = error.msg, [_place(error.filename, error.lineno, error.text)]
     else:
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)][-1]
-        what, file, line = str(error), frame.filename, frame.lineno
-    kind = type(error).__name__
-    return ConfigurationError(
-        f"Orchestrator({option}=…): module {name!r} cannot be imported. {kind}: {what}\n  in {file}, line {line}"
-    )
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
+        own = [frame for frame in frames if _is_own(frame.filename)] or frames
+        what, places = str(error), [_place(f.filename, f.lineno, f.line) for f in (*own[-1:], *frames[-1:])]
+    return "\n  in ".join([f"{type(error).__name__}: {what}", *dict.fromkeys(places)])
+
+
+def _is_own(file: str) -> bool:
+    """Say whether a file is of the program, and not of a library that it uses."""
+    return Path(file).is_relative_to(Path.cwd()) and "site-packages" not in file
+
+
+def _place(file: str | None, line: int | None, code: str | None) -> str:
+    return f"{file}, line {line}" + (f": {code.strip()}" if code else "")
 
 
 def _found_in(package: str) -> list[str]:

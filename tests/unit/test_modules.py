@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator import ConfigurationError, Orchestrator, Settings, UnknownTask
+from orchestrator.sdk.modules import ImportFailed
 from orchestrator.workers.loading import load_app
 
 Write = Callable[..., None]
@@ -128,6 +129,39 @@ def test_an_error_names_the_module_and_what_is_wrong_with_it(
     write(bakery__app=app(**given), **files)
     with pytest.raises(ConfigurationError, match=said):
         load_app("bakery.app:app")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("def f(:\n", r"SyntaxError: invalid syntax\n  in .*/bakery/app.py, line 1: def f\(:$"),
+        (
+            "x = 1\nimport nothing_of_the_kind\n",
+            "ModuleNotFoundError: .*\n  in .*/bakery/app.py, line 2: import nothing",
+        ),
+        ("from bakery import nothing\n", "ImportError: cannot import name 'nothing'.*\n  in .*/bakery/app.py, line 1"),
+        ("import os\nos.environ['NOPE']\n", r"KeyError: 'NOPE'\n  in .*/bakery/app.py, line 2: os.environ\['NOPE'\]$"),
+        ("import sys\nsys.exit(3)\n", r"SystemExit: 3\n  in .*/bakery/app.py, line 2: sys.exit\(3\)$"),
+        (
+            "import json\njson.loads('')\n",
+            r"JSONDecodeError: .*\n  in .*/bakery/app.py, line 2: .*\n  in .*/decoder.py",
+        ),
+        (
+            app() + "@app.task(retires=3)\ndef f() -> None: ...\n",
+            r"UnknownOption: (?s:.*)\n  in .*/bakery/app.py, line 4",
+        ),
+    ],
+)
+def test_an_application_that_raises_is_told_in_a_line_with_its_place(write: Write, body: str, said: str) -> None:
+    write(bakery__app=body)
+    with pytest.raises(ImportFailed, match=f"^The application bakery.app:app cannot be loaded. {said}"):
+        load_app("bakery.app:app")
+
+
+@pytest.mark.parametrize(("given", "meant"), [("tasks.py", "tasks:app"), ("shop/tasks.py:app", "shop.tasks:app")])
+def test_a_file_is_no_module(given: str, meant: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"not as a file; found '{given}'. Did you mean '{meant}'"):
+        load_app(given)
 
 
 @pytest.mark.parametrize("given", ["shop.mail", ["shop mail"], [1], [""]])

@@ -1,0 +1,87 @@
+"""Mistakes of everyday life end in a message: folders, files and outputs that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli import main
+from orchestrator.settings import load_settings
+
+NEXT = ("schedules", "next", "--every", "1h", "-n", "1")
+"""A command that needs no services."""
+
+
+def orchestrator(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "orchestrator", *words]
+    given: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(command, text=True, timeout=60, **given)
+
+
+def test_dev_in_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(".orchestrator").touch()  # as good as read-only, for root too
+    refused = CliRunner().invoke(main, ["dev"])
+    assert refused.exit_code == 1
+    assert "keeps its data in" in refused.stderr
+    assert "which cannot be written: File exists. Start it in a folder of your own" in refused.stderr
+    assert "Traceback" not in refused.output
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pyproject.toml").write_text("[tool.orchestrator]")
+
+    def refuse(self: Path, *_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_text", refuse)  # which root could not see otherwise
+    refused = CliRunner().invoke(main, ["status"])
+    assert refused.stderr == f"Error: {tmp_path}/pyproject.toml cannot be used: Permission denied.\n"
+
+
+def test_a_folder_of_somebody_else_has_no_settings_for_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_file", refuse)  # as for whoever is not root
+    assert load_settings(tmp_path, environ={}).app == ""
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f"rmdir {gone}; exec {sys.executable} -P -m orchestrator status"
+    refused = subprocess.run(["sh", "-c", script], cwd=gone, capture_output=True, text=True, timeout=60)
+    assert refused.stderr == "Error: The folder in which this was started is gone. Change to another one.\n"
+
+
+def test_an_output_that_is_full_or_closed() -> None:
+    with Path("/dev/full").open("w") as full:
+        refused = orchestrator(*NEXT, stdout=full)
+    assert refused.stderr.startswith("Error: What is to be printed cannot be written: there is no space left.\n")
+    assert "Traceback" not in refused.stderr
+    words = " ".join(NEXT)
+    closed = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m orchestrator {words} >&- 2>&-"], capture_output=True, text=True, timeout=60
+    )
+    assert closed.returncode == 0
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "縮小"), ("latin-1", "??")])
+def test_an_output_that_lacks_signs(tmp_path: Path, encoding: str, shown: str) -> None:
+    """ASCII means that nobody has said what the terminal has."""
+    file = tmp_path / "w.yaml"
+    file.write_text("name: 縮小\ntasks: {only: {task: job}}\n", encoding="utf-8")
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    text = orchestrator("workflows", "validate", str(file), env=environment)
+    assert text.stdout == f"{file}: {shown}, 1 task, valid\n"
+    document = orchestrator("workflows", "validate", str(file), "--json", env=environment).stdout
+    assert json.loads(document)["files"][0]["name"] == "縮小"
