@@ -31,8 +31,8 @@ def build_report(ctx: TaskContext, customer: int) -> dict[str, int]:
 
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-    yield
-    tasks.close()
+    async with tasks:  # closes its connections at the end
+        yield
 
 
 api = FastAPI(lifespan=lifespan)
