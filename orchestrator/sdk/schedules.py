@@ -14,6 +14,7 @@ from datetime import date, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
+from orchestrator.domain.expression import parse_template
 from orchestrator.domain.starts import CodeTarget
 from orchestrator.errors import InvalidTask, InvalidWorkflow, ResultTimeout
 from orchestrator.sdk.client import Client
@@ -37,6 +38,8 @@ T = TypeVar("T", bound="Task[..., Any] | CodeWorkflow[..., Any]")
 
 DEFAULT_NAME = "default"
 """What a schedule is called unless it has a name."""
+_A_RUN, _A_FIRE = "00000000-0000-7000-8000-000000000000", "2000-01-01T00:00:00+00:00"
+"""What parameters are tried with."""
 STEP = "task"
 """The one step of the workflow that a scheduled task becomes."""
 _LOOK_AGAIN = 0.2
@@ -124,8 +127,16 @@ class CodeDeclaration:
 
         try:
             schedule_of_code(self.data)
+            check_params(self.workflow, self.params)
         except InvalidWorkflow as error:
             raise InvalidWorkflow(f"schedule of workflow {self.workflow.name!r}: {error}") from None
+
+
+def check_params(workflow: CodeWorkflow[..., Any], params: Mapping[str, Any]) -> None:
+    """Refuse what a workflow's function could not be called with at a fire."""
+    workflow._signature.check((), params)
+    info = {"id": _A_RUN, "workflow": workflow.name, "version": workflow.version, "fire_time": _A_FIRE}
+    workflow._signature.restore([], parse_template(dict(params)).render({"run": info}))
 
 
 def code_target(workflow: CodeWorkflow[..., Any]) -> CodeTarget:
@@ -207,7 +218,6 @@ class Schedules(Mapping[str, "Scheduled"]):
     def _of_code(
         workflow: CodeWorkflow[..., Any], name: str | None, params: Mapping[str, Any], times: Times
     ) -> CodeDeclaration:
-        workflow._signature.check((), params)
         chosen = check_name("schedule", name or DEFAULT_NAME)
         declaration = CodeDeclaration(name=chosen, workflow=workflow, times=times, params=params)
         declaration.check()
@@ -254,7 +264,7 @@ class Schedules(Mapping[str, "Scheduled"]):
         if code is None:
             self._client.backend.schedules.set(workflow, data)
         else:
-            code._signature.check((), params or {})
+            check_params(code, params or {})
             self._client.backend.schedules.set_code(workflow, data, code_target(code))
 
     anames = twin(names)

@@ -125,6 +125,27 @@ def test_wrong_times_of_a_workflow_as_code_are_refused_by_the_decorator(times: d
     assert not app.schedules._declared
 
 
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"number": 5, "numbr": 5}, "got an unexpected keyword argument 'numbr'"),
+        ({"number": "five"}, "Workflow 'order', argument 'number': expected int"),
+        ({"number": 5, "due": "${run.id}"}, "Workflow 'order', argument 'due': expected datetime"),
+        ({"number": 5, "due": "${run.fire_tme}"}, "schedule of workflow 'order': Expression 'run.fire_tme'"),
+        ({"number": 5, "due": "${params.day}"}, "there is no 'params' here. Known: run."),
+    ],
+)
+def test_parameters_that_a_workflow_as_code_cannot_take(params: dict[str, Any], message: str) -> None:
+    app = Orchestrator()
+
+    @app.workflow(name="order")
+    async def order(ctx: WorkflowContext, number: int, due: datetime | None = None) -> None: ...
+
+    app.schedule(every="1h", params={"number": 5, "due": "${run.fire_time}"})(order)
+    with pytest.raises((InvalidTask, InvalidWorkflow), match=re.escape(message)):
+        app.schedule(every="1h", name="other", params=params)(order)
+
+
 def test_a_machine_without_time_zones_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zoneinfo, "available_timezones", set)
     with pytest.raises(InvalidWorkflow, match="There is no time zone data here: pip install tzdata"):
