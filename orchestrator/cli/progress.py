@@ -6,13 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from rich.console import RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from orchestrator.cli.output import console, echo, on_terminal, text_column
+from orchestrator.cli.patience import Patience
 from orchestrator.cli.run_view import Line, changes, draw, to_lines
 from orchestrator.cli.times import present
 from orchestrator.domain.states import ENDED_RUN_STATES
@@ -60,7 +63,7 @@ def watch_drawn(
 ) -> RunView:
     """Draw a run with its details until it ends or, where there is no terminal, tell what changes."""
     if not on_terminal():
-        return _follow_closely(handle, look, tell)
+        return _follow_closely(handle, look, tell, None)
     paper = console()
     with Live(console=paper, auto_refresh=False, vertical_overflow="crop") as live:
 
@@ -68,7 +71,7 @@ def watch_drawn(
             height = None if run.status in ENDED_RUN_STATES else paper.height  # what stays may scroll
             live.update(draw(run, details, now, height), refresh=True)
 
-        return _follow_closely(handle, look, show)
+        return _follow_closely(handle, look, show, lambda text: paper.print(Text(text, style="yellow")))
 
 
 def watch_backfill(look: Callable[[], BackfillView]) -> BackfillView:
@@ -126,8 +129,12 @@ class _Teller:
 
 
 def _follow_closely(
-    handle: RunHandle[Any], look: Callable[[], tuple[RunView, T]], show: Callable[[RunView, T, datetime], None]
+    handle: RunHandle[Any],
+    look: Callable[[], tuple[RunView, T]],
+    show: Callable[[RunView, T, datetime], None],
+    say: Callable[[str], None] | None,
 ) -> RunView:
+    patience = Patience(partial(handle._client.backend.tasks.obstacles, handle._id), say)
     while True:
         run, details = look()
         show(run, details, present())
@@ -135,6 +142,7 @@ def _follow_closely(
             return run
         with suppress(ResultTimeout):
             handle.wait_ended(_REFRESH)
+        patience.goes_on()
 
 
 def _with_bar(look: Callable[[], RunView]) -> RunView:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import Orchestrator, ResultTimeout
+from orchestrator import Orchestrator, ResultTimeout, gather
 from orchestrator.domain.definition import Definition, Step
+from orchestrator.domain.obstacles import NO_LEADER
+from orchestrator.sdk.backend import waiting
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
 from tests.integration.stage import System
@@ -69,16 +71,31 @@ def test_a_wait_for_a_run_tells_what_is_in_the_way(system: System, app: Orchestr
             handle.wait_ended(timeout=0.01)
 
 
-def test_commands_that_wait_tell_it_within_seconds(system: System, tmp_path: Path) -> None:
+def test_whoever_waits_without_a_limit_finds_it_in_the_log(
+    system: System, app: Orchestrator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "_LOOK_AGAIN", 0.05)
+    handles = [app.enqueue("ship") for _ in range(2)]
     system.sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
-    command = [sys.executable, "-m", "orchestrator", "enqueue", "far.away", "--wait"]
+    for wait in (lambda: handles[0].result(timeout=0.3), lambda: gather(handles, timeout=0.3)):
+        with pytest.raises(ResultTimeout):
+            wait()
+    said = [record.getMessage() for record in caplog.records if "No scheduler leads" in record.getMessage()]
+    assert said == [f"waiting for {handles[0].id}: {NO_LEADER}"], "and once, while it stays so"
+
+
+@pytest.mark.parametrize("words", [("enqueue", "far.away", "--wait"), ("runs", "start", "flow", "--watch")])
+def test_commands_that_wait_tell_it_within_seconds(system: System, tmp_path: Path, words: tuple[str, ...]) -> None:
+    system.app.workflows.apply(Definition(name="flow", steps=(Step(name="a", task="file.py:function"),)))
+    system.sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
     environment = {
         "ORCHESTRATOR_DATABASE_URL": system.settings.database_url,
         "ORCHESTRATOR_REDIS_URL": system.settings.redis_url,
     }
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
-        assert waiting.stderr is not None
-        lines = iter(waiting.stderr.readline, "")
+    command = [sys.executable, "-m", "orchestrator", *words]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as waiter:
+        assert waiter.stderr is not None
+        lines = iter(waiter.stderr.readline, "")
         assert len(next(lines)) == 37, "the id"
         assert next(lines).startswith("! No scheduler leads, so nothing moves.")
-        waiting.kill()
+        waiter.kill()

@@ -10,6 +10,9 @@ SQLAlchemy and a database driver.
 
 from __future__ import annotations
 
+from functools import partial
+
+from orchestrator.sdk.backend.asking import obstacles
 from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.queues import QueueBackend
@@ -28,7 +31,7 @@ class Backend:
 
     def __init__(self, settings: Settings) -> None:
         self.connections = Connections(settings)
-        self.waiting = Waiting(settings)
+        self.waiting = Waiting(settings, partial(obstacles, self.connections))
         self.tasks = TaskBackend(self.connections, self.waiting)
         self.code = CodeBackend(self.connections, self.waiting, settings.max_payload)
         """Runs of workflows as code."""

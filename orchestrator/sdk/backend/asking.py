@@ -25,11 +25,15 @@ def ask(connections: Connections, wish: Wish, target: bytes, state: str, *, allo
     connections.nudge()
 
 
+def obstacles(connections: Connections, target: bytes) -> list[str]:
+    """Return what keeps a task or a run from going on, in words."""
+    with connections.reading() as connection:
+        return insights.find_obstacles(connection, target)
+
+
 def overdue(connections: Connections, target: bytes) -> str:
     """Say what keeps a task or a run from its end, for which somebody has waited in vain."""
     try:
-        with connections.reading() as connection:
-            found = insights.find_obstacles(connection, target)
+        return " ".join(obstacles(connections, target)) or "It goes on"
     except Unavailable:
         return "Postgres cannot be asked how it is"
-    return " ".join(found) or "It goes on"

@@ -11,13 +11,13 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import Duplicate, InvalidTask, NotFound, WrongState
-from orchestrator.sdk.backend.asking import ask, check_state, overdue
+from orchestrator.sdk.backend.asking import ask, check_state, obstacles, overdue
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Waiting
 from orchestrator.sdk.options import shown
 from orchestrator.sdk.progress import TaskProgress, read_progress
 from orchestrator.sdk.steps import Steps, Stream
-from orchestrator.store import enqueue, insights, redrive, results, revival, run_retries, unique
+from orchestrator.store import enqueue, redrive, results, revival, run_retries, unique
 from orchestrator.store.inbox import Wish
 from orchestrator.store.namespaces import borrowed
 from orchestrator.store.redrive import FailedFilter
@@ -138,8 +138,7 @@ class TaskBackend:
 
     def obstacles(self, target: bytes) -> list[str]:
         """Return what keeps a task or a run from going on, in words."""
-        with self._connections.reading() as connection:
-            return insights.find_obstacles(connection, target)
+        return obstacles(self._connections, target)
 
     def overdue(self, task: bytes) -> str:
         """Say how a task is whose end somebody has waited for in vain."""

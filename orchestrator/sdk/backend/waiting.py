@@ -6,6 +6,7 @@ that is: then it takes as long as the next look.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import Unavailable
 from orchestrator.sdk.payload import decode_value
@@ -31,6 +33,9 @@ log = get_logger("client")
 _LOOK_AGAIN = 5.0
 """Seconds after which a waiter looks in Postgres although nothing was announced."""
 
+_SAY_AGAIN = 60.0
+"""Seconds after which those who still wait are told again what is in the way."""
+
 _LOOK_AT_ONCE = 5_000
 """Ids that one look asks for."""
 
@@ -44,7 +49,11 @@ LookAtMany = Callable[[Sequence[bytes]], Sequence[Ended]]
 class Waiting:
     """Everyone in this process who waits for something to end."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, obstacles: Callable[[bytes], list[str]]) -> None:
+        """`obstacles` says what keeps something from its end."""
+        self._obstacles = obstacles
+        self._ask_at = 0.0
+        self._told: dict[str, float] = {}
         self._announcements = PerProcess(
             lambda: Announcements(connect(settings.require_redis()), Keys(settings.namespace))
         )
@@ -80,9 +89,23 @@ class Waiting:
                     return None
                 yield pause
                 found = _complete(heard) or self._try(look)
+                if found is None and pause.seconds == _LOOK_AGAIN and not heard:
+                    self._tell_why(identifier)
             return found
         finally:
             self.announcements.forget(identifier, wake)
+
+    def _tell_why(self, identifier: bytes) -> None:
+        """Log what keeps one from its end; one waiter asks in five seconds, and nothing is said twice in sixty."""
+        now = time.monotonic()
+        if now < self._ask_at:
+            return
+        self._ask_at = now + _LOOK_AGAIN
+        with contextlib.suppress(Unavailable):
+            for obstacle in self._obstacles(identifier):
+                if now - self._told.get(obstacle, -_SAY_AGAIN) >= _SAY_AGAIN:
+                    log.warning("waiting for %s: %s", to_text(identifier), obstacle)
+                    self._told[obstacle] = now
 
     def each(self, identifiers: Sequence[bytes], look: LookAtMany, timeout: float | None) -> Stream[Ended]:
         """Yield ends as they come, those that have come already first; stop when the time is up."""
@@ -110,6 +133,7 @@ class Waiting:
                 yield pause
                 if not heard:
                     heard.append(None)
+                    self._tell_why(next(iter(left)))
         finally:
             for identifier in left:
                 self.announcements.forget(identifier, wake)
