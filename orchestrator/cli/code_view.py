@@ -18,7 +18,7 @@ from orchestrator.cli.progress import watch_drawn
 from orchestrator.cli.run_view import headline
 from orchestrator.cli.times import when
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.states import ENDED_RUN_STATES
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.harmless import one_line
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.payload import decode_value
@@ -55,10 +55,10 @@ def code_document(code: CodeView) -> dict[str, Any]:
     }
 
 
-def print_error(code: CodeView) -> None:
+def print_error(run: RunView, code: CodeView) -> None:
     """Say how a run failed, with the traceback of its code."""
     error = code.error
-    if error is None:
+    if error is None or run.status == RunState.CANCELLED:
         return
     echo(f"\nError: {error.kind}: {error.message}")
     if error.data:
@@ -110,7 +110,7 @@ def watch_code(app: Orchestrator, run: UUID, look: Callable[[UUID], tuple[RunVie
     _, code = look(run)
     if code.result is not None:
         echo(f"Result: {data_text(decode_value(code.result))}")
-    print_error(code)
+    print_error(ended, code)
     return ended
 
 

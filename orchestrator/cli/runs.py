@@ -180,7 +180,7 @@ def show(run: UUID, as_json: bool) -> None:
         echo(f"\n{found.stuck['difference']}" if found.stuck["difference"] else "", err=True)
         echo(f"It goes on when workers with code that fits come, or: orchestrator runs retry {run}", err=True)
     if code is not None:
-        print_error(code)
+        print_error(found, code)
     if found.failed:
         echo(f"\nIts failures: orchestrator tasks list --run {run} --status failed", err=True)
 

@@ -136,6 +136,7 @@ def test_why_a_run_failed(system: System, engine_: Engine, order: CodeWorkflow[.
     assert "Error: ValueError: tea was lost" in shown
     assert 'raise ValueError(f"{item} was lost")' in shown
     assert "waits for" not in shown
+    assert f"orchestrator runs rerun {handle.id}; to keep" in refusal("runs", "retry", handle.id)
     watched = invoke("runs", "watch", handle.id)
     assert watched.exit_code == 1
     assert 'raise ValueError(f"{item} was lost")' in watched.output
@@ -301,3 +302,15 @@ def test_who_waits_for_an_update_is_told_that_nobody_answers_it(system: System, 
         with pytest.raises(ResultTimeout, match=r"update ad, for which the code has no handler yet \(it has: add"):
             asked.result(20)
     assert "update ad, for which the code has no handler yet" in show(handle.id)
+
+
+def test_a_cancelled_run_has_no_error_to_show(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
+    worker = system.worker(knows=KNOWS)
+    handle = system.app.code_workflows["parcel"].start("tea")
+    turn(system, worker, engine_)
+    handle.cancel()
+    turn(system, worker, engine_)
+    assert re.search("status +cancelled", show(handle.id))
+    assert "Error" not in show(handle.id)
+    watched = invoke("runs", "watch", handle.id)
+    assert (watched.exit_code, watched.output) == (1, "parcel 0/0 cancelled\n")

@@ -172,7 +172,8 @@ class CodeBackend:
             if outcome.stuck is None:
                 raise WrongState(
                     f"Cannot retry run {to_text(run)}: it is in state {outcome.status!r}, and only a stuck run of a "
-                    f"workflow as code can try again. Start a new one."
+                    f"workflow as code can try again. To do all of it again: orchestrator runs rerun {to_text(run)}; "
+                    f"to keep what was done up to an event: orchestrator runs reset {to_text(run)} --to EVENT"
                 )
             inbox.add(connection, Wish.RETRY_RUN, run)
         self._connections.nudge()
