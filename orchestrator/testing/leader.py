@@ -55,6 +55,8 @@ class Run:
         """When its time is up, or its grace, if it has been told so."""
         self.timed_out = False
         self.stuck: Violation | None = None
+        self.places: list[str] = []
+        """Where its code waits."""
         self.attempt = 0
         self.applied = 0
         """The last attempt with events whose report was applied."""
@@ -133,6 +135,7 @@ class MemoryLeader:
             activation = self._activation(run, queries or [])
             report = self._engine.activate(activation, run.id, run.attempt)
         run.stuck = report.stuck
+        run.places = report.waiting.places if report.waiting is not None else run.places
         if report.stuck is None:
             run.applied = run.attempt if activation.events else run.applied
             run.shown = report.through

@@ -69,7 +69,8 @@ class TestedRun(Generic[R]):
             if not await self._test.skip_to_next() and self._run.end is None:
                 self._check_stuck()
                 raise OrchestratorError(
-                    f"Workflow {self._workflow.name!r} waits for somebody outside, and nothing else is left to happen. "
+                    f"Workflow {self._workflow.name!r} waits for somebody outside, and nothing else is left to happen "
+                    f"({'; '.join(self._run.places)}). "
                     f"Start it with start(…), and signal it or resolve its promises: "
                     f"{', '.join(sorted(self._run.promises.values())) or 'it has none open'}."
                 )

@@ -195,6 +195,14 @@ def test_runs_are_started_over(system: System, engine_: Engine, order: CodeWorkf
     assert document["key"] is None
     row = run_row(system, handle.rerun())
     assert (row["deadline"] - row["created_at"]).total_seconds() == 60
+    system.sql(
+        "UPDATE orchestrator.runs SET deadline = now() - interval '1 s' WHERE id = CAST(:id AS uuid)", id=handle.id
+    )
+    turn(system, worker, engine_)
+    turn(system, worker, engine_)
+    assert handle.status() == "failed"
+    row = run_row(system, handle.rerun())
+    assert 0 < (row["deadline"] - row["created_at"]).total_seconds() < 60  # when it was told that its time is up
 
 
 def test_a_stuck_run_does_not_go_on(system: System, order: CodeWorkflow[..., Any]) -> None:

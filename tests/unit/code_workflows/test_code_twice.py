@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import DeterminismViolation, Orchestrator, WorkflowContext
+from orchestrator import DeterminismViolation, Orchestrator, OrchestratorError, WorkflowContext
 from orchestrator.testing import TestedRun, WorkflowTest, replay
 from tests.unit.code_workflows.playing import played, started
 
@@ -70,3 +70,15 @@ def test_a_deploy_may_change_values() -> None:
             replay(wavering, run.history, exactly=True)
 
     started(wavering, record, "result")
+
+
+@app.workflow
+async def asks(ctx: WorkflowContext) -> str:
+    return await ctx.promise("approval", type=str)
+
+
+def test_a_test_that_waits_for_nobody_is_told_where_the_code_waits() -> None:
+    with pytest.raises(
+        OrchestratorError, match=r"\(test_code_twice.py, line \d+, in asks: return await ctx.promise.*\)"
+    ):
+        played(asks)
