@@ -152,11 +152,15 @@ def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None 
         (str(SERVICES_FILE), _from_services_file(folder)),
         ("[tool.orchestrator]", _from_pyproject(folder)),
         ("environment", _from_environment(environ)),
-        ("argument", {name: value for name, value in given.items() if value is not None}),
     ):
         for name, value in found.items():
             values[name] = _parse(name, value, source)
-    return _validated(Settings(**values))
+    return _validated(Settings(**values | check_arguments(given)))
+
+
+def check_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that were given as arguments, or refuse names and types that no setting has."""
+    return {name: _parse(name, value, "argument") for name, value in given.items() if value is not None}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

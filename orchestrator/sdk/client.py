@@ -12,7 +12,7 @@ from orchestrator.sdk.options import DEFAULT_QUEUE, check_name
 from orchestrator.sdk.per_process import ProcessLock
 from orchestrator.sdk.threads import Threads
 from orchestrator.sdk.undisturbed import undisturbed
-from orchestrator.settings import Settings, load_settings
+from orchestrator.settings import Settings, check_arguments, load_settings
 
 if TYPE_CHECKING:
     from orchestrator.sdk.backend import Backend
@@ -24,6 +24,7 @@ class Client:
 
     def __init__(self, settings: Settings | None, overrides: Mapping[str, Any], routes: Mapping[str, str]) -> None:
         self.routes = {pattern: check_name("queue", queue) for pattern, queue in routes.items()}
+        check_arguments(overrides)
         self._given = settings
         self._overrides = overrides
         self._settings: Settings | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator import Orchestrator
 from orchestrator.errors import ConfigurationError
 from orchestrator.harmless import without_password
 from orchestrator.settings import SERVICES_FILE, Settings, load_settings
@@ -242,3 +243,11 @@ def test_settings_show_no_password() -> None:
         assert "s3cr3t" not in shown
         assert "database_url='postgresql://ada:***@host/db'" in shown
         assert "batch=1000" in shown
+
+
+def test_an_application_refuses_what_is_no_setting_where_it_is_made() -> None:
+    with pytest.raises(ConfigurationError, match="Unknown setting 'database_ulr' in argument. Did you mean"):
+        Orchestrator(database_ulr="postgresql://host/database")
+    with pytest.raises(ConfigurationError, match="Setting max_payload in argument: expected int, found 'much'"):
+        Orchestrator(max_payload="much")
+    Orchestrator(database_url=None, max_payload=5)
