@@ -15,14 +15,22 @@ from orchestrator.harmless import harmless_json, indented, one_line, with_styles
 TASK_FIELDS = ("task_id", "task_name", "run_id", "attempt", "queue")
 """What a record that is about an attempt knows of it."""
 _COLOURS = {logging.DEBUG: 2, logging.INFO: 32, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}
-_DIM = 2
+_DIM, _CYAN = 2, 36
+_BRIEF_LEVELS = {10: "DEBUG", 20: "INFO ", 30: "WARN ", 40: "ERROR", 50: "FATAL"}
+_BRIEF_ID = 18
+"""Of two ids of the same millisecond, so many characters are the same once in four thousand times."""
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, whose it is, and what; a traceback stands below."""
+    """Time, level, whose it is, and what; a traceback stands below.
 
-    def __init__(self, *, dates: bool = True, colours: bool = False) -> None:
-        super().__init__(datefmt="%Y-%m-%d %H:%M:%S" if dates else "%H:%M:%S")
+    For somebody who looks on it may be `brief`: times without dates, and of ids as much as commands need to find them.
+    """
+
+    def __init__(self, *, brief: bool = False, colours: bool = False) -> None:
+        super().__init__(datefmt="%H:%M:%S" if brief else "%Y-%m-%d %H:%M:%S")
+        self._id_length = _BRIEF_ID if brief else None
+        self._levels = _BRIEF_LEVELS if brief else {}
         self._colours = colours
 
     def format(self, record: logging.LogRecord) -> str:
@@ -30,7 +38,7 @@ class TextFormatter(logging.Formatter):
         body = record.getMessage()
         if trace := _traceback(self, record):
             body = f"{body}\n{trace}"
-        level = self._paint(f"{record.levelname:<7}", _COLOURS.get(record.levelno, 0))
+        level = self._paint(self._levels.get(record.levelno, f"{record.levelname:<7}"), _COLOURS.get(record.levelno, 0))
         head = f"{self._paint(self.formatTime(record, self.datefmt), _DIM)} {level} {self._whose(record)}"
         if not self._colours:
             return head + indented(body)
@@ -42,7 +50,8 @@ class TextFormatter(logging.Formatter):
         identifier = getattr(record, "task_id", None) or getattr(record, "run_id", None)
         if not name or not identifier:
             return ""
-        return f"{self._paint(one_line(str(name)), 36)}{self._paint(f'[{one_line(str(identifier))}]', _DIM)} "
+        shown = one_line(str(identifier))[: self._id_length]
+        return f"{self._paint(one_line(str(name)), _CYAN)}{self._paint(f'[{shown}]', _DIM)} "
 
     def _paint(self, text: str, colour: int) -> str:
         return f"\x1b[{colour}m{text}\x1b[0m" if self._colours and colour else text

@@ -22,29 +22,31 @@ def get_logger(role: str) -> logging.Logger:
     return logging.getLogger(f"{LOGGER_NAME}.{role}")
 
 
-def configure_logging(level: str = "info", form: str = "text") -> logging.Handler:
-    """Send the package's log to stderr, and return what does; called by the commands, never by the library."""
-    handler = _handler()
+def configure_logging(level: str = "info", form: str = "text", into: logging.Handler | None = None) -> None:
+    """Send the package's log to stderr, or into a handler; called by the commands, never by the library."""
+    handler = into or _handler()
     handler.setFormatter(_formatter(form))
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
-    return handler
 
 
 def _formatter(form: str) -> logging.Formatter:
-    """Return what makes lines of records: colours, and times without dates, are for somebody who looks on."""
     if form == "json":
         return JsonFormatter()
-    is_watched = is_terminal(sys.stderr)
-    return TextFormatter(dates=not is_watched, colours=is_watched and not os.environ.get("NO_COLOR"))
+    return TextFormatter(brief=is_watched(sys.stderr), colours=has_colours(sys.stderr))
 
 
-def is_terminal(stream: TextIO) -> bool:
-    """Say whether somebody looks at what is written there, or FORCE_COLOR says so."""
+def has_colours(stream: TextIO) -> bool:
+    """Say whether what is written there may have colours."""
+    return is_watched(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def is_watched(stream: TextIO) -> bool:
+    """Say whether somebody looks at what is written there: at a terminal, or where FORCE_COLOR says so."""
     try:
-        return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+        return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
     except (AttributeError, ValueError):  # no file, but something in its place, or closed
         return False
 

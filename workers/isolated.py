@@ -349,6 +349,6 @@ def _watched(runner: Runner, job: Job, limit: float) -> AttemptReport:
 
 if __name__ == "__main__":
     die_with(int(sys.argv[3]))
-    configure_logging(*sys.argv[5:7])
+    configure_logging(sys.argv[5], sys.argv[6])
     main(sys.argv[1], int(sys.argv[2]), bool(sys.argv[4]), sys.argv[7:])
     close_output()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.domain.reports import Flush
+from orchestrator.harmless import without_password
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger, retry_log
@@ -47,7 +48,9 @@ _LOOK_AT_FILES = 0.5
 
 def run_worker(spec: WorkerSpec, settings: Settings) -> int:
     """Run a worker until it is told to stop; return the exit code."""
-    prerequisites = Prerequisites(log, [awaited(connect(settings.require_redis()))])
+    url = settings.require_redis()
+    log.info("worker of %s, with Redis at %s", spec.app, without_password(url))
+    prerequisites = Prerequisites(log, [awaited(connect(url))])
     if not prerequisites.wait():
         return 0
     return Supervisor(spec, settings).run(prerequisites)

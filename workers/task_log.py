@@ -82,7 +82,7 @@ class TaskLog:
         """Tell how an attempt has ended."""
         if isinstance(report, Succeeded):
             if self._tells_all and self._has_room(job.dispatch.name, _SUCCEEDED):
-                _tell(job, logging.INFO, f"succeeded in {report.duration:.3f} s")
+                _tell(job, logging.INFO, f"succeeded in {_long(report.duration)}")
         elif isinstance(report, Failed):
             self._failed(job, report)
         elif isinstance(report, Lost):
@@ -93,24 +93,27 @@ class TaskLog:
                     _tell(job, logging.ERROR, f"failed: {_said(command.error)}", command.error)
 
     def _failed(self, job: Job, report: Failed) -> None:
-        error, after = report.error, f"after {report.duration:.3f} s"
+        error = report.error
         if job.interrupted_by is not None and issubclass(job.interrupted_by, TaskAborted):
-            _tell(job, logging.INFO, f"stopped {after}: cancelled, or no longer the current attempt")
+            _tell(
+                job, logging.INFO, f"stopped after {_long(report.duration)}: cancelled, or another attempt counts now"
+            )
             return
         policy, failures = job.options.retry, job.dispatch.failures
         decision = after_failure(report, policy, failures, 0.5)
-        tries = f" (try {failures + 1} of {policy.max + 1})" if policy.max else ""
+        tries = f", try {failures + 1} of {policy.max + 1}" if policy.max else ""
+        ran = f"after {_long(report.duration)}{tries}"
         if not isinstance(decision, TryAgain):
             if self._may_tell(job, _FAILED, error):
-                _tell(job, logging.ERROR, f"failed {after}{tries}: {_said(error)}", error)
+                _tell(job, logging.ERROR, f"failed: {_said(error)} ({ran})", error)
         elif not report.charged:
             if self._tells_all and self._has_room(job.dispatch.name, _RETRIED):
-                _tell(job, logging.INFO, f"asks to be tried again in {decision.delay:.3g} s: {error.message}")
+                _tell(job, logging.INFO, f"asks to be tried again in {_long(decision.delay)}: {error.message}")
         elif self._may_tell(job, _RETRIED, error):
             about = "about " if report.delay is None and policy.jitter else ""
-            when = f"is tried again in {about}{decision.delay:.3g} s"
+            when = f"next try in {about}{_long(decision.delay)}"
             shown = error if log.isEnabledFor(logging.DEBUG) else None
-            _tell(job, logging.WARNING, f"failed {after}, and {when}{tries}: {_said(error)}{_place(error)}", shown)
+            _tell(job, logging.WARNING, f"failed, {when}: {_said(error)} ({_place(error)}{ran})", shown)
 
     # -- many
 
@@ -149,7 +152,7 @@ def _summarize(name: str, hidden: Sequence[int], latest: tuple[Job, TaskError] |
     last = ""
     if latest is not None:
         job, error = latest
-        last = f"; the latest failure, {to_text(job.dispatch.id)}: {_said(error)}{_place(error)}"
+        last = f"; the latest failure, {to_text(job.dispatch.id)}: {_said(error)}"
     log.log(level, "%s: %s in the last %.0f s, without a line each%s", name, counts, seconds, last)
 
 
@@ -166,13 +169,18 @@ def _tell(job: Job, level: int, text: str, error: TaskError | None = None) -> No
 
 def _said(error: TaskError) -> str:
     """Return an error in one line."""
-    return f"{error.kind}: {error.message}".split("\n", 1)[0]
+    return f"{error.kind.removeprefix('orchestrator.errors.')}: {error.message}".split("\n", 1)[0]
 
 
 def _place(error: TaskError) -> str:
-    """Return where it was raised."""
+    """Return where it was raised, for a list."""
     places = _PLACE.findall(error.traceback)
-    return f" ({places[-1][0].rpartition('/')[2]}:{places[-1][1]})" if places else ""
+    return f"{places[-1][0].rpartition('/')[2]}:{places[-1][1]}, " if places else ""
+
+
+def _long(seconds: float) -> str:
+    """Return a length of time."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
 def _is_ours(traceback: str) -> bool:

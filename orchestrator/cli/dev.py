@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
-from orchestrator.cli.children import Child, say
+from orchestrator.cli.children import Child, Console, say
 from orchestrator.cli.lookout import Lookout
-from orchestrator.cli.options import app_option
+from orchestrator.cli.options import app_option, log_options
 from orchestrator.cli.reading import reading
 from orchestrator.embedded import DATABASE, DEFAULT_FOLDER, EmbeddedServices, remove_services_file, write_services_file
-from orchestrator.harmless import without_password
 from orchestrator.sdk.options import DEFAULT_QUEUE
 from orchestrator.settings import SERVICES_FILE, Settings, load_settings, read_services_file
 from orchestrator.store import database, queues
@@ -38,7 +39,8 @@ _MARGIN = 15.0
     "--reload/--no-reload", default=True, help="Restart the worker when a *.py file under this folder changes."
 )
 @click.option("--processes", type=click.IntRange(1), default=1, help="How many worker processes to run.")
-def command(app: str | None, reload: bool, processes: int) -> None:
+@log_options
+def command(app: str | None, reload: bool, processes: int, log_level: str | None, log_format: str | None) -> None:
     """Run everything in this terminal: Postgres and Redis of its own, a scheduler and a worker of all queues that the
     application and its workflows name. The schedules that the application declares are applied, on every change.
 
@@ -50,12 +52,15 @@ def command(app: str | None, reload: bool, processes: int) -> None:
     Example:
       orchestrator dev --app shop.tasks:app
     """
-    configure_logging()
+    logs: dict[str, Any] = {"log_level": log_level, "log_format": log_format}
+    chosen = load_settings(**logs)
+    console = Console(chosen.log_format)
+    configure_logging(chosen.log_level, chosen.log_format, into=console)
     with _interrupts() as interrupts, ExitStack() as stack:
-        settings, is_own = _start_services(stack, app)
+        settings, is_own = _start_services(stack, app, logs)
         if interrupts.requested.is_set():
             sys.exit(0)
-        team = _Team(settings, processes, reload, is_own, interrupts)
+        team = _Team(settings, processes, reload, is_own, interrupts, console)
         stack.callback(team.stop)
         team.start()
         sys.exit(team.watch())
@@ -84,7 +89,7 @@ def _interrupts() -> Iterator[_Interrupts]:
             signal.signal(number, handler)
 
 
-def _start_services(stack: ExitStack, app: str | None) -> tuple[Settings, bool]:
+def _start_services(stack: ExitStack, app: str | None, logs: Mapping[str, Any]) -> tuple[Settings, bool]:
     """Start what is not set elsewhere, bring the schema up to date, and tell other commands; undone by the stack.
 
     Return also whether the database is one of its own.
@@ -95,7 +100,7 @@ def _start_services(stack: ExitStack, app: str | None) -> tuple[Settings, bool]:
     services.redis.claim()
     remove_services_file(services.folder)  # left from a crash: it tells of services that are gone
     (services.folder / ".gitignore").write_text("*\n", encoding="utf-8")
-    settings = _without_services_file(load_settings(app=app), app)
+    settings = _without_services_file(load_settings(app=app, **logs), app)
     if not settings.database_url:
         services.postgres.start()
         say("dev", f"{services.postgres.program} has started in {DEFAULT_FOLDER}/postgres")
@@ -129,7 +134,16 @@ def _without_services_file(settings: Settings, app: str | None) -> Settings:
 class _Team:
     """The scheduler and the worker. Nobody is restarted in silence: if one ends by itself, everything ends."""
 
-    def __init__(self, settings: Settings, processes: int, reload: bool, is_own: bool, interrupts: _Interrupts) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        processes: int,
+        reload: bool,
+        is_own: bool,
+        interrupts: _Interrupts,
+        console: Console,
+    ) -> None:
+        self._console = console
         self._settings = settings
         self._processes = processes
         self._reload = reload
@@ -145,11 +159,8 @@ class _Team:
 
     def start(self) -> None:
         """Start the scheduler and, if there is an application, a worker; store the schedules that it declares."""
-        say("dev", f"database  {without_password(self._settings.database_url)}")
-        say("dev", f"redis     {without_password(self._settings.redis_url)}")
         self._start("scheduler")
         if self._settings.app:
-            say("dev", f"app       {self._settings.app}")
             with reading(self._settings) as connection:
                 self._queues |= queues.of_workflows(connection)
             self._start_worker("worker", EVERY_QUEUE, *sorted(self._queues))
@@ -158,8 +169,9 @@ class _Team:
                 "dev",
                 "no application is given, so no worker runs. Give it with --app module:app, or as "
                 'app = "module:app" under [tool.orchestrator] in pyproject.toml',
+                logging.WARNING,
             )
-        say("dev", "ready; in another terminal, in this folder: orchestrator status   (Ctrl-C stops everything)")
+        say("dev", "Ctrl-C stops everything; see `orchestrator status`")
 
     def watch(self) -> int:
         """Wait until the user wants the end, or a child has ended by itself; return the exit code."""
@@ -168,11 +180,12 @@ class _Team:
                 if child.exit_code is not None and role == "schedules":
                     del self._children[role]  # what went wrong, it has said itself
                 elif child.exit_code is not None:
-                    say("dev", f"the {role} has ended unexpectedly, with exit code {child.exit_code}")
+                    what = f"the {role} has ended unexpectedly, with exit code {child.exit_code}"
+                    say("dev", what, logging.ERROR)
                     return 1
             self._apply_schedules()
             for message in self._lookout.look():
-                say("dev", f"! {message}")
+                say("dev", message, logging.WARNING)
             self._serve_more()
         return 0
 
@@ -207,9 +220,11 @@ class _Team:
         environment = {
             "ORCHESTRATOR_DATABASE_URL": self._settings.database_url,
             "ORCHESTRATOR_REDIS_URL": self._settings.redis_url,
+            "ORCHESTRATOR_LOG_LEVEL": self._settings.log_level,
+            "ORCHESTRATOR_LOG_FORMAT": self._settings.log_format,
         }
         command = role.partition(" ")[0]
-        self._children[role] = Child(command, [command, *options], environment)
+        self._children[role] = Child(command, [command, *options], environment, self._console.pass_on)
 
     def _stop(self, role: str) -> None:
         child = self._children.pop(role, None)

@@ -24,10 +24,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 def log_options(command: F) -> F:
     """Add the options of a process that logs; what is not given is taken from the settings."""
-    for name, what in (("log_format", "How to log."), ("log_level", "What to log, at least.")):
-        option = f"--{name.replace('_', '-')}"
+    for name, metavar, what in (("log_format", "FORMAT", "How to log"), ("log_level", "LEVEL", "Log this and above")):
+        text = f"{what}: {', '.join(CHOICES[name])}. Default: the setting `{name}`."
         choice = click.Choice(CHOICES[name], case_sensitive=False)
-        command = click.option(option, type=choice, help=f"{what} Default: the setting `{name}`.")(command)
+        command = click.option(f"--{name.replace('_', '-')}", type=choice, metavar=metavar, help=text)(command)
     return command
 
 

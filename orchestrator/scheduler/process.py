@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 
+from orchestrator.harmless import without_password
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.scheduler.janitor import Janitor
 from orchestrator.scheduler.loop import Scheduler
@@ -28,7 +29,9 @@ def run_scheduler(settings: Settings) -> int:
     keys = Keys(settings.namespace)
     url, namespace = settings.require_database(), settings.namespace
     engine = database.engine_for(url, pool_size=3, name="orchestrator scheduler", namespace=namespace)
-    redis = connect(settings.require_redis())
+    redis_url = settings.require_redis()
+    redis = connect(redis_url)
+    log.info("scheduler of %s, with Redis at %s", without_password(url), without_password(redis_url))
     prerequisites = Prerequisites(log, [database.awaited(engine), awaited(redis)])
     if prerequisites.wait():
         tidying = database.engine_for(

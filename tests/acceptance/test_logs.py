@@ -90,15 +90,15 @@ def test_a_retry_is_a_warning_that_says_when(bakery: Stack) -> None:
     worker = bakery.worker(*APP)
     handle = talking.burns_twice.enqueue()
     failure(handle)
-    first = logged(worker, f"burns_twice[{handle.id}] failed after")
+    first = logged(worker, f"burns_twice[{handle.id}] failed, next try in 300 ms: KeyError: 'yeast' (talking.py:")
     assert " WARNING " in first
-    assert re.search(r"s, and is tried again in 0.3 s \(try 1 of 2\): KeyError: 'yeast' \(talking.py:\d+\)$", first)
-    assert " ERROR " in logged(worker, "(try 2 of 2): KeyError")
+    assert first.endswith(", try 1 of 2)")
+    assert " ERROR " in logged(worker, f"burns_twice[{handle.id}] failed: KeyError")
     later = talking.postpones.enqueue()
     later.result(timeout=30)
-    assert " INFO " in logged(worker, f"postpones[{later.id}] asks to be tried again in 0.2 s: the oven is cold")
+    assert " INFO " in logged(worker, f"postpones[{later.id}] asks to be tried again in 200 ms: the oven is cold")
     assert worker.log.read_text().count(f"[{later.id}] received") == 2
-    assert logged(worker, f"postpones[{later.id}] succeeded in 0.")
+    assert logged(worker, f"postpones[{later.id}] succeeded in")
 
 
 def test_json_has_every_field_and_a_level_leaves_out_what_is_below(bakery: Stack) -> None:
@@ -145,8 +145,8 @@ def test_a_flood_is_told_in_one_line(bakery: Stack) -> None:
         failure(handle)
     line = logged(worker, "failed in the last")
     assert re.search(r" ERROR   talking.burns: 250 received, 250 failed in the last \d s, without a line each; ", line)
-    assert re.search(r"the latest failure, [\da-f-]{36}: ValueError: toast \d+ is burnt \(talking.py:\d+\)$", line)
-    assert worker.log.read_text().count("] failed after") == 50
+    assert re.search(r"the latest failure, [\da-f-]{36}: ValueError: toast \d+ is burnt$", line)
+    assert worker.log.read_text().count("] failed: ") == 50
 
 
 def test_who_blocks_the_event_loop_is_named(bakery: Stack) -> None:
@@ -199,7 +199,7 @@ def test_the_configuration_in_the_guide_takes_all_lines(bakery: Stack, tmp_path:
     worker = bakery.worker("--app", "guided:app", folder=tmp_path)
     handle = talking.speaks.enqueue("rye")
     handle.result(timeout=30)
-    for words in ("received", "printed rye", "logged rye", "unfinished rye", "succeeded in 0."):
+    for words in ("received", "printed rye", "logged rye", "unfinished rye", "succeeded in"):
         assert logged(worker, f" INFO talking.speaks {handle.id} {words}")
 
 

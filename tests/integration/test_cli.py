@@ -700,7 +700,7 @@ def test_dev_brings_its_own_services_and_takes_them_away(folder: Path) -> None:
     below = folder / "below"
     below.mkdir()
     with Dev(folder) as dev:
-        dev.wait_for("ready; in another terminal")
+        dev.wait_for("Ctrl-C stops everything")
         dev.wait_for("leading, term 1")
         services = json.loads((folder / ".orchestrator" / "services.json").read_text(encoding="utf-8"))
         assert services["pid"] == dev.process.pid

@@ -52,23 +52,23 @@ def test_how_each_attempt_ends(lines: pytest.LogCaptureFixture) -> None:
     log.ended(stopped, failed())
     assert told(lines) == [
         (logging.INFO, "received", False),
-        (logging.INFO, "succeeded in 0.250 s", False),
-        (logging.ERROR, "failed after 0.500 s: ValueError: burnt", True),
+        (logging.INFO, "succeeded in 250 ms", False),
+        (logging.ERROR, "failed: ValueError: burnt (after 500 ms)", True),
         (
             logging.WARNING,
-            "failed after 0.500 s, and is tried again in about 1 s (try 1 of 4): ValueError: burnt (tasks.py:7)",
+            "failed, next try in about 1 s: ValueError: burnt (tasks.py:7, after 500 ms, try 1 of 4)",
             False,
         ),
         (
             logging.WARNING,
-            "failed after 0.500 s, and is tried again in 7 s (try 3 of 4): ValueError: burnt (tasks.py:7)",
+            "failed, next try in 7 s: ValueError: burnt (tasks.py:7, after 500 ms, try 3 of 4)",
             False,
         ),
-        (logging.ERROR, "failed after 0.500 s (try 1 of 4): ValueError: burnt", True),
+        (logging.ERROR, "failed: ValueError: burnt (after 500 ms, try 1 of 4)", True),
         (logging.INFO, "asks to be tried again in 2 s: burnt\nblack", False),
-        (logging.ERROR, "failed after 0.500 s: ValueError: burnt", False),
+        (logging.ERROR, "failed: ValueError: burnt (after 500 ms)", False),
         (logging.WARNING, "its process died: killed, out of memory, or crashed", False),
-        (logging.INFO, "stopped after 0.500 s: cancelled, or no longer the current attempt", False),
+        (logging.INFO, "stopped after 500 ms: cancelled, or another attempt counts now", False),
     ]
 
 
@@ -80,7 +80,7 @@ def test_many_of_a_kind_are_counted_and_a_rare_one_is_not_lost_among_them(lines:
     log.ended(job(name="rare"), failed())
     assert len(told(lines)) == 50 + 50 + 1
     log.summarize(log._since + 5.0)
-    latest = "the latest failure, 00000000-0000-0000-0000-0000000000c7: ValueError: burnt (tasks.py:7)"
+    latest = "the latest failure, 00000000-0000-0000-0000-0000000000c7: ValueError: burnt"
     counts = "bake: 150 succeeded, 150 failed in the last 5 s, without a line each"
     assert told(lines) == [(logging.ERROR, f"{counts}; {latest}", False)]
 
@@ -93,7 +93,7 @@ def test_many_of_a_kind_are_counted_and_a_rare_one_is_not_lost_among_them(lines:
     assert [line.partition(";")[0] for _, line, _ in told(lines)] == [counts]
 
     log.ended(job(), Succeeded(b"", 1, 0.0, b""))
-    assert told(lines) == [(logging.INFO, "succeeded in 0.000 s", False)]
+    assert told(lines) == [(logging.INFO, "succeeded in 0 ms", False)]
 
 
 def test_what_is_off_is_not_even_counted(lines: pytest.LogCaptureFixture) -> None:

@@ -122,9 +122,9 @@ def test_bytes_and_long_pieces_come_out(printed: Printed, job: Job) -> None:
 def test_colours_are_painted_around_what_others_wrote() -> None:
     record = logging.LogRecord("orchestrator.worker", logging.ERROR, "", 0, "no\x1b[2J \x1b[1mbold\nforged", None, None)
     record.task_name, record.task_id = "ba\nke", ID
-    text = TextFormatter(dates=False, colours=True).format(record)
+    text = TextFormatter(brief=True, colours=True).format(record)
     assert text[:4] == "\x1b[2m"
-    assert "\x1b[31mERROR  \x1b[0m \x1b[36mba ke\x1b[0m\x1b[2m[" in text
+    assert "\x1b[31mERROR\x1b[0m \x1b[36mba ke\x1b[0m\x1b[2m[61616161-6161-6161]\x1b[0m " in text
     assert text.endswith("no�[2J \x1b[1mbold\x1b[0m\n    forged")
     assert "\x1b" not in TextFormatter().format(record)
 
