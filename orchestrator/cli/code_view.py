@@ -12,7 +12,7 @@ from uuid import UUID
 from rich.console import Group
 from rich.text import Text
 
-from orchestrator.cli.data import as_json, call_of, call_text, data_text
+from orchestrator.cli.data import as_json, call_of, call_text, data_text, stored_value
 from orchestrator.cli.output import echo, json_text
 from orchestrator.cli.progress import watch_drawn
 from orchestrator.cli.run_view import headline
@@ -21,7 +21,6 @@ from orchestrator.domain.ids import successor_id
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.harmless import one_line
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.payload import decode_value
 from orchestrator.store.code_runs import GOES_ON
 from orchestrator.store.insights import CodeView, OpenView, RunView
 
@@ -36,8 +35,8 @@ def code_fields(run: RunView, code: CodeView, now: datetime) -> dict[str, str | 
     """Return what there is to say of a run of code, by the name of the field."""
     return {
         "call": call_text(run.workflow or run.name, code.payload),
-        "result": None if code.result is None else data_text(decode_value(code.result)),
-        "state": "\n".join(f"{key} = {data_text(decode_value(value))}" for key, value in code.state.items()),
+        "result": None if code.result is None else data_text(stored_value(code.result)),
+        "state": "\n".join(f"{key} = {data_text(stored_value(value))}" for key, value in code.state.items()),
         "waits for": "\n".join(waits(code, now)),
         "at": "\n".join(code.places),
     }
@@ -50,8 +49,8 @@ def code_document(code: CodeView) -> dict[str, Any]:
     return document | {
         "args": as_json(arguments),
         "kwargs": as_json(keywords),
-        "result": None if code.result is None else as_json(decode_value(code.result)),
-        "state": {key: as_json(decode_value(value)) for key, value in code.state.items()},
+        "result": None if code.result is None else as_json(stored_value(code.result)),
+        "state": {key: as_json(stored_value(value)) for key, value in code.state.items()},
     }
 
 
@@ -95,7 +94,7 @@ def draw_code(run: RunView, code: CodeView, now: datetime, _height: int | None =
     """Return the picture of a run: how it is doing, what it waits for, and where."""
     lines = [f"  waits for {one_line(line)}" for line in waits(code, now)]
     lines += [f"  at {one_line(place)}" for place in code.places]
-    lines += [f"  {one_line(key)} = {data_text(decode_value(value))}" for key, value in code.state.items()]
+    lines += [f"  {one_line(key)} = {data_text(stored_value(value))}" for key, value in code.state.items()]
     return Group(headline(run, now), *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
 
@@ -109,7 +108,7 @@ def watch_code(app: Orchestrator, run: UUID, look: Callable[[UUID], tuple[RunVie
         echo(f"It goes on as run {run}.")
     _, code = look(run)
     if code.result is not None:
-        echo(f"Result: {data_text(decode_value(code.result))}")
+        echo(f"Result: {data_text(stored_value(code.result))}")
     print_error(ended, code)
     return ended
 

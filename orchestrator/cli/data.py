@@ -19,8 +19,19 @@ def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
     """
     if not payload:
         return [], {}
-    arguments, keywords, *_ = decode_value(payload)
-    return list(arguments), dict(keywords)
+    match stored_value(payload):
+        case [list(arguments), dict(keywords), *_]:
+            return arguments, keywords
+        case damaged:
+            return [damaged], {}
+
+
+def stored_value(data: bytes) -> Any:
+    """Return the value that is stored, or the bytes themselves where they are none."""
+    try:
+        return decode_value(data)
+    except ValueError:
+        return data
 
 
 def call_text(name: str, payload: bytes) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from orchestrator.cli.data import as_json as data_json
-from orchestrator.cli.data import call_of, call_text, data_text
+from orchestrator.cli.data import call_of, call_text, data_text, stored_value
 from orchestrator.cli.ids import TASK, Shown
 from orchestrator.cli.options import json_option, moment, page_options, status_option
 from orchestrator.cli.output import confirm, echo, json_text, print_fields, print_json, print_table, state
@@ -24,7 +24,6 @@ from orchestrator.cli.task_words import bar, last_words, print_log, watch_task
 from orchestrator.cli.times import ago, between, present, when
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.errors import NotFound
-from orchestrator.sdk.payload import decode_value
 from orchestrator.sdk.progress import TaskProgress
 from orchestrator.settings import load_settings
 from orchestrator.store import insights, redrive
@@ -248,7 +247,7 @@ def _document(detail: TaskDetail) -> dict[str, Any]:
     """Return the task with its payload and result as data; `args` and `kwargs` take the payload's place."""
     document = {field.name: getattr(detail, field.name) for field in dataclasses.fields(detail)}
     arguments, keywords = call_of(document.pop("payload"))
-    result = None if detail.result is None else data_json(decode_value(detail.result))
+    result = None if detail.result is None else data_json(stored_value(detail.result))
     return document | {"args": data_json(arguments), "kwargs": data_json(keywords), "result": result}
 
 
@@ -260,7 +259,7 @@ def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
             "call": call_text(detail.name, detail.payload),
             "status": _state(detail, now),
             "progress": None if progress is None or detail.status in ENDED_TASK_STATES else bar(progress),
-            "result": None if detail.result is None else data_text(decode_value(detail.result)),
+            "result": None if detail.result is None else data_text(stored_value(detail.result)),
             "queue": detail.queue + (f", priority {detail.priority}" if detail.priority else ""),
             "options": data_text(detail.options) if detail.options else None,
             "run": f"{detail.run_id}, position {detail.position}" if detail.run_id else None,

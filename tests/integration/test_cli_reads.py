@@ -1,119 +1,21 @@
-"""Every command that reads, over every kind of task, run and schedule, as text and as JSON."""
+"""Every command that reads, over every kind of task, run and schedule, as text and as JSON, old rows too."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from uuid import UUID
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from orchestrator import WorkflowContext
 from orchestrator.cli import main
-from orchestrator.sdk.code.engine import Engine
-from orchestrator.sdk.definitions import loads
-from tests.integration.code_stage import act
+from orchestrator.domain.states import RunState, TaskState
+from orchestrator.store import database
+from tests.integration.filled import STEPS, fill, fill_oddly, fill_with_code, rows
 from tests.integration.stage import System
-
-STEPS = """
-name: steps
-params: {many: {type: list, default: [1, 2, 3]}, day: {type: date, default: today}}
-on_failure: [{task: job}]
-on_success: [{task: job}]
-schedule: {cron: "0 3 * * *"}
-tasks:
-  first: {task: job}
-  each: {task: job, depends_on: [first], foreach: params.many}
-  child: {workflow: small, depends_on: [first]}
-  never: {task: job, depends_on: [first], when: "${false}"}
-  last: {task: job, depends_on: [each, child]}
-"""
-OPEN_STEPS = "SELECT id FROM orchestrator.tasks WHERE run_id = '{}'"
-SMALL = "name: small\ntasks: {only: {task: job}}"
-
-
-@pytest.fixture
-def reading(system: System, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> System:
-    monkeypatch.chdir(str(tmp_path))
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
-    return system
-
-
-def fill(system: System) -> None:
-    """Make tasks, runs and schedules of every kind, in every state."""
-    worker = system.worker(knows=("job",), slots=50)
-    system.app.workflows.apply(loads(SMALL))
-    system.app.workflows.apply(loads(STEPS))
-    system.app.schedule(every="1h")(system.app.task(name="hourly")(lambda: None))
-    system.app.schedules.apply()
-    failing, finishing = system.app.workflows["steps"].start(), system.app.workflows["steps"].start()
-    system.app.workflows["steps"].start().cancel()
-    system.app.start_many(system.job, [1, 2])
-    system.job.enqueue(1).cancel()
-    system.job.options(delay=3600).enqueue(1)
-    assert invoke("schedules", "trigger", "hourly").exit_code == 0
-    for number in range(6):
-        system.look()
-        tasks = worker.take()
-        if number == 0:
-            steps = {task.id for task in tasks} & {
-                UUID(step).bytes for step in rows(system, OPEN_STEPS.format(failing.id))
-            }
-            worker.fail(*(task for task in tasks if task.id in steps), retryable=False)
-            tasks = [task for task in tasks if task.id not in steps]
-        worker.succeed(*tasks)
-    assert finishing.progress().status == "success"
-    system.job.options(unique_key="a").enqueue(2)
-    system.dispatch(2)
-    system.app.workflows["steps"].start()
-
-
-def fill_with_code(system: System) -> None:
-    """Make a run of code that has ended, and one that waits."""
-
-    @system.app.workflow(name="code")
-    async def code(ctx: WorkflowContext, number: int) -> int:
-        if number:
-            await ctx.promise("answer", type=int)
-        return await system.job.schedule(number)
-
-    system.worker("coder", knows=("job", "code", "code@1"))
-    engine = Engine(system.app.code_workflows.find, 1_000_000)
-    ended, waiting = code.start(0), code.start(1)
-    try:
-        for _ in range(6):
-            system.look()
-            for member in system.workers:
-                for task in member.take():
-                    if task.is_activation:
-                        member.report(act(engine, task))
-                    else:
-                        member.succeed(task)
-    finally:
-        engine.close()
-    assert (ended.status(), waiting.status()) == ("success", "running")
-
-
-def rows(system: System, statement: str) -> Iterator[str]:
-    return (str(row["id"]) for row in system.sql(statement))
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(main, list(words), catch_exceptions=False)
-
-
-def read(*words: str) -> None:
-    """Run a command that reads, as text and as JSON."""
-    text = CliRunner().invoke(main, list(words))
-    assert text.exit_code == 0, (words, text.output, text.exception)
-    assert text.output.strip()
-    found = CliRunner().invoke(main, [*words, "--json"])
-    assert found.exit_code == 0, (words, found.output, found.exception)
-    for line in found.stdout.splitlines() if words[1:2] == ("logs",) else [found.stdout]:
-        json.loads(line)
-
+from tests.unit.test_cli_help import READS
 
 LISTS = [
     ("tasks", "list"),
@@ -125,27 +27,119 @@ LISTS = [
     ("workers",),
     ("status",),
     ("quarantine", "list"),
+    ("db", "check"),
 ]
+TASKS = "SELECT {} FROM orchestrator.tasks UNION ALL SELECT {} FROM orchestrator.ended_tasks"
+ENDED = "SELECT DISTINCT ON (name, status, step, run_id IS NULL) id FROM orchestrator.ended_tasks"
+OPEN = "SELECT DISTINCT ON (name, status, step, run_id IS NULL, hold, blockers) id FROM orchestrator.tasks"
+RUNS = "SELECT DISTINCT ON (name, status, reason, parent_step, stuck IS NULL, parked, key) id FROM orchestrator.runs"
+"""One of each kind."""
+VERSIONS = Path(database.__file__).parents[2] / "migrations" / "versions"
+
+
+@pytest.fixture
+def reading(system: System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> System:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+    Path("steps.yaml").write_text(STEPS, encoding="utf-8")
+    return system
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words))
+
+
+def read(*words: str) -> None:
+    """Run a command that reads, as text and as JSON."""
+    may_say_no = words[1:2] in (("watch",), ("diff",))
+    shown = invoke(*words)
+    assert shown.exit_code == 0 or (may_say_no and shown.exit_code == 1), (words, shown.output, shown.exception)
+    assert shown.output.strip()
+    found = invoke(*words, "--json")
+    assert found.exit_code == shown.exit_code, (words, found.output, found.exception)
+    json.loads(found.stdout)
+
+
+def everything(system: System) -> Iterator[tuple[str, ...]]:
+    """Return every command that reads, with every thing that it could show."""
+    yield from LISTS
+    yield "workflows", "validate", "steps.yaml"
+    yield "workflows", "diff", "steps.yaml"
+    for state in TaskState:
+        yield "tasks", "list", "--status", str(state), "--limit", "2"
+    for task in rows(system, f"({OPEN}) UNION ALL ({ENDED})"):
+        yield "tasks", "show", task
+    for task in rows(system, ENDED):
+        yield "tasks", "watch", task
+    for task in rows(system, f"{OPEN} WHERE name = 'slow'"):
+        yield "tasks", "logs", task
+    for run in rows(system, RUNS):
+        yield "runs", "show", run
+        yield "tasks", "list", "--run", run
+    for run in rows(system, f"{RUNS} WHERE ended_at IS NOT NULL"):
+        yield "runs", "watch", run
+    for run in rows(system, f"{RUNS} WHERE code"):
+        yield "runs", "history", run
+    for key in rows(system, "SELECT workflow || '/' || name AS id FROM orchestrator.schedules"):
+        yield "schedules", "show", key
+        yield "schedules", "next", key
+    for name in rows(system, "SELECT DISTINCT name AS id FROM orchestrator.workflows"):
+        yield "workflows", "show", name
+    for message in json.loads(invoke("quarantine", "list", "--json").stdout)["messages"]:
+        yield "quarantine", "show", message["id"]
 
 
 def test_of_nothing(reading: System) -> None:
-    for words in LISTS:
+    for words in (*LISTS, ("workflows", "diff", "steps.yaml")):
         read(*words)
 
 
 def test_of_everything(reading: System) -> None:
     fill(reading)
     fill_with_code(reading)
-    for words in LISTS:
+    fill_oddly(reading)
+    assert set(rows(reading, TASKS.format("status AS id", "status"))) == set(TaskState)
+    assert set(rows(reading, "SELECT status AS id FROM orchestrator.runs")) == set(RunState)
+    walked = list(everything(reading))
+    for words in walked:
         read(*words)
-    for task in rows(reading, "SELECT id FROM orchestrator.tasks UNION ALL SELECT id FROM orchestrator.ended_tasks"):
-        read("tasks", "show", task)
-    for run in rows(reading, "SELECT id FROM orchestrator.runs"):
-        read("runs", "show", run)
-    for run in rows(reading, "SELECT id FROM orchestrator.runs WHERE code"):
-        read("runs", "history", run)
-    for key in rows(reading, "SELECT workflow || '/' || name AS id FROM orchestrator.schedules"):
-        read("schedules", "show", key)
-        read("schedules", "next", key)
-    for name in rows(reading, "SELECT DISTINCT name AS id FROM orchestrator.workflows"):
-        read("workflows", "show", name)
+    assert {words[0] for words in walked} | {" ".join(words[:2]) for words in walked} >= READS
+
+
+UNBORN = {
+    5: ["DELETE FROM orchestrator.runs WHERE code", "DELETE FROM orchestrator.tasks WHERE name IN ('code', 'kid')"],
+    4: ["DELETE FROM orchestrator.schedules", "DELETE FROM orchestrator.backfills"],
+    2: ["DELETE FROM orchestrator.runs WHERE workflow IS NOT NULL", "DELETE FROM orchestrator.workflows"],
+}
+"""What was not there before a revision."""
+
+
+def added() -> Iterator[tuple[int, str, str]]:
+    """Return the columns that revisions have added to tables that were there: revision, table and column."""
+    for file in sorted(VERSIONS.glob("r0*.py")):
+        for table, columns in re.findall(r"ALTER TABLE orchestrator\.(\w+)([^;\"]*)", file.read_text(encoding="utf-8")):
+            for column in re.findall(r"ADD COLUMN (\w+)", columns):
+                yield int(file.name[1:5]), table, column
+
+
+def test_of_rows_that_older_releases_have_left(reading: System) -> None:
+    fill(reading)
+    fill_with_code(reading)
+    fill_oddly(reading)
+    assert len(list(added())) > 40
+    for release in (5, 2, 1):
+        for statement in (statement for born, gone in UNBORN.items() if born > release for statement in gone):
+            reading.sql(statement)
+        for revision, table, column in added():
+            if revision > release:
+                reading.sql(f"UPDATE orchestrator.{table} SET {column} = DEFAULT")
+        for words in everything(reading):
+            read(*words)
+
+
+def test_a_run_that_has_no_history_says_so(reading: System) -> None:
+    many = reading.app.start_many(reading.job, [1])
+    refused = invoke("runs", "history", many.id)
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("Error: ")

@@ -88,7 +88,8 @@ SELECT NULL, NULL, step, started_at, ended_at,
 
 
 def list_steps(connection: Connection, run: UUID, *, definition: Definition | None = None) -> list[StepView]:
-    """Return the steps of a run in the order of its definition; none for a run that has no definition.
+    """Return the steps of a run in the order of its definition; none if it has no definition, or a plan that cannot be
+    read: it is stuck then, and says so.
 
     The definition of a run never changes: whoever looks again and again may pass it.
     """
@@ -97,7 +98,10 @@ def list_steps(connection: Connection, run: UUID, *, definition: Definition | No
         return []
     (status, state, *_), *rows = connection.exec_driver_sql(_STEPS, {"run": run.hex}).all()
     times = {row[2]: _Times(*row[3:]) for row in rows}
-    plan = _plan(definition, status, state)
+    try:
+        plan = _plan(definition, status, state)
+    except msgspec.DecodeError:
+        return []
     return [
         _view(step, StepState(plan.steps[place]), plan.fans.get(place), plan.reasons.get(place), times.get(step.name))
         for place, step in enumerate(definition.steps)
