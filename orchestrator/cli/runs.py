@@ -91,7 +91,7 @@ def start(
             handle = _start_steps(application, workflow, where).options(key=key, tags=tags).start(**given)
         else:
             started = code.starting(id=key, on_conflict="return", tags=tags).start(**given)
-            code._app.close()
+            code._client.close()
             handle = application.run(started.id)
         if not (watch and on_terminal()):  # where it stands above the drawing
             echo(handle.id, err=wait or watch)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from orchestrator.domain.starts import StartMany, as_task
 from orchestrator.domain.task import NewTask
-from orchestrator.errors import InvalidTask, NotFound, UnknownTask, did_you_mean
+from orchestrator.errors import InvalidTask, NotFound
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.context import WorkflowContext
 from orchestrator.sdk.code.handle import WorkflowHandle
@@ -27,6 +27,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
 from orchestrator.sdk.queue import Queue
+from orchestrator.sdk.registry import Registry
 from orchestrator.sdk.schedules import Schedules, T, Times
 from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.task import Task, task_name
@@ -63,15 +64,16 @@ class Orchestrator:
         routes: Mapping[str, str] | None = None,
         **overrides: Any,
     ) -> None:
-        self._modules = Modules(include, autodiscover)
+        modules = Modules(include, autodiscover)
         self._client = Client(settings, overrides, routes or {})
-        self.tasks: dict[str, Task[..., Any]] = {}
+        self._registry = Registry({}, CodeWorkflows(modules), modules)
+        self.tasks = self._registry.tasks
         """The registered tasks, by name."""
-        self.workflows = Workflows(self._client, self.tasks, self._modules)
+        self.workflows = Workflows(self._client, self._registry)
         """Workflows that are data: files and graphs, stored in the database."""
-        self.code_workflows = CodeWorkflows(self._modules)
+        self.code_workflows = self._registry.workflows
         """Workflows that are code, registered with `@app.workflow`."""
-        self.schedules = Schedules(self._client, self.code_workflows, self._modules)
+        self.schedules = Schedules(self._client, self._registry)
         """Schedules: those that the code declares, and all that are in the database."""
 
     # -- tasks
@@ -105,13 +107,7 @@ class Orchestrator:
 
     def find_task(self, name: str) -> Task[..., Any]:
         """Return the registered task of that name."""
-        if check_name("task", name) not in self.tasks:
-            self.load_modules()
-        try:
-            return self.tasks[name]
-        except KeyError:
-            known = ", ".join(sorted(self.tasks)) or "none"
-            raise UnknownTask(f"No task is called {name!r}.{did_you_mean(name, self.tasks)} Known: {known}.") from None
+        return self._registry.find_task(name)
 
     def load_modules(self) -> None:
         """Import the modules of `include` and `autodiscover`; ConfigurationError if one cannot be.
@@ -119,7 +115,7 @@ class Orchestrator:
         It is done without being asked for when a worker or a command starts, and when a task is looked up that is not
         known, schedules or workflows are applied, or queues listed. Call it to learn of mistakes at once.
         """
-        self._modules.load()
+        self._registry.modules.load()
 
     def schedule(
         self, *, name: str | None = None, params: Mapping[str, Any] | None = None, **times: Unpack[Times]
@@ -159,7 +155,9 @@ class Orchestrator:
         def register(function: Callable[..., Any]) -> CodeWorkflow[..., Any]:
             chosen = task_name(function, name, "workflow")
             check_workflow_function(chosen, version, function)
-            workflow: CodeWorkflow[..., Any] = CodeWorkflow(self, chosen, version, function, checked)
+            workflow: CodeWorkflow[..., Any] = CodeWorkflow(
+                self._client, self._registry, chosen, version, function, checked
+            )
             self.code_workflows._add(workflow)
             return workflow
 

@@ -19,12 +19,12 @@ from orchestrator.domain.starts import CodeTarget
 from orchestrator.errors import InvalidTask, InvalidWorkflow, ResultTimeout
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import WorkflowHandle
-from orchestrator.sdk.code.workflow import CodeWorkflow, CodeWorkflows
+from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.handle import RunHandle
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.options import check_name
 from orchestrator.sdk.registered import check_fit, take_over
+from orchestrator.sdk.registry import Registry
 from orchestrator.sdk.steps import Pause, Steps, complete
 from orchestrator.sdk.task import Task
 from orchestrator.sdk.twins import twin
@@ -162,15 +162,14 @@ def plain_times(times: Mapping[str, Any]) -> dict[str, Any]:
 class Schedules(Mapping[str, "Scheduled"]):
     """`app.schedules`: all schedules in the database, by `workflow/name`, or by the workflow where it has one."""
 
-    def __init__(self, client: Client, code_workflows: CodeWorkflows, modules: Modules) -> None:
+    def __init__(self, client: Client, registry: Registry) -> None:
         self._client = client
-        self._modules = modules
-        self._code_workflows = code_workflows
+        self._registry = registry
         self._declared: dict[str, Declaration | CodeDeclaration] = {}
         """What stands in the code: by name, and by workflow and name where it is one of code with several."""
 
     def __getitem__(self, key: str) -> Scheduled:
-        return Scheduled(self._client, key, self._code_workflows)
+        return Scheduled(self._client, key, self._registry)
 
     def __contains__(self, key: object) -> bool:
         return any(key in (name, name.rpartition("/")[0]) for name in self.names())
@@ -225,7 +224,7 @@ class Schedules(Mapping[str, "Scheduled"]):
 
     def apply(self) -> list[str]:
         """Store what the code declares, all or nothing; return the names. The same again changes nothing."""
-        self._modules.load()
+        self._registry.modules.load()
         tasks = [one.definition() for one in self._declared.values() if isinstance(one, Declaration)]
         of_code = [
             (one.workflow.name, one.data, code_target(one.workflow))
@@ -241,7 +240,7 @@ class Schedules(Mapping[str, "Scheduled"]):
         Return the keys of those that this application once declared and does no more. They are marked, and go on to
         fire until they are deleted; `prune` deletes them.
         """
-        self._modules.load()
+        self._registry.modules.load()
         keys = [declaration.key for declaration in self._declared.values()]
         return self._client.backend.schedules.claim_origin(origin, keys, prune=prune)
 
@@ -259,8 +258,8 @@ class Schedules(Mapping[str, "Scheduled"]):
         The workflow may be one of code that this application has.
         """
         data = {"name": name, "params": dict(params or {}), **plain_times(times)}
-        self._modules.load()
-        code = self._code_workflows.get(workflow)
+        self._registry.modules.load()
+        code = self._registry.workflows.get(workflow)
         if code is None:
             self._client.backend.schedules.set(workflow, data)
         else:
@@ -276,9 +275,9 @@ class Schedules(Mapping[str, "Scheduled"]):
 class Scheduled:
     """One schedule in the database."""
 
-    def __init__(self, client: Client, key: str, code_workflows: CodeWorkflows) -> None:
+    def __init__(self, client: Client, key: str, registry: Registry) -> None:
         self._client = client
-        self._code_workflows = code_workflows
+        self._registry = registry
         self.key = key
         """What it is called: `workflow/name`, or the workflow alone where it has one schedule."""
 
@@ -307,7 +306,7 @@ class Scheduled:
         stored = self._client.backend.schedules.trigger(self.key, run)
         if stored.code is None:
             return RunHandle(self._client, run)
-        return WorkflowHandle(self._client, run, self._code_workflows.get(stored.workflow))
+        return WorkflowHandle(self._client, run, self._registry.workflows.get(stored.workflow))
 
     def delete(self) -> None:
         """Remove the schedule; its runs stay."""

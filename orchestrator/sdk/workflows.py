@@ -16,23 +16,21 @@ from orchestrator.sdk.client import Client
 from orchestrator.sdk.context import Outlet, current_outlet
 from orchestrator.sdk.handle import RunHandle
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.options import check_label, check_name, check_tags
 from orchestrator.sdk.registered import take_over
+from orchestrator.sdk.registry import Registry
 from orchestrator.sdk.twins import twin
 
 if TYPE_CHECKING:
     from orchestrator.sdk.builder import Workflow
-    from orchestrator.sdk.task import Task
 
 
 class Workflows(Mapping[str, "StoredWorkflow"]):
     """`app.workflows`: the workflows that have been applied, by name."""
 
-    def __init__(self, client: Client, tasks: Mapping[str, Task[..., Any]], modules: Modules) -> None:
+    def __init__(self, client: Client, registry: Registry) -> None:
         self._client = client
-        self._modules = modules
-        self._tasks = tasks
+        self._registry = registry
 
     def __getitem__(self, name: str) -> StoredWorkflow:
         return StoredWorkflow(self._client, check_name("workflow", name))
@@ -58,8 +56,8 @@ class Workflows(Mapping[str, "StoredWorkflow"]):
         """
         from orchestrator.sdk import definitions  # loads the YAML parser, which workers do without
 
-        self._modules.load()
-        further = partial(take_over, tasks=self._tasks, elsewhere=elsewhere)
+        self._registry.modules.load()
+        further = partial(take_over, tasks=self._registry.tasks, elsewhere=elsewhere)
         if isinstance(source, (str, Path)):
             definition = definitions.load(Path(source), further)
         else:

@@ -118,7 +118,7 @@ class WorkflowTest:
 
     async def _mock_task(self, run: Run, task: NewTask) -> None:
         assert self._workflow is not None
-        known = self._workflow._app.tasks.get(task.name)
+        known = self._workflow._registry.tasks.get(task.name)
         outcome = await self._mocks.call(
             task.name, task.payload, known._signature if known else None, self._engine.limit
         )
@@ -154,4 +154,4 @@ class WorkflowTest:
 
     def _find(self, name: str, version: int | None) -> CodeWorkflow[..., Any]:
         assert self._workflow is not None
-        return self._workflow._app.code_workflows.find(name, version)
+        return self._workflow._registry.workflows.find(name, version)

@@ -105,9 +105,7 @@ class WorkflowContext:
     def schedule(self, target: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Schedule a task or a child workflow, itself or by its name; the future is there at once."""
         if isinstance(target, str):
-            app = self._flow.workflow._app
-            known = app.tasks.get(target) or app.code_workflows.get(target) or app.find_task(target)
-            return known.schedule(*args, **kwargs)
+            return self._flow.workflow._registry.find(target).schedule(*args, **kwargs)
         return target.schedule(*args, **kwargs)
 
     def sleep(self, seconds: float = 0.0, *, name: str = "", **parts: float) -> asyncio.Future[None]:

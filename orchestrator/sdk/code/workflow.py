@@ -8,7 +8,7 @@ from asyncio import Future
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, get_args
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, get_args
 
 from orchestrator.domain.commands import CancelChildRun, OnCancel, StartChildRun
 from orchestrator.domain.starts import OnConflict
@@ -25,11 +25,9 @@ from orchestrator.sdk.given import GivenToRuns
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.options import check_name, check_options
 from orchestrator.sdk.payload import digest_call, encode_call
+from orchestrator.sdk.registry import Registry
 from orchestrator.sdk.signature import Signature
 from orchestrator.sdk.twins import twin
-
-if TYPE_CHECKING:
-    from orchestrator.sdk.app import Orchestrator
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,7 +80,8 @@ class CodeWorkflow(Generic[P, R]):
 
     def __init__(
         self,
-        app: Orchestrator,
+        client: Client,
+        registry: Registry,
         name: str,
         version: int,
         function: Callable[..., Any],
@@ -90,7 +89,8 @@ class CodeWorkflow(Generic[P, R]):
         signature: Signature | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
-        self._app = app
+        self._client = client
+        self._registry = registry
         self.name = name
         """What it is called everywhere: `module.function`, or the `name=` of its decorator."""
         self.version = version
@@ -107,17 +107,15 @@ class CodeWorkflow(Generic[P, R]):
             f"Inside a workflow, use {self.name}.schedule(…)."
         )
 
-    @property
-    def _client(self) -> Client:
-        return self._app._client
-
     def __repr__(self) -> str:
         return f"<CodeWorkflow {self.name} version {self.version}>"
 
     def options(self, **options: Unpack[GivenToRuns]) -> CodeWorkflow[P, R]:
         """Return this workflow with other options, for the calls that follow."""
         changed = with_code_options(self._code_options, options)
-        return CodeWorkflow(self._app, self.name, self.version, self.function, changed, self._signature)
+        return CodeWorkflow(
+            self._client, self._registry, self.name, self.version, self.function, changed, self._signature
+        )
 
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
         """Start a run; it is durable when this returns."""
