@@ -29,6 +29,11 @@ def derived_id(parent: bytes, *parts: str | int) -> bytes:
     return bytes((*parent[:6], 0x80 | digest[0] & 0x0F, digest[1], 0x80 | digest[2] & 0x3F, *digest[3:]))
 
 
+def tree_of(run: bytes) -> bytes:
+    """Return what the ids of all runs that came of one another begin with: the time stamp of the first."""
+    return run[:6]
+
+
 def is_derived(identifier: bytes) -> bool:
     """Say whether an id looks like one that was derived from another."""
     return identifier[6] >> 4 == 8

@@ -7,17 +7,18 @@ costs too much fails the step that asks for it, not the leader that evaluates it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from orchestrator.errors import InvalidWorkflow
 
 MOST_WORK = 5_000_000
 """What one evaluation may cost; a unit is a simple comparison, some tens of nanoseconds."""
-MOST_WORK_TOGETHER = 2 * MOST_WORK
-"""What the evaluations of one run may cost together while nothing else moves."""
 ENOUGH_WORK = MOST_WORK // 5
-"""After so much of it, a fan-out goes on in the next tick."""
+"""After so much of it, a run goes on in the next tick."""
+_MOST_AT_ONCE = 2 * MOST_WORK
+"""After so much of it, all others go on in the next tick."""
 _INDEXED = 32
 """Items from which on it pays to look into a list through an index."""
 _COPIED_AT_ONCE = 16
@@ -49,18 +50,11 @@ class Budget:
         """Begin another evaluation, which may cost as much as each."""
         self._began = self.spent
 
-    @property
-    def is_half_spent(self) -> bool:
-        """Say whether the evaluations of this run have cost half of what they may together."""
-        return self.spent > MOST_WORK_TOGETHER // 2
-
     def spend(self, units: int) -> None:
         """Charge work before it is done."""
         self.spent += units
         if self.spent - self._began > MOST_WORK:
             raise TooMuch("it takes too much work: it goes through too many values, or through some too often")
-        if self.spent > MOST_WORK_TOGETHER:
-            raise TooMuch("the expressions of this run take too much work together")
 
     def copy(self, length: int) -> None:
         """Charge the copying, or the searching, of so many characters or items."""
@@ -104,6 +98,20 @@ class Budget:
         if known[0] is None:
             self.spend(len(items))
         return items if known[0] is None else known[0]
+
+
+class Work:
+    """What evaluating for many runs has cost. A step that finds its run, or all of them, at an end has to wait."""
+
+    def __init__(self) -> None:
+        self._spent = 0
+
+    @contextmanager
+    def on(self, budget: Budget) -> Iterator[bool]:
+        """Do something for a step, if there is room for it, and count what it costs."""
+        before = budget.spent
+        yield before <= ENOUGH_WORK and self._spent <= _MOST_AT_ONCE
+        self._spent += budget.spent - before
 
 
 class Scope(dict[str, Any]):

@@ -106,8 +106,6 @@ class StepProgram:
         if count is None:
             yield Instance(base | self._input.render(names), self._key_of(names))
             return
-        if budget.is_half_spent:  # by other steps of the run: this one's turn comes
-            return
         items = self._items(names) if self._foreach is not None else None
         differ, keys_differ = bool(self._input.roots & _OF_ITEM), bool(self._key.roots & _OF_ITEM)
         own = {} if differ else self._input.render(names)

@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from orchestrator.domain.ids import tree_of
+
 SHARE = 0.1
 """Of the lease, the time in which a tick plans runs. Whoever has work to be handed out waits for it."""
 SLICE = 2_000
 """Steps that are planned between two looks at the clock."""
 COST = 2
 """What it costs to tell a run anything, as a number of steps that are planned."""
-_MOST_DATA = 8_000_000
+_MOST_DATA = 4_000_000
 """Bytes of input that are created in one tick, and a little more: they are written to Postgres with it."""
 _TOO_LONG = 0.4
 """Of the lease, how much time of the processor is too much for one run."""
@@ -44,8 +46,10 @@ class Budget:
     """Runs, and requests, that are not tried any more, because they take too long."""
     met: set[bytes] = field(default_factory=set)
     """Those of them that have been set aside."""
-    data: int = 0
+    _data: int = 0
     """Bytes of the inputs of tasks and child runs that have been created."""
+    _served: set[bytes] = field(default_factory=set)
+    """Trees of runs for which some were."""
     busy_with: list[bytes] = field(default_factory=list)
     """The runs that are being planned, or the requests that are applied, at this moment."""
     _began: float = 0.0
@@ -55,10 +59,17 @@ class Budget:
         """Say whether what has not been begun has to wait for the next tick."""
         return self.monotonic() >= self.until
 
-    @property
-    def has_room_for_data(self) -> bool:
-        """Say whether more tasks may be created in this tick, as far as the size of their inputs goes."""
-        return self.data < _MOST_DATA
+    def has_room_for_data(self, run: bytes) -> bool:
+        """Say whether more tasks of a run may be created in this tick, as far as the size of their inputs goes.
+
+        A tree of runs for which there were none yet does not wait for what others have created.
+        """
+        return self._data < _MOST_DATA or (tree_of(run) not in self._served and self._data < 2 * _MOST_DATA)
+
+    def created(self, run: bytes, size: int) -> None:
+        """Take note of the input of something that was created for a run."""
+        self._data += size
+        self._served.add(tree_of(run))
 
     @contextmanager
     def charging(self, whom: Iterable[bytes]) -> Iterator[None]:

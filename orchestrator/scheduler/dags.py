@@ -24,11 +24,11 @@ from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.nesting import Nesting
 from orchestrator.domain.placement import Origin
 from orchestrator.domain.plain import REFUSALS
-from orchestrator.domain.scope import Scope
+from orchestrator.domain.scope import Scope, Work
 from orchestrator.domain.steps import FanOut, Skip
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.scheduler.outputs import Outputs
+from orchestrator.scheduler.outputs import Outputs, Place
 from orchestrator.scheduler.plan_retries import reopen_held, retry_plan
 from orchestrator.scheduler.planned import Compiled, DagRun
 from orchestrator.scheduler.recent import Recent
@@ -46,6 +46,8 @@ _COMPILED_STEPS = 30_000
 """Of the definitions that are kept in memory; a step takes some kilobytes there."""
 _FANS = 5
 """Fan-outs of which a full slice is created at once, or as many single steps: the rest waits for the next tick."""
+_ROUND = 25
+"""Steps as which it counts to look at what others have become, however few there are."""
 _encode = zoned.encode
 
 
@@ -133,7 +135,7 @@ class Dags:
         """Return what runs give to their parents: the outputs of the steps that nothing depends on."""
         runs = self._load(tick, ids)
         last = [(run, place) for run in runs for place in run.compiled.graph.leaves]
-        names = self._outputs.names(tick.connection, last)
+        names = self._outputs.names(tick.connection, last, is_urgent=True).names
         leaves = {run.id: [run.compiled.graph.steps[place].name for place in run.compiled.graph.leaves] for run in runs}
         return {run: _encode({step: names[run].get(step) for step in steps}) for run, steps in leaves.items()}
 
@@ -170,19 +172,37 @@ class Dags:
 
     # -- starting steps
 
-    def _settle(self, tick: Tick, runs: list[DagRun]) -> None:
-        """Evaluate candidates, all runs together, as far as there is room; then create what they become."""
-        singles: list[tuple[DagRun, int]] = []
+    def _settle(self, tick: Tick, runs: Sequence[DagRun]) -> None:
+        """Evaluate candidates and create what they become, all runs together, as far as there is room.
+
+        What there is no room for stays with the plans, and goes on in the next tick.
+        """
         room = _FANS * self._slice
+        while runs and room:
+            singles, room = self._decide(tick, runs, room)
+            fans = [(run, place) for run in runs for place in list(run.plan.fans_with_room)]
+            runs = self._create(tick, singles, fans, max(room, self._slice)) if singles or fans else []
+
+    def _decide(self, tick: Tick, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
+        """Evaluate what candidates become; return those that are single tasks, and how much room is left."""
+        singles: list[Place] = []
+        work = Work()
         while candidates := list(islice(((run, place) for run in runs for place in _drain(run.plan)), room)):
-            room -= len(candidates)
-            names = self._outputs.names(tick.connection, candidates, lambda program: program.decision_needs)
-            for run, place in candidates:
-                if self._open(run, place, names[run.id]):
-                    singles.append((run, place))
-        fans = [(run, place) for run in runs for place in list(run.plan.fans_with_room)]
-        if singles or fans:
-            self._create(tick, singles, fans, max(room, self._slice))
+            room = max(0, room - max(len(candidates), _ROUND))
+            found = self._outputs.names(tick.connection, candidates, lambda program: program.decision_needs)
+            for (run, place), reason in found.refused:
+                run.plan.fail(place, reason)
+            for run, place in found.readable:
+                with work.on(found.names[run.id].budget) as may_be_done:
+                    if not may_be_done:
+                        found.late.append((run, place))
+                    elif self._open(run, place, found.names[run.id]):
+                        singles.append((run, place))
+            for run, place in found.late:
+                run.plan.put_back(place)
+            if found.late:
+                return singles, 0
+        return singles, room
 
     def _open(self, run: DagRun, place: int, names: Scope) -> bool:
         """Decide what a candidate becomes; True if that is a single task."""
@@ -200,25 +220,30 @@ class Dags:
             return True
         return False
 
-    def _create(self, tick: Tick, singles: list[tuple[DagRun, int]], fans: list[tuple[DagRun, int]], room: int) -> None:
-        names = self._outputs.names(tick.connection, [*singles, *fans], lambda program: program.needs)
+    def _create(self, tick: Tick, singles: list[Place], fans: list[Place], room: int) -> list[DagRun]:
+        """Create tasks and child runs; return the runs of which some could not be created."""
+        found = self._outputs.names(tick.connection, [*singles, *fans], lambda program: program.needs)
         self._latest.clear()
         tasks: list[NewTask] = []
         children: list[NewRun] = []
-        failed: list[tuple[DagRun, int, int, str]] = []
-        for run, place in singles:
-            if tick.budget.has_room_for_data:
-                self._instantiate(tick, run, place, range(1), None, names[run.id], tasks, children, failed)
-            else:
+        failed = [(run, place, 0 if run.plan.fan(place) else 1, reason) for (run, place), reason in found.refused]
+        work = Work()
+        for run, place in found.readable:
+            names, fan = found.names[run.id], run.plan.fan(place)
+            with work.on(names.budget) as may_be_done:
+                if not may_be_done or not tick.budget.has_room_for_data(run.id):
+                    found.late.append((run, place))
+                elif fan is None:
+                    self._instantiate(tick, run, place, range(1), None, names, tasks, children, failed)
+                else:
+                    room -= reopen_held(tick, run.id, run.plan, place, min(self._slice, room))
+                    positions = run.plan.create(place, min(self._slice, room))
+                    room -= len(positions)
+                    if positions:
+                        self._instantiate(tick, run, place, positions, fan.total, names, tasks, children, failed)
+        for run, place in found.late:
+            if run.plan.fan(place) is None:
                 run.plan.put_back(place)
-        for run, place in fans if tick.budget.has_room_for_data else ():
-            room -= reopen_held(tick, run.id, run.plan, place, min(self._slice, room))
-            positions = run.plan.create(place, min(self._slice, room))
-            room -= len(positions)
-            fan = run.plan.fan(place)
-            assert fan is not None
-            if positions:
-                self._instantiate(tick, run, place, positions, fan.total, names[run.id], tasks, children, failed)
         if tasks:
             retried = {run.id for run, _ in [*singles, *fans] if run.plan.retried}
             before = [task.id for task in tasks if task.run_id in retried] if retried else []
@@ -229,8 +254,7 @@ class Dags:
             tick.runs_to_begin = True
         for run, place, number, reason in failed:
             run.plan.abandon(place, number, reason)
-        if failed:
-            self._settle(tick, [run for run, _, _, _ in failed])
+        return list({run.id: run for run, _, _, _ in failed}.values())
 
     def _within_limits(
         self,
@@ -271,11 +295,11 @@ class Dags:
             for position, (given, key) in zip(positions, instances, strict=False):
                 if step.workflow is not None:
                     new_runs.append(self._child(tick, run, step.workflow, step.name, position, given))
-                    tick.budget.data += len(new_runs[-1].params)
+                    tick.budget.created(run.id, len(new_runs[-1].params))
                 else:
                     new_tasks.append(self._task(run, place, position, count, given, key))
-                    tick.budget.data += len(new_tasks[-1].payload)
-                if not tick.budget.has_room_for_data:
+                    tick.budget.created(run.id, len(new_tasks[-1].payload))
+                if not tick.budget.has_room_for_data(run.id):
                     break
         except (InvalidWorkflow, *REFUSALS) as error:
             failed.append((run, place, len(positions), str(error)))

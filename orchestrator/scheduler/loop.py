@@ -49,6 +49,7 @@ from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
 from orchestrator.transport.codec import Attempt, Ended, Malformed, decode_flush, encode
 from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams, StreamsDamaged
+from orchestrator.transport.portions import MOST_BYTES
 from orchestrator.transport.quarantine import Refused
 
 log = get_logger("scheduler")
@@ -404,7 +405,7 @@ class Scheduler:
                     inbound.complete,
                     gathered.stopped + inbound.stopped,
                 )
-                if inbound.complete:
+                if inbound.complete or sum(len(body) for _, body in gathered.entries) > MOST_BYTES:
                     return
                 position = inbound.entries[-1][0]
 

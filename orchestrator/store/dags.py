@@ -136,6 +136,30 @@ def _results(statement: Statement, connection: Connection, keys: Sequence[Key]) 
     return dict(zip(keys, found, strict=True))
 
 
+_SIZES = Statement(
+    """
+SELECT wanted.number, coalesce(CASE WHEN wanted.of_runs THEN (
+       SELECT sum(octet_length(output)) FROM orchestrator.runs
+        WHERE parent_run = wanted.run_id AND parent_step = wanted.step) ELSE (
+       SELECT sum(octet_length(result)) FROM orchestrator.ended_tasks
+        WHERE run_id = wanted.run_id AND step = wanted.step AND status = 'success') END, 0)::bigint
+  FROM unnest(%(runs)s::uuid[], %(steps)s::text[], %(of_runs)s::boolean[])
+       WITH ORDINALITY AS wanted(run_id, step, of_runs, number)
+"""
+)
+
+
+def output_sizes(connection: Connection, of_tasks: Sequence[Key], of_runs: Sequence[Key]) -> dict[Key, int]:
+    """Return how many bytes the outputs of steps have: of those that are tasks, and of those that are child runs."""
+    keys = [*of_tasks, *of_runs]
+    parameters = {
+        "runs": arrays.uuids(run for run, _ in keys),
+        "steps": [step for _, step in keys],
+        "of_runs": arrays.numbers([False] * len(of_tasks) + [True] * len(of_runs)),
+    }
+    return {keys[number - 1]: size for number, size in _SIZES(connection, parameters)}
+
+
 class NewRun(NamedTuple):
     """A run of a definition that is to be started."""
 

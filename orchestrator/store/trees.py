@@ -11,13 +11,11 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.ids import to_text
+from orchestrator.domain.ids import to_text, tree_of
 from orchestrator.store.statement import Statement
 from orchestrator.store.transitions import identifier
 
 _FIRST = bytes(16)
-_TIME = 6
-"""Bytes of the time stamp with which an id begins."""
 
 
 class ByTurns:
@@ -55,6 +53,6 @@ SELECT tree.first::text, part.* FROM tree CROSS JOIN share
         for row in rows:
             trees.setdefault(row[0], []).append(row[1:])
         is_last = len(trees) < limit
-        self._after = _FIRST if is_last else identifier(max(trees))[:_TIME] + b"\xff" * (16 - _TIME)
+        self._after = _FIRST if is_last else tree_of(identifier(max(trees))).ljust(16, b"\xff")
         turns = max(map(len, trees.values()), default=0)
         return [tree[turn] for turn in range(turns) for tree in trees.values() if turn < len(tree)]

@@ -30,6 +30,7 @@ from orchestrator.transport.keys import CANARY_TTL, GROUP, KEY_HOLDER_TTL, PRIVA
 from orchestrator.transport.line import Argument, Line, Script, field
 from orchestrator.transport.listening import Found, Listening
 from orchestrator.transport.pages import Pages
+from orchestrator.transport.portions import Portions
 from orchestrator.transport.quarantine import Refused, set_aside
 
 M = TypeVar("M")
@@ -231,6 +232,7 @@ class LeaderStreams:
         self._take_back = redis.register_script(_TAKE_BACK)
         self._forget_silent = redis.register_script(_FORGET_SILENT)
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
+        self._portions = Portions()
         self._last_nudge = "0-0"
         self._nudged_in_vain = False
         self._name = secrets.token_hex(4)
@@ -332,6 +334,7 @@ class LeaderStreams:
         After nudges that came to nothing more may gather: where no worker has room, every enqueue would cost a tick.
         """
         streams = (self._keys.events(generation), self._keys.nudges)
+        count = self._portions.number(count)
         deadline = time.monotonic() + block
         if self._nudged_in_vain and block > 0:
             self._nudged_in_vain = False
@@ -355,6 +358,7 @@ class LeaderStreams:
     def _inbound(self, found: Found, count: int) -> Inbound:
         entries: list[tuple[str, bytes]] = []
         nudged = fleet_changed = False
+        is_complete = True
         stopped: list[str] = []
         nudges = self._keys.nudges.encode()
         for stream, items in found:
@@ -365,9 +369,10 @@ class LeaderStreams:
                 for entry in items:
                     stopped += _decode_or_none(list[Word], field(entry, b"stopped") or None) or []
             else:
-                entries = [(entry[0].decode(), field(entry, b"d")) for entry in items]
+                entries = self._portions.cut([(entry[0].decode(), field(entry, b"d")) for entry in items], count)
+                is_complete = len(items) < count and len(entries) == len(items)
         self._nudged_in_vain = nudged and not entries and not fleet_changed  # until something is published
-        return Inbound(entries, nudged, fleet_changed, len(entries) < count, stopped)
+        return Inbound(entries, nudged, fleet_changed, is_complete, stopped)
 
     def close(self) -> None:
         """Close the connections that are this process's own."""

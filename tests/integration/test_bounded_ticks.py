@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine
@@ -13,6 +14,9 @@ from orchestrator import RunHandle, Settings
 from orchestrator.domain.definition import Definition, EventTrigger, Param, Step
 from orchestrator.scheduler.dags import Dags
 from orchestrator.scheduler.loop import Scheduler
+from orchestrator.scheduler.outputs import Outputs
+from orchestrator.store import dags
+from orchestrator.store.insights import list_steps
 from orchestrator.transport.connection import connect
 from orchestrator.transport.leader import LeaderStreams
 from tests.integration.stage import KEYS, System, Worker
@@ -81,7 +85,7 @@ def test_a_join_over_thousands_of_steps_costs_what_its_edges_cost(system: System
     """It took time with the square of their number: of these, more than two seconds."""
     steps = wide("", 5_000).steps
     join = Step(name="join", task="join", depends_on=tuple(step.name for step in steps))
-    system.app.workflows.apply(Definition(name="join", steps=(*steps, join)))
+    system.app.workflows.apply(Definition(name="join", steps=(*steps, join)), elsewhere=["join"])
     worker = system.worker(slots=10_000)
     run = system.app.workflows["join"].start()
     longest = 0.0
@@ -233,6 +237,131 @@ def test_runs_go_on_however_little_time_a_tick_has(system: System, real: Schedul
     assert {run.progress().status for run in (*runs, many)} == {"success"}
     assert {counter(system, run, "success") for run in runs} == {2}
     assert system.count("untold") == 0
+
+
+def test_expressions_that_take_long_together_are_evaluated_in_several_ticks(system: System) -> None:
+    """Each of them may cost so much; a step is not to blame for what its neighbours cost."""
+    long = " and ".join(["params.list == params.list"] * 30)
+    steps = tuple(Step(name=f"s{number}", task="job", when=f"${{{long}}}") for number in range(8))
+    inputs = tuple(Step(name=f"i{number}", task="job", input={"number": f"${{{long}}}"}) for number in range(8))
+    definition = Definition(name="dear", params={"list": Param(type="list")}, steps=steps + inputs)
+    system.app.workflows.apply(definition)
+    run = system.app.workflows["dear"].start(list=list(range(100_000)))
+    created = []
+    while system.count("tasks") < 16:
+        system.tick()
+        created.append(system.count("tasks"))
+        assert len(created) < 40
+    assert 0 < created[0] < 8
+    assert counter(system, run, "failed") == 0
+
+
+def test_a_chain_of_steps_that_end_at_once_goes_on_in_the_next_tick(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = 0
+    original = Outputs.names
+
+    def counting(*given: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        return original(*given)
+
+    monkeypatch.setattr(Outputs, "names", counting)
+    first = Step(name="s0", task="job", foreach="params.list")
+    rest = (
+        Step(name=f"s{number}", task="job", depends_on=(f"s{number - 1}",), foreach=f"s{number - 1}")
+        for number in range(1, 1_000)
+    )
+    definition = Definition(name="chain", params={"list": Param(type="list")}, steps=(first, *rest))
+    system.app.workflows.apply(definition)
+    run = system.app.workflows["chain"].start(list=[])
+    longest = 0
+    while run.progress().status != "success":
+        rounds = 0
+        system.tick()
+        longest = max(longest, rounds)
+        assert rounds
+    assert longest <= 250
+
+
+def test_a_run_of_large_inputs_does_not_keep_others_from_starting(system: System, monkeypatch: Any) -> None:
+    monkeypatch.setattr("orchestrator.scheduler.budget._MOST_DATA", 5_000)
+    worker = system.worker(slots=100)
+    large = Step(name="each", task="job", parallel=200, input={"number": "x" * 1_000})
+    system.app.workflows.apply(Definition(name="large", steps=(large,)))
+    system.app.workflows.apply(wide("small", 1))
+    system.app.workflows["large"].start()
+    system.look(2)
+    small = system.app.workflows["small"].start()
+    for _ in range(4):
+        worker.succeed(*worker.take())
+        system.look()
+    assert small.progress().status == "success"
+    assert system.count("tasks") + system.count("ended_tasks") < 100, "the large one goes on"
+
+
+def finish_with(system: System, worker: Worker, result: bytes) -> None:
+    while taken := worker.take():
+        for start in range(0, len(taken), 50):
+            worker.succeed(*taken[start : start + 50], result=result)
+        system.look()
+
+
+LARGE = b"\xc5" + (10_000).to_bytes(2, "big") + b"x" * 10_000
+"""A result of 10 kB."""
+
+
+def small_payloads(system: System) -> None:
+    """Let a task be given 50 kB at most."""
+    system.settings = Settings(**{**vars(system.settings), "max_payload": 50_000})
+    system.lead()
+
+
+def test_steps_that_read_large_outputs_are_created_a_few_at_once(system: System, monkeypatch: Any) -> None:
+    """Each of them alone is no trouble."""
+    small_payloads(system)
+    sizes: list[int] = []
+    original = dags.outputs
+
+    def weighing(connection: Any, keys: Any) -> Any:
+        found = original(connection, keys)
+        sizes.append(sum(len(result or b"") for results in found.values() for _, result in results))
+        return found
+
+    above = [Step(name=f"a{number}", task="job") for number in range(300)]
+    below = [
+        Step(name=f"b{step.name}", task="job", depends_on=(step.name,), input={"number": f"${{{step.name}}}"})
+        for step in above
+    ]
+    system.app.workflows.apply(Definition(name="pairs", steps=(*above, *below)))
+    worker = system.worker(slots=1_000)
+    run = system.app.workflows["pairs"].start()
+    system.look(2)
+    monkeypatch.setattr(dags, "outputs", weighing)
+    finish_with(system, worker, LARGE)
+    for _ in range(20):
+        system.look()
+    finish_with(system, worker, b"\x01")
+    assert run.progress().status == "success"
+    assert max(sizes) <= 20 * 50_000
+
+
+def test_a_join_that_reads_more_than_can_be_read_fails_and_says_so(system: System) -> None:
+    small_payloads(system)
+    each = Step(name="each", task="job", parallel=300)
+    join = Step(name="join", task="job", depends_on=("each",), input={"number": "${len(each)}"})
+    system.app.workflows.apply(Definition(name="fan", steps=(each, join)))
+    worker = system.worker(slots=1_000)
+    run = system.app.workflows["fan"].start()
+    system.look(2)
+    finish_with(system, worker, LARGE)
+    assert run.progress().status == "failed"
+    with system.engine.connect() as connection:
+        *_, step = list_steps(connection, UUID(run.id))
+    assert str(step.reason).startswith(
+        "The outputs that it reads have 3,000,900 bytes together, and at most 1,000,000 can be read."
+    )
 
 
 def test_large_tasks_are_claimed_a_few_at_once(system: System) -> None:

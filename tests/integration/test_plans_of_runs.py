@@ -89,6 +89,7 @@ STATEMENTS: dict[str, Call] = {
     "expanding": lambda _: lambda c: dags.expanding()(c, BATCH),
     "outputs": lambda leader: lambda c: dags.outputs(c, steps(leader, "step1")),
     "child_outputs": lambda leader: lambda c: dags.child_outputs(c, steps(leader, "child")),
+    "output_sizes": lambda leader: lambda c: dags.output_sizes(c, steps(leader, "step1"), steps(leader, "child")),
     "save_outputs": lambda leader: lambda c: dags.save_outputs(c, dict.fromkeys(leader.ids, b"")),
     "versions": lambda leader: lambda c: dags.versions(c, leader.ids),
     "set_aside": lambda leader: lambda c: stuck.set_aside(c, [(run, "{}") for run in leader.ids]),
