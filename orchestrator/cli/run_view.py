@@ -175,19 +175,19 @@ def headline(run: RunView, now: datetime) -> Text:
     return _crop(text)
 
 
-def draw_lines(lines: Sequence[Line], now: datetime) -> list[Text]:
+def draw_lines(lines: Sequence[Line], now: datetime, width: int = 5 * _BAR) -> list[Text]:
     """Return lines as aligned columns: graph, bar, count, time, remarks. What does not fit is cut off at the end."""
     graphs = [_graph(line) for line in lines]
     counts = [_count(line) for line in lines]
     times = [between(line.started_at, line.ended_at or now) for line in lines]
-    width = max(map(_width, graphs), default=0)
-    bar = _BAR if any(line.bar for line in lines) else 0
+    graph_width = max(map(_width, graphs), default=0)
+    bar = min(_BAR, width // 5) if any(line.bar for line in lines) else 0
     count_width = max(map(len, counts), default=0)
     time_width = max(map(len, times), default=0)
     drawn = []
     for line, graph, count, time in zip(lines, graphs, counts, times, strict=True):
         text = graph.copy()
-        text.append(" " * (width - _width(graph)))
+        text.append(" " * (graph_width - _width(graph)))
         if bar:
             text.append("  ").append_text(_bar(line, bar))
         if count_width:

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import click
+from rich.console import Group
 from rich.text import Text
 
 from orchestrator.cli import code_runs
@@ -317,8 +318,7 @@ def _print_runs(runs: Sequence[RunView], shown: Shown, now: datetime, empty: str
 
 def _print_steps(steps: Sequence[StepView], now: datetime) -> None:
     paper = console()
-    for line in draw_lines(to_lines(steps), now):
-        paper.print(line)
+    paper.print(Group(*draw_lines(to_lines(steps), now, paper.width)))  # by themselves, they would be wrapped
     if len(steps) > MOST_LINES:
         echo(f"\nEach of the {len(steps):,} steps: add --json", err=True)
 

@@ -218,6 +218,22 @@ def test_no_row_is_longer_than_the_terminal_is_wide(here: System, monkeypatch: p
                 assert not re.search(r"  [0-9,]+…( |$)", "\n".join(lines)), "no number is cut"
 
 
+def test_a_step_of_a_run_is_a_line(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(here)
+    here.sql(
+        """UPDATE orchestrator.ended_tasks SET error = '{"kind": "E", "message": "a long 説明文 of what went wrong"}'"""
+    )
+    runs = [run["id"] for run in read("runs", "list", "--workflow", "steps")["runs"]]
+    widen(monkeypatch, 60)
+    for run in runs:
+        lines = invoke("runs", "show", run).stdout.splitlines()
+        assert max(map(cell_len, lines)) <= 60
+        drawn = lines[lines.index("") + 1 :][:5]
+        assert [name for name in ("first", "each", "child", "never", "last") if name not in " ".join(drawn)] == [], (
+            lines
+        )
+
+
 def rows_of(words: tuple[str, ...]) -> int:
     return sum(len(value) for value in read(*words).values() if isinstance(value, list))
 
