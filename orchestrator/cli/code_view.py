@@ -12,7 +12,7 @@ from uuid import UUID
 from rich.console import Group
 from rich.text import Text
 
-from orchestrator.cli.data import as_json, call_of, call_text, data_text, stored_value
+from orchestrator.cli.data import as_json, call_of, call_text, data_text, short_text, stored_value
 from orchestrator.cli.output import echo, json_text
 from orchestrator.cli.progress import watch_drawn
 from orchestrator.cli.run_view import headline
@@ -35,8 +35,8 @@ def code_fields(run: RunView, code: CodeView, now: datetime) -> dict[str, str | 
     """Return what there is to say of a run of code, by the name of the field."""
     return {
         "call": call_text(run.workflow or run.name, code.payload),
-        "result": None if code.result is None else data_text(stored_value(code.result)),
-        "state": "\n".join(f"{key} = {data_text(stored_value(value))}" for key, value in code.state.items()),
+        "result": None if code.result is None else short_text(stored_value(code.result)),
+        "state": "\n".join(f"{key} = {short_text(stored_value(value))}" for key, value in code.state.items()),
         "waits for": "\n".join(waits(code, now)),
         "at": "\n".join(code.places),
     }

@@ -11,6 +11,9 @@ import msgspec
 from orchestrator.harmless import harmless_json
 from orchestrator.sdk.payload import decode_value
 
+_LONGEST = 1_000
+"""Characters of one value, where it stands among others."""
+
 
 def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of a task, whoever made it; a turn of a workflow as code has none.
@@ -38,8 +41,8 @@ def call_text(name: str, payload: bytes) -> str:
     """Return an encoded call as one would write it: `resize("a.png", width=200)`."""
     arguments, keywords = call_of(payload)
     written: Iterable[str] = (
-        *(data_text(argument) for argument in arguments),
-        *(f"{keyword}={data_text(argument)}" for keyword, argument in keywords.items()),
+        *(short_text(argument) for argument in arguments),
+        *(f"{keyword}={short_text(argument)}" for keyword, argument in keywords.items()),
     )
     return f"{name}({', '.join(written)})"
 
@@ -52,6 +55,14 @@ def data_text(plain: Any) -> str:
         return harmless_json(json.dumps(msgspec.to_builtins(plain, str_keys=True), ensure_ascii=False))
     except (TypeError, ValueError):
         return repr(plain)
+
+
+def short_text(plain: Any) -> str:
+    """Return plain data as a person reads it among other things: of what is long, the beginning."""
+    text = data_text(plain)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}… ({len(text):,} characters; all of them: --json)"
 
 
 def as_json(plain: Any) -> Any:

@@ -35,7 +35,11 @@ def post(name: str, payload: str | None) -> None:
     document = None if payload is None else _parse(payload)
     with sending() as app:
         app.post_event(name, document)
-    echo(f"Posted {name}.")
+        listeners = app._client.backend.workflows.listeners(name)
+    if listeners:
+        echo(f"Posted {name}. It starts a run of each of these whose filter it passes: {', '.join(listeners)}")
+    else:
+        echo(f"Posted {name}. No workflow waits for it, so it starts nothing: orchestrator workflows list")
 
 
 def _parse(text: str) -> Any:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from orchestrator.cli import code_runs
 from orchestrator.cli.code_view import code_fields, print_error
-from orchestrator.cli.data import data_text, parse_value
+from orchestrator.cli.data import parse_value, short_text
 from orchestrator.cli.ids import Shown
 from orchestrator.cli.options import app_option, json_option, moment, page_options, status_option
 from orchestrator.cli.output import console, echo, on_terminal, print_fields, print_json, print_table, state
@@ -183,7 +183,20 @@ def show(run: UUID, as_json: bool) -> None:
     if code is not None:
         print_error(found, code)
     if found.failed:
-        echo(f"\nIts failures: orchestrator tasks list --run {run} --status failed", err=True)
+        echo(f"\nIts failures: {' and '.join(_where_failures_are(run, steps))}", err=True)
+
+
+def _where_failures_are(run: UUID, steps: Sequence[StepView]) -> list[str]:
+    """Return commands that show why a run failed: what cannot be evaluated has neither a task nor a child run."""
+    failed = [step for step in steps if step.failed or step.state == "failed"]
+    commands: list[str] = []
+    if not steps or any(step.error for step in failed):
+        commands.append(f"orchestrator tasks list --run {run} --status failed")
+    if any(step.kind == "workflow" and not step.reason for step in failed):
+        commands.append(f"orchestrator runs list --parent {run} --status failed")
+    if any(step.reason for step in failed) or not commands:
+        commands.append(f"orchestrator runs show {run} --json | jq '.steps[] | select(.state == \"failed\")'")
+    return commands
 
 
 @command.command()
@@ -344,7 +357,7 @@ def _print(run: RunDetail, code: CodeView | None, now: datetime) -> None:
             "run": str(run.id),
             "name": run.name if run.name != run.workflow else None,
             "workflow": f"{run.workflow}, version {run.version}" if run.workflow is not None else None,
-            "params": ", ".join(f"{name}={data_text(value)}" for name, value in run.params.items()),
+            "params": ", ".join(f"{name}={short_text(value)}" for name, value in run.params.items()),
             "status": _state(run),
             **({} if code is None else code_fields(run, code, now)),
             "goes on as": to_text(successor_id(run.id.bytes)) if run.reason in GOES_ON else None,

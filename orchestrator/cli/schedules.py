@@ -14,7 +14,7 @@ from rich.text import Text
 
 from orchestrator.cli import backfilling
 from orchestrator.cli.backfilling import key_argument
-from orchestrator.cli.data import data_text, parse_value
+from orchestrator.cli.data import parse_value, short_text
 from orchestrator.cli.options import app_option, json_option, require_app
 from orchestrator.cli.output import confirm, echo, print_fields, print_json, print_table, state
 from orchestrator.cli.reading import reading
@@ -118,7 +118,7 @@ def show(key: str, as_json: bool) -> None:
             "overlap": schedule.overlap,
             "catch up": schedule.catch_up,
             "jitter": f"up to {schedule.jitter:g}s" if schedule.jitter else None,
-            "params": ", ".join(f"{name}={data_text(value)}" for name, value in schedule.params.items()),
+            "params": ", ".join(f"{name}={short_text(value)}" for name, value in schedule.params.items()),
             "set by": _origin(stored),
             "next fire": _next(stored, now),
             "last fire": f"{_local(stored.last_fire, schedule)} ({ago(stored.last_fire, now)})"

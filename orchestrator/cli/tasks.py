@@ -13,7 +13,7 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from orchestrator.cli.data import as_json as data_json
-from orchestrator.cli.data import call_of, call_text, data_text, stored_value
+from orchestrator.cli.data import call_of, call_text, data_text, short_text, stored_value
 from orchestrator.cli.ids import TASK, Shown
 from orchestrator.cli.options import json_option, moment, page_options, status_option
 from orchestrator.cli.output import confirm, echo, json_text, print_fields, print_json, print_table, state
@@ -259,7 +259,7 @@ def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
             "call": call_text(detail.name, detail.payload),
             "status": _state(detail, now),
             "progress": None if progress is None or detail.status in ENDED_TASK_STATES else bar(progress),
-            "result": None if detail.result is None else data_text(stored_value(detail.result)),
+            "result": None if detail.result is None else short_text(stored_value(detail.result)),
             "queue": detail.queue + (f", priority {detail.priority}" if detail.priority else ""),
             "options": data_text(detail.options) if detail.options else None,
             "run": f"{detail.run_id}, position {detail.position}" if detail.run_id else None,

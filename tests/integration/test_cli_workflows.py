@@ -506,7 +506,8 @@ def test_a_run_is_started_watched_and_run_again(
 
 def test_events_are_posted(engine: Engine, run: Callable[..., Result]) -> None:
     posted = run("events", "post", "file.arrived", '{"path": "a.csv"}')
-    assert (posted.exit_code, posted.output) == (0, "Posted file.arrived.\n")
+    assert posted.exit_code == 0
+    assert posted.output.startswith("Posted file.arrived. No workflow waits for it")
     with engine.connect() as connection:
         bodies = connection.exec_driver_sql("SELECT body FROM orchestrator.inbox WHERE body IS NOT NULL").scalars()
         assert {"name": "file.arrived", "payload": {"path": "a.csv"}} in bodies.all()

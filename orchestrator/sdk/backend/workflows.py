@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.domain.definition import Definition, check_size, resolve_params
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.plain import stored_json, unstorable
+from orchestrator.domain.plain import read_json, stored_json, unstorable
 from orchestrator.errors import NotFound, PayloadError, did_you_mean
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.store import dags, inbox, workflows
@@ -67,6 +67,15 @@ class WorkflowBackend:
                 run_id = dags.find_same(connection, run, params) or run_id
         self._connections.nudge()
         return run_id
+
+    def listeners(self, event: str) -> list[str]:
+        """Return the workflows that an event may start."""
+        with self._connections.reading() as connection:
+            return [
+                found.name
+                for found in workflows.list_triggered(connection)
+                if any(trigger.get("event") == event for trigger in read_json(found.triggers))
+            ]
 
     def post_event(self, event_id: bytes, name: str, payload: Any) -> None:
         """Tell the leader that something happened."""
