@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_cli import Dev
-from tests.waiting import eventually
 
 SHOP = """
 from orchestrator import Orchestrator
@@ -67,6 +66,12 @@ class Project:
         return Dev(self.folder, "--app", "shop:app", **self.environment)
 
 
+def stop(dev: Dev) -> None:
+    """End it in good order, with the servers that it has started."""
+    dev.process.send_signal(signal.SIGTERM)
+    assert dev.process.wait(60) == 0
+
+
 @pytest.fixture
 def project(tmp_path: Path, database_url: str, redis_url: str) -> Project:
     """A project that shares the servers of the tests."""
@@ -98,10 +103,10 @@ def test_it_serves_every_queue_that_is_named(project: Project) -> None:
         project.run("enqueue", "shop.resise", "c.png", "--app", "")
         dev.wait_for("WARNING No live worker of queue 'default' knows 'shop.resise'")
 
-        dev.process.send_signal(signal.SIGTERM)
-        assert dev.process.wait(60) == 0
+        stop(dev)
     with project.dev() as dev:
         dev.wait_for("ready: queues default, mail, pictures, images, reports, wide, 10 at once")
+        stop(dev)
 
 
 def test_schedules_come_and_go_with_the_code_and_a_second_start_gives_no_alarm(tmp_path: Path) -> None:
@@ -117,13 +122,13 @@ def test_schedules_come_and_go_with_the_code_and_a_second_start_gives_no_alarm(t
         dev.wait_for("shop.nightly/default: no longer in the code of shop:app; deleted.")
         assert "shop.nightly" not in project.run("schedules", "list")
         assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
-        dev.process.send_signal(signal.SIGTERM)
-        assert dev.process.wait(60) == 0
+        stop(dev)
         said = dev.said.read_text(encoding="utf-8")
         assert said.count("SyntaxError") == 1, "the worker says it, and nobody else"
     with project.dev() as dev:
         dev.wait_for("ready: queues")
-        eventually(lambda: "A.PNG" in project.run("enqueue", "resize", "a.png", "--wait"))
+        assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
+        stop(dev)
         said = dev.said.read_text(encoding="utf-8")
         assert not re.search("^scheduler .* WARNING ", said, re.MULTILINE), said
         assert "lost" not in said
