@@ -8,6 +8,7 @@ changes no hash.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from itertools import islice
@@ -245,7 +246,8 @@ def misfit(kind: ParamType, value: Any) -> str | None:
     if not fits_type:
         return f"expected {expected}, found {describe(value)}"
     if isinstance(value, (int, float)) and not fits(value):
-        return "the number is too large"
+        is_too_large = isinstance(value, int) or math.isfinite(value)
+        return "the number is too large" if is_too_large else f"expected a finite number, found {value}"
     problem = unstorable(value)
     return f"expected plain data: {problem}" if problem else None
 
