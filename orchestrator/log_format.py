@@ -14,6 +14,7 @@ from orchestrator.harmless import harmless_json, indented, one_line, with_styles
 
 TASK_FIELDS = ("task_id", "task_name", "run_id", "attempt", "queue")
 """What a record that is about an attempt knows of it."""
+_OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 _COLOURS = {logging.DEBUG: 2, logging.INFO: 32, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}
 _DIM, _CYAN = 2, 36
 _BRIEF_LEVELS = {10: "DEBUG", 20: "INFO ", 30: "WARN ", 40: "ERROR", 50: "FATAL"}
@@ -69,10 +70,9 @@ class JsonFormatter(logging.Formatter):
             "pid": record.process,
             "message": record.getMessage(),
         }
-        for name in (*TASK_FIELDS, "workflow"):
-            value = getattr(record, name, None)
-            if value not in (None, ""):
-                fields[name] = value
+        for name, value in vars(record).items():  # whose it is, and what `extra` has given it
+            if name not in _OF_EVERY_RECORD and (name not in TASK_FIELDS or value != ""):
+                fields.setdefault(name, value)
         if trace := _traceback(self, record):
             fields["exc"] = trace
         return harmless_json(json.dumps(fields, ensure_ascii=False, default=str))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.reports import Report
 from orchestrator.domain.task import Failed, Lost, Returned, TaskError
 from orchestrator.errors import TaskTimeout
@@ -174,6 +175,7 @@ class Child:
 
 def _timed_out(limit: Limit, now: float) -> Failed:
     error: TaskError = describe(TaskTimeout(f"ran longer than its timeout of {limit.timeout:g} s"))
+    log.error("task %s %s, and was killed with its process", to_text(limit.id), error.message)
     return Failed(limit.id, limit.attempt, now - limit.deadline + limit.timeout, error, limit.retryable)
 
 

@@ -142,3 +142,10 @@ def test_json_is_one_line_without_controls() -> None:
     assert (found["message"], found["level"], found["logger"]) == ("x\u202e\n", "INFO", "shop")
     assert found["exc"].endswith("ValueError: a\nb\x1b[2J")
     assert set(found) == {"time", "level", "logger", "pid", "message", "exc"}
+
+
+def test_json_has_what_extra_gives() -> None:
+    logger = logging.Logger("shop")
+    record = logger.makeRecord("shop", 20, "", 0, "paid", (), None, extra={"amount": 5, "level": "mine", "by": {1}})
+    found = json.loads(JsonFormatter().format(record))
+    assert (found["amount"], found["level"], found["by"]) == (5, "INFO", "{1}")
