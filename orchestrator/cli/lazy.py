@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from redis.exceptions import RedisError
 
 from orchestrator.errors import OrchestratorError, did_you_mean
@@ -68,6 +69,8 @@ class LazyGroup(click.Group):
             raise
         except OrchestratorError as error:
             raise click.ClickException(harmless(str(error))) from error
+        except msgspec.MsgspecError as error:
+            raise click.ClickException(harmless(f"What is stored cannot be read by this release: {error}.")) from error
         except RedisError as error:
             raise click.ClickException(harmless(f"Redis cannot be used: {error}")) from error
         except _database_errors() as error:

@@ -66,10 +66,14 @@ SELECT s.workflow, s.name, s.definition, s.declared, s.paused, s.next_fire, s.du
 
 def _stored(row: Sequence[Any]) -> StoredSchedule:
     names = ("declared", "paused", "next_fire", "due_at", "last_fire", "last_run", "last_state", "fired", "skipped")
+    try:
+        schedule = from_data(row[2])
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(f"schedule {key_of(row[0], row[1])}: {error}") from error
     return StoredSchedule(
         workflow=row[0],
         name=row[1],
-        schedule=from_data(row[2]),
+        schedule=schedule,
         **dict(zip(names, row[3:12], strict=True)),
         error=row[12],
         code=None if row[13] is None else msgspec.convert(row[13], CodeTarget),

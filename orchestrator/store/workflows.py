@@ -28,7 +28,10 @@ class Stored(NamedTuple):
 
 def _stored(row: Sequence[object]) -> Stored:
     name, version, digest, text, created_at = row
-    definition = msgspec.json.decode(str(text), type=Definition)
+    try:
+        definition = msgspec.json.decode(str(text), type=Definition)
+    except msgspec.DecodeError as error:
+        raise msgspec.ValidationError(f"workflow {name!r}, version {version}: {error}") from error
     return Stored(str(name), int(str(version)), str(digest), definition, created_at)  # type: ignore[arg-type]
 
 

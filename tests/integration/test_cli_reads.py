@@ -138,6 +138,18 @@ def test_of_rows_that_older_releases_have_left(reading: System) -> None:
             read(*words)
 
 
+def test_what_only_another_release_can_read_is_named(reading: System) -> None:
+    fill(reading)
+    for table, column in (("workflows", "name"), ("schedules", "workflow")):
+        strange = f"""UPDATE orchestrator.{table} SET definition = definition || '{{"days": 1}}'"""
+        reading.sql(f"{strange} WHERE {column} = 'steps'")
+        refused = invoke(table, "list")
+        assert refused.exit_code == 1
+        assert "Error: What is stored cannot be read by this release: " in refused.stderr
+        assert "steps" in refused.stderr
+        assert "days" in refused.stderr
+
+
 def test_a_run_that_has_no_history_says_so(reading: System) -> None:
     many = reading.app.start_many(reading.job, [1])
     refused = invoke("runs", "history", many.id)
