@@ -112,7 +112,7 @@ def tell_runs(tick: Tick, some: Sequence[Told], *, is_marked: bool = False, is_u
     What is marked in their rows need not be kept: they are found again. If it is urgent, the first are told however
     little time there is.
     """
-    waiting = tick.backlog.waiting(tick)
+    waiting = tick.backlog.waiting(tick, [run for run, _ in some])
     late: list[Told] = []
     if waiting:
         late = [told for told in some if told[0] in waiting]
@@ -190,7 +190,8 @@ def _keep_end(tick: Tick, end: OwnEnd, error: Exception) -> None:
 def conclude(tick: Tick, rows: Iterable[RunRow], *, hooks: bool = True) -> None:
     """End the runs among these that are complete, and tell their parents and lanes. Code ends its runs itself."""
     complete: dict[RunState, dict[bytes, RunRow]] = defaultdict(dict)
-    waiting = tick.backlog.waiting(tick)
+    rows = list(rows)
+    waiting = tick.backlog.waiting(tick, [row.id for row in rows])
     for row in rows:
         if row.code or row.id in waiting:  # what it has not been told may open it again
             continue

@@ -31,6 +31,8 @@ _MOST_FREED = 1_000
 """Runs that a new release tries again in one tick."""
 
 
+_REMEMBERED = 10_000
+"""Runs that wait, at most; if there are more, Postgres is asked about those that matter."""
 _LOOKED_AT = 200
 """Places of the line."""
 _TAKEN_BYTES = 4_000_000
@@ -42,6 +44,8 @@ class Backlog:
 
     def __init__(self) -> None:
         self._waiting: set[bytes] | None = None
+        """All of them; None if that is not known, or if they are too many."""
+        self._are_many = False
         self._pending = runs.pending()
         self._expanding = dags.expanding()
         self._line = untold.Line()
@@ -52,12 +56,26 @@ class Backlog:
     def forget(self) -> None:
         """Something was rolled back: what is known may not be true."""
         self._waiting = None
+        self._are_many = False
 
-    def waiting(self, tick: Tick) -> set[bytes]:
-        """Return the runs that are told nothing now."""
+    def waiting(self, tick: Tick, runs: Sequence[bytes]) -> set[bytes]:
+        """Return those of these runs that are told nothing now."""
+        if not runs:
+            return set()
+        if self._waiting is None and not self._are_many:
+            self._waiting = untold.waiting(tick.connection, _REMEMBERED)
+            self._are_many = self._waiting is None
         if self._waiting is None:
-            self._waiting = untold.waiting(tick.connection)
-        return self._waiting
+            return untold.waiting_among(tick.connection, runs)
+        return self._waiting.intersection(runs) if self._waiting else set()
+
+    def _note(self, *, wait: Iterable[bytes] = (), go_on: Iterable[bytes] = ()) -> None:
+        """Keep what is remembered true."""
+        if self._waiting is not None:
+            self._waiting.difference_update(go_on)
+            self._waiting.update(wait)
+            if len(self._waiting) > _REMEMBERED:
+                self.forget()
 
     def pending(self, tick: Tick, limit: int) -> list[Pending]:
         """Return the next runs that want to begin."""
@@ -82,7 +100,7 @@ class Backlog:
 
     def free(self, tick: Tick, runs: Sequence[bytes]) -> set[bytes]:
         """Let stuck runs try again; return those among these."""
-        freed = stuck.free(tick.connection, len(runs), runs=runs)
+        freed = stuck.free(tick.connection, runs)
         self.freed(tick, freed)
         return set(freed)
 
@@ -97,7 +115,7 @@ class Backlog:
         """Keep what happened to runs for another tick; of runs that are over, until they have begun again."""
         rows = list(some)
         untold.add(tick.connection, rows, is_over=is_over)
-        self.waiting(tick).update(run for run, _ in rows)
+        self._note(wait=(run for run, _ in rows))
         tick.has_wishes = True
 
     def set_aside(self, tick: Tick, run: bytes, happened: Sequence[Happened], error: Exception) -> None:
@@ -110,7 +128,7 @@ class Backlog:
         told = "".join(traceback.format_exception(error))
         log.error("run %s is stuck, and nobody waits for it: %s", to_text(run), told)
         stuck.set_aside(tick.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
-        self.waiting(tick).add(run)
+        self._note(wait=[run])
         self.add(tick, [(run, one) for one in happened])
 
     def next(self, tick: Tick) -> list[Waited]:
@@ -119,6 +137,8 @@ class Backlog:
         It is as much as can be done between two looks at the clock, or one. It keeps its place until it is removed.
         """
         line = self._line(tick.connection, _LOOKED_AT)
+        if self._are_many and len(line) < _LOOKED_AT:
+            self.forget()  # they may be few again
         if not line:
             return []
         steps = tick.dags.sizes(dags.versions(tick.connection, list({place.run for place in line})))
@@ -136,16 +156,16 @@ class Backlog:
         """Keep no longer what runs are told now; if that is all, they no longer wait."""
         told = list(some)
         unfinished = untold.remove(tick.connection, [place for waited in told for place in waited.ids])
-        self.waiting(tick).difference_update({waited.run for waited in told} - unfinished)
+        self._note(go_on={waited.run for waited in told} - unfinished)
 
     def release(self, tick: Tick, runs: Sequence[bytes]) -> None:
         """Let runs hear, now that they have begun again, what they were not told before they ended."""
-        late = self.waiting(tick).intersection(runs)
+        late = self.waiting(tick, runs)
         if late:
             untold.release(tick.connection, list(late))
 
     def take_of(self, tick: Tick, runs: Sequence[bytes]) -> Mapping[bytes, Sequence[Happened]]:
         """Return all that these runs have not been told; they are no longer stuck."""
         taken = untold.take_of(tick.connection, runs)
-        self.waiting(tick).difference_update(runs)
+        self._note(go_on=runs)
         return taken

@@ -52,9 +52,10 @@ def _cancel_slice(tick: Tick, ids: Sequence[bytes], limit: int) -> None:
     if tasks:
         cancel_tasks(tick, tasks)
         advance_runs(tick)
-    waiting = tick.backlog.waiting(tick)
+    waiting = tick.backlog.waiting(tick, ids)
     left = [run for run in ids if run not in waiting and not is_refused(tick, run)]
     isolate(tick, left, lambda some: _end(tick, some), lambda run, error: tick.backlog.set_aside(tick, run, (), error))
+    waiting = tick.backlog.waiting(tick, ids)  # and those of which this was found out just now
     _close_stuck(tick, [run for run in ids if run in waiting])
 
 

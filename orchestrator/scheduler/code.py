@@ -80,7 +80,7 @@ class CodeRuns:
         if members != self._members:
             self._members, self._freeing = members, _FIRST
         known = sorted({name for _, name in self._fleet.known()})
-        freed = stuck.free(tick.connection, limit, workflows=known, after=self._freeing) if known else []
+        freed = stuck.free_code(tick.connection, known, self._freeing, limit) if known else []
         self._freeing = max(freed) if len(freed) == limit else b""
         tick.backlog.freed(tick, freed)
 

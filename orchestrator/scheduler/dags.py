@@ -107,7 +107,7 @@ class Dags:
 
         A retry looks at what the tasks of the run came to, so the plan is told first what happened to them meanwhile.
         """
-        is_late = run.id in tick.backlog.waiting(tick)
+        is_late = bool(tick.backlog.waiting(tick, [run.id]))
         if not is_late and retry_plan(tick, run.id, run.plan, 10 * self._slice):
             return True
         tick.backlog.add(tick, [(run.id, Happened(is_retried=True))])

@@ -46,9 +46,8 @@ WITH RECURSIVE asked AS MATERIALIZED (
      UNION
     SELECT r.id, lanes.lane, r.parent_run FROM lanes
      CROSS JOIN LATERAL (
-           SELECT id, parent_run FROM (
-                  SELECT * FROM orchestrator.runs WHERE lane = lanes.lane AND ended_at IS NULL OFFSET 0) AS of_lane
-            WHERE status = 'pending' AND parked AND parent_run IS NOT NULL LIMIT %(limit)s) AS r
+           SELECT id, parent_run FROM orchestrator.runs
+            WHERE lane = lanes.lane AND status = 'pending' AND parked AND parent_run IS NOT NULL LIMIT %(limit)s) AS r
 ), above (id, lane, upper) AS (
     SELECT id, lane, parent_run FROM parked
      UNION ALL

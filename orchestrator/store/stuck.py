@@ -102,11 +102,18 @@ SELECT id::text FROM freed
 _FREE = Statement(
     _FREED.format(
         which="""
-        SELECT ctid FROM orchestrator.runs
-         WHERE stuck IS NOT NULL AND ended_at IS NULL
-           AND (id = ANY(%(ids)s::uuid[])
-                OR (code AND workflow = ANY(%(workflows)s::text[]) AND id::text > %(after)s::text))
-         ORDER BY id"""
+        SELECT (SELECT ctid FROM orchestrator.runs
+                 WHERE id = wanted.id AND stuck IS NOT NULL AND ended_at IS NULL LIMIT 1)
+          FROM unnest(%(ids)s::uuid[]) AS wanted(id)"""
+    )
+)
+_FREE_CODE = Statement(
+    _FREED.format(
+        which="""
+        SELECT place FROM (
+               SELECT ctid AS place, id, code, workflow FROM orchestrator.runs
+                WHERE stuck IS NOT NULL AND ended_at IS NULL ORDER BY id OFFSET 0) AS blocked
+         WHERE code AND workflow = ANY(%(workflows)s::text[]) AND id::text > %(after)s::text"""
     )
 )
 _FREE_OLDER = Statement(
@@ -124,17 +131,16 @@ def free_older(connection: Connection, release: str, limit: int) -> list[bytes]:
     return [identifier(row[0]) for row in _FREE_OLDER(connection, {"release": release, "limit": limit})]
 
 
-def free(
-    connection: Connection,
-    limit: int,
-    *,
-    runs: Sequence[bytes] = (),
-    workflows: Sequence[str] = (),
-    after: bytes = bytes(16),
-) -> list[bytes]:
-    """Let stuck runs try again: these, and those of these workflows that come after one."""
-    parameters = {"ids": arrays.uuids(runs), "workflows": list(workflows), "after": to_text(after), "limit": limit}
+def free(connection: Connection, runs: Sequence[bytes]) -> list[bytes]:
+    """Let those of these runs try again that are stuck."""
+    parameters = {"ids": arrays.uuids(runs), "limit": len(runs)}
     return [identifier(row[0]) for row in _FREE(connection, parameters)]
+
+
+def free_code(connection: Connection, workflows: Sequence[str], after: bytes, limit: int) -> list[bytes]:
+    """Let stuck runs of these workflows as code try again, those that come after one."""
+    parameters = {"workflows": list(workflows), "after": to_text(after), "limit": limit}
+    return [identifier(row[0]) for row in _FREE_CODE(connection, parameters)]
 
 
 _REASON = "SELECT stuck FROM orchestrator.runs WHERE id = %(run)s::uuid AND stuck IS NOT NULL AND ended_at IS NULL"

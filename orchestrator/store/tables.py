@@ -256,6 +256,11 @@ Index("runs_of_parent", runs.c.parent_run, postgresql_where=text("parent_run IS 
 Index("runs_due", runs.c.deadline, postgresql_where=text("deadline IS NOT NULL AND ended_at IS NULL"))
 Index("runs_in_lane", runs.c.lane, runs.c.id, postgresql_where=text("lane IS NOT NULL AND ended_at IS NULL"))
 Index("runs_holding_lane", runs.c.lane, postgresql_where=text("status = 'running' AND lane IS NOT NULL"))
+Index(
+    "runs_waiting_below",
+    runs.c.lane,
+    postgresql_where=text("status = 'pending' AND parked AND parent_run IS NOT NULL"),
+)
 Index("runs_of_workflow", runs.c.workflow, runs.c.id, postgresql_where=text("workflow IS NOT NULL"))
 Index("runs_by_tag", runs.c.tags, postgresql_using="gin", postgresql_where=text("tags <> '{}'"))
 Index(

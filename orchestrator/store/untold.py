@@ -19,16 +19,36 @@ _decode = msgspec.msgpack.Decoder(Happened).decode
 
 _WAITING = Statement(
     """
-SELECT id::text FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL AND NOT code
- UNION
-SELECT run_id::text FROM orchestrator.untold
+SELECT id::text FROM (
+       SELECT id FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL AND NOT code
+        ORDER BY id LIMIT %(limit)s) AS stuck
+ UNION ALL
+SELECT run_id::text FROM (SELECT run_id FROM orchestrator.untold ORDER BY run_id LIMIT %(limit)s) AS late
 """
 )
 
 
-def waiting(connection: Connection) -> set[bytes]:
-    """Return the runs that are not told anything at the moment: some are stuck, others have to wait for their turn."""
-    return {identifier(row[0]) for row in _WAITING(connection)}
+def waiting(connection: Connection, limit: int) -> set[bytes] | None:
+    """Return the runs that are not told anything at the moment, unless there may be more than so many.
+
+    Some are stuck, others have to wait for their turn.
+    """
+    rows = _WAITING(connection, {"limit": limit + 1})
+    return None if len(rows) > limit else {identifier(row[0]) for row in rows}
+
+
+_WAITING_AMONG = Statement(
+    """
+SELECT w.id::text FROM unnest(%(runs)s::uuid[]) AS w(id)
+ WHERE (SELECT true FROM orchestrator.untold WHERE run_id = w.id LIMIT 1)
+    OR (SELECT stuck IS NOT NULL AND ended_at IS NULL AND NOT code FROM orchestrator.runs WHERE id = w.id LIMIT 1)
+"""
+)
+
+
+def waiting_among(connection: Connection, runs: Iterable[bytes]) -> set[bytes]:
+    """Return those of these runs that are not told anything at the moment."""
+    return {identifier(row[0]) for row in _WAITING_AMONG(connection, {"runs": arrays.uuids(runs)})}
 
 
 _ADD = Statement(

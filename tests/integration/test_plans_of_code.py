@@ -130,8 +130,8 @@ STATEMENTS: dict[str, Call] = {
     "answer": lambda leader: lambda c: expectations.answer(c, [Answered(run) for run in leader.ids], NOW),
     "stick": lambda leader: lambda c: stuck.stick(c, [(*attempt, "{}") for attempt in leader.batch]),
     "stick_unknown": lambda leader: lambda c: stuck.stick_unknown(c, [(run, "{}") for run in leader.ids]),
-    "free": lambda leader: lambda c: stuck.free(c, BATCH, runs=leader.ids),
-    "free by workflow": lambda _: lambda c: stuck.free(c, BATCH, workflows=["flow1", "flow2"]),
+    "free": lambda leader: lambda c: stuck.free(c, leader.ids),
+    "free by workflow": lambda _: lambda c: stuck.free_code(c, ["flow1", "flow2"], bytes(16), BATCH),
     "wake": lambda leader: lambda c: stuck.wake(c, leader.ids),
 }
 ONLY_INSERT = {"start", "start_timers", "create_promises"}
@@ -164,7 +164,6 @@ def test_no_statement_reads_a_whole_table(leader: Leader, name: str) -> None:
         ("resolutions", "resolutions_pkey"),
         ("met", "resolutions_pkey"),
         ("made", "histories_pkey"),
-        ("free", "runs_stuck"),
         ("free by workflow", "runs_stuck"),
     ],
 )

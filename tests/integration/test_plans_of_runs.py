@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -38,6 +38,22 @@ SELECT gen_random_uuid(), 'flow', CASE WHEN n <= 3 THEN 'running' ELSE 'pending'
   FROM generate_series(1, 3000) AS n
 """
 """Runs that wait for one limit."""
+_FAMILIES = """
+INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, version, lane, lane_limit, parked, parent_run)
+SELECT gen_random_uuid(), 'flow', 'pending', 0, 0, 'flow1', 1, 'crowd', 5, true, r.id
+  FROM (SELECT id FROM orchestrator.runs WHERE status = 'running' AND lane = 'crowd') AS r
+"""
+"""Their children, among all those, which wait for the same."""
+_UNTOLD = """
+WITH stuck AS (
+    UPDATE orchestrator.runs SET stuck = '{"release": "0"}' WHERE id IN (
+           SELECT id FROM orchestrator.runs WHERE status = 'running' AND lane IS NULL ORDER BY id DESC LIMIT 3000)
+    RETURNING id
+)
+INSERT INTO orchestrator.untold (run_id, held, body)
+SELECT id, true, '\\x9b80c280c2c280c290c0c0c2' FROM stuck CROSS JOIN generate_series(1, 2)
+"""
+"""Runs that are stuck, each with two things that it has not been told."""
 _ENDED = f"""
 INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload,
                                       created_at, ended_at, run_id, step, position)
@@ -53,9 +69,21 @@ def begin(connection: Connection) -> list[tuple[bytes, int]]:
     return [(identifier(row[0]), 1) for row in found]
 
 
+def children(connection: Connection) -> list[bytes]:
+    """Return the children that wait in a crowd."""
+    found = connection.execute(
+        text("SELECT id::text FROM orchestrator.runs WHERE lane = 'crowd' AND parent_run IS NOT NULL")
+    )
+    return [identifier(row[0]) for row in found]
+
+
+def in_a_crowd(ids: list[bytes]) -> Callable[[Connection], object]:
+    return lambda connection: families.waiting_for_themselves(connection, ids, BATCH)
+
+
 @pytest.fixture(scope="module", params=STATES)
 def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterator[Leader]:
-    with leader_of(services, request.param, [_RUNS, _ENDED, _CROWD], begin, STATEMENTS) as found:
+    with leader_of(services, request.param, [_RUNS, _ENDED, _CROWD, _FAMILIES, _UNTOLD], begin, STATEMENTS) as found:
         yield found
 
 
@@ -74,6 +102,7 @@ STATEMENTS: dict[str, Call] = {
     "mark_below": lambda leader: lambda c: cancels.mark_below(c, leader.ids, NOW, BATCH),
     "grow": lambda leader: lambda c: families.grow(c, dict.fromkeys(leader.ids, 1), BATCH),
     "waiting_for_themselves": lambda leader: lambda c: families.waiting_for_themselves(c, leader.ids, BATCH),
+    "waiting_for_themselves_in_a_crowd": lambda leader: in_a_crowd(children(leader.connection)),
     "refuse": lambda leader: lambda c: runs.refuse(c, dict.fromkeys(leader.ids, "no"), NOW),
     "requeue": lambda leader: lambda c: run_retries.requeue(c, leader.ids),
     "requeue_children": lambda leader: lambda c: run_retries.requeue_children(c, leader.ids[0], "child", NOW, BATCH),
@@ -93,10 +122,11 @@ STATEMENTS: dict[str, Call] = {
     "save_outputs": lambda leader: lambda c: dags.save_outputs(c, dict.fromkeys(leader.ids, b"")),
     "versions": lambda leader: lambda c: dags.versions(c, leader.ids),
     "set_aside": lambda leader: lambda c: stuck.set_aside(c, [(run, "{}") for run in leader.ids]),
-    "free": lambda leader: lambda c: stuck.free(c, BATCH, runs=leader.ids),
+    "free": lambda leader: lambda c: stuck.free(c, leader.ids),
     "free_older": lambda _: lambda c: stuck.free_older(c, "1", BATCH),
     "at_rest": lambda leader: lambda c: stuck.at_rest(c, leader.ids),
-    "waiting": lambda _: untold.waiting,
+    "waiting": lambda _: lambda c: untold.waiting(c, BATCH),
+    "waiting_among": lambda leader: lambda c: untold.waiting_among(c, leader.ids),
     "add": lambda leader: lambda c: untold.add(c, [(run, Happened()) for run in leader.ids]),
     "line": lambda _: lambda c: untold.Line()(c, 200),
     "read": lambda _: lambda c: untold.read(c, list(range(500))),

@@ -59,6 +59,13 @@ def mend(system: System, run: RunHandle[Any], state: bytes) -> None:
     system.sql("UPDATE orchestrator.runs SET state = :state WHERE id = CAST(:id AS uuid)", id=run.id, state=state)
 
 
+@pytest.fixture(params=["remembered", "too many"])
+def remembered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs that wait be remembered by the leader, or asked for."""
+    if request.param == "too many":
+        monkeypatch.setattr("orchestrator.scheduler.backlog._REMEMBERED", 0)
+
+
 @pytest.fixture
 def worker(system: System) -> Worker:
     system.app.workflows.apply(CHAIN)
@@ -69,6 +76,7 @@ def start(system: System) -> RunHandle[Any]:
     return system.app.workflows["chain"].start()
 
 
+@pytest.mark.usefixtures("remembered")
 def test_a_run_that_cannot_be_planned_stops_nobody_else(system: System, worker: Worker) -> None:
     poisoned, healthy = start(system), start(system)
     system.look(2)
@@ -92,6 +100,7 @@ def test_a_run_that_cannot_be_planned_stops_nobody_else(system: System, worker: 
     assert system.count("untold") == 0
 
 
+@pytest.mark.usefixtures("remembered")
 def test_what_happens_while_a_run_is_stuck_is_counted_when_it_is_freed(system: System, worker: Worker) -> None:
     poisoned = start(system)
     system.look(2)
@@ -149,6 +158,7 @@ def test_what_waits_for_a_run_that_is_stuck_again_keeps_its_order(
     assert system.count("untold") == 0
 
 
+@pytest.mark.usefixtures("remembered")
 def test_a_stuck_run_can_be_cancelled(system: System, worker: Worker) -> None:
     poisoned = start(system)
     system.look(2)
