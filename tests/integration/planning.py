@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from sqlalchemy import Connection, create_engine, event, text
 
 from orchestrator.embedded import EmbeddedServices
@@ -78,6 +79,11 @@ def leader_of(
     statements: Mapping[str, Call],
 ) -> Iterator[Leader]:
     """Yield a leader of a database of its own, filled, with its statistics in a state; `begin` puts tasks in flight."""
+    major = int((services.postgres.data / "PG_VERSION").read_text())
+    if state == "planned when vacuumed" and major < 18:
+        pytest.skip(
+            "before Postgres 18, some plans that are made on empty tables wait for the first ANALYZE to be good"
+        )
     name = f"plans_{uuid.uuid4().hex}"
     admin = create_engine(
         services.postgres.url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT"

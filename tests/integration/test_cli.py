@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -705,6 +706,8 @@ def test_dev_brings_its_own_services_and_takes_them_away(folder: Path) -> None:
         services = json.loads((folder / ".orchestrator" / "services.json").read_text(encoding="utf-8"))
         assert services["pid"] == dev.process.pid
         assert "no application is given" in dev.said.read_text(encoding="utf-8")
+        started = r"Postgres \d+[.\d]* \(.*\) has started in .*\n.*(Redis|Valkey) \d+[.\d]* \(.*\) has started in "
+        assert re.search(started, dev.said.read_text(encoding="utf-8"))
 
         command = [sys.executable, "-m", "orchestrator"]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
@@ -734,7 +737,7 @@ def test_dev_uses_services_that_are_set_and_stops_when_a_child_dies(
     said = dev.said.read_text(encoding="utf-8")
     assert "no_such_module" in said
     assert "the worker has ended unexpectedly, with exit code 1" in said
-    assert "starting Postgres" not in said
+    assert "has started in" not in said
     assert not (folder / ".orchestrator" / "services.json").exists()
 
 

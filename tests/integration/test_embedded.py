@@ -242,6 +242,7 @@ def test_without_any_redis_fakeredis_steps_in_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.delenv(programs.CHOICE, raising=False)
     monkeypatch.setattr(redis, "find_redis", lambda: None)
     server = stopping(EmbeddedRedis(tmp_path))
     with caplog.at_level(logging.WARNING, "orchestrator"):
@@ -258,6 +259,7 @@ def test_without_any_redis_fakeredis_steps_in_with_a_warning(
 def test_tasks_run_on_fakeredis(
     tmp_path: Path, stopping: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, database_url: str
 ) -> None:
+    monkeypatch.delenv(programs.CHOICE, raising=False)
     monkeypatch.setattr(redis, "find_redis", lambda: None)
     server = stopping(EmbeddedRedis(tmp_path))
     server.start()
