@@ -189,7 +189,8 @@ def test_no_command_prints_past_the_one_door() -> None:
     """So that the next one does not, either."""
     folder = Path(main.callback.__code__.co_filename).parent  # type: ignore[union-attr]
     doors = re.compile(
-        r"click\.s?echo\(|(?<![\w.])print\(|rich\.console import [^\n]*\bConsole\b|TextColumn\(|sys\.std(out|err)\.write"
+        r"click\.s?echo\(|(?<![\w.])print\(|rich\.console import [^\n]*\bConsole\b|TextColumn\("
+        r"|sys\.std(out|err)\.write"
     )
     found = {path.name for path in folder.glob("*.py") if doors.search(path.read_text(encoding="utf-8"))}
     assert found <= {"output.py", "children.py"}
