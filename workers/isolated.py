@@ -50,10 +50,12 @@ _KEPT_WARM = 30.0
 """Seconds after which a child without work is ended."""
 _START_LIMIT = 300.0
 """Seconds that a child may take to start and to import the application."""
+_STARTING = max(1, (os.cpu_count() or 1) // 2)
+"""Children of a worker process that start at the same time."""
 _START_AGAIN = 5.0
 """Seconds before a task whose child could not start is tried again, perhaps elsewhere."""
 _LOOK = 0.05
-"""Seconds between two looks at the turn of a workflow."""
+"""Seconds between two looks at the turn of a workflow, or at whether a job that waits for a child is still wanted."""
 _DYING_TOGETHER = 0.1
 """Seconds to outlive a child by, before its death is held against its task: all on this machine may be dying."""
 
@@ -69,6 +71,8 @@ class Isolation:
         self._kept_warm = kept_warm
         self._start_limit = start_limit
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._starting = 0
         self._idle: list[_Child] = []
         """The longest idle first; the last is the next to be used, so that those too many grow old."""
         self._retiring = False
@@ -78,11 +82,11 @@ class Isolation:
 
         `start_clock` is called when the code of the task begins.
         """
-        child = self._idle_child() or _Child(self._spec)
+        child = self._idle_child(job) or self._start()
         # A soft timeout is raised by the child itself.
         job.interruptible(lambda reason: None if reason is SoftTimeout else child.kill())
         try:
-            child.wait_until_ready(self._start_limit)
+            self._wait_until_ready(child)
             child.send("run", encode(job.dispatch))
             report = self._converse(child, job, start_clock)
         except (EOFError, OSError) as error:
@@ -97,16 +101,46 @@ class Isolation:
             self._keep(child)
         return report
 
-    def _idle_child(self) -> _Child | None:
-        """Return a child that waits for work; one that has died meanwhile is forgotten."""
+    def _idle_child(self, job: Job) -> _Child | None:
+        """Return a child that waits for work; None if it is this job's turn to start one.
+
+        Only a few start at a time: they would take the processor from each other, and where tasks are short, the first
+        of them can do the work of all.
+        """
         while True:
-            with self._lock:
+            with self._changed:
                 if not self._idle:
-                    return None
+                    if self._starting < _STARTING:
+                        self._starting += 1
+                        return None
+                    self._changed.wait(_LOOK)
+                    if job.interrupted_by is not None:
+                        raise interruption(job, job.interrupted_by)
+                    continue
                 child = self._idle.pop()
             if child.is_alive():
                 return child
             child.end()
+
+    def _start(self) -> _Child:
+        try:
+            return _Child(self._spec)
+        except BaseException:
+            self._has_started()
+            raise
+
+    def _wait_until_ready(self, child: _Child) -> None:
+        if child.is_ready:
+            return
+        try:
+            child.wait_until_ready(self._start_limit)
+        finally:
+            self._has_started()
+
+    def _has_started(self) -> None:
+        with self._changed:
+            self._starting -= 1
+            self._changed.notify()
 
     def _is_worn(self, child: _Child) -> bool:
         most, memory = self._spec.max_tasks_per_process, self._spec.max_memory
@@ -121,8 +155,9 @@ class Isolation:
     def _keep(self, child: _Child) -> None:
         """Keep a child for the next job, and see that it is not kept for ever."""
         child.idle_since = time.monotonic()
-        with self._lock:
+        with self._changed:
             self._idle.append(child)
+            self._changed.notify()
             if self._retiring:
                 return
             self._retiring = True
@@ -186,7 +221,7 @@ class _Child:
     def __init__(self, spec: WorkerSpec) -> None:
         ours, theirs = Pipe()
         self._pipe = ours
-        self._is_ready = False
+        self.is_ready = False
         self.idle_since = 0.0
         self.runs = 0
         os.set_inheritable(theirs.fileno(), True)
@@ -221,12 +256,12 @@ class _Child:
         return decode(tuple[str, bytes], self._pipe.recv_bytes())
 
     def wait_until_ready(self, limit: float) -> None:
-        if self._is_ready:
+        if self.is_ready:
             return
         if not self._pipe.poll(limit):
             raise TimeoutError(f"it was not ready after {limit:g} s")
         self.receive()
-        self._is_ready = True
+        self.is_ready = True
 
     def kill(self) -> None:
         self._process.kill()

@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from orchestrator.domain.task import Dispatch, Succeeded
+from orchestrator.errors import TaskAborted
+from orchestrator.workers import isolated
 from orchestrator.workers.isolated import Isolation
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.spec import WorkerSpec
@@ -36,13 +38,17 @@ def isolation() -> Iterator[Isolation]:
     isolation.close()
 
 
-def run(isolation: Isolation) -> int:
-    """Run a task in a child; return the child's process id."""
+def new_job() -> Job:
     payload = msgspec.msgpack.encode(((7,), {}))
     dispatch = Dispatch(uuid4().bytes, 1, f"{APPLICATION}.isolated", payload, "default")
     job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
     job.begin(time.monotonic())
-    report = isolation.run(job, lambda _: None)
+    return job
+
+
+def run(isolation: Isolation) -> int:
+    """Run a task in a child; return the child's process id."""
+    report = isolation.run(new_job(), lambda _: None)
     assert isinstance(report, Succeeded), report
     number, process = msgspec.msgpack.decode(report.result)
     assert number == 7
@@ -66,3 +72,24 @@ def test_children_are_used_again_and_then_retire(isolation: Isolation) -> None:
     eventually(lambda: not children(), "every child has ended", 60)
     assert run(isolation) not in used, "another one is started when there is work again"
     eventually(lambda: not children(), "every child has ended", 60)
+
+
+def test_the_first_children_do_the_work_of_those_that_would_have_to_start(
+    isolation: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker died with many short tasks: what takes long is to start processes for them."""
+    monkeypatch.setattr(isolated, "_STARTING", 1)
+    with ThreadPoolExecutor(16) as threads:
+        used = list(threads.map(lambda _: run(isolation), range(32)))
+    assert len(used) == 32
+    assert len(set(used)) <= 8
+
+
+def test_a_job_that_waits_for_a_child_can_be_stopped(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "_STARTING", 0)
+    job = new_job()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(isolation.run, job, lambda _: None)
+        job.stop_with(TaskAborted, time.monotonic())
+        with pytest.raises(TaskAborted):
+            waiting.result(30)
