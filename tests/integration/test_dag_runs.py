@@ -225,12 +225,12 @@ def test_what_a_step_is_given_of_those_that_did_not_succeed(system: System) -> N
         params: {list: {default: [0, 1, 2]}}
         tasks:
           part:    {task: job, foreach: params.list, input: {number: "${item}"}}
-          gather:  {task: job, depends_on: [part], trigger: all_ended, input: {all: "${part}"}}
+          gather:  {task: job, depends_on: [part], trigger: all_ended, input: {number: "${part}"}}
           quick:   {task: job}
           slow:    {task: job}
-          first:   {task: job, depends_on: [quick, slow], trigger: any_success, input: {q: "${quick}", s: "${slow}"}}
+          first:   {task: job, depends_on: [quick, slow], trigger: any_success, input: {number: ["${quick}", "${slow}"]}}
           stopped: {task: job}
-          alarm:   {task: job, depends_on: [stopped], trigger: any_failed, input: {s: "${stopped}"}}
+          alarm:   {task: job, depends_on: [stopped], trigger: any_failed, input: {number: "${stopped}"}}
           below:   {task: job, depends_on: [stopped]}
           wrong:   {task: job, when: "${params.list.none > 1}"}
           after:   {task: job, depends_on: [wrong]}
@@ -245,7 +245,11 @@ def test_what_a_step_is_given_of_those_that_did_not_succeed(system: System) -> N
     system.app.handle(str(UUID(bytes=tasks["stopped"][0].id))).cancel()
     system.look(2)
     given = {steps_of([task])[0]: msgspec.msgpack.decode(task.payload)[1] for task in worker.take()}
-    assert given == {"gather": {"all": ["x", None, "x"]}, "first": {"q": "x", "s": None}, "alarm": {"s": None}}
+    assert given == {
+        "gather": {"number": ["x", None, "x"]},
+        "first": {"number": ["x", None]},
+        "alarm": {"number": None},
+    }
     with system.engine.connect() as connection:
         steps = {step.name: (step.state, step.reason) for step in list_steps(connection, UUID(run.id))}
     assert steps["part"][0] == "failed"

@@ -272,7 +272,7 @@ def created(system: System) -> int:
 
 
 def test_a_fan_out_that_looks_into_a_long_list_for_each_item_is_created(system: System) -> None:
-    system.app.workflows.apply(loads(BOMB.replace("INPUT", 'is_known: "${item in params.known}"')))
+    system.app.workflows.apply(loads(BOMB.replace("INPUT", 'number: "${item in params.known}"')))
     run = system.app.workflows["bomb"].start(many=list(range(3_000)), known=list(range(1_000, 120_000)))
     system.look_until(lambda: created(system) == 3_000)
     assert run.progress().status == "running"
@@ -283,7 +283,7 @@ def test_a_fan_out_that_looks_into_a_long_list_for_each_item_is_created(system: 
 def test_a_fan_out_that_costs_too_much_fails_and_others_go_on(system: System) -> None:
     """Each of its tasks is given one value a thousand times."""
     often = ", ".join(f'n{number}: "${{params.known}}"' for number in range(1_000))
-    system.app.workflows.apply(loads(BOMB.replace("INPUT", often)))
+    system.app.workflows.apply(loads(BOMB.replace("INPUT", f"number: {{{often}}}")))
     run = system.app.workflows["bomb"].start(many=list(range(1_000)), known=list(range(100_000)))
     handle = system.job.enqueue(1)
     system.look_until(lambda: run.progress().status == "failed")
@@ -297,7 +297,7 @@ def test_a_fan_out_that_costs_too_much_fails_and_others_go_on(system: System) ->
 
 
 def test_tasks_with_large_inputs_are_created_a_few_in_a_tick(system: System) -> None:
-    system.app.workflows.apply(loads(BOMB.replace("INPUT", 'large: "${params.large}"')))
+    system.app.workflows.apply(loads(BOMB.replace("INPUT", 'number: "${params.large}"')))
     system.app.workflows["bomb"].start(many=list(range(30)), known=[], large="x" * 900_000)
     system.tick()
     assert 0 < created(system) < 15

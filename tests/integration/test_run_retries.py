@@ -92,7 +92,7 @@ def test_what_is_below_waits_for_what_is_above_and_sees_what_that_came_to(system
         system,
         "name: stairs\ntasks:\n  a: {task: job}\n"
         "  b: {task: job, depends_on: [a], trigger: all_ended}\n"
-        "  c: {task: job, depends_on: [b], trigger: all_ended, input: {top: '${a}'}}\n",
+        "  c: {task: job, depends_on: [b], trigger: all_ended, input: {number: '${a}'}}\n",
     )
     assert finish(system, worker, fail=("a", "c")) == ["a", "b", "c"]
     run.retry()
@@ -102,7 +102,7 @@ def test_what_is_below_waits_for_what_is_above_and_sees_what_that_came_to(system
     worker.succeed(a, result=msgspec.msgpack.encode("at last"))
     system.tick(2)
     (c,) = worker.take()
-    assert (steps_of([c]), given(c)) == (["c"], {"top": "at last"})
+    assert (steps_of([c]), given(c)) == (["c"], {"number": "at last"})
     assert c.attempt == 2, "a report of the first attempt is none of this one"
     worker.succeed(c)
     system.tick()
@@ -372,7 +372,7 @@ def test_random_graphs_are_retried_by_the_rule(system: System, seed: int) -> Non
     definition = Definition(
         name=f"random-{seed}",
         steps=tuple(
-            msgspec.structs.replace(step, input={"above": {name: f"${{{name}}}" for name in sorted(above[step.name])}})
+            msgspec.structs.replace(step, input={"number": {name: f"${{{name}}}" for name in sorted(above[step.name])}})
             for step in steps
         ),
     )
@@ -429,7 +429,7 @@ def play(
     while out:
         task = out.pop(chance.randrange(len(out)))
         _, payload, context = msgspec.msgpack.decode(task.payload)
-        tried.append((context["step"], context["index"], payload["above"]))
+        tried.append((context["step"], context["index"], payload["number"]))
         if chance.random() < 0.3:
             worker.fail(task)
         else:
