@@ -136,7 +136,7 @@ def start_runs(key: str) -> dict[str, Any]:
         "free": adds_up.start(5, second=0).id,
         "signalled": adds_up.starting(id=f"{key}-signal", signal=("more", 4)).start(3).id,
         "steps": steps.options(key=key, tags=["mine"]).start(number=7).id,
-        "same steps": steps.options(key=key).start(number=8).id,
+        "same steps": steps.options(key=key).start(number=7).id,
         "many": app.start_many(nothing, range(3)).id,
         "refused": refused,
     }

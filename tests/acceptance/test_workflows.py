@@ -240,7 +240,7 @@ def test_an_idempotency_key_starts_one_run(running: Stack) -> None:
     workflow = project.app.workflows["once"].options(key="2026-05-01", tags=["manual"])
     first = workflow.start()
     assert workflow.start().id == first.id
-    assert first.wait(30) == "success"
+    assert first.wait_ended(30) == "success"
     tagged = running.sql("SELECT tags FROM orchestrator.runs WHERE workflow = 'once'")
     assert tagged == [(["nightly", "manual"],)]
 
@@ -256,7 +256,7 @@ def test_concurrency_of_runs_per_key(running: Stack, tmp_path: Path) -> None:
     ada = [start(text, customer="ada") for _ in range(3)]
     bob = start(text, customer="bob")
     (tmp_path / "bob").touch()
-    assert bob.wait(30) == "success", "another key is not held up"
+    assert bob.wait_ended(30) == "success", "another key is not held up"
     running_now = "SELECT count(*) FROM orchestrator.runs WHERE lane = 'lanes/ada' AND status = 'running'"
     assert running.scalar(running_now) == 1
     (tmp_path / "ada").touch()

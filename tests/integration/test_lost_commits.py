@@ -96,7 +96,11 @@ def test_events_that_postgres_has_forgotten_are_noticed_and_told(
     with caplog.at_level(logging.WARNING, "orchestrator"):
         now = system.generation
         system.look(5)
-    assert (system.generation, caplog.text) == (now, ""), "once"
+    assert (system.generation, warnings(caplog)) == (now, []), "once"
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def fail_over(system: System) -> None:
@@ -123,7 +127,7 @@ def test_a_standby_that_had_everything_takes_over_without_a_word_of_loss(
         fail_over(system)  # and after a commit that only handed something out
         system.lead()
         system.look(2)
-    assert (system.generation, caplog.text) == (known, "")
+    assert (system.generation, warnings(caplog)) == (known, [])
     assert system.redis.get(KEYS.database) != b"another life"
     worker.succeed(second, last)
     system.tick()

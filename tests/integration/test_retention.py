@@ -374,7 +374,7 @@ def test_the_status_says_how_much_there_is_and_since_when(system: System, comman
     assert "no ended tasks" in command("status")
     finished(system, 3, days=3.5)
     system.sql("ANALYZE orchestrator.ended_tasks")
-    assert "about 3 ended tasks, the oldest of 3d ago" in command("status")
+    assert "3 ended tasks, the oldest of 3d ago" in command("status")
     assert '"ended_tasks": 3' in command("status", "--json")
 
 
