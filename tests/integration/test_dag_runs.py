@@ -228,7 +228,7 @@ def test_what_a_step_is_given_of_those_that_did_not_succeed(system: System) -> N
           gather:  {task: job, depends_on: [part], trigger: all_ended, input: {number: "${part}"}}
           quick:   {task: job}
           slow:    {task: job}
-          first:   {task: job, depends_on: [quick, slow], trigger: any_success, input: {number: ["${quick}", "${slow}"]}}
+          first: {task: job, depends_on: [quick, slow], trigger: any_success, input: {number: ["${quick}", "${slow}"]}}
           stopped: {task: job}
           alarm:   {task: job, depends_on: [stopped], trigger: any_failed, input: {number: "${stopped}"}}
           below:   {task: job, depends_on: [stopped]}
