@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,11 @@ from sqlalchemy import create_engine, text
 
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import database
+
+# Whoever started us may ignore these, as nohup does; what we start would inherit that, and obey nobody.
+for _number in (signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
 
 # The same examples in every run: a failure belongs to the commit that shows it.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)

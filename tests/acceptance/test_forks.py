@@ -107,7 +107,7 @@ def test_a_pool_of_forked_processes(running: Stack) -> None:
     with multiprocessing.get_context("fork").Pool(3) as pool:
         assert pool.map_async(_add, range(9), chunksize=1).get(_PATIENCE) == list(range(1, 10))
         pool.close()
-        pool.join()  # leaving the block would end them by SIGTERM, which they ignore if this process was started so
+        pool.join()
     assert _add(1) == 2
 
 
