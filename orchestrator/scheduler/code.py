@@ -16,6 +16,7 @@ from orchestrator.domain.allotment import LARGEST_HISTORY, Allotment, Way
 from orchestrator.domain.happened import Happened
 from orchestrator.domain.history import Event, Fact
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.nesting import Nesting
 from orchestrator.domain.run import TIMED_OUT
 from orchestrator.domain.states import RunState
 from orchestrator.domain.task import TaskError
@@ -45,8 +46,9 @@ _PAUSE = 1.0
 class CodeRuns:
     """What the leader remembers of runs of code between two ticks: queries on their way, and who was there."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, nesting: Nesting) -> None:
         self._fleet = fleet
+        self.nesting = nesting
         self.paging = Paging()
         self._queries: dict[bytes, dict[bytes, Query]] = defaultdict(dict)
         self._members: frozenset[str] = frozenset()

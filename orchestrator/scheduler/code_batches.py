@@ -6,19 +6,20 @@ reported twice or late. All batches of a tick are applied together, one statemen
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from orchestrator.domain import commands, history
 from orchestrator.domain.activation import Activated, Violation
 from orchestrator.domain.commands import Command
-from orchestrator.domain.states import TaskState
+from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.succession import with_seen
 from orchestrator.domain.task import NewTask, TaskError
 from orchestrator.scheduler.code import ask_to_cancel, json_text, reply, stick
 from orchestrator.scheduler.code_requests import meet_promises, pass_on_signals
 from orchestrator.scheduler.tasks import adopt_children, cancel_tasks, error_json
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import code_runs, expectations, histories, runs, transitions
+from orchestrator.store import code_runs, expectations, families, histories, runs, transitions
 from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.expectations import Answered, NewPromise
 from orchestrator.store.histories import Turn, What
@@ -222,11 +223,36 @@ def _carry_out(tick: Tick, batches: Mapping[bytes, Sequence[Command]]) -> None:
         given_up = set(wanted.forgotten_promises)
         meet_promises(tick, [one for one in wanted.promises if (one.run, one.id) not in given_up])
     if wanted.children:
-        code_runs.start(tick.connection, wanted.children, tick.now)
-        tick.delayed = tick.delayed or any(child.timeout is not None for child in wanted.children)
+        _start_children(tick, wanted.children)
     if wanted.cancelled_children:
         last = code_runs.latest(tick.connection, wanted.cancelled_children)
         ask_to_cancel(tick, last.values(), "its parent asks for it")
     if wanted.signals:
         pass_on_signals(tick, wanted.signals)
     reply(tick, wanted.answers)
+
+
+def _start_children(tick: Tick, children: Sequence[NewCodeRun]) -> None:
+    """Start the runs that others want; those that would stand too deep, or be too many, have failed."""
+    nesting = tick.code.nesting
+    places = families.places(tick.connection, {child.parent for child in children if child.parent is not None})
+    refused: dict[bytes, str] = {}
+    roots: Counter[bytes] = Counter()
+    for child in children:
+        root, depth = places.get(child.parent or b"", (b"", 0))
+        if depth >= nesting.depth:
+            refused[child.id] = nesting.too_deep(child.started.workflow, depth + 1)
+        elif root:
+            roots[root] += 1
+    full = families.grow(tick.connection, roots, nesting.descendants) if roots else set()
+    for child in children:
+        if places.get(child.parent or b"", (b"", 0))[0] in full:
+            refused.setdefault(child.id, nesting.too_many(child.started.workflow))
+    for child in children:
+        if child.id in refused and child.parent is not None:
+            failed = history.ChildFailed(child.id, TaskError("InvalidWorkflow", refused[child.id]))
+            tick.told.append((child.parent, RunState.FAILED, failed))
+    started = [child for child in children if child.id not in refused]
+    if started:
+        code_runs.start(tick.connection, started, tick.now)
+        tick.delayed = tick.delayed or any(child.timeout is not None for child in started)

@@ -193,7 +193,7 @@ class Scheduler:
         nesting = Nesting(settings.max_depth, settings.max_descendants)
         self._dags = Dags(settings.max_payload, settings.batch, nesting)
         self._triggers = Triggers(nesting)
-        self._code = CodeRuns(self._fleet)
+        self._code = CodeRuns(self._fleet, nesting)
         self._backlog = Backlog()
         self._watch = Watch(self._fleet, self._streams, settings)
         self._errands = Errands(settings, self._fleet, self._code)

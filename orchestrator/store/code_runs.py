@@ -42,12 +42,13 @@ WITH given AS MATERIALIZED (
 ), created AS (
     INSERT INTO orchestrator.runs (id, name, status, total, open, created_at, started_at, workflow, version, deadline,
                                    parent_run, parent_position, child_id, detached, tags, code, last_event, shown,
-                                   reason, cancelling, schedule, fire_time)
+                                   reason, cancelling, schedule, fire_time, root, depth)
     SELECT g.id, coalesce(g.called, g.workflow), 'running', 0, 0, moment.now, moment.now, g.workflow, g.version,
            moment.now + g.timeout * interval '1 second', g.parent, g.position, g.child_id, g.detached,
            ARRAY(SELECT jsonb_array_elements_text(g.tags)), true, g.count, g.shown, g.reason, g.cancelling,
-           g.schedule, g.fire_time
-      FROM given g, moment
+           g.schedule, g.fire_time, coalesce(above.root, above.id), coalesce(above.depth + 1, 0)
+      FROM moment, given g LEFT JOIN LATERAL (
+           SELECT id, root, depth FROM orchestrator.runs WHERE id = g.parent LIMIT 1) AS above ON true
         ON CONFLICT (id) DO NOTHING
     RETURNING id
 ), kept AS (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -30,6 +30,20 @@ def grow(connection: Connection, numbers: Mapping[bytes, int], limit: int) -> se
     """Count runs that are started below others; return those below which there would be too many."""
     parameters = {"ids": arrays.uuids(numbers), "numbers": arrays.numbers(numbers.values()), "limit": limit}
     return {identifier(row[0]) for row in _GROW(connection, parameters)}
+
+
+_PLACES = Statement(
+    """
+SELECT r.id::text, coalesce(r.root, r.id)::text, r.depth FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (SELECT id, root, depth FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
+"""
+)
+
+
+def places(connection: Connection, ids: Iterable[bytes]) -> dict[bytes, tuple[bytes, int]]:
+    """Return where runs stand among those that started each other: the first of them, and how many are above."""
+    rows = _PLACES(connection, {"ids": arrays.uuids(ids)})
+    return {identifier(run): (identifier(root), depth) for run, root, depth in rows}
 
 
 # A run that holds a limit ends only after the runs below it. If each holder of a limit has one below it that waits for

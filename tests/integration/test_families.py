@@ -10,13 +10,15 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner
 
-from orchestrator import RunHandle
+from orchestrator import RunFailed, RunHandle, WorkflowContext
 from orchestrator.cli import main
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.loop import Scheduler
+from orchestrator.sdk.code.engine import Engine
 from orchestrator.store.insights import list_steps
 from orchestrator.store.statement import Statement
-from tests.integration.stage import System
+from tests.integration.code_stage import act
+from tests.integration.stage import System, Worker
 from tests.integration.test_bounded_ticks import real
 from tests.integration.test_dag_runs import apply, begin, finish, row
 
@@ -236,6 +238,36 @@ def test_a_tree_whose_time_was_up_is_retried_where_it_was(system: System) -> Non
     assert system.sql("SELECT DISTINCT open, failed, cancelled FROM orchestrator.runs") == [
         {"open": 0, "failed": 0, "cancelled": 0}
     ]
+
+
+def play_code(system: System, engine: Engine, worker: Worker) -> None:
+    """Let the code of all runs take its turns, until there is nothing more to do."""
+    system.look(2)
+    while turns := worker.take():
+        worker.report(*(act(engine, turn) for turn in turns))
+        system.look(2)
+
+
+@pytest.mark.parametrize(("settings", "runs"), [({"max_depth": 4}, 5), ({"max_descendants": 6}, 4)])
+def test_code_starts_itself_only_so_often(system: System, settings: dict[str, int], runs: int) -> None:
+    """As deep as it may, in a chain that continues once in each run; or as many as it may, three at a time."""
+    limited(system, **settings)
+    width = 3 if "max_descendants" in settings else 1
+
+    @system.app.workflow(name="forks")
+    async def forks(ctx: WorkflowContext, again: bool = True) -> int:
+        if again:
+            ctx.continue_as_new(False)
+        return sum([1 + await child for child in [forks.schedule() for _ in range(width)]])
+
+    worker, engine = system.worker(knows=("forks",), slots=100), Engine(system.app.code_workflows.find, 1_000_000)
+    handle = forks.start()
+    play_code(system, engine, worker)
+    with pytest.raises(RunFailed, match=f"Does it start itself without end.*{next(iter(settings))}"):
+        handle.result(1)
+    begun = system.sql("SELECT depth, root FROM orchestrator.runs WHERE reason IS DISTINCT FROM 'continued'")
+    assert len(begun) == runs
+    assert max(row["depth"] for row in begun) <= settings.get("max_depth", 100)
 
 
 # -- what can never end is refused
