@@ -87,9 +87,17 @@ class Runner:
             enter(None)
 
     def _run_loop(self, job: Job) -> AttemptReport:
-        """Run an asynchronous task on an event loop of its own, which it may stop."""
+        """Run an asynchronous task on an event loop of its own, which goes on if the task stops it."""
         try:
-            return asyncio.run(self.run_async(job))
+            with asyncio.Runner() as runner:
+                loop = runner.get_loop()
+                task = loop.create_task(self.run_async(job))
+                while True:
+                    try:
+                        return loop.run_until_complete(task)
+                    except RuntimeError:
+                        if task.done() or loop.is_closed():
+                            raise
         except BaseException as error:  # noqa: BLE001  # the task ended its loop, not only itself
             end_fork(error)
             return self.failure(job, error)
