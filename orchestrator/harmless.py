@@ -33,6 +33,11 @@ def one_line(text: str) -> str:
     return _LINES.sub(" ", harmless(text))
 
 
+def sentence(text: str) -> str:
+    """Return text with a full stop behind it, unless it ends with what stands for one."""
+    return text if text.endswith((".", "?", "!", "…")) else f"{text}."
+
+
 def indented(text: str) -> str:
     """Return text of a log: no line but the first begins where records begin, so nobody can forge one."""
     return harmless(text).replace("\n", _INDENT)

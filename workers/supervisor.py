@@ -87,8 +87,8 @@ class Supervisor:
         self._headcount = Headcount(bounds, settings.scale_down_after)
         self._changes = Changes(Path.cwd()) if spec.reload else None
         self._look_at = 0.0
-        self._is_proven = not spec.reload
-        """The application as it is now could be loaded; with `reload`, one process tries before the others."""
+        self._is_proven = False
+        """The application as it is now could be loaded; one process tries before the others."""
         self._was_loaded = False
         self._awaits_change = False
         self._unserved: list[str] = []
@@ -363,7 +363,9 @@ class Supervisor:
 
     def _heed_signals(self) -> None:
         if self._signals and not self._drain_told:
-            log.info("draining: finishing what runs, up to %g s (again to stop at once)", self._settings.drain_timeout)
+            if self._children:
+                limit = self._settings.drain_timeout
+                log.info("draining: finishing what runs, up to %g s (again to stop at once)", limit)
             self._is_closing = self._drain_told = True
             for child in self._children.values():
                 child.leave(Command("drain"))

@@ -17,6 +17,7 @@ from orchestrator.cli.run_ids import RUN
 from orchestrator.cli.sending import sending
 from orchestrator.domain.history import Event
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.task import error_text
 from orchestrator.sdk.code.recording import ID_FIELDS
 from orchestrator.sdk.payload import decode_value
 
@@ -176,7 +177,7 @@ def _fields(event: Event) -> Iterator[tuple[str, str]]:
         if isinstance(found, bytes):
             found = to_text(found) if field in ID_FIELDS else _shown(found)
         elif hasattr(found, "kind"):
-            found = f"{found.kind}: {found.message}" + (
+            found = error_text(found.kind, found.message) + (
                 _TRACEBACK + found.traceback.rstrip() if found.traceback else ""
             )
         yield field, str(found)

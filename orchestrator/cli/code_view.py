@@ -19,6 +19,7 @@ from orchestrator.cli.run_view import headline
 from orchestrator.cli.times import when
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
+from orchestrator.domain.task import error_text
 from orchestrator.harmless import one_line
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.store.code_runs import GOES_ON
@@ -59,7 +60,7 @@ def print_error(run: RunView, code: CodeView) -> None:
     error = code.error
     if error is None or run.status == RunState.CANCELLED:
         return
-    echo(f"\nError: {error.kind}: {error.message}")
+    echo(f"\nError: {error_text(error.kind, error.message)}")
     if error.data:
         echo(f"Its data: {json_text(error.data)}")
     if error.traceback:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from shutil import get_terminal_size
-from typing import Any, Literal
+from typing import Any
 
 import click
 import msgspec
@@ -18,7 +18,6 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.progress import TextColumn
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from orchestrator.harmless import ascii_json, harmless, harmless_json, one_line
@@ -49,6 +48,11 @@ def echo(text: str = "", *, err: bool = False, colour: str | None = None, nl: bo
     """Print text, which may have several lines."""
     shown = harmless(text)
     click.echo(shown if colour is None else click.style(shown, fg=colour), err=err, nl=nl)
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things: `1 task`, `2 tasks`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def confirm(question: str, *, err: bool = False) -> None:
@@ -143,13 +147,21 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty
     ]
     paper = console()
     fitting, widths = _fit(columns, paper.width + _GAP)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for column, width in zip(fitting, widths, strict=True):
-        justify: Literal["left", "right"] = "right" if column.is_number else "left"
-        table.add_column(column.name, justify=justify, width=width, no_wrap=True, overflow="ellipsis")
-    for cells in zip(*(column.cells for column in fitting), strict=True):
-        table.add_row(*cells)
-    paper.print(table)
+    for cells in zip(*((Text(column.name, style="bold"), *column.cells) for column in fitting), strict=True):
+        paper.print(_line(cells, fitting, widths), no_wrap=True, overflow="ellipsis")
+
+
+def _line(cells: Sequence[Text], columns: Sequence[_Column], widths: Sequence[int]) -> Text:
+    """Return a row's cells below those of other rows, with no blanks behind the last."""
+    line = Text()
+    for place, (cell, column, width) in enumerate(zip(cells, columns, widths, strict=True)):
+        cut = cell.copy()
+        cut.truncate(width, overflow="ellipsis")
+        blanks = " " * (width - cut.cell_len)
+        line.append(" " * _GAP if place else "").append(blanks if column.is_number else "").append_text(cut)
+        line.append("" if column.is_number else blanks)
+    line.rstrip()
+    return line
 
 
 def _fit(columns: Sequence[_Column], room: int) -> tuple[list[_Column], list[int]]:
@@ -181,13 +193,16 @@ def _squeezed(columns: Sequence[_Column], room: int, least: int) -> list[int]:
 
 def print_fields(fields: Mapping[str, Cell]) -> None:
     """Print names and values, one to a line, without those that have none."""
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in fields.items():
-        if value is not None and value != "":
-            table.add_row(name, _cell(value, harmless))
-    console().print(table)
+    paper = console()
+    said = {name: _cell(value, harmless) for name, value in fields.items() if value is not None and value != ""}
+    margin = max(map(len, said), default=0) + _GAP
+    for name, value in said.items():
+        room = max(1, paper.width - margin)
+        lines = value.wrap(paper, room, overflow="fold") if on_terminal() else value.split(allow_blank=True)
+        for place, line in enumerate(lines):
+            whole = Text.assemble(("" if place else name, "bold")).append(" " * (margin - (0 if place else len(name))))
+            whole.append_text(line).rstrip()
+            paper.print(whole, no_wrap=True, overflow="ignore")
 
 
 def state(name: str, remark: str = "") -> Text:

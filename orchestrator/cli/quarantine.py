@@ -14,7 +14,7 @@ from redis import Redis
 
 from orchestrator.cli.data import data_text
 from orchestrator.cli.options import json_option
-from orchestrator.cli.output import confirm, echo, print_fields, print_json, print_table
+from orchestrator.cli.output import confirm, counted, echo, print_fields, print_json, print_table
 from orchestrator.cli.times import ago, present, when
 from orchestrator.errors import NotFound
 from orchestrator.settings import load_settings
@@ -120,7 +120,7 @@ def clear(yes: bool) -> None:
     with _redis() as (redis, keys):
         if not yes:
             confirm("Drop everything that was set aside?")
-        echo(f"Dropped {quarantine.clear(redis, keys):,} messages.")
+        echo(f"Dropped {counted(quarantine.clear(redis, keys), 'message')}.")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from orchestrator.cli.options import json_option
-from orchestrator.cli.output import confirm, console, echo, on_terminal, print_json, print_table, text_column
+from orchestrator.cli.output import confirm, console, counted, echo, on_terminal, print_json, print_table, text_column
 from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
 from orchestrator.cli.times import duration
@@ -135,7 +135,7 @@ def resume(name: str) -> None:
     check_named(name, new=False)
     with sending() as app:
         app.queue(name).resume()
-    echo(f"Queue {name} is not paused.")
+    echo(f"Queue {name} is resumed.")
 
 
 @command.command("limit")
@@ -214,6 +214,7 @@ def purge(name: str, yes: bool) -> None:
     Example:
       orchestrator queues purge mail --yes
     """
+    check_named(name, new=False)
     with reading() as connection:
         found = next((queue for queue in insights.list_queues(connection) if queue.queue == name), None)
     waiting = 0 if found is None else found.ready + found.delayed + found.unknown + found.blocked
@@ -221,22 +222,24 @@ def purge(name: str, yes: bool) -> None:
         echo(f"Nothing waits in queue {name}.")
         return
     if not yes:
-        confirm(f"Cancel {waiting:,} tasks that wait in queue {name}?")
+        confirm(f"Cancel {counted(waiting, 'task')} waiting in queue {name}?")
     with sending() as app:
         app.queue(name).purge()
-    echo(f"The scheduler cancels {waiting:,} tasks.")
+    echo(f"The scheduler cancels {counted(waiting, 'task')}.")
 
 
 @command.command("drain")
 @click.argument("name")
 @click.option("--timeout", type=float, metavar="SECONDS", help="Give up after so many seconds.")
-def drain(name: str, timeout: float | None) -> None:
+@new_option
+def drain(name: str, timeout: float | None, new: bool) -> None:
     """Wait until every task of a queue has ended.
 
     \b
     Example:
       orchestrator queues drain mail --timeout 600
     """
+    check_named(name, new)
     with sending() as app:
         queue = app.queue(name)
         if on_terminal():

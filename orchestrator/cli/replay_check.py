@@ -8,7 +8,7 @@ from datetime import datetime
 import click
 
 from orchestrator.cli.options import app_option, moment, require_app
-from orchestrator.cli.output import echo
+from orchestrator.cli.output import counted, echo
 from orchestrator.cli.reading import reading
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import DeterminismViolation, NotDeterministic, did_you_mean
@@ -54,13 +54,9 @@ def replay_check(app: str | None, since: datetime | None, elsewhere: tuple[str, 
         gone = insights.count_open_others(connection, sorted({*known, *elsewhere}), since)
     for name, count in gone.items():
         checked, misfits = checked + count, misfits + count
-        what = f"{name}: {_open_runs(count)}, and the application has no workflow of this name."
+        what = f"{name}: {counted(count, 'open run')}, and the application has no workflow of this name."
         echo(f"{what}{did_you_mean(name, known)} If another one has it: --elsewhere {name}", colour="red", err=True)
     if waiting:
-        echo(f"{_open_runs(waiting)} held to a version that the application does not have: not checked.")
-    echo(f"{_open_runs(checked)}: the code fits {checked - misfits:,}, and does not fit {misfits:,}.")
+        echo(f"{counted(waiting, 'open run')} held to a version that the application does not have: not checked.")
+    echo(f"{counted(checked, 'open run')}: the code fits {checked - misfits:,}, and does not fit {misfits:,}.")
     sys.exit(1 if misfits else 0)
-
-
-def _open_runs(count: int) -> str:
-    return f"{count:,} open run" if count == 1 else f"{count:,} open runs"

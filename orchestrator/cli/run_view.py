@@ -12,6 +12,7 @@ from rich.text import Text
 
 from orchestrator.cli.run_layout import gutters, layers
 from orchestrator.cli.times import between
+from orchestrator.domain.task import error_text
 from orchestrator.harmless import one_line
 from orchestrator.store.insights import RunView, StepView
 
@@ -129,7 +130,7 @@ def trouble(step: StepView) -> str:
     if step.error is None:
         return ""
     failed = f"{step.failed:,} failed, first: " if step.fan_out else ""
-    return _one_line(f"{failed}{step.error.kind}: {step.error.message}")
+    return _one_line(failed + error_text(step.error.kind, step.error.message))
 
 
 def _one_line(text: str) -> str:

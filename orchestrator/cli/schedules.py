@@ -16,7 +16,7 @@ from orchestrator.cli import backfilling
 from orchestrator.cli.backfilling import key_argument
 from orchestrator.cli.data import parse_value, short_text
 from orchestrator.cli.options import app_option, json_option, require_app
-from orchestrator.cli.output import confirm, echo, print_fields, print_json, print_table, state
+from orchestrator.cli.output import confirm, counted, echo, print_fields, print_json, print_table, state
 from orchestrator.cli.reading import reading
 from orchestrator.cli.sending import sending
 from orchestrator.cli.times import ago, present
@@ -125,7 +125,7 @@ def show(key: str, as_json: bool) -> None:
             if stored.last_fire
             else "",
             "last run": f"{stored.last_run} {stored.last_state}" if stored.last_run else None,
-            "fired": f"{stored.fired:,} runs, {stored.skipped:,} skipped because a run was open",
+            "fired": f"{counted(stored.fired, 'run')}, {stored.skipped:,} skipped because a run was open",
             "error": Text(stored.error, style="red") if stored.error else None,
         }
     )

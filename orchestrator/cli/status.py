@@ -9,7 +9,7 @@ import msgspec
 
 from orchestrator.cli import trouble
 from orchestrator.cli.options import json_option
-from orchestrator.cli.output import echo, print_fields, print_json
+from orchestrator.cli.output import counted, echo, print_fields, print_json
 from orchestrator.cli.reading import reading
 from orchestrator.cli.times import ago, duration, present
 from orchestrator.settings import load_settings
@@ -53,7 +53,7 @@ def command(as_json: bool) -> None:
             "schedules": _counts(overview.schedules),
             "inbox": f"{overview.inbox} waiting",
             "events": _events(overview.events),
-            "set aside": f"{held.quarantined:,} messages" if held.quarantined else None,
+            "set aside": counted(held.quarantined, "message") if held.quarantined else None,
             "database": f"revision {overview.revision}",
             "storage": _storage(overview.storage),
             "redis": _redis(health),
@@ -86,7 +86,9 @@ def _storage(storage: Storage) -> str:
     if storage.oldest is None:
         return f"{total}, no ended tasks"
     about = "about " if storage.is_rough else ""
-    return f"{total}, {about}{storage.ended_tasks:,} ended tasks, the oldest of {ago(storage.oldest, present())}"
+    return (
+        f"{total}, {about}{counted(storage.ended_tasks, 'ended task')}, the oldest of {ago(storage.oldest, present())}"
+    )
 
 
 def _size(size: float) -> str:

@@ -16,13 +16,14 @@ from orchestrator.cli.data import as_json as data_json
 from orchestrator.cli.data import call_of, call_text, data_text, short_text, stored_value
 from orchestrator.cli.ids import TASK, Shown
 from orchestrator.cli.options import json_option, moment, page_options, status_option
-from orchestrator.cli.output import confirm, echo, json_text, print_fields, print_json, print_table, state
+from orchestrator.cli.output import confirm, counted, echo, json_text, print_fields, print_json, print_table, state
 from orchestrator.cli.reading import reading
 from orchestrator.cli.run_ids import RUN
 from orchestrator.cli.sending import sending
 from orchestrator.cli.task_words import bar, last_words, print_log, watch_task
 from orchestrator.cli.times import ago, between, present, when
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
+from orchestrator.domain.task import error_text
 from orchestrator.errors import NotFound
 from orchestrator.sdk.progress import TaskProgress
 from orchestrator.settings import load_settings
@@ -201,9 +202,9 @@ def retry(tasks: tuple[UUID, ...], dry_run: bool, yes: bool, **wanted: Any) -> N
     if dry_run or not count:
         return
     if not yes:
-        confirm(f"Open {count:,} tasks again?")
+        confirm(f"Open {counted(count, 'task')} again?")
     with sending() as app:
-        echo(f"Asked to retry {app.retry_failed(**wanted):,} tasks.")
+        echo(f"Asked to retry {counted(app.retry_failed(**wanted), 'task')}.")
 
 
 def _preview(wanted: FailedFilter) -> int:
@@ -213,7 +214,7 @@ def _preview(wanted: FailedFilter) -> int:
     print_table(
         ("tasks>", "name…", "queue…", "error…"),
         [
-            (group.tasks, group.name, group.queue, f"{group.kind}: {group.example}".partition("\n")[0])
+            (group.tasks, group.name, group.queue, error_text(group.kind, group.example).partition("\n")[0])
             for group in groups
         ],
         empty="No failed task matches.",
@@ -288,7 +289,7 @@ def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
         )
     failed = next((attempt.error for attempt in reversed(detail.attempts) if attempt.error), detail.error)
     if failed and detail.status != TaskState.CANCELLED:
-        echo(f"\nLast error: {failed.kind}: {failed.message}")
+        echo(f"\nLast error: {error_text(failed.kind, failed.message)}")
         if failed.data:
             echo(f"Its data: {json_text(failed.data)}")
         if failed.traceback:
@@ -296,4 +297,4 @@ def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
 
 
 def _error(attempt: AttemptView) -> str:
-    return f"{attempt.error.kind}: {attempt.error.message}".partition("\n")[0] if attempt.error else ""
+    return error_text(attempt.error.kind, attempt.error.message).partition("\n")[0] if attempt.error else ""

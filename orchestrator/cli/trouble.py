@@ -7,9 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 
+from orchestrator.cli.output import counted
 from orchestrator.cli.times import ago, duration, present
 from orchestrator.domain import obstacles
 from orchestrator.errors import ConfigurationError
+from orchestrator.harmless import sentence
 from orchestrator.settings import Settings
 from orchestrator.store.insights import Connections, Events, LongTransaction, Overview, UnknownTasks
 from orchestrator.transport.connection import UNAVAILABLE, connect
@@ -68,8 +70,8 @@ def of_the_system(overview: Overview, lease: float) -> Iterator[Trouble]:
     if overview.stuck_runs:
         yield Trouble(
             kind="stuck runs",
-            message=f"{overview.stuck_runs:,} runs are stuck and cannot go on; the newest: {overview.stuck_reason}. "
-            f"Look at them: orchestrator runs list --stuck",
+            message=f"{counted(overview.stuck_runs, 'run')} cannot go on; the newest: "
+            f"{sentence(overview.stuck_reason or 'nobody knows why')} Look at them: orchestrator runs list --stuck",
         )
     for failing in overview.failing_schedules:
         yield Trouble(kind="failing schedule", message=f"Schedule {failing.key} starts nothing: {failing.error}")
@@ -105,17 +107,19 @@ def of_what_redis_holds(view: RedisView) -> Iterator[Trouble]:
     if view.quarantined:
         yield Trouble(
             kind="set aside",
-            message=f"{view.quarantined:,} messages could not be understood or applied, and were set aside. Look at "
-            f"them: orchestrator quarantine list",
+            message=f"{counted(view.quarantined, 'message')} could not be understood or applied. Look at what was set "
+            f"aside: orchestrator quarantine list",
         )
 
 
 def of_redis(health: RedisHealth) -> Iterator[Trouble]:
     """Say what is wrong with Redis."""
+    error = (health.error or "").removesuffix(".")
     meanwhile = "Enqueues are kept, running tasks go on, and nothing new starts until it"
     if not health.reachable:
         yield Trouble(
-            kind="redis away", message=f"Redis cannot be reached ({health.error}). {meanwhile} is back: start it."
+            kind="redis away",
+            message=f"Redis cannot be reached ({error}). {meanwhile} is back: start it.",
         )
     elif health.error is not None and health.fullness >= 1:
         yield Trouble(
@@ -126,7 +130,7 @@ def of_redis(health: RedisHealth) -> Iterator[Trouble]:
     elif health.error is not None:
         yield Trouble(
             kind="redis refuses writes",
-            message=f"Redis refuses writes ({health.error}). {meanwhile} takes them: its log and its disk tell why.",
+            message=f"Redis refuses writes ({error}). {meanwhile} takes them: its log and its disk tell why.",
         )
     elif health.fullness >= _NEARLY:
         yield Trouble(

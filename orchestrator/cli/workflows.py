@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.cli.options import app_option, json_option
-from orchestrator.cli.output import confirm, echo, print_json, print_table
+from orchestrator.cli.output import confirm, counted, echo, print_json, print_table
 from orchestrator.cli.reading import reading
 from orchestrator.cli.replay_check import replay_check
 from orchestrator.cli.times import ago, present
@@ -79,7 +79,7 @@ def validate(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...]
     else:
         for file, result in found.items():
             if isinstance(result, Definition):
-                echo(f"{file}: {result.name}, {_number(len(result.steps), 'task')}, valid")
+                echo(f"{file}: {result.name}, {counted(len(result.steps), 'task')}, valid")
             else:
                 echo(str(result), colour="red", err=True)
     sys.exit(0 if all(isinstance(result, Definition) for result in found.values()) else 1)
@@ -302,8 +302,8 @@ def _summary(stored: Stored) -> dict[str, Any]:
 
 
 def _about_code(view: CodeWorkflowView) -> str:
-    workers = _number(view.workers, "live worker") if view.workers else "no live worker"
-    return f"{workers}, {_number(view.open_runs, 'open run')}"
+    workers = counted(view.workers, "live worker") if view.workers else "no live worker"
+    return f"{workers}, {counted(view.open_runs, 'open run')}"
 
 
 def _starts(definition: Definition) -> list[str]:
@@ -342,7 +342,3 @@ def _diff(stored: Stored | None, definition: Definition, file: str) -> list[str]
 def _ordered(definition: Definition) -> Definition:
     """Return a definition with its mappings in order of their keys; the database does not keep theirs."""
     return msgspec.json.decode(msgspec.json.encode(definition, order="deterministic"), type=Definition)
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

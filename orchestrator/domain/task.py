@@ -131,6 +131,11 @@ class Dispatch(msgspec.Struct, frozen=True, array_like=True):
         return self.run_id == self.id
 
 
+def error_text(kind: str, message: str) -> str:
+    """Return an error as Python prints it: one without a message is only its kind."""
+    return f"{kind}: {message}" if message else kind
+
+
 class TaskError(msgspec.Struct, frozen=True, array_like=True):
     """What went wrong in an attempt."""
 

@@ -10,6 +10,7 @@ from uuid import UUID
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.run import RunCounters
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
+from orchestrator.domain.task import error_text
 from orchestrator.errors import (
     NotFound,
     OrchestratorError,
@@ -125,7 +126,7 @@ class Handle(Generic[R]):
             raise TaskSkipped(f"{message} was skipped.")
         if error is None:
             raise TaskFailed(f"{message} failed.")
-        text = f"{message} failed: {error.kind}: {error.message}"
+        text = f"{message} failed: {error_text(error.kind, error.message)}"
         raise TaskFailed(text, kind=error.kind, traceback=error.traceback, data=error.attributes)
 
 

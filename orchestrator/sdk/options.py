@@ -265,7 +265,9 @@ def check_options(what: str, given: Iterable[str], known: Sequence[str]) -> None
 def check_name(what: str, name: object) -> str:
     """Refuse a name that could not be typed, logged or used as a key."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidTask(f"A {what} name has 1 to 128 letters, digits, or any of _ . : / -; found {shown(name)}.")
+        article = "An" if what[0] in "aeio" else "A"
+        expected = f"{article} {what} name has 1 to 128 letters, digits, or any of _ . : / -"
+        raise InvalidTask(f"{expected}; found {shown(name)}.")
     return name
 
 

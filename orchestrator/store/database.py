@@ -16,7 +16,7 @@ from sqlalchemy.engine import ExceptionContext, make_url
 from sqlalchemy.pool import NullPool
 
 from orchestrator.errors import ConfigurationError, SchemaError
-from orchestrator.harmless import without_password, without_password_of
+from orchestrator.harmless import sentence, without_password, without_password_of
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
@@ -162,7 +162,7 @@ def explain(error: BaseException) -> str:
     """Return what is wrong with Postgres and what to do, in one line."""
     said = " ".join(str(getattr(error, "orig", None) or error).split())
     advice = next((advice for words, advice in _ADVICE if words in said), "Check that it runs and can be reached.")
-    return f"{said.removesuffix('.')}. {advice}"
+    return f"{sentence(said)} {advice}"
 
 
 def is_broken_off(error: BaseException) -> bool:

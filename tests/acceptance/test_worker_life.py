@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -362,6 +364,17 @@ def test_a_successor_that_cannot_be_loaded_replaces_nobody(life: Stack, tmp_path
     eventually(lambda: worker.logged("cannot be loaded any more; going on"), "its successor fails")
     assert stubborn.pid.enqueue().result(20) == first
     assert states(life, worker) == ["live"]
+
+
+def test_an_application_that_cannot_be_loaded_is_told_once(redis_url: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "orchestrator", "worker", "--app", "nosuch:app", "--processes", "3"]
+    environment = os.environ | {"ORCHESTRATOR_REDIS_URL": redis_url}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("Error: ") == 1, done.stderr
+    assert "draining" not in done.stderr
 
 
 def test_reload(life: Stack, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ def worker(queues: list[str]) -> WorkerRow:
 
 
 @pytest.mark.parametrize(
-    "words", [("pause",), ("resume",), ("limit", "--concurrency", "2"), ("retain", "--success", "1h")]
+    "words",
+    [("pause",), ("resume",), ("limit", "--concurrency", "2"), ("retain", "--success", "1h"), ("purge",), ("drain",)],
 )
 def test_a_queue_that_nobody_has_named_is_refused(
     system: System, run: Callable[..., Result], words: tuple[str, ...]
@@ -48,7 +49,8 @@ def test_a_queue_that_nobody_has_named_is_refused(
 def test_one_that_is_to_come_may_be_paused(run: Callable[..., Result]) -> None:
     assert run("pause", "tomorrow").exit_code == 1
     assert run("pause", "tomorrow", "--new").exit_code == 0
-    assert run("resume", "tomorrow").exit_code == 0
+    assert run("drain", "tomorrow").exit_code == 0, "which has no tasks"
+    assert run("resume", "tomorrow").output == "Queue tomorrow is resumed.\n"
     assert run("pause", "tomorrow").exit_code == 0, "somebody has named it by now"
 
 

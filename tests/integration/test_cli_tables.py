@@ -71,7 +71,7 @@ def test_one_that_several_begin_with_names_them(here: System) -> None:
     assert refused.exit_code == 1
     assert "The ids of several tasks begin with 0199b2f4-7d. Write more of it:" in refused.stderr
     named = [line for line in refused.stderr.splitlines() if line.startswith("  0199")]
-    assert [line.split()[0] for line in named] == ALIKE[:10]
+    assert [line.split()[0] for line in named] == ALIKE[:1:-1], "the newest"
     assert named[0].endswith("many, success, 0s ago")
     assert refused.stderr.splitlines()[-1] == "  …"
 
@@ -245,6 +245,29 @@ def test_nothing_is_cut_where_nobody_reads_it_on_a_terminal(here: System) -> Non
     listed = invoke("runs", "list").stdout
     assert name in listed
     assert len(listed.splitlines()) == 2
+
+
+def test_no_line_ends_in_blanks(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(here)
+    fill_with_code(here)
+    long = here.job.enqueue("x" * 1_000).id
+    run = read("runs", "list")["runs"][0]["id"]
+    commands = [*LISTS, ("tasks", "show", long), ("runs", "show", run)]
+    for width in (None, 60, 400):
+        if width:
+            widen(monkeypatch, width)
+        for words in commands:
+            lines = invoke(*words).stdout.splitlines()
+            assert [line for line in lines if line.endswith(" ")] == [], words
+    monkeypatch.undo()
+
+
+def test_the_lines_below_a_long_one_are_as_short_as_ever(here: System) -> None:
+    run = here.app.start_many(here.job, [1]).id
+    here.sql("UPDATE orchestrator.runs SET name = :name", name="x" * 100_000)
+    shown = invoke("runs", "show", run).stdout
+    assert "x" * 100_000 in shown
+    assert len(shown) < 101_000
 
 
 # -- counts

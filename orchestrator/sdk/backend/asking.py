@@ -34,6 +34,6 @@ def obstacles(connections: Connections, target: bytes) -> list[str]:
 def overdue(connections: Connections, target: bytes) -> str:
     """Say what keeps a task or a run from its end, for which somebody has waited in vain."""
     try:
-        return " ".join(obstacles(connections, target)) or "It goes on"
+        return " ".join(obstacles(connections, target)).removesuffix(".") or "It goes on"
     except Unavailable:
         return "Postgres cannot be asked how it is"

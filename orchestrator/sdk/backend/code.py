@@ -16,7 +16,7 @@ from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.lane_names import scoped
 from orchestrator.domain.starts import OnConflict
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.task import TaskError, error_text
 from orchestrator.errors import (
     Duplicate,
     NotFound,
@@ -242,7 +242,7 @@ class CodeBackend:
         except Unavailable:
             return "Postgres cannot be asked how it is"
         if reason is not None:
-            return f"It is stuck: {reason['kind']}: {reason['message']}"
+            return f"It is stuck: {reason['kind']}: {reason['message']}".removesuffix(".")
         waiting_updates: list[str] = waiting.get("updates", [])
         without = next((text for text in waiting_updates if text.startswith(f"{update}{NO_HANDLER}")), None)
         return overdue(self._connections, last) if without is None else f"It has got update {without}"
@@ -334,4 +334,4 @@ class CodeBackend:
 def _told(verb: str, name: str, error: TaskError) -> str:
     if error.kind == "WrongState":
         return error.message
-    return f"The {verb.split()[0]} {name!r} failed: {error.kind}: {error.message}"
+    return f"The {verb.split()[0]} {name!r} failed: {error_text(error.kind, error.message)}"

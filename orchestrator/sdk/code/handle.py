@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from orchestrator.domain.commands import SignalRun
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import RunState
+from orchestrator.domain.task import error_text
 from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.current import current_flow
@@ -185,7 +186,7 @@ class WorkflowHandle(Generic[R]):
         error = ended.error
         if ended.state == RunState.CANCELLED or error is None:
             raise RunFailed(f"{name}, run {self.id}, was {ended.state}.")
-        text = f"{name}, run {self.id}, failed: {error.kind}: {error.message}\n\n{error.traceback}".rstrip()
+        text = f"{name}, run {self.id}, failed: {error_text(error.kind, error.message)}\n\n{error.traceback}".rstrip()
         raise RunFailed(text, kind=error.kind, data=error.attributes)
 
 

@@ -28,14 +28,14 @@ class Found(NamedTuple):
 
 
 def begin_with(connection: Connection, kind: Kind, digits: str, most: int) -> list[Found]:
-    """Return the first tasks or runs whose ids begin with these hexadecimal digits."""
+    """Return the newest tasks or runs whose ids begin with these hexadecimal digits."""
     tables = " UNION ALL ".join(
         f"(SELECT id, name, status, created_at FROM {table}"
-        f" WHERE id BETWEEN %(first)s::uuid AND %(last)s::uuid ORDER BY id LIMIT %(most)s)"
+        f" WHERE id BETWEEN %(first)s::uuid AND %(last)s::uuid ORDER BY id DESC LIMIT %(most)s)"
         for table in _TABLES[kind]
     )
     parameters = {"first": digits.ljust(32, "0"), "last": digits.ljust(32, "f"), "most": most}
-    rows = connection.exec_driver_sql(f"SELECT * FROM ({tables}) AS found ORDER BY id LIMIT %(most)s", parameters)
+    rows = connection.exec_driver_sql(f"SELECT * FROM ({tables}) AS found ORDER BY id DESC LIMIT %(most)s", parameters)
     return [Found(*row) for row in rows]
 
 
