@@ -30,6 +30,7 @@ from orchestrator.workers.spec import WorkerSpec
 from tests.waiting import eventually
 
 LIMIT = 0.3
+STOP_GRACE = 0.1
 app = Orchestrator(database_url="postgresql://nowhere/x", redis_url="redis://nowhere")
 let_go: list[bool] = []
 
@@ -131,7 +132,9 @@ class Reports(list[AttemptReport]):
 class World:
     """A pool with one slot."""
 
-    def __init__(self, isolation: Isolation | None = None, limit: float = LIMIT) -> None:
+    def __init__(
+        self, isolation: Isolation | None = None, limit: float = LIMIT, stop_grace: float = STOP_GRACE
+    ) -> None:
         self.reports, self.held = Reports(), HeldAttempts(capacity=9)
         self.replaced: list[str] = []
         runner = Runner(app, self.reports, Allowed(app, ()))  # type: ignore[arg-type]
@@ -142,7 +145,7 @@ class World:
             self.held,
             concurrency=1,
             ttl=60.0,
-            stop_grace=0.1,
+            stop_grace=stop_grace,
             on_stuck=self.replaced.append,
             turn_timeout=limit,
         )
@@ -264,7 +267,7 @@ def test_what_runs_in_a_process_of_its_own_is_ended_with_it(tmp_path: Path, monk
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     isolation = Isolation(WorkerSpec(app="looping:app"), None)  # type: ignore[arg-type]
-    world = World(isolation, limit=0.05)
+    world = World(isolation, limit=0.05, stop_grace=30.0)  # a busy machine takes its time to end a process
     world.submit("spins", alone=True)
     report = world.reported()
     assert isinstance(report, Activated)
