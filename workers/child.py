@@ -148,8 +148,8 @@ class Child:
 
     # -- its end
 
-    def last_words(self, now: float) -> list[Report]:
-        """Return what is to be reported of a process that has ended and still held something.
+    def last_words(self, now: float, died_of: str) -> list[Report]:
+        """Return what is to be reported of a process that has ended so and still held something.
 
         Nobody is charged for its death: whoever brought it down, others may have been in it.
         """
@@ -170,7 +170,7 @@ class Child:
                 else Returned(*attempt, "worker stops")
                 for attempt in left
             ]
-        return [Lost(*attempt, alone=False) for attempt in left]
+        return [Lost(*attempt, alone=False, reason=died_of) for attempt in left]
 
 
 def _timed_out(limit: Limit, now: float) -> Failed:

@@ -30,6 +30,7 @@ _NOD = struct.Struct("<d")
 """When the parent last gave a sign of life."""
 _NOD_PLACE = 24
 _FAREWELL_PLACE = 32
+_HANDED_BACK_PLACE = 36
 _ATTEMPT = struct.Struct(">I")
 _LIMIT = struct.Struct("<dd?")
 """Until when an attempt may run, its timeout, and whether it is tried again after that."""
@@ -125,6 +126,10 @@ class HeldAttempts:
         """Leave the last word of this process."""
         _NUMBER.pack_into(self._memory, _FAREWELL_PLACE, farewell)
 
+    def say_handed_back(self, count: int) -> None:
+        """Leave how many attempts this process has handed back at its end."""
+        _NUMBER.pack_into(self._memory, _HANDED_BACK_PLACE, count)
+
     @property
     def room(self) -> int:
         """Return how many more attempts fit."""
@@ -181,6 +186,12 @@ class HeldAttempts:
     def farewell(self) -> Farewell:
         """Return the last word of the child."""
         return Farewell(_NUMBER.unpack_from(self._memory, _FAREWELL_PLACE)[0])
+
+    @property
+    def handed_back(self) -> int:
+        """Return how many attempts the child has handed back at its end."""
+        count: int = _NUMBER.unpack_from(self._memory, _HANDED_BACK_PLACE)[0]
+        return count
 
     def blocking(self) -> set[tuple[bytes, int]]:
         """Return the attempts whose code kept their neighbours from going on."""

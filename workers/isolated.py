@@ -37,7 +37,7 @@ from orchestrator.workers.forks import is_fork, on_fork, refuse_in_fork, watch_f
 from orchestrator.workers.job import Bundle, Job
 from orchestrator.workers.loading import load_app
 from orchestrator.workers.memory import resident_memory
-from orchestrator.workers.mortality import die_with
+from orchestrator.workers.mortality import die_with, ending
 from orchestrator.workers.outlet import Outbox, interruption
 from orchestrator.workers.runner import Runner
 from orchestrator.workers.spec import WorkerSpec
@@ -90,8 +90,7 @@ class Isolation:
             child.send("run", encode(job.dispatch))
             report = self._converse(child, job, start_clock)
         except (EOFError, OSError) as error:
-            child.end()
-            return self._died(job, error)
+            return self._died(job, error, child.end())
         finally:
             job.uninterruptible()
         child.runs += 1
@@ -202,7 +201,7 @@ class Isolation:
             return "uncertain", str(error).encode()
 
     @staticmethod
-    def _died(job: Job, error: EOFError | OSError) -> Lost | Returned:
+    def _died(job: Job, error: EOFError | OSError, code: int) -> Lost | Returned:
         dispatch = job.dispatch
         reason = job.interrupted_by
         if reason is not None and reason is not SoftTimeout:
@@ -212,7 +211,7 @@ class Isolation:
             log.error("a process for task %s could not be started: %s", dispatch.name, why)
             return Returned(dispatch.id, dispatch.attempt, "its process could not be started", _START_AGAIN)
         threading.Event().wait(_DYING_TOGETHER)
-        return Lost(dispatch.id, dispatch.attempt, alone=True)
+        return Lost(dispatch.id, dispatch.attempt, alone=True, reason=ending(code))
 
 
 class _Child:
@@ -266,10 +265,11 @@ class _Child:
     def kill(self) -> None:
         self._process.kill()
 
-    def end(self) -> None:
+    def end(self) -> int:
+        """Kill it, unless it has ended; return its exit code."""
         self._process.kill()
-        self._process.wait()
         self._pipe.close()
+        return self._process.wait()
 
 
 # -- the child's side

@@ -1,4 +1,7 @@
-"""End with the parent: a process that nobody beats for must not go on with a task that is running elsewhere by then."""
+"""End with the parent, and say of what a process died.
+
+A process that nobody beats for must not go on with a task that is running elsewhere by then.
+"""
 
 from __future__ import annotations
 
@@ -17,3 +20,13 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it died before the kernel was asked
         os._exit(1)
+
+
+def ending(code: int) -> str:
+    """Return what a process died of, by its exit code as `subprocess` has it: `exit code 3`, `signal 9 (SIGKILL)`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:  # most of the real-time signals have no name
+        return f"signal {-code}"

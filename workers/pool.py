@@ -299,10 +299,9 @@ class Pool:
                 job.stop_with(TaskAborted, now)
                 self._hand_back(job, "cancelled")
 
-    def hand_back_waiting(self) -> None:
-        """Give back what has not begun."""
-        for job in list(self._jobs.values()):
-            self._hand_back(job, "worker stops")
+    def hand_back_waiting(self) -> int:
+        """Give back what has not begun; return how many."""
+        return sum(self._hand_back(job, "worker stops") for job in list(self._jobs.values()))
 
     def send_notes(self) -> None:
         """Send what running tasks have left for their next attempts: the process ends before they do."""
@@ -349,7 +348,9 @@ class Pool:
         """Return how many tasks this process has run or received to run; child processes count their own."""
         return self.ended + sum(not self._isolated(job) for job in list(self._jobs.values()))
 
-    def _hand_back(self, job: Job, reason: str) -> None:
-        if job.take_back():
-            self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
-            self._forget(job)
+    def _hand_back(self, job: Job, reason: str) -> bool:
+        if not job.take_back():
+            return False
+        self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
+        self._forget(job)
+        return True

@@ -188,6 +188,7 @@ class WorkerProcess:
         """Work until drained; say whether everything was finished."""
         self.reporter.start()
         self.pool.start()
+        handed_back = 0
         while not self._draining.is_set():
             self._held.shrink()
             if not self._may_start.wait(_PATIENCE):
@@ -205,14 +206,14 @@ class WorkerProcess:
                 asked_at = time.monotonic()
                 received = self._receive(room)
                 if self._draining.is_set():
-                    self._give_back(received, "worker stops")
+                    handed_back += self._give_back(received, "worker stops")
                 elif time.monotonic() - asked_at > _TOO_LATE:
                     self._give_back(received, "received too late")
                 else:
                     self._accept(received)
             self._check_age()
-        self.pool.hand_back_waiting()
-        self._give_back(self._left_over(), "worker stops")
+        handed_back += self.pool.hand_back_waiting() + self._give_back(self._left_over(), "worker stops")
+        self._held.say_handed_back(handed_back)
         finished = self._finish()
         self.pool.task_log.summarize(time.monotonic())
         if not finished:
@@ -346,13 +347,14 @@ class WorkerProcess:
             self.reporter.generation = generation
         return generation
 
-    def _give_back(self, received: list[Received], reason: str) -> None:
-        """Start nothing of what came when this process was to take no more, or came long ago and was not noticed."""
+    def _give_back(self, received: list[Received], reason: str) -> int:
+        """Start nothing of what came when this process was to take no more, or came long ago; return how many."""
         for queue, entry, tasks in received:
             bundle = Bundle(self._joined, queue, entry, len(tasks))
             for task in tasks:
                 job = Job(task, bundle, self._held.add(task.id, task.attempt), time.monotonic())
                 self.reporter.report(Returned(task.id, task.attempt, reason), job)
+        return sum(len(tasks) for _, _, tasks in received)
 
     def _accept(self, received: list[Received]) -> None:
         now = time.monotonic()

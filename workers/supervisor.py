@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.domain.reports import Flush
+from orchestrator.domain.task import Returned
 from orchestrator.harmless import without_password
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.settings import Settings
@@ -30,6 +31,7 @@ from orchestrator.workers.changes import Changes
 from orchestrator.workers.child import Child, start_child
 from orchestrator.workers.held import Farewell
 from orchestrator.workers.memory import format_memory, resident_memory
+from orchestrator.workers.mortality import ending
 from orchestrator.workers.process import Command, Hello, Leaving
 from orchestrator.workers.spec import WorkerSpec
 from orchestrator.workers.staffing import Bounds, Headcount, Standing, crowd, plan
@@ -82,6 +84,8 @@ class Supervisor:
         self._is_closing = False
         """Nothing is started any more."""
         self._drain_told = False
+        self._handed_back = 0
+        """Attempts that its processes gave back at their ends."""
         self._exit_code = 0
         bounds = Bounds(*(spec.autoscale or (spec.processes, spec.processes)))
         self._headcount = Headcount(bounds, settings.scale_down_after)
@@ -116,6 +120,7 @@ class Supervisor:
             except UNAVAILABLE as error:
                 self._redis.failed(describe(error))
                 self._sleep(min(0.5, self._settings.heartbeat))
+        log.info("worker stopped; attempts that it handed back: %d", self._handed_back)
         return self._exit_code
 
     def _step(self, now: float) -> None:
@@ -254,14 +259,15 @@ class Supervisor:
             farewell = child.held.farewell
             in_order = farewell in (Farewell.FINISHED, Farewell.UNFINISHED)
             self._gone[child.worker] = in_order
-            reports = child.last_words(now)
+            died_of = ending(code)
+            reports = child.last_words(now, died_of)
+            self._handed_back += child.held.handed_back + sum(isinstance(report, Returned) for report in reports)
             if reports:
                 self._lost.append(Flush(child.worker, reports))
             if farewell in (Farewell.UNUSABLE, Farewell.BROKEN):
                 self._cannot_load(now, mendable=farewell is Farewell.BROKEN or self._was_loaded)
             elif not in_order and not child.dismissed:
-                how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                log.error("process %d died (%s) with %d tasks; they will run elsewhere", pid, how, len(reports))
+                log.error("process %d died (%s) with %d tasks; they will run elsewhere", pid, died_of, len(reports))
                 self._start_after = max(self._start_after, self._died_at + _BREATHER)
                 self._died_at = max(now, self._start_after)
 

@@ -86,7 +86,7 @@ class TaskLog:
         elif isinstance(report, Failed):
             self._failed(job, report)
         elif isinstance(report, Lost):
-            _tell(job, logging.WARNING, "its process died: killed, out of memory, or crashed")
+            _tell(job, logging.WARNING, f"its process died: {report.reason or 'killed, out of memory, or crashed'}")
         elif isinstance(report, Activated):
             for command in report.commands:
                 if isinstance(command, FailRun) and self._may_tell(job, _FAILED, command.error):

@@ -213,14 +213,16 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
-    """The process that had the attempt died; reported by its parent."""
+    """The process that had the attempt died, as its parent reports, or was not heard from, as the leader finds."""
 
     id: bytes
     attempt: int
     alone: bool
     """It had the process that died to itself, so nobody else can have brought it down."""
     reason: str = ""
-    """Why its process was given up, where it did not simply die."""
+    """What the process died of, e.g. `exit code 3`, or why it was given up; empty if nobody knows."""
+    unheard: float = 0.0
+    """Seconds for which its worker was not heard from, if that is all that is known."""
 
 
 class Enqueued(msgspec.Struct, frozen=True, array_like=True, tag="enqueued"):

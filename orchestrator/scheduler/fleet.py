@@ -74,6 +74,10 @@ class Fleet:
             return False
         return self.fair_time - self._seen.setdefault(worker, self.fair_time) >= self.ttl and not self.in_grace
 
+    def silence(self, worker: str) -> float:
+        """Return the seconds since a worker was last heard, counted fairly."""
+        return self.fair_time - self._seen.get(worker, self.fair_time)
+
     def forget_dead(self) -> list[str]:
         """Return the workers that have been dead for a while, and drop what is remembered of them."""
         gone = [

@@ -133,7 +133,8 @@ class Reconciler:
                 continue
             owner = message.consumer if message is not None else task.worker
             if owner is not None and fleet.is_dead(owner):
-                reports.append(("reconcile", owner, Lost(task.id, task.attempt, alone=False)))
+                lost = Lost(task.id, task.attempt, alone=False, unheard=fleet.silence(owner))
+                reports.append(("reconcile", owner, lost))
             elif owner is not None and owner not in fleet.beats:
                 continue
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from orchestrator.domain.activation import Activated, Violation
@@ -31,9 +32,12 @@ from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tasks import adopt_children, error_json, tell_failed
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import details, transitions, waiting
-from orchestrator.store.transitions import Again, Beginning, Ending, Success
+from orchestrator.store.transitions import Again, Beginning, Ending, Moved, Success
+from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import encode
 from orchestrator.transport.quarantine import Refused
+
+log = get_logger("scheduler")
 
 Reported = tuple[str, str, Report]
 """Entry id, worker and report."""
@@ -83,7 +87,9 @@ def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, i
     lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
     if again:
         tick.delayed = tick.delayed or any(row.delay > 0 for row in again)
-        tick.note(transitions.again(tick.connection, again, tick.now), lingering=lingering)
+        repeated = transitions.again(tick.connection, again, tick.now)
+        tick.note(repeated, lingering=lingering)
+        _tell_lost(unhappy, repeated)
     if endings:
         errors = {ending.id: error for ending, error in endings}
         moved = transitions.end(tick.connection, TaskState.FAILED, [ending for ending, _ in endings], tick.now)
@@ -161,12 +167,37 @@ def _decide(
 
 
 def lost_error(report: Lost, losses: int, deaths: int, limit: int) -> TaskError:
-    """Describe the death of the process that had an attempt, after so many of its own and so many of any."""
-    count = f"{losses + 1} of {limit} such losses"
-    if not report.alone:
-        count = f"others were there too; {deaths + 1} of {DEATHS_PER_LOSS * limit} such deaths"
-    why = report.reason or "killed, out of memory, or crashed"
-    return TaskError("WorkerLost", f"The process that ran this attempt died: {why} ({count}).")
+    """Describe how an attempt was lost, after so many losses of its own and so many of any."""
+    if report.unheard:
+        what = (
+            f"The worker that had this attempt was not heard from for {report.unheard:.1f} s: "
+            f"it was stopped or cut off, or it died with its parent or its machine"
+        )
+    else:
+        what = f"The process that ran this attempt died: {_died_of(report)}"
+    if report.alone:
+        whose = f"It ran nothing else. The task fails when that has happened {limit} times; this was time {losses + 1}"
+    else:
+        most = DEATHS_PER_LOSS * limit
+        whose = (
+            f"That need not be the task's fault: it fails only if it was there {most} times; this was time {deaths + 1}"
+        )
+    return TaskError("WorkerLost", f"{what}. {whose}.")
+
+
+def _died_of(report: Lost) -> str:
+    return report.reason or "killed, out of memory, or crashed"
+
+
+def _tell_lost(unhappy: Sequence[tuple[str, Failed | Lost]], repeated: Sequence[Moved]) -> None:
+    """Log which workers were lost with attempts that others run again: one line each."""
+    lost = {report.id: (worker, report) for worker, report in unhappy if isinstance(report, Lost) and not report.alone}
+    counts: Counter[tuple[str, str]] = Counter()
+    for worker, report in (lost[task.id] for task in repeated if task.id in lost):
+        said = f"its parent says that its process died: {_died_of(report)}"
+        counts[worker, f"not heard from for {report.unheard:.1f} s" if report.unheard else said] += 1
+    for (worker, why), count in counts.items():
+        log.warning("worker %s is lost (%s); attempts that are run again: %d", worker, why, count)
 
 
 def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Sequence[Reported]], None]) -> None:

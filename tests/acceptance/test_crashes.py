@@ -96,7 +96,7 @@ def test_the_exit_code_of_a_task_means_nothing(life: Stack, tmp_path: Path, code
     neighbours = [crashing.held.enqueue(str(started), str(tmp_path / "go")) for _ in range(2)]
     starts(started, 2)
     culprit = crashing.exits.enqueue(str(kills), code)
-    with pytest.raises(TaskFailed, match="The process that ran this attempt died") as caught:
+    with pytest.raises(TaskFailed, match=f"The process that ran this attempt died: exit code {code}") as caught:
         culprit.result(60)
     assert caught.value.kind == "WorkerLost"
     assert len(lines(kills)) == 1 + SETTINGS["loss_limit"], "once beside others, then alone"

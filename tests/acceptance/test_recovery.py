@@ -42,8 +42,13 @@ def all_succeed_once(stack: Stack, count: int, timeout: float = 60.0) -> None:
     assert stack.scalar("SELECT coalesce(sum(failures), 0) FROM orchestrator.ended_tasks") == 0
 
 
+def lost_because(stack: Stack) -> str:
+    """Return what is recorded of the one attempt that was lost."""
+    return str(stack.scalar("SELECT error ->> 'message' FROM orchestrator.attempts WHERE outcome = 'lost'"))
+
+
 def test_a_killed_process_loses_no_task(stack: Stack, tmp_path: Path) -> None:
-    stack.scheduler()
+    scheduler = stack.scheduler()
     worker = stack.worker()
     handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
     first = started_by(tmp_path / "started")[0]
@@ -54,12 +59,14 @@ def test_a_killed_process_loses_no_task(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     assert handle.result(20) == second != first
     assert worker.logged("with 1 tasks; they will run elsewhere")
+    assert scheduler.logged("its process died: signal 9 (SIGKILL)); attempts that are run again: 1")
+    assert lost_because(stack).startswith("The process that ran this attempt died: signal 9 (SIGKILL). ")
     all_succeed_once(stack, 1)
     assert stack.sql("SELECT outcome FROM orchestrator.attempts") == [("lost",)]
 
 
 def test_a_killed_machine_loses_no_task(stack: Stack, tmp_path: Path) -> None:
-    stack.scheduler()
+    scheduler = stack.scheduler()
     first = stack.worker()
     handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
     started_by(tmp_path / "started")
@@ -71,6 +78,8 @@ def test_a_killed_machine_loses_no_task(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     handle.result(20)
     all_succeed_once(stack, 1)
+    assert scheduler.log.read_text().count("is lost (not heard from for ") == 1
+    assert lost_because(stack).startswith("The worker that had this attempt was not heard from for ")
 
 
 def test_an_isolated_task_dies_with_its_worker(stack: Stack, tmp_path: Path) -> None:
@@ -243,13 +252,15 @@ def test_redis_restarts_without_its_data(stack: Stack, tmp_path: Path, services:
 
 
 def test_a_worker_that_was_stopped_comes_back_humbly(stack: Stack, tmp_path: Path) -> None:
-    stack.scheduler()
+    scheduler = stack.scheduler()
     first = stack.worker()
     handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
     started_by(tmp_path / "started")
     second = stack.worker()
     first.signal_group(signal.SIGSTOP)
     started_by(tmp_path / "started", 2)
+    assert scheduler.log.read_text().count("is lost (not heard from for ") == 1
+    assert lost_because(stack).startswith("The worker that had this attempt was not heard from for ")
     first.signal_group(signal.SIGCONT)
     eventually(lambda: first.logged("asking which tasks still count"), "it asks")
     (tmp_path / "go").touch()
@@ -270,6 +281,7 @@ def test_drain_finishes_what_runs_and_hands_back_the_rest(stack: Stack, tmp_path
     eventually(lambda: worker.logged("draining"), "it drains")
     (tmp_path / "go").touch()
     assert worker.wait(20) == 0
+    assert "worker stopped; attempts that it handed back: " in worker.log.read_text().splitlines()[-1]
     eventually(lambda: run.progress().counters.success == 2, "two ended")
     assert stack.scalar("SELECT sum(failures + losses) FROM orchestrator.tasks") == 0
     stack.worker()
@@ -307,6 +319,7 @@ class TestDrainTimeout:
         started_by(tmp_path / "started")
         worker.signal(signal.SIGTERM)
         assert worker.wait(20) == 0
+        assert worker.logged("worker stopped; attempts that it handed back: 1\n")
         eventually(lambda: handle.status() == "pending", "it is handed back")
         stack.worker()
         started_by(tmp_path / "started", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from datetime import timedelta
 from typing import Any
@@ -945,8 +946,32 @@ def test_a_task_that_is_there_whenever_a_worker_dies_is_given_up_in_the_end(syst
         system.tick()
     row = system.row(handle)
     assert (row["reason"], row["losses"], row["failures"], row["attempt"]) == ("worker lost", 0, 0, 30)
-    with pytest.raises(TaskFailed, match="others were there too; 30 of 30 such deaths"):
+    with pytest.raises(TaskFailed, match="it fails only if it was there 30 times; this was time 30"):
         handle.result(0)
+
+
+def test_each_lost_worker_is_one_warning_that_says_why(system: System, caplog: pytest.LogCaptureFixture) -> None:
+    system.settle()
+    silent, dead = system.worker("silent"), system.worker("dead")
+    handles = system.dispatch(3)
+    silent.take()
+    silent.die()
+    system.make_old()
+    system.look_until(lambda: all(system.row(handle)["attempt"] == 2 for handle in handles))
+    for task in (tasks := dead.take()):
+        dead.report(Lost(task.id, task.attempt, alone=False, reason="exit code 3"))
+    dead.report(Lost(tasks[0].id, 1, alone=False, reason="of old"))
+    system.tick()
+    warnings = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
+    assert len(warnings) == 2
+    assert re.fullmatch(
+        r"worker silent is lost \(not heard from for \d+\.\d s\); attempts that are run again: 3", warnings[0]
+    )
+    died = "its parent says that its process died: exit code 3"
+    assert warnings[1] == f"worker dead is lost ({died}); attempts that are run again: 3"
+    errors = [row["error"]["message"] for row in system.sql("SELECT error FROM orchestrator.attempts ORDER BY attempt")]
+    assert all(error.startswith("The worker that had this attempt was not heard from for ") for error in errors[:3])
+    assert {error.partition(". ")[0] for error in errors[3:]} == {"The process that ran this attempt died: exit code 3"}
 
 
 def test_the_neighbours_of_a_task_that_kills_its_worker_are_not_blamed(system: System) -> None:

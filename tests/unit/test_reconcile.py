@@ -140,13 +140,13 @@ def test_before_a_message_is_given_up_the_streams_of_all_workers_are_looked_thro
 
 def test_a_message_received_by_a_dead_worker_is_a_loss() -> None:
     reports, withdraw = Situation().judge(Streams(message("1-0", A, consumer="dead")), in_flight())
-    assert reports == [("reconcile", "dead", Lost(A, 1, alone=False))]
+    assert reports == [("reconcile", "dead", Lost(A, 1, alone=False, unheard=20.0))]
     assert withdraw == {"default": ["1-0"]}
 
 
 def test_running_on_a_dead_worker_without_a_message_is_a_loss() -> None:
     reports, withdraw = Situation().judge(Streams(), in_flight(worker="dead"))
-    assert reports == [("reconcile", "dead", Lost(A, 1, alone=False))]
+    assert reports == [("reconcile", "dead", Lost(A, 1, alone=False, unheard=20.0))]
     assert not withdraw
 
 
@@ -206,7 +206,7 @@ def test_what_was_just_dispatched_is_not_asked_about() -> None:
 def test_a_bundle_is_judged_member_by_member_and_withdrawn_once() -> None:
     streams = Streams(message("1-0", A, B, consumer="dead"), message("2-0", C, consumer=None))
     reports, withdraw = Situation().judge(streams, in_flight(A), in_flight(B), in_flight(C))
-    assert reports == [("reconcile", "dead", Lost(task, 1, alone=False)) for task in (A, B)]
+    assert reports == [("reconcile", "dead", Lost(task, 1, alone=False, unheard=20.0)) for task in (A, B)]
     assert withdraw == {"default": ["1-0"]}
 
 

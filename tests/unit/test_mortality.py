@@ -1,0 +1,14 @@
+"""What a process died of, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.workers.mortality import ending
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(0, "exit code 0"), (3, "exit code 3"), (-9, "signal 9 (SIGKILL)"), (-40, "signal 40")]
+)
+def test_an_exit_code_or_a_signal_with_or_without_a_name(code: int, said: str) -> None:
+    assert ending(code) == said
