@@ -63,6 +63,10 @@ def of_the_system(overview: Overview, lease: float) -> Iterator[Trouble]:
         )
     for queue in () if is_useless else overview.unserved_queues:  # such a leader does not see who serves what
         yield Trouble(kind="no worker", about=queue, message=obstacles.no_worker(queue))
+    for paused in overview.paused_queues:
+        oldest = f", the oldest for {duration(paused.oldest)}" if paused.oldest is not None else ""
+        message = obstacles.paused(paused.queue, f"; {paused.waiting:,} tasks wait in it{oldest}")
+        yield Trouble(kind="paused queue", about=paused.queue, message=message)
     now = present()
     for unknown in overview.unknown_tasks:
         message = obstacles.unknown_task(unknown.queue, _unknown(unknown, now))

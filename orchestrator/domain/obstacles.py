@@ -18,6 +18,6 @@ def unknown_task(queue: str, what: str) -> str:
     return f"No live worker of queue {queue!r} knows {what}. Start a worker whose application has it."
 
 
-def paused(queue: str) -> str:
-    """Say that a queue is paused."""
-    return f"Queue {queue!r} is paused. Resume it: orchestrator queues resume {queue}"
+def paused(queue: str, what: str = "") -> str:
+    """Say that a queue is paused, and what waits there."""
+    return f"Queue {queue!r} is paused{what}. Resume it: orchestrator queues resume {queue}"

@@ -481,6 +481,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
         "inbox",
         "unknown_tasks",
         "unserved_queues",
+        "paused_queues",
         "events",
         "schedules",
         "failing_schedules",

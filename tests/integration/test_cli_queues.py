@@ -1,7 +1,8 @@
-"""`orchestrator queues` of a queue that nobody has ever named."""
+"""`orchestrator queues` of a queue that nobody has ever named, and what `status` says of one that is paused."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,3 +66,16 @@ def test_workflows_and_the_application_name_queues(
     monkeypatch.setenv("ORCHESTRATOR_APP", "routing_shop:app")
     assert run("pause", "routed").exit_code == 0
     assert "no task, worker, workflow or setting, nor routing_shop:app." in run("pause", "rooted").output
+
+
+def test_status_names_a_paused_queue_in_which_tasks_wait(system: System, run: Callable[..., Result]) -> None:
+    for number in range(2):
+        system.job.enqueue(number)
+    assert run("pause", "default").exit_code == 0
+    assert run("pause", "empty", "--new").exit_code == 0
+    said = CliRunner().invoke(main, ["status"]).output
+    assert "Queue 'default' is paused; 2 tasks wait in it, the oldest for " in said
+    assert "Resume it: orchestrator queues resume default" in said
+    assert "'empty'" not in said
+    troubles = json.loads(CliRunner().invoke(main, ["status", "--json"]).output)["trouble"]
+    assert [found["about"] for found in troubles if found["kind"] == "paused queue"] == ["default"]

@@ -31,6 +31,18 @@ class Leader:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PausedQueue:
+    """A queue that is paused and holds tasks that could start."""
+
+    queue: str
+    """Its name."""
+    waiting: int
+    """How many there are."""
+    oldest: float | None
+    """Seconds since the oldest of them was enqueued."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class UnknownTasks:
     """Tasks of one name that no live worker of their queue knows."""
 
@@ -118,6 +130,8 @@ class Overview:
     """What no live worker knows."""
     unserved_queues: tuple[str, ...]
     """Queues that hold ready tasks and have no live worker."""
+    paused_queues: tuple[PausedQueue, ...]
+    """Queues that hold ready tasks and are paused."""
     events: Events | None
     """How far reports are applied; None before the first leader."""
     schedules: Mapping[str, int]
@@ -156,6 +170,11 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
         inbox=_inbox_depth(connection),
         unknown_tasks=_unknown(connection),
         unserved_queues=tuple(queue.queue for queue in queues if queue.ready and not queue.workers),
+        paused_queues=tuple(
+            PausedQueue(queue=queue.queue, waiting=queue.ready, oldest=queue.oldest_ready)
+            for queue in queues
+            if queue.paused and queue.ready
+        ),
         events=cursor and Events(generation=cursor.generation, position=cursor.position),
         schedules=_schedules(connection),
         failing_schedules=_failing_schedules(connection),
