@@ -32,6 +32,7 @@ SHORTEST_RETENTION = 60.0
 """Seconds for which an ended task is kept at least: so long may a report of it still be on its way."""
 LONGEST_RETENTION = 100 * 365 * 86_400.0
 
+_PREFIX = "ORCHESTRATOR_"
 _NAMESPACE = re.compile(r"(?!pg_|public$|information_schema$)[a-z][a-z0-9_]{0,39}")
 CHOICES = {
     "log_level": ("debug", "info", "warning", "error"),
@@ -158,14 +159,21 @@ def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None 
     return _validated(Settings(**values | check_arguments(given)))
 
 
+def misspelt(environ: Mapping[str, str]) -> Iterator[str]:
+    """Say which variables of the environment look like a setting's and are none's."""
+    for variable in sorted(environ):
+        name = variable.removeprefix(_PREFIX).lower()
+        if variable.startswith(_PREFIX) and name not in _FIELDS and (nearest := did_you_mean(name, _FIELDS)):
+            yield f"{variable} in the environment is no setting, and ignored.{nearest}"
+
+
 def check_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that were given as arguments, or refuse names and types that no setting has."""
     return {name: _parse(name, value, "argument") for name, value in given.items() if value is not None}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    prefix = "ORCHESTRATOR_"
-    return {name: environ[prefix + name.upper()] for name in _FIELDS if environ.get(prefix + name.upper())}
+    return {name: environ[_PREFIX + name.upper()] for name in _FIELDS if environ.get(_PREFIX + name.upper())}
 
 
 def _from_pyproject(folder: Path) -> dict[str, Any]:

@@ -5,9 +5,14 @@ So a worker never pays for SQLAlchemy and a database driver, which it does not n
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from orchestrator.cli.lazy import LazyGroup
+from orchestrator.cli.parent import FOLLOW
+from orchestrator.harmless import harmless
+from orchestrator.settings import misspelt
 
 COMMANDS = {
     "dev": "Run everything here, with its own Postgres and Redis.",
@@ -43,3 +48,6 @@ def main() -> None:
     Settings come from ORCHESTRATOR_… in the environment, from [tool.orchestrator] in pyproject.toml, or
     from an `orchestrator dev` that runs in this folder.
     """
+    if FOLLOW not in os.environ:  # else the parent has said it
+        for remark in misspelt(os.environ):
+            click.echo(harmless(f"Warning: {remark}"), err=True)

@@ -11,9 +11,10 @@ from uuid import UUID
 
 import click
 
+from orchestrator.cli.data import as_json as in_json
 from orchestrator.cli.data import data_text, parse_value
-from orchestrator.cli.options import app_option
-from orchestrator.cli.output import echo, echo_json
+from orchestrator.cli.options import app_option, json_option
+from orchestrator.cli.output import echo, echo_json, print_json
 from orchestrator.cli.patience import wait_told
 from orchestrator.domain.task import NewTask
 from orchestrator.errors import UnknownTask, did_you_mean
@@ -43,7 +44,8 @@ Call = tuple[list[Any], dict[str, Any]]
 @click.option("--retries", type=int, help="How often a failed attempt is tried again.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="How long one attempt may run.")
 @click.option("--wait", is_flag=True, help="Wait for the result and print it.")
-def command(name: str, arguments: tuple[str, ...], app: str | None, wait: bool, **options: Any) -> None:
+@json_option
+def command(name: str, arguments: tuple[str, ...], app: str | None, wait: bool, as_json: bool, **options: Any) -> None:
     """Enqueue a task and print its id.
 
     Each argument is JSON if it reads as JSON, else a string; KEY=VALUE is a named one. Write '"5"' for a string of
@@ -66,10 +68,17 @@ def command(name: str, arguments: tuple[str, ...], app: str | None, wait: bool, 
             handle = _enqueue_registered(_find(application, name), call, given)
         else:
             handle = _enqueue_by_name(application, name, call, given)
-        echo(handle.id, err=wait)
+        if not as_json:
+            echo(handle.id, err=wait)
+        document = {"id": handle.id}
         if wait:
             obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
-            echo_json(data_text(wait_told(handle.result, obstacles)))
+            result = wait_told(handle.result, obstacles)
+            if not as_json:
+                echo_json(data_text(result))
+            document["result"] = in_json(result)
+        if as_json:
+            print_json(document)
 
 
 def _parse(words: Sequence[str]) -> Call:

@@ -16,6 +16,8 @@ from orchestrator.store import insights, queues
 
 _INTERVAL = 2.0
 """Seconds between two looks; what is seen in two of them is told."""
+_TIME_TO_LEAD = 30.0
+"""Seconds that the scheduler may take to start before it is said that none leads."""
 _REST = 20
 """The time that a look takes is followed by so many times as much without one."""
 _TOLD = frozenset({"no leader", "leader in trouble", "no worker", "unknown task"})
@@ -27,6 +29,7 @@ class Lookout:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._next = time.monotonic() + _INTERVAL
+        self._led_by = time.monotonic() + _TIME_TO_LEAD
         self._seen: dict[tuple[str, str], str] = {}
         self._told: set[tuple[str, str]] = set()
         self._without_worker: set[str] = set()
@@ -55,5 +58,9 @@ class Lookout:
         without = queues.of_workflows(connection) - {queue for worker in live for queue in worker.queues}
         self.unserved = without & self._without_worker
         self._without_worker = without
-        found = trouble.of_the_system(insights.overview(connection), self._settings.lease)
-        return {(one.kind, one.about): one.message for one in found if one.kind in _TOLD}
+        overview = insights.overview(connection)
+        if overview.leader is not None:
+            self._led_by = 0.0
+        told = _TOLD if time.monotonic() > self._led_by else _TOLD - {"no leader"}
+        found = trouble.of_the_system(overview, self._settings.lease)
+        return {(one.kind, one.about): one.message for one in found if one.kind in told}

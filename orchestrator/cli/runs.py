@@ -33,7 +33,7 @@ from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.workflows import StoredWorkflow
 from orchestrator.settings import load_settings
-from orchestrator.store import insights
+from orchestrator.store import insights, run_keys
 from orchestrator.store.code_runs import GOES_ON
 from orchestrator.store.insights import CodeView, RunDetail, RunFilter, RunView, StepView
 from orchestrator.workers.loading import load_app
@@ -61,6 +61,7 @@ def command() -> None:
 @app_option
 @click.option("--wait", is_flag=True, help="Wait for the end; exit with 1 unless it succeeds.")
 @click.option("--watch", is_flag=True, help="Draw the run until its end; exit with 1 unless it succeeds.")
+@json_option
 def start(
     workflow: str,
     params: tuple[str, ...],
@@ -69,8 +70,9 @@ def start(
     app: str | None,
     wait: bool,
     watch: bool,
+    as_json: bool,
 ) -> None:
-    """Start a run of the newest version of a workflow, and print its id.
+    """Start a run of the newest version of a workflow, and print its id; how it ended goes to stderr.
 
     A workflow as code is found in the application: that of --app, of the setting `app`, or of an `orchestrator dev`
     that runs in this folder. Its arguments are checked; --key is an id of your own for the run.
@@ -82,11 +84,12 @@ def start(
       orchestrator runs start nightly day=2024-01-31 --watch
       orchestrator runs start import 'files=["a.csv", "b.csv"]' --key import-7 --tag customer:42
     """
-    if wait and watch:
-        raise click.UsageError("--wait and --watch are given, and only one of them can be followed.")
+    if wait + watch + as_json > 1 and watch:
+        raise click.UsageError("--watch draws the run: leave --wait and --json out.")
     given = _params(params)
     where = load_settings(app=app).app
     code = load_app(where).code_workflows.get(workflow) if where else None
+    before = _runs_under(key) if key else set()
     with sending() as application:
         if code is None:
             handle = _start_steps(application, workflow, where).options(key=key, tags=tags).start(**given)
@@ -94,16 +97,20 @@ def start(
             started = code.starting(id=key, on_conflict="return", tags=tags).start(**given)
             code._client.close()
             handle = application.run(started.id)
-        if not (watch and on_terminal()):  # where it stands above the drawing
-            echo(handle.id, err=wait or watch)
+        if not as_json and not (watch and on_terminal()):  # where it stands above the drawing
+            echo(handle.id)
+        if handle.id in before:
+            echo(f"It was started before, with this key, and is in state {handle.progress().status!r}.", err=True)
         if watch:
             sys.exit(follow_run(application, UUID(handle.id), as_json=False))
+        status = None
         if wait:
-            ended = wait_told(
-                handle.wait_ended, partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
-            )
-            echo(ended)
-            sys.exit(0 if ended == RunState.SUCCESS else 1)
+            obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
+            status = wait_told(handle.wait_ended, obstacles)
+            echo(status, err=True)
+        if as_json:
+            print_json({"id": handle.id, "new": handle.id not in before, "status": status})
+        sys.exit(0 if status in (None, RunState.SUCCESS) else 1)
 
 
 @command.command("list")
@@ -280,6 +287,12 @@ def _start_steps(application: Orchestrator, name: str, where: str) -> StoredWork
         looked = f"The application {where} has no workflow as code of this name either.{did_you_mean(name, known)}"
         raise NotFound(f"{error} {looked if where else _NO_APPLICATION}") from None
     return found
+
+
+def _runs_under(key: str) -> set[str]:
+    """Return the runs that have been started with a key."""
+    with reading() as connection:
+        return {str(found.run) for found in run_keys.find(connection, key)}
 
 
 def _params(words: Sequence[str]) -> dict[str, Any]:

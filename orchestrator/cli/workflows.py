@@ -20,7 +20,6 @@ from orchestrator.cli.reading import reading
 from orchestrator.cli.replay_check import replay_check
 from orchestrator.cli.times import ago, present
 from orchestrator.domain.definition import Definition
-from orchestrator.domain.schedule import from_data
 from orchestrator.errors import (
     InvalidWorkflow,
     NotFound,
@@ -31,7 +30,7 @@ from orchestrator.sdk import definitions
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.registered import take_over
 from orchestrator.settings import load_settings
-from orchestrator.store import workflows
+from orchestrator.store import schedules, workflows
 from orchestrator.store.insights import CodeWorkflowView, list_code_workflows
 from orchestrator.store.workflows import Stored
 from orchestrator.workers.loading import load_app
@@ -134,6 +133,9 @@ def list_(as_json: bool) -> None:
     with reading() as connection:
         found = workflows.list_latest(connection)
         code = list_code_workflows(connection)
+        times: dict[str, list[str]] = {}
+        for one in schedules.list_all(connection):
+            times.setdefault(one.workflow, []).append(one.schedule.words())
     if as_json:
         print_json({"workflows": [_summary(stored) for stored in found], "code": code})
         return
@@ -146,13 +148,24 @@ def list_(as_json: bool) -> None:
                 stored.version,
                 len(stored.definition.steps),
                 ", ".join(stored.definition.params),
-                ", ".join(_starts(stored.definition)),
+                ", ".join([*times.get(stored.name, []), *_events(stored.definition)]),
                 ago(stored.created_at, now),
                 stored.definition.description.partition("\n")[0],
             )
             for stored in found
         ]
-        + [(view.name, ", ".join(map(str, view.versions)), "code", "", "", "", _about_code(view)) for view in code],
+        + [
+            (
+                view.name,
+                ", ".join(map(str, view.versions)),
+                "code",
+                "",
+                ", ".join(times.get(view.name, [])),
+                "",
+                _about_code(view),
+            )
+            for view in code
+        ],
         empty="There is no workflow yet. Apply one (orchestrator workflows apply FILE), or start workers with an "
         "application that has workflows as code.",
     )
@@ -306,11 +319,9 @@ def _about_code(view: CodeWorkflowView) -> str:
     return f"{workers}, {counted(view.open_runs, 'open run')}"
 
 
-def _starts(definition: Definition) -> list[str]:
-    """Return what starts a workflow by itself."""
-    written = from_data(definition.schedule).words() if definition.schedule is not None else None
-    events = [f"event {on.event}" if on.event else f"{on.workflow} {on.state}" for on in definition.on]
-    return [*([written] if written else []), *events]
+def _events(definition: Definition) -> list[str]:
+    """Return what starts a workflow by itself, beside the clock."""
+    return [f"event {on.event}" if on.event else f"{on.workflow} {on.state}" for on in definition.on]
 
 
 class _Trouble(click.ClickException):

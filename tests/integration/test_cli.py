@@ -563,6 +563,9 @@ def test_enqueue_with_an_application_checks_the_call(
     task = stored(engine, result.stdout.strip())
     assert (task.name, task.queue, task.priority) == ("cli_shop.resize", "typed", 1)
     assert task.options == {"retry": {"max": 2}}
+    document = json.loads(run("enqueue", "resize", "a.png", "--json").stdout)
+    assert stored(engine, document.pop("id")).name == "cli_shop.resize"
+    assert document == {}
 
     def refusal(*words: str) -> str:
         refused = run("enqueue", *words)

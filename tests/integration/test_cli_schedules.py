@@ -126,7 +126,9 @@ def test_pause_resume_delete(run: Run) -> None:
     assert "next fire" in run("schedules", "resume", "nightly").output
     assert "is not paused" in run("schedules", "resume", "nightly", exit_code=1).output
     assert "Aborted" in run("schedules", "delete", "nightly", exit_code=1, input="n\n").output
+    assert "30 2 * * *" in run("workflows", "list").output
     run("schedules", "delete", "nightly", "--yes")
+    assert "30 2 * * *" not in run("workflows", "list").output, "it is no longer when it starts"
     assert "There is no schedule 'nightly'" in run("schedules", "show", "nightly", exit_code=1).output
 
 

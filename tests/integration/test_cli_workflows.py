@@ -210,6 +210,15 @@ def test_a_run_is_started_with_parameters_tags_and_a_key(run: Callable[..., Resu
         assert part in people
 
 
+def test_a_start_with_a_key_that_was_used_says_so(run: Callable[..., Result], read: Callable[..., Any]) -> None:
+    run("workflows", "apply", "nightly.yaml")
+    words = ("runs", "start", "nightly", "day=2024-01-31", "--key", "told-once")
+    first, second = run(*words), run(*words)
+    assert (first.stderr, second.stdout) == ("", first.stdout)
+    assert second.stderr.startswith("It was started before, with this key, and is in state '")
+    assert read(*words) == {"id": first.stdout.strip(), "new": False, "status": None}
+
+
 @pytest.mark.parametrize(
     ("words", "message", "exit_code"),
     [
@@ -218,7 +227,7 @@ def test_a_run_is_started_with_parameters_tags_and_a_key(run: Callable[..., Resu
         (["nightly", "sise=1"], "unknown parameter 'sise'. Did you mean 'size'?", 1),
         (["nightly", "large"], "Parameter 'large' has no name.", 2),
         (["nightly", "size=1", "size=2"], "Parameter 'size' is given twice.", 2),
-        (["nightly", "--wait", "--watch"], "--wait and --watch", 2),
+        (["nightly", "--wait", "--watch"], "leave --wait and --json out", 2),
     ],
 )
 def test_mistakes_are_messages(run: Callable[..., Result], words: list[str], message: str, exit_code: int) -> None:
@@ -485,7 +494,7 @@ def test_a_run_is_started_watched_and_run_again(
     write(WATCHED, "watched.yaml")
     assert run("workflows", "apply", "watched.yaml").exit_code == 0
     watched = run("runs", "start", "watched", "a=1", "--watch")
-    run_id = watched.stderr.strip()
+    run_id = watched.stdout.splitlines()[0]
     shown = read("runs", "show", run_id)
     steps = {step["name"]: step for step in shown["steps"]}
     assert steps["first"]["state"] == "success", shown
@@ -501,7 +510,8 @@ def test_a_run_is_started_watched_and_run_again(
     assert run("runs", "watch", again.stdout.strip()).exit_code == 0
     assert "Did you mean 'each'?" in run("runs", "rerun", run_id, "--from", "eech").stderr
     waited = run("runs", "start", "watched", "a=1", "--wait")
-    assert (waited.exit_code, waited.stdout) == (0, "success\n")
+    assert (waited.exit_code, waited.stderr) == (0, "success\n")
+    assert read("runs", "show", waited.stdout.strip())["status"] == "success"
 
 
 def test_events_are_posted(engine: Engine, run: Callable[..., Result]) -> None:
@@ -583,6 +593,8 @@ def test_replay_check_finds_what_a_deploy_would_make_stuck(
     result = run("workflows", "replay-check", "--app", f"{name}:app")
     assert said in result.output
     assert result.exit_code == exit_code, result.output
+    document = json.loads(run("workflows", "replay-check", "--app", f"{name}:app", "--json").stdout)
+    assert (document["misfits"] > 0, document["problems"] != []) == (bool(exit_code), bool(exit_code))
 
 
 @pytest.mark.usefixtures("open_orders")

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from orchestrator import Orchestrator
+from orchestrator.cli import main
 from orchestrator.errors import ConfigurationError
 from orchestrator.harmless import without_password
-from orchestrator.settings import SERVICES_FILE, Settings, load_settings
+from orchestrator.settings import SERVICES_FILE, Settings, load_settings, misspelt
 from orchestrator.store.database import engine_for
 from orchestrator.transport.connection import connect
 
@@ -70,6 +72,14 @@ def test_a_half_written_services_file_counts_as_absent(tmp_path: Path) -> None:
 def test_a_pyproject_of_somebody_else_is_fine(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1\n", encoding="utf-8")
     assert load_settings(tmp_path, environ={}) == Settings()
+
+
+def test_a_misspelt_variable_is_named_and_others_are_none_of_our_business() -> None:
+    environ = dict.fromkeys(("ORCHESTRATOR_LAESE", "ORCHESTRATOR_LEASE", "ORCHESTRATOR_SERVERS", "OTHER_LAESE"), "3")
+    said = "ORCHESTRATOR_LAESE in the environment is no setting, and ignored. Did you mean 'lease'?"
+    assert list(misspelt(environ)) == [said]
+    result = CliRunner().invoke(main, ["workflows", "schema"], env=environ)
+    assert (result.exit_code, result.stderr) == (0, f"Warning: {said}\n")
 
 
 def test_text_from_the_environment_becomes_a_number(tmp_path: Path) -> None:
