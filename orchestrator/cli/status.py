@@ -12,9 +12,11 @@ from orchestrator.cli.options import json_option
 from orchestrator.cli.output import counted, echo, print_fields, print_json
 from orchestrator.cli.reading import reading
 from orchestrator.cli.times import ago, duration, present
+from orchestrator.errors import Unavailable
 from orchestrator.settings import load_settings
-from orchestrator.store import insights
+from orchestrator.store import database, insights
 from orchestrator.store.insights import Events, Leader, Storage
+from orchestrator.store.insights.pressure import lock_holders
 from orchestrator.transport.health import RedisHealth
 
 
@@ -30,7 +32,16 @@ def command(as_json: bool) -> None:
     """
     settings = load_settings()
     with reading() as connection:
-        overview = insights.overview(connection)
+        try:
+            overview = insights.overview(connection)
+        except database.UNAVAILABLE as error:
+            holders = lock_holders(connection)
+            if not holders:
+                raise
+            who = "; ".join(f"process {pid} ({name or 'unnamed'}: {query})" for pid, name, query in holders)
+            raise Unavailable(
+                f"The tables cannot be read: {who} holds a lock. End it: SELECT pg_terminate_backend({holders[0][0]})"
+            ) from error
         queues = [queue.queue for queue in insights.list_queues(connection)]
         transactions = insights.long_transactions(connection, settings.long_transaction)
         on_postgres = trouble.of_postgres(

@@ -155,3 +155,14 @@ def test_a_run_that_has_no_history_says_so(reading: System) -> None:
     refused = invoke("runs", "history", many.id)
     assert refused.exit_code == 1
     assert refused.stderr.startswith("Error: ")
+
+
+def test_status_names_who_locks_the_tables(reading: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGOPTIONS", "-c lock_timeout=200")
+    with reading.engine.begin() as connection:
+        connection.exec_driver_sql("LOCK TABLE orchestrator.tasks IN ACCESS EXCLUSIVE MODE")
+        holder = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        refused = invoke("status")
+    assert refused.exit_code == 1
+    assert f"process {holder} (" in refused.stderr
+    assert f"End it: SELECT pg_terminate_backend({holder})" in refused.stderr

@@ -72,6 +72,20 @@ def long_transactions(connection: Connection, seconds: float) -> list[LongTransa
     return [LongTransaction(**row._asdict()) for row in rows]
 
 
+_HOLDERS = """
+SELECT DISTINCT a.pid, a.application_name, left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200)
+  FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid JOIN pg_class c ON c.oid = l.relation
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE a.datname = current_database() AND n.nspname = 'orchestrator' AND l.granted AND l.mode = 'AccessExclusiveLock'
+ ORDER BY a.pid LIMIT 5
+"""
+
+
+def lock_holders(connection: Connection) -> list[tuple[int, str, str]]:
+    """Return who keeps others from reading our tables: process, application and last statement."""
+    return [(row[0], row[1], row[2]) for row in connection.exec_driver_sql(_HOLDERS)]
+
+
 _DEAD_ROWS = "SELECT n_dead_tup FROM pg_stat_user_tables WHERE schemaname = 'orchestrator' AND relname = 'tasks'"
 
 
