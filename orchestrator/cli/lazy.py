@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from orchestrator.errors import OrchestratorError, did_you_mean
 from orchestrator.harmless import harmless
+from orchestrator.settings import load_settings
 
 
 class LazyGroup(click.Group):
@@ -74,7 +75,8 @@ class LazyGroup(click.Group):
         except RedisError as error:
             raise click.ClickException(harmless(f"Redis cannot be used: {error}")) from error
         except _database_errors() as error:
-            raise click.ClickException(harmless(f"Postgres cannot be used: {_store().explain(error)}")) from error
+            reason = _store().explain(error, load_settings().namespace)
+            raise click.ClickException(harmless(f"Postgres cannot be used: {reason}")) from error
         except OSError as error:
             if error.filename is None and error.errno not in _TELLING:
                 raise

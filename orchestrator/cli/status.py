@@ -49,7 +49,7 @@ def command(as_json: bool) -> None:
         )
     health, held = trouble.look_at_redis(settings, overview.events, queues)
     on_redis = [*trouble.of_redis(health), *trouble.of_what_redis_holds(held)]
-    troubles = [*trouble.of_the_system(overview, settings.lease), *on_redis, *on_postgres]
+    troubles = [*trouble.of_the_system(overview, settings.lease, health.complaint), *on_redis, *on_postgres]
     if as_json:
         redis = msgspec.to_builtins(held) | msgspec.to_builtins(health)
         print_json({**msgspec.to_builtins(overview), "redis": redis, "trouble": troubles})
@@ -86,7 +86,7 @@ def _events(events: Events | None) -> str:
 
 def _redis(health: RedisHealth) -> str:
     if not health.reachable:
-        return "away"
+        return "refuses the user or the password" if health.is_locked else "away"
     of = f" of {health.max_memory / 1_000_000:,.1f}" if health.max_memory else ""
     return f"{health.version}, {health.used_memory / 1_000_000:,.1f}{of} MB used"
 

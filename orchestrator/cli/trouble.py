@@ -48,12 +48,12 @@ def look_at_redis(settings: Settings, events: Events | None, queues: Iterable[st
         return RedisHealth(reachable=False, error=str(error)), RedisView()
 
 
-def of_the_system(overview: Overview, lease: float) -> Iterator[Trouble]:
+def of_the_system(overview: Overview, lease: float, complaint: str | None = None) -> Iterator[Trouble]:
     """Say what is wrong with our own processes: nobody leads, nobody serves a queue, nobody knows a task."""
     leader = overview.leader
     is_useless = leader is not None and leader.idle is not None and leader.idle > lease
     if leader is None:
-        yield Trouble(kind="no leader", message=obstacles.NO_LEADER)
+        yield Trouble(kind="no leader", message=obstacles.NO_LEADER if complaint is None else obstacles.NONE_CAN_LEAD)
     elif is_useless:
         yield Trouble(
             kind="leader in trouble",
@@ -120,7 +120,13 @@ def of_redis(health: RedisHealth) -> Iterator[Trouble]:
     """Say what is wrong with Redis."""
     error = (health.error or "").removesuffix(".")
     meanwhile = "Enqueues are kept, running tasks go on, and nothing new starts until it"
-    if not health.reachable:
+    if health.is_locked:
+        yield Trouble(
+            kind="redis away",
+            message=f"Redis refuses the user or the password of the setting redis_url, or what they may do "
+            f"({health.error}). {meanwhile} lets them in: correct the setting, or the user in Redis.",
+        )
+    elif not health.reachable:
         yield Trouble(
             kind="redis away",
             message=f"Redis cannot be reached ({error}). {meanwhile} is back: start it.",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-NO_LEADER = "No scheduler leads, so nothing moves. Start one: orchestrator scheduler"
+NO_LEADER = (
+    "No scheduler leads, so nothing moves. Start one: orchestrator scheduler; if one runs, its log says what keeps it"
+)
+NONE_CAN_LEAD = "No scheduler leads, so nothing moves: those that run cannot use Postgres."
 
 
 def no_worker(queue: str) -> str:

@@ -17,6 +17,7 @@ from orchestrator.domain.happened import Happened
 from orchestrator.domain.ids import to_text
 from orchestrator.scheduler.budget import COST
 from orchestrator.store import cancels, dags, runs, stuck, untold
+from orchestrator.store.database import said
 from orchestrator.store.runs import Pending
 from orchestrator.store.transitions import identifier
 from orchestrator.store.untold import Waited
@@ -123,7 +124,7 @@ class Backlog:
 
         What happened is added to what stands in the line already.
         """
-        reason = {"event": 0, "kind": type(error).__name__, "message": str(error), "difference": ""}
+        reason = {"event": 0, "kind": type(error).__name__, "message": said(error), "difference": ""}
         reason |= {"release": orchestrator.__version__}
         told = "".join(traceback.format_exception(error))
         log.error("run %s is stuck, and nobody waits for it: %s", to_text(run), told)

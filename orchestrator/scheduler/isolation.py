@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def is_about_all(error: Exception) -> bool:
-    """Say whether an error is nobody's fault in particular: Postgres is away, or somebody else leads."""
+    """Say whether an error is nobody's fault in particular: Postgres cannot be used, or somebody else leads."""
     return isinstance(error, TermOver) or is_outage(error)
 
 

@@ -163,7 +163,7 @@ class Scheduler:
             )
             complaint = f"The scheduler had more to do at once than it can in its lease: {reason}."
         else:
-            reason, complaint = first_line(error), database.explain(error)
+            reason, complaint = first_line(error), database.explain(error, self._settings.namespace)
         self._postgres.failed(reason)
         self._leadership.trouble = f"it cannot use Postgres: {reason}"
         self._streams.complain(complaint)

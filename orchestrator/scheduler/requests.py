@@ -33,6 +33,7 @@ from orchestrator.store import (
     transitions,
     unique,
 )
+from orchestrator.store.database import said
 from orchestrator.store.expectations import Answered
 from orchestrator.store.inbox import Wish
 from orchestrator.store.redrive import FailedFilter
@@ -61,12 +62,12 @@ def _charge(tick: Tick, items: Sequence[inbox.Item], limit: int) -> None:
 def _refuse(tick: Tick, item: inbox.Item, error: Exception) -> None:
     """Forget a request that cannot be applied; whoever waits for an answer is told, and people find it set aside."""
     body = msgspec.json.encode({"kind": item.kind, "target": to_text(item.target), "body": item.body})
-    tick.set_aside.append(Refused(f"inbox/{item.id}", body, f"{type(error).__name__}: {error}"))
+    tick.set_aside.append(Refused(f"inbox/{item.id}", body, f"{type(error).__name__}: {said(error)}"))
     if isinstance(item.body, dict) and isinstance(item.body.get("request"), str):
-        reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {error}")
+        reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {said(error)}")
         reply(tick, [Answered(base64.b64decode(item.body["request"]), None, reason)])
     if item.kind == Wish.ENQUEUE:
-        reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {error}")
+        reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {said(error)}")
         tick.key_holders[item.target] = KeyHolder(item.target, error=reason)
     inbox.remove(tick.connection, [item.id])
 
@@ -190,4 +191,4 @@ def settle_ends(tick: Tick) -> None:
 
 def _refuse_task(tick: Tick, task: NewTask, error: Exception) -> None:
     """Go on without a task that cannot be created."""
-    tick.set_aside.append(Refused(f"task/{to_text(task.id)}", task.payload, f"{task.name}: {error}"))
+    tick.set_aside.append(Refused(f"task/{to_text(task.id)}", task.payload, f"{task.name}: {said(error)}"))

@@ -29,6 +29,7 @@ from orchestrator.store import fires as store
 from orchestrator.store.backfills import OpenBackfill
 from orchestrator.store.code_runs import NewCodeRun
 from orchestrator.store.dags import NewRun
+from orchestrator.store.database import said
 from orchestrator.store.fires import Advance, DueSchedule
 from orchestrator.telemetry import get_logger
 
@@ -84,13 +85,13 @@ def _fire(tick: Tick, due: Sequence[DueSchedule], open_runs: Mapping[str, list[b
 
 def _give_up(tick: Tick, row: DueSchedule, open_runs: Mapping[str, list[bytes]], error: Exception) -> None:
     """Leave out the fires of a schedule whose runs cannot be started; if it cannot even be read, it fires no more."""
-    reason = f"Its runs could not be stored: {_first_line(error)}"
+    reason = f"Its runs could not be stored: {said(error)}"
     log.error("schedule %s: %s", row.key, reason)
     try:
         firing = _look(tick, row, open_runs.get(row.key, []), _SLICE)
     except Exception as defect:  # noqa: BLE001  # whatever it is, it is this schedule's
         firing = _Firing(row)
-        reason = f"It cannot be told when it fires, so it no longer does: {_first_line(defect)}. Set it again."
+        reason = f"It cannot be told when it fires, so it no longer does: {said(defect)}. Set it again."
     _write(tick, [replace(firing, runs=[], superseded=[], error=reason)])
 
 
@@ -144,10 +145,6 @@ def _run_id(now: datetime, series: str, fire: datetime, place: int) -> bytes:
     """Return an id that sorts by creation and, among runs created at once, by place: a queue starts in this order."""
     digest = hashlib.blake2b(fire_key(series, fire).encode(), digest_size=8).digest()
     return time_ordered_id(int(now.timestamp() * 1000), min(place, 0xFFF).to_bytes(2, "big") + digest)
-
-
-def _first_line(error: Exception) -> str:
-    return str(getattr(error, "orig", None) or error).strip().split("\n", 1)[0]
 
 
 def _write(tick: Tick, firings: Sequence[_Firing]) -> None:
@@ -211,8 +208,8 @@ def _extend(tick: Tick, backfill: OpenBackfill, room: int) -> None:
     except Exception as error:
         if is_about_all(error):
             raise
-        log.error("backfill %d was given up: %s", backfill.id, _first_line(error))
-        backfills.save(tick.connection, backfill.id, None, 0, 0, _first_line(error))
+        log.error("backfill %d was given up: %s", backfill.id, said(error))
+        backfills.save(tick.connection, backfill.id, None, 0, 0, said(error))
         return
     more = following if following is not None and following < backfill.end else None
     backfills.save(tick.connection, backfill.id, more, len(chosen), len(started), None)

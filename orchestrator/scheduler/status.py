@@ -32,6 +32,7 @@ from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tasks import adopt_children, error_json, tell_failed
 from orchestrator.scheduler.tick import Tick
 from orchestrator.store import details, transitions, waiting
+from orchestrator.store.database import said
 from orchestrator.store.transitions import Again, Beginning, Ending, Moved, Success
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import encode
@@ -207,7 +208,7 @@ def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Se
         entry, worker, report = reported
         if isinstance(report, Failed) and report.duration < 0:
             return  # not even its failure can be stored; the report itself has been set aside
-        tick.set_aside.append(Refused(entry, encode(report), f"{worker}: {error}"))
+        tick.set_aside.append(Refused(entry, encode(report), f"{worker}: {said(error)}"))
         if isinstance(report, (Succeeded, Failed, Activated)):
             apply_carefully(tick, [(entry, worker, _refused(report, error))], apply)
 

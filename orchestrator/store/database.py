@@ -29,13 +29,18 @@ REVISION = "0016"
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
 """What an outage of Postgres looks like, lock and statement timeouts included: wait and try again."""
 
+_FORBIDDEN = "42501"
+_READ_ONLY = "25006"
+_REFUSED_TO_ALL = frozenset({_READ_ONLY, "25P03", "25P04", _FORBIDDEN})
+"""SQLSTATEs of an outage that the driver gives another class: Postgres is read-only, it has ended a transaction that
+took too long, or the role lacks a privilege. They are no single statement's fault, and whoever mends them mends all."""
 _LIMIT_EXCEEDED = "54"
 _QUERY_CANCELLED = "57014"
 _MISTAKE = re.compile(
     r"authentication failed|no password supplied|(?:role|database) \".*\" does not exist|no pg_hba\.conf entry"
-    r"|is not permitted to log in|permission denied for database|does not support SSL|certificate verify failed"
+    r"|is not permitted to log in|permission denied|does not support SSL|certificate verify failed"
 )
-"""What Postgres or its driver says of a user, a password, a database or a certificate that will not do. The driver
+"""What Postgres or its driver says of a user, a password, a right, a database or a certificate that will not do. It
 tells no code of a connection that it could not open; in another language than English, such an error is an outage."""
 _NOTICE_SILENCE = {
     "keepalives_idle": 5,
@@ -149,37 +154,70 @@ def _refuse_if_closed(connection: Any, record: Any, proxy: object) -> None:
 
 
 def _as_outage(context: ExceptionContext) -> exc.OperationalError | None:
-    """Call a broken connection an outage; the driver calls it a mere DatabaseError if the server has crashed."""
     if late := missed(context.connection, context.statement or ""):
         return late
     error = context.sqlalchemy_exception
-    if not context.is_disconnect or not isinstance(error, exc.DBAPIError) or isinstance(error, UNAVAILABLE):
+    if not isinstance(error, exc.DBAPIError):
         return None
-    return exc.OperationalError(error.statement, error.params, error.orig or error, connection_invalidated=True)
+    outage = as_outage(error, is_broken=context.is_disconnect)
+    context.is_disconnect = context.is_disconnect or (outage is not None and outage.connection_invalidated)
+    return outage
 
 
-def explain(error: BaseException) -> str:
+def as_outage(error: exc.DBAPIError, *, is_broken: bool) -> exc.OperationalError | None:
+    """Return an outage that the driver calls something else as what it is, such as the DatabaseError of a crash.
+
+    A connection that is read-only stays so, and another server may have taken its place: it is not used again.
+    """
+    if isinstance(error, UNAVAILABLE) or not (is_broken or _code(error) in _REFUSED_TO_ALL):
+        return None
+    is_broken = is_broken or _code(error) == _READ_ONLY
+    return exc.OperationalError(error.statement, error.params, error.orig or error, connection_invalidated=is_broken)
+
+
+def _code(error: BaseException) -> str:
+    """Return the SQLSTATE of an error, in the words of either driver; empty where Postgres has said none."""
+    cause = getattr(error, "orig", None)
+    return getattr(cause, "pgcode", None) or getattr(cause, "sqlstate", None) or ""
+
+
+def said(error: BaseException) -> str:
+    """Return what an error says in one line; of one of Postgres's, without the statement and the library's link."""
+    return str(getattr(error, "orig", None) or error).strip().split("\n", 1)[0]
+
+
+def explain(error: BaseException, namespace: str = DEFAULT_NAMESPACE) -> str:
     """Return what is wrong with Postgres and what to do, in one line."""
-    said = " ".join(str(getattr(error, "orig", None) or error).split())
-    advice = next((advice for words, advice in _ADVICE if words in said), "Check that it runs and can be reached.")
-    return f"{sentence(said)} {advice}"
+    words = " ".join(str(getattr(error, "orig", None) or error).split())
+    advice = next((advice for known, advice in _ADVICE if known in words), "Check that it runs and can be reached.")
+    if is_forbidden(error):
+        advice = (
+            f"Grant that to the role of the setting database_url, or let the role own the schema {namespace!r} and "
+            f"its tables."
+        )
+    return f"{sentence(words)} {advice}"
 
 
 def is_broken_off(error: BaseException) -> bool:
     """Say whether a connection ended without a word from Postgres, so that nobody knows what it had come to."""
     lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
-    return lost and getattr(getattr(error, "orig", None), "pgcode", None) is None
+    return lost and not _code(error)
 
 
 def is_outage(error: BaseException) -> bool:
     """Say whether waiting will help. A value too large for an index is no outage, though the driver calls it so."""
-    code = getattr(getattr(error, "orig", None), "pgcode", None) or ""
-    return isinstance(error, UNAVAILABLE) and not code.startswith(_LIMIT_EXCEEDED)
+    code = _code(error)
+    return code in _REFUSED_TO_ALL or (isinstance(error, UNAVAILABLE) and not code.startswith(_LIMIT_EXCEEDED))
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Say whether the role lacks a privilege."""
+    return _code(error) == _FORBIDDEN
 
 
 def is_timeout(error: BaseException) -> bool:
     """Say whether Postgres has ended a statement because it took too long."""
-    return getattr(getattr(error, "orig", None), "pgcode", None) == _QUERY_CANCELLED
+    return _code(error) == _QUERY_CANCELLED
 
 
 def awaited(engine: Engine) -> Prerequisite:

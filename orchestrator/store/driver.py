@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Dialect, Engine, exc
 
+from orchestrator.store.database import as_outage
 from orchestrator.store.deadlines import deadlines_of, limited
 from orchestrator.store.namespaces import in_namespace, namespace_of
 
@@ -78,8 +79,9 @@ def copy(connection: Connection, sql: str, lines: Any) -> None:
 
 
 def _known(error: Any, dialect: Dialect, connection: Any, sql: str, parameters: Any) -> exc.DBAPIError:
-    """Return an error of the driver as one of SQLAlchemy; a broken connection is an outage, whatever it is called."""
-    if dialect.is_disconnect(error, connection, None):
-        return exc.OperationalError(sql, parameters, error, connection_invalidated=True)
-    known: exc.DBAPIError = exc.DBAPIError.instance(sql, parameters, error, dialect.loaded_dbapi.Error, dialect=dialect)
-    return known
+    """Return an error of the driver as one of SQLAlchemy; an outage is one, whatever the driver calls it."""
+    is_broken = dialect.is_disconnect(error, connection, None)
+    known: exc.DBAPIError = exc.DBAPIError.instance(
+        sql, parameters, error, dialect.loaded_dbapi.Error, connection_invalidated=is_broken, dialect=dialect
+    )
+    return as_outage(known, is_broken=is_broken) or known

@@ -161,7 +161,7 @@ def identity(connection: Connection) -> str:
     try:
         found: str = connection.exec_driver_sql(_IDENTITY).scalar_one()
     except exc.DBAPIError as error:
-        if database.is_outage(error):
+        if database.is_outage(error) and not database.is_forbidden(error):
             raise
         return ""
     return found

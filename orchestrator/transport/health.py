@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import Keys
@@ -22,6 +22,8 @@ class RedisHealth:
     """It answers."""
     error: str | None = None
     """Why it does not answer, or why it does not take writes."""
+    is_locked: bool = False
+    """It answers, but not to this user with this password."""
     version: str | None = None
     """Of the server."""
     used_memory: int = 0
@@ -45,7 +47,8 @@ def look(redis: Redis, keys: Keys) -> RedisHealth:
         info = redis.info()
         complaint = cast("bytes | None", redis.get(keys.complaint))
     except UNAVAILABLE as error:
-        return RedisHealth(reachable=False, error=str(error))
+        is_locked = isinstance(error, (AuthenticationError, NoPermissionError))
+        return RedisHealth(reachable=False, error=str(error).removesuffix("."), is_locked=is_locked)
     return RedisHealth(
         reachable=True,
         error=_refusal(redis, keys),

@@ -110,7 +110,7 @@ class Connections:
             raise SchemaError(database.no_tables(self.namespace)) from error
         if not database.is_outage(error):
             return
-        reason = database.explain(error)
+        reason = database.explain(error, self.namespace)
         if written and database.is_broken_off(error):
             raise Uncertain(
                 f"The connection to Postgres broke, and it is not known whether {written}: {reason}"

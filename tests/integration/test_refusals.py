@@ -1,0 +1,197 @@
+"""A Postgres that answers and refuses everybody, and a Redis that lets nobody in: outages, and nobody's fault."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import psycopg2
+import pytest
+from click.testing import CliRunner, Result
+from redis import Redis
+from sqlalchemy import make_url
+
+from orchestrator import Orchestrator, Settings, Unavailable
+from orchestrator.cli import main
+from orchestrator.domain.definition import Definition, Step
+from orchestrator.scheduler.loop import Scheduler
+from orchestrator.store import database
+from orchestrator.transport.connection import connect
+from orchestrator.transport.leader import LeaderStreams
+from tests.integration.stage import KEYS, System
+from tests.waiting import eventually
+
+ONE_STEP = Definition(name="one-step", steps=(Step(name="one", task="job"),))
+SHOP = "shop"
+Run = Callable[..., Result]
+
+
+def execute(url: str, *statements: str) -> None:
+    with closing(psycopg2.connect(url)) as connection:
+        connection.autocommit = True
+        for statement in statements:
+            connection.cursor().execute(statement)
+
+
+@contextmanager
+def read_only(url: str) -> Iterator[None]:
+    """Let a database refuse every write; who connects meanwhile stays read-only afterwards, too."""
+    name = make_url(url).database
+    admin = make_url(url).set(database="postgres").render_as_string(hide_password=False)
+    terminate = f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{name}'"
+    execute(admin, f"ALTER DATABASE {name} SET default_transaction_read_only = on", terminate)
+    try:
+        yield
+    finally:
+        execute(admin, f"ALTER DATABASE {name} RESET default_transaction_read_only")
+
+
+@pytest.fixture
+def run(database_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", redis_url)
+    return lambda *words: CliRunner().invoke(main, list(words))
+
+
+@pytest.fixture
+def role_url(database_url: str) -> Iterator[str]:
+    """A role that may use the tables, and owns none of them."""
+    role = f"role_{uuid.uuid4().hex[:8]}"
+    database.upgrade(database_url, namespace=SHOP)
+    execute(database_url, f"CREATE ROLE {role} LOGIN")
+    for schema in ("orchestrator", SHOP):
+        execute(
+            database_url,
+            f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+            f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}",
+            f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {role}",
+        )
+    yield make_url(database_url).set(username=role).render_as_string(hide_password=False)
+    execute(database_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def refused(result: Result, *words: str) -> None:
+    """Check that a command ended with one line that has these words."""
+    assert result.exit_code == 1, result.output
+    assert result.stderr.count("\n") == 1, result.stderr
+    for word in ("Error: Postgres cannot be used: ", *words):
+        assert word in result.stderr
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_a_read_only_postgres_is_an_outage_to_clients(database_url: str, redis_url: str, run: Run) -> None:
+    with closing(Orchestrator(database_url=database_url, redis_url=redis_url)) as app:
+        task = app.task(name="job")(lambda: None)
+        with read_only(database_url):
+            for enqueue in (
+                task.enqueue,
+                task.options(unique_key="a").enqueue,
+                lambda: app.enqueue_many(task, [()]),
+                lambda: app.start_many(task, [()]),
+            ):
+                with pytest.raises(Unavailable, match="read-only transaction. Postgres is read-only"):
+                    enqueue()
+            refused(run("enqueue", "job"), "Postgres is read-only")
+            refused(run("db", "upgrade"), "Postgres is read-only")
+        task.enqueue()
+
+
+def test_a_scheduler_waits_for_a_read_only_postgres(
+    database_url: str, redis_url: str, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "orchestrator")
+    settings = Settings(database_url=database_url, redis_url=redis_url, lease=1.0, worker_ttl=0.1)
+    engine = database.engine_for(database_url)
+    redis = connect(redis_url)
+    streams = LeaderStreams(redis, KEYS)
+    scheduler = Scheduler(engine, streams, settings)
+    thread = threading.Thread(target=scheduler.run)
+    thread.start()
+    try:
+        eventually(scheduler.leading.is_set, "it leads")
+        with read_only(database_url):
+            told = eventually(
+                lambda: (
+                    found if "no leader" in (found := run("status", "--json").stdout) and "read-only" in found else ""
+                ),
+                "status tells why none leads",
+            )
+            assert "those that run cannot use Postgres" in told
+            assert "scheduler stuck" in told
+            assert "orchestrator scheduler" not in told
+        eventually(scheduler.leading.is_set, "it leads again")
+    finally:
+        scheduler.stop()
+        thread.join()
+        streams.close()
+        redis.close()
+        engine.dispose()
+    assert "should not have happened" not in caplog.text
+    assert caplog.text.count("Postgres cannot be used; nothing moves") == 1
+
+
+def test_a_missing_privilege_is_no_runs_fault(role_url: str, database_url: str, redis_url: str) -> None:
+    role = make_url(role_url).username
+    engine = database.engine_for(role_url)
+    redis = connect(redis_url)
+    settings = Settings(database_url=database_url, redis_url=redis_url, lease=60.0, safety_scan=0.01)
+    system = System(engine, redis, settings)
+    try:
+        system.lead()
+        worker = system.worker()
+        system.app.workflows.apply(ONE_STEP)
+        execute(database_url, f"REVOKE INSERT ON orchestrator.tasks FROM {role}")
+        run = system.app.workflows["one-step"].start()
+        for _ in range(3):
+            with suppress(*database.UNAVAILABLE):
+                system.look()
+        assert system.sql("SELECT stuck FROM orchestrator.runs") == [{"stuck": None}]
+        with pytest.raises(database.UNAVAILABLE) as caught:
+            system.look()
+        assert database.is_outage(caught.value)
+        execute(database_url, f"GRANT INSERT ON orchestrator.tasks TO {role}")
+        system.lead()
+
+        def is_over() -> bool:
+            worker.succeed(*worker.take())
+            return run.progress().status == "success"
+
+        system.look_until(is_over)
+    finally:
+        system.close()
+        redis.close()
+        engine.dispose()
+
+
+def test_a_missing_privilege_is_told_in_one_line(
+    role_url: str, database_url: str, redis_url: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(database_url, f"REVOKE INSERT ON {SHOP}.tasks FROM {make_url(role_url).username}")
+    with (
+        closing(Orchestrator(database_url=role_url, redis_url=redis_url, namespace=SHOP)) as app,
+        pytest.raises(Unavailable, match="permission denied for table tasks. Grant that .* the schema 'shop'"),
+    ):
+        app.task(name="job")(lambda: None).enqueue()
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", role_url)
+    monkeypatch.setenv("ORCHESTRATOR_NAMESPACE", SHOP)
+    refused(run("enqueue", "job"), "permission denied for table tasks. Grant that", "schema 'shop'")
+    monkeypatch.setenv("ORCHESTRATOR_NAMESPACE", "elsewhere")
+    refused(run("db", "upgrade"), "permission denied for database", "schema 'elsewhere'")
+
+
+@pytest.mark.parametrize(("password", "rights"), [("wrong", "+@all"), ("right", "+ping")])
+def test_a_redis_that_lets_nobody_in_is_not_to_be_started(
+    redis_url: str, run: Run, monkeypatch: pytest.MonkeyPatch, password: str, rights: str
+) -> None:
+    with closing(Redis.from_url(redis_url)) as redis:
+        redis.execute_command("ACL", "SETUSER", "guest", "reset", "on", ">right", "~*", rights)
+        monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", redis_url.replace("unix://", f"unix://guest:{password}@"))
+        said = run("status").output
+        redis.execute_command("ACL", "DELUSER", "guest")
+    assert "! Redis refuses the user or the password of the setting redis_url" in said
+    assert "start it" not in said
