@@ -57,6 +57,9 @@ class Child:
         self._stopping: dict[tuple[bytes, int], float] = {}
         """Attempts that it was told to stop, and since when."""
         self._frozen_looks = 0
+        self._still_looks = 0
+        self._left_at = 0.0
+        """When it was told to end, if it was."""
         self._overdue: list[Limit] = []
 
     @property
@@ -94,6 +97,7 @@ class Child:
     def leave(self, verb: Command) -> None:
         """Have it take no more tasks and end."""
         self.draining = True
+        self._left_at = self._left_at or time.monotonic()
         self.tell(verb)
 
     def kill(self) -> None:
@@ -131,6 +135,16 @@ class Child:
         self._deaf_looks += self.is_deaf
         return self._deaf_looks > 1
 
+    def stands_still(self, now: float, grace: float) -> bool:
+        """Say, once each time, that the process has done nothing for so long: one task keeps it, or it is stopped."""
+        pulse, _ = self.held.pulse()
+        self._still_looks = self._still_looks + 1 if pulse > 0.0 and now - pulse > grace else 0
+        return self._still_looks == 2
+
+    def is_beyond_drain(self, now: float, patience: float) -> bool:
+        """Say whether it was to end long ago, and stands still instead."""
+        return bool(self._left_at) and now - self._left_at > patience and self._still_looks > 1
+
     def is_beyond_help(self, now: float, grace: float) -> bool:
         """Say whether an attempt must end and only killing the process can do it.
 
@@ -162,7 +176,7 @@ class Child:
                 else Returned(*attempt, "the code of a neighbour stopped its process")
                 for attempt in left
             ]
-        if self.held.farewell is Farewell.UNFINISHED:
+        if self.held.farewell is Farewell.UNFINISHED or self.dismissed:
             blocking = self.held.blocking()
             return [
                 Lost(*attempt, alone=False, reason="the event loop that it ran on was blocked or closed")

@@ -16,6 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.reports import Flush
 from orchestrator.domain.task import Returned
 from orchestrator.harmless import without_password
@@ -240,7 +241,19 @@ class Supervisor:
                 memory = resident_memory(child.pid)
                 if memory > self._spec.max_memory:
                     self._replace(child, Leaving(f"it uses {format_memory(memory)}", at_once=False))
-            if heard and child.is_beyond_help(now, self._settings.stop_grace):
+            grace = self._settings.stop_grace
+            if heard and child.stands_still(now, grace):
+                held = ", ".join(to_text(id) for id, _ in child.held.unended()[:3])
+                log.warning(
+                    "process %d has stood still for %g s: code of a task keeps it from all else, or somebody "
+                    "has stopped it; it holds %s",
+                    *(child.pid, grace, held or "nothing"),
+                )
+            if heard and child.is_beyond_drain(now, self._settings.drain_timeout + grace):
+                log.error("process %d is killed: it stands still, and was to end; its tasks are handed back", child.pid)
+                child.dismissed = True
+                child.kill()
+            elif heard and child.is_beyond_help(now, grace):
                 log.error("process %d is killed: a task must end, and holds up the whole process", child.pid)
                 child.dismissed = True
                 child.kill()

@@ -185,6 +185,19 @@ def test_code_that_keeps_the_interpreter_to_itself(life: Stack, tmp_path: Path) 
     assert stubborn.pid.enqueue().result(20) != stuck
 
 
+def test_a_worker_ends_although_a_task_keeps_the_interpreter_to_itself(life: Stack, tmp_path: Path) -> None:
+    worker = life.worker(*APP)
+    handle = stubborn.keeps_the_interpreter.enqueue(str(tmp_path / "started"))
+    pids(tmp_path / "started")
+    eventually(lambda: worker.logged(f"it holds {handle.id}"), "it is told that the process stands still")
+    worker.stop()
+    assert worker.logged("is killed: it stands still, and was to end")
+    eventually(lambda: handle.status() == "pending", "it is handed back")
+    handle.cancel()
+    eventually(lambda: handle.status() == "cancelled", "nobody else runs it")
+    assert charges(life, handle) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("policy", "tries"),
     [
