@@ -35,7 +35,7 @@ COMMANDS = {
 @click.group(
     cls=LazyGroup, package=__name__, commands_help=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.version_option(package_name="orchestrator", prog_name="orchestrator")
+@click.version_option(package_name="durable-orchestrator", prog_name="orchestrator")
 def main() -> None:
     """A durable task queue and workflow engine.
 

@@ -338,6 +338,7 @@ class Scheduler:
         suspicion = Suspicion()
 
         def look() -> None:
+            nonlocal suspicion
             if self._generations.keep(self._monotonic()):
                 self._fleet.grace()
                 if self._generations.is_rewound:
@@ -351,8 +352,7 @@ class Scheduler:
                 self._count_at = began + _COUNT_PAUSE * (self._monotonic() - began)
                 self._dispatcher.recount(in_flight)
                 away = [task for task in in_flight if not self._code.paging.holds(task.id, task.attempt)]
-                found = self._reconciler.suspects(self._streams, self._cursor.generation, away, sweep)
-                suspicion.tasks, suspicion.where, suspicion.stale = found.tasks, found.where, found.stale
+                suspicion = self._reconciler.suspects(self._streams, self._cursor.generation, away, sweep)
             self._redis.worked()
             self._leadership.trouble = None
 
