@@ -129,7 +129,7 @@ def test_a_history_of_fifty_megabytes_outlives_its_worker(
     (handle,) = begin(system, first, gathering, results=50, size=990_000)
     turn = next_turn(system, first)
     assert activation(turn).after > 0
-    assert activation(turn).pages == 50
+    assert 5 < activation(turn).pages <= 50, "as many as a tick takes in"
     assert len(turn.payload) < 1_000
     first.worker.die()
     second.worker.draining = False
