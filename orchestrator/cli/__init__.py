@@ -11,7 +11,6 @@ import click
 
 from orchestrator.cli.lazy import LazyGroup
 from orchestrator.cli.parent import FOLLOW
-from orchestrator.harmless import harmless
 from orchestrator.settings import misspelt
 
 COMMANDS = {
@@ -50,4 +49,6 @@ def main() -> None:
     """
     if FOLLOW not in os.environ:  # else the parent has said it
         for remark in misspelt(os.environ):
-            click.echo(harmless(f"Warning: {remark}"), err=True)
+            from orchestrator.cli.output import echo  # it is seldom needed, and takes long to load
+
+            echo(f"Warning: {remark}", err=True)

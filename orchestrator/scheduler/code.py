@@ -46,9 +46,9 @@ _PAUSE = 1.0
 class CodeRuns:
     """What the leader remembers of runs of code between two ticks: queries on their way, and who was there."""
 
-    def __init__(self, fleet: Fleet, nesting: Nesting) -> None:
+    def __init__(self, fleet: Fleet, nesting: Nesting | None = None) -> None:
         self._fleet = fleet
-        self.nesting = nesting
+        self.nesting = nesting or Nesting()
         self.paging = Paging()
         self._queries: dict[bytes, dict[bytes, Query]] = defaultdict(dict)
         self._members: frozenset[str] = frozenset()
