@@ -206,7 +206,7 @@ def apply(app: str | None, prune: bool, quiet: bool) -> None:
     try:
         application = load_app(where)
     except Exception:
-        if quiet:
+        if quiet:  # `dev` asks, and its worker, which loads the same application, says what is wrong with it
             sys.exit(1)
         raise
     with closing(application):
