@@ -84,7 +84,7 @@ class Journal:
                 self._unheard[worker].append(Span(began, time.monotonic() + settling))
 
     def note_deaths(self, processes: Iterable[int]) -> None:
-        """Note, before it is done, that these processes are killed; a worker's number stands for all its processes."""
+        """Note, before it is done, that these processes are killed."""
         with self._lock:
             for pid in processes:
                 self._deaths.setdefault(pid, time.monotonic())
@@ -104,12 +104,13 @@ class Journal:
         )
 
     def end_of(self, execution: Execution) -> float:
-        """Return when an execution ended: as it said, or with its process; its beginning where nobody knows."""
+        """Return when an execution ended: as it said, or with its process; its beginning where nobody knows.
+
+        The death of its worker says nothing: a process that was told to end may have ended long before.
+        """
         if execution.ended is not None:
             return execution.ended
-        known = [self._deaths[pid] for pid in (execution.worker, execution.pid) if pid in self._deaths]
-        if (exit_time := self._exits().get(execution.pid)) is not None:
-            known.append(exit_time)
+        known = [ends[execution.pid] for ends in (self._deaths, self._exits()) if execution.pid in ends]
         return max(execution.began, min(known, default=execution.began))
 
     def _exits(self) -> dict[int, float]:

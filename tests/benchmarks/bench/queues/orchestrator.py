@@ -37,7 +37,7 @@ async def sequence(ctx: WorkflowContext, steps: int) -> int:
 class OrchestratorQueue:
     """Postgres and Redis, a scheduler, a worker of two processes, all with default settings."""
 
-    packages = ("orchestrator", "redis", "hiredis", "psycopg2-binary", "SQLAlchemy", "msgspec")
+    packages = ("durable-orchestrator", "redis", "hiredis", "psycopg2-binary", "SQLAlchemy", "msgspec")
     _engine: Engine
     _last: Handle[int]
     _began: datetime

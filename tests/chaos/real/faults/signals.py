@@ -120,9 +120,12 @@ def _kill_group(arena: Arena, member: Member) -> None:
 
 
 def _note_death(arena: Arena, member: Member) -> None:
-    """Note that a process dies now, unless it has ended before by another fault: then nobody knows when."""
+    """Note that a process dies now, and all that it has forked and that is still there.
+
+    One that has ended before, by another fault or as it was asked to, did so nobody knows when.
+    """
     if member.is_running():
-        arena.journal.note_deaths([member.pid])
+        arena.journal.note_deaths([member.pid, *(below.pid for below in member.descendants())])
 
 
 def _to_child(arena: Arena, pick: Random, number: signal.Signals) -> str:
