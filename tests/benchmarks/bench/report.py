@@ -49,7 +49,7 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
     results: Mapping[str, Mapping[str, Any]] = report["results"]
     options = report["options"]
     title = f"Medians of {options['rounds']} rounds, {options['tasks']:,} tasks, {report['machine']['cores']} cores"
-    titles = [f"{name}\n{found['versions'][name]}" for name, found in results.items()]
+    titles = [f"{name}\n{next(iter(found['versions'].values()))}" for name, found in results.items()]
     rows = [[MEASURES[name], *(_number(found.get(name)) for found in results.values())] for name in MEASURES]
     rows.append(["memory, all, MB", *(_number(sum(r["memory"].values())) for r in results.values())])
     _print(console, title, ["", *titles], rows)
