@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 from orchestrator.errors import ConfigurationError, did_you_mean
 from orchestrator.sdk.app import Orchestrator
@@ -20,40 +22,65 @@ def load_app(where: str) -> Orchestrator:
 
 def _find_app(where: str) -> Orchestrator:
     module_name, _, attribute = where.partition(":")
-    if not module_name or module_name.startswith("."):  # relative to nothing
-        raise ConfigurationError(f"An application is given as module:app, e.g. tasks:app; found {where!r}.")
-    if module_name.endswith(".py") or "/" in module_name:
-        meant = module_name.removesuffix(".py").replace("/", ".")
-        raise ConfigurationError(
-            f"An application is given as module:app, not as a file; found {where!r}. Did you mean '{meant}:app'?"
-        )
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    if module_name.endswith(".py") or "/" in module_name:
+        raise ConfigurationError(
+            f"An application is given as module:app, not as a file; found {where!r}.{_meant(module_name, attribute)}"
+        )
+    if not module_name or module_name.startswith("."):  # relative to nothing
+        raise ConfigurationError(f"An application is given as module:app, e.g. tasks:app; found {where!r}.")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise ConfigurationError(
-                f"There is no module {module_name!r} to find the application in. "
+                f"There is no module {module_name!r} to find the application in.{_nearest(module_name)} "
                 f"Looked in {folder} and the installed packages."
             ) from error
         raise _broken(where, error) from error
     except (Exception, SystemExit) as error:
         raise _broken(where, error) from error
+    apps = _applications(module)
     if attribute:
         found = getattr(module, attribute, None)
         if isinstance(found, Orchestrator):
             return found
-        candidates = [name for name, value in vars(module).items() if isinstance(value, Orchestrator)]
-        hint = did_you_mean(attribute, candidates) or (f" It has: {', '.join(candidates)}." if candidates else "")
+        hint = did_you_mean(attribute, apps) or (f" It has: {', '.join(apps)}." if apps else _NONE)
         raise ConfigurationError(f"{attribute!r} in module {module_name!r} is not an Orchestrator.{hint}")
-    apps = [value for value in vars(module).values() if isinstance(value, Orchestrator)]
-    if len(apps) != 1:
-        raise ConfigurationError(
-            f"Module {module_name!r} holds {len(apps)} applications; say which: {module_name}:NAME."
-        )
-    return apps[0]
+    if len({id(app) for app in apps.values()}) != 1:
+        several = f" Say which: {', '.join(f'{module_name}:{name}' for name in apps)}." if apps else _NONE
+        raise ConfigurationError(f"Module {module_name!r} holds {len(apps)} applications.{several}")
+    return next(iter(apps.values()))
+
+
+_NONE = " It has none: app = Orchestrator() makes one."
+
+
+def _applications(module: ModuleType) -> dict[str, Orchestrator]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, Orchestrator)}
+
+
+def _meant(file: str, attribute: str) -> str:
+    """Return ` Did you mean 'x:app'?` for a file, if there is such an application."""
+    name = file.removesuffix(".py").removeprefix("./").replace("/", ".")
+    try:
+        apps = _applications(importlib.import_module(name))
+    except (Exception, SystemExit):  # noqa: BLE001  # it is not what was asked for, and a hint more or less
+        return ""
+    found = attribute if attribute in apps else next(iter(apps), None)
+    return f" Did you mean '{name}:{found}'?" if found else ""
+
+
+def _nearest(module: str) -> str:
+    """Return ` Did you mean 'x'?` for a module that is not there, if one like it is."""
+    package, _, _ = module.rpartition(".")
+    front = f"{package}." if package else ""
+    with suppress(OSError, ValueError):  # what cannot be the name of a file
+        beside = (Path.cwd() / package.replace(".", "/")).glob("*.py")
+        return did_you_mean(module, [f"{front}{path.stem}" for path in beside if path.stem != "__init__"])
+    return ""
 
 
 def _broken(where: str, error: BaseException) -> ImportFailed:

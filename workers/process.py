@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Literal
@@ -108,12 +107,13 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
             app.settings.require_database()
     except OrchestratorError as error:
         end_fork(error.__cause__ or error)
-        print(f"Error: {error}", file=sys.stderr)
+        share_log()  # what it has silenced before it failed comes out all the same
+        log.error("%s", error)
         return Farewell.BROKEN if isinstance(error, ImportFailed) else Farewell.UNUSABLE
-    except BaseException as error:  # noqa: BLE001  # the user's module fails to import, or ends: show where, once
+    except BaseException as error:  # the user's module fails to import, or ends: show where, once
         end_fork(error)
-        traceback.print_exc()
-        print(f"Error: the application {spec.app} cannot be imported; the reason is above.", file=sys.stderr)
+        share_log()
+        log.error("the application %s cannot be loaded", spec.app, exc_info=error)
         return Farewell.BROKEN
     end_fork()
     named = app.queues()

@@ -48,7 +48,7 @@ class Console(logging.Handler):
     def pass_on(self, role: str, line: str) -> None:
         """Show a line of a child; what is no JSON among JSON becomes it."""
         if self._is_json and not line.startswith("{"):
-            say(role, line)
+            say(role, line, logging.ERROR if line.startswith("Error: ") else logging.INFO)
         else:
             self._show(role, line)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from orchestrator.cli.app_check import what_is_wrong
 from orchestrator.cli.children import Child, Console, say
 from orchestrator.cli.lookout import Lookout
 from orchestrator.cli.options import app_option, log_options
@@ -57,7 +58,7 @@ def command(app: str | None, reload: bool, processes: int, log_level: str | None
     console = Console(chosen.log_format)
     configure_logging(chosen.log_level, chosen.log_format, into=console)
     with _interrupts() as interrupts, ExitStack() as stack:
-        settings, is_own = _start_services(stack, app, logs)
+        settings, is_own = _start_services(stack, app, logs, reload)
         if interrupts.requested.is_set():
             sys.exit(0)
         team = _Team(settings, processes, reload, is_own, interrupts, console)
@@ -89,8 +90,10 @@ def _interrupts() -> Iterator[_Interrupts]:
             signal.signal(number, handler)
 
 
-def _start_services(stack: ExitStack, app: str | None, logs: Mapping[str, Any]) -> tuple[Settings, bool]:
+def _start_services(stack: ExitStack, app: str | None, logs: Mapping[str, Any], reload: bool) -> tuple[Settings, bool]:
     """Start what is not set elsewhere, bring the schema up to date, and tell other commands; undone by the stack.
+
+    Nothing is started for an application that is not there.
 
     Return also whether the database is one of its own.
     """
@@ -101,6 +104,9 @@ def _start_services(stack: ExitStack, app: str | None, logs: Mapping[str, Any]) 
     remove_services_file(services.folder)  # left from a crash: it tells of services that are gone
     (services.folder / ".gitignore").write_text("*\n", encoding="utf-8")
     settings = _without_services_file(load_settings(app=app, **logs), app)
+    if settings.app and (wrong := what_is_wrong(settings.app, mendable=reload)) is not None:
+        say("dev", wrong, logging.ERROR)
+        sys.exit(1)
     if not settings.database_url:
         services.postgres.start()
         say("dev", f"{services.postgres.program} has started in {DEFAULT_FOLDER}/postgres")

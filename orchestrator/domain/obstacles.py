@@ -12,7 +12,8 @@ def no_worker(queue: str) -> str:
     """Say that nobody serves a queue."""
     return (
         f"Queue {queue!r} has ready tasks and no live worker. Start one: "
-        f"orchestrator worker --app module:app --queues {queue}"
+        f"orchestrator worker --app module:app --queues {queue}; if one runs, its log says whether its application "
+        f"can be loaded"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -379,14 +380,28 @@ def test_a_successor_that_cannot_be_loaded_replaces_nobody(life: Stack, tmp_path
     assert states(life, worker) == ["live"]
 
 
-def test_an_application_that_cannot_be_loaded_is_told_once(redis_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (None, "There is no module 'nosuch' to find the application in."),
+        ("import logging.config\nlogging.config.dictConfig({'version': 1})\n1 / 0", "ZeroDivisionError: division"),
+    ],
+)
+def test_an_application_that_cannot_be_loaded_is_told_once(
+    redis_url: str, tmp_path: Path, body: str | None, reason: str
+) -> None:
+    if body is not None:
+        (tmp_path / "nosuch.py").write_text(body)
     command = [sys.executable, "-m", "orchestrator", "worker", "--app", "nosuch:app", "--processes", "3"]
+    command += ["--log-format", "json"]
     environment = os.environ | {"ORCHESTRATOR_REDIS_URL": redis_url}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
-    assert done.stderr.count("Error: ") == 1, done.stderr
+    records = [json.loads(line) for line in done.stderr.splitlines()]
+    (error,) = [record for record in records if record["level"] == "ERROR"]
+    assert reason in error["message"]
     assert "draining" not in done.stderr
 
 

@@ -732,15 +732,27 @@ def test_dev_brings_its_own_services_and_takes_them_away(folder: Path) -> None:
     assert not (folder / ".orchestrator" / "services.json").exists()
 
 
+def test_dev_starts_nothing_for_an_application_that_is_not_there(folder: Path) -> None:
+    (folder / "shop.py").write_text("print('imported')\nfrom orchestrator import Orchestrator\nshop = Orchestrator()\n")
+    for where, why in (("shp:app", "There is no module 'shp'"), ("shop.py:app", "Did you mean 'shop:shop'?")):
+        with Dev(folder, "--app", where, "--log-format", "json") as dev:
+            assert dev.process.wait(60) == 1
+        (record,) = map(json.loads, dev.said.read_text(encoding="utf-8").splitlines())
+        assert record["level"] == "ERROR"
+        assert why in record["message"]
+
+
 def test_dev_uses_services_that_are_set_and_stops_when_a_child_dies(
     folder: Path, database_url: str, redis_url: str
 ) -> None:
     urls = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
-    with Dev(folder, "--app", "no_such_module:app", **urls) as dev:
+    with Dev(folder, **urls) as dev:
+        dev.wait_for("scheduler ready")
+        for child in psutil.Process(dev.process.pid).children():
+            child.kill()
         assert dev.process.wait(60) == 1
     said = dev.said.read_text(encoding="utf-8")
-    assert "no_such_module" in said
-    assert "the worker has ended unexpectedly, with exit code 1" in said
+    assert "the scheduler has ended unexpectedly, with exit code -9" in said
     assert "has started in" not in said
     assert not (folder / ".orchestrator" / "services.json").exists()
 

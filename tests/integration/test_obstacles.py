@@ -41,7 +41,10 @@ def test_a_wait_for_a_task_tells_what_is_in_the_way(system: System, app: Orchest
     with pytest.raises(ResultTimeout, match="It goes on; ask again"):
         handle.result(timeout=0)
     wait_for_long(system)
-    with pytest.raises(ResultTimeout, match="no live worker. Start one: .* --queues parcels; ask again, or see"):
+    with pytest.raises(
+        ResultTimeout,
+        match="no live worker. Start one: .* --queues parcels; if one runs, its log says .*; ask again, or see",
+    ):
         handle.result(timeout=0.01)
     with pytest.raises(ResultTimeout, match="no live worker. Start one:"):
         asyncio.run(handle.aresult(timeout=0.01))

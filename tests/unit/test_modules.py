@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -158,9 +159,22 @@ def test_an_application_that_raises_is_told_in_a_line_with_its_place(write: Writ
         load_app("bakery.app:app")
 
 
-@pytest.mark.parametrize(("given", "meant"), [("tasks.py", "tasks:app"), ("shop/tasks.py:app", "shop.tasks:app")])
-def test_a_file_is_no_module(given: str, meant: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"not as a file; found '{given}'. Did you mean '{meant}'"):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("bakery/app.py", "not as a file; found 'bakery/app.py'. Did you mean 'bakery.app:app'?"),
+        ("./bakery/app.py:shop", "found './bakery/app.py:shop'. Did you mean 'bakery.app:app'?"),
+        ("bakery/ap.py:app", "not as a file; found 'bakery/ap.py:app'."),
+        ("bakery.ap:app", "There is no module 'bakery.ap' to find the application in. Did you mean 'bakery.app'? Look"),
+        ("bakery.app:ap", "'ap' in module 'bakery.app' is not an Orchestrator. Did you mean 'app'?"),
+        ("bakery.none:app", "is not an Orchestrator. It has none: app = Orchestrator() makes one."),
+        ("bakery.two", "holds 2 applications. Say which: bakery.two:one, bakery.two:two."),
+    ],
+)
+def test_only_applications_that_are_there_are_suggested(write: Write, given: str, said: str) -> None:
+    two = "from orchestrator import Orchestrator\n\none, two = Orchestrator(), Orchestrator()\n"
+    write(bakery__app=app(), bakery__none="", bakery__two=two)
+    with pytest.raises(ConfigurationError, match=re.escape(said) + ("$" if said.endswith("'.") else "")):
         load_app(given)
 
 
