@@ -1,7 +1,7 @@
 """A durable task queue and workflow engine: Postgres holds the truth, Redis Streams carry the work."""
 
-from orchestrator.domain.callbacks import TaskFailure
-from orchestrator.domain.limits import Rate
+from orchestrator.domain.limits.buckets import Rate
+from orchestrator.domain.tasks.callbacks import TaskFailure
 from orchestrator.errors import (
     AttemptOver,
     ConfigurationError,
@@ -36,19 +36,19 @@ from orchestrator.errors import (
     WrongState,
 )
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.builder import Workflow
 from orchestrator.sdk.code.context import RunInfo, WorkflowContext
 from orchestrator.sdk.code.guards import unguarded
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.sdk.context import TaskContext, current_task
-from orchestrator.sdk.gathering import agather, as_completed, gather
-from orchestrator.sdk.handle import Handle, Progress, RunHandle
-from orchestrator.sdk.progress import TaskProgress
+from orchestrator.sdk.dag.builder import Workflow
 from orchestrator.sdk.queue import Queue
-from orchestrator.sdk.retry import Retry
-from orchestrator.sdk.task import Task
+from orchestrator.sdk.tasks.context import TaskContext, current_task
+from orchestrator.sdk.tasks.gathering import agather, as_completed, gather
+from orchestrator.sdk.tasks.handle import Handle, Progress, RunHandle
+from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.tasks.retry import Retry
+from orchestrator.sdk.tasks.task import Task
 from orchestrator.settings import Settings
 
 __version__ = "0.1.0"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.domain.task import Returned
+from orchestrator.domain.tasks.task import Returned
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.modules import ImportFailed
 from orchestrator.settings import Settings
@@ -24,21 +24,21 @@ from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys, private_queue
 from orchestrator.transport.pages import Pages
 from orchestrator.transport.worker import Received, StreamsGone, WorkerStreams
-from orchestrator.workers.allowed import Allowed
-from orchestrator.workers.builtin import install
-from orchestrator.workers.forks import end_fork
-from orchestrator.workers.held import Farewell, HeldAttempts
-from orchestrator.workers.isolated import Isolation
-from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.journal import Journal
-from orchestrator.workers.loading import load_app
-from orchestrator.workers.outlet import ProcessOutbox
-from orchestrator.workers.pool import Pool
-from orchestrator.workers.reporter import Reporter
-from orchestrator.workers.runner import Runner
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions.builtin import install
+from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.parent.held import Farewell, HeldAttempts
+from orchestrator.workers.reporting.journal import Journal
+from orchestrator.workers.reporting.reporter import Reporter
+from orchestrator.workers.reporting.task_output import capture_output, share_log
+from orchestrator.workers.running.critical_thread import start_vital_thread
+from orchestrator.workers.running.forks import end_fork
+from orchestrator.workers.running.isolated import Isolation
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.pool import Pool
+from orchestrator.workers.running.runner import Runner
+from orchestrator.workers.running.task_runtime import ProcessOutbox
 from orchestrator.workers.spec import WorkerSpec
-from orchestrator.workers.task_output import capture_output, share_log
-from orchestrator.workers.vital import start_vital_thread
 
 log = get_logger("worker")
 

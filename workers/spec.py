@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.sdk.options import DEFAULT_QUEUE
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 
 EVERY_QUEUE = "*"
 

@@ -9,8 +9,8 @@ import os
 
 import click
 
-from orchestrator.cli.lazy import LazyGroup
-from orchestrator.cli.parent import FOLLOW
+from orchestrator.cli.dev.parent import FOLLOW
+from orchestrator.cli.terminal.lazy import LazyGroup
 from orchestrator.settings import misspelt
 
 COMMANDS = {
@@ -49,6 +49,6 @@ def main() -> None:
     """
     if FOLLOW not in os.environ:  # else the parent has said it
         for remark in misspelt(os.environ):
-            from orchestrator.cli.output import echo  # it is seldom needed, and takes long to load
+            from orchestrator.cli.terminal.output import echo  # it is seldom needed, and takes long to load
 
             echo(f"Warning: {remark}", err=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.sdk.modules import ImportFailed
-from orchestrator.workers.loading import load_app
+from orchestrator.workers.functions.loading import load_app
 
 
 def what_is_wrong(where: str, *, mendable: bool) -> str | None:

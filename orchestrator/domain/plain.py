@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.operators import fits
+from orchestrator.domain.dag.operators import fits
 
 MOST_LEVELS = 200
 """How deeply data may be nested. What a shallow stack can still write, a deep one could no longer read."""

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine
 from orchestrator.store import leases
 from orchestrator.store.driver import send
 from orchestrator.store.leases import Cursor, Outlook
-from orchestrator.store.waiting import Agenda
+from orchestrator.store.tasks.waiting import Agenda
 
 _PATIENCE = 3.0
 """Leases without a useful tick after which another scheduler may take a leader's place."""

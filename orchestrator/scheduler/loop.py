@@ -20,31 +20,32 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Engine
 
-from orchestrator.domain.nesting import Nesting
-from orchestrator.scheduler.advance import advance_runs
-from orchestrator.scheduler.backlog import Backlog
+from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.scheduler.agenda import Errands
 from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.candidacy import Candidacy
-from orchestrator.scheduler.code import CodeRuns
-from orchestrator.scheduler.dags import Dags
-from orchestrator.scheduler.dispatch import Dispatcher
-from orchestrator.scheduler.errands import Errands
-from orchestrator.scheduler.fleet import Fleet
-from orchestrator.scheduler.generations import Generations
+from orchestrator.scheduler.code.runs import CodeRuns
+from orchestrator.scheduler.dag.plans import Dags
+from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
+from orchestrator.scheduler.fleet.generations import Generations
+from orchestrator.scheduler.fleet.knowers import Crowd
+from orchestrator.scheduler.fleet.reconcile import Reconciler, Suspicion
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.fleet.watch import Watch
 from orchestrator.scheduler.isolation import is_about_all
-from orchestrator.scheduler.knowers import Crowd
-from orchestrator.scheduler.lanes import LaneService
 from orchestrator.scheduler.leadership import TICK_LIMIT, Leadership, TermOver
-from orchestrator.scheduler.reconcile import Reconciler, Suspicion
+from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.requests import settle_ends
-from orchestrator.scheduler.status import Reported, apply_carefully, apply_reports
+from orchestrator.scheduler.runs.advance import advance_runs
+from orchestrator.scheduler.runs.backlog import Backlog
+from orchestrator.scheduler.runs.triggers import Triggers
+from orchestrator.scheduler.tasks.reports import Reported, apply_carefully, apply_reports
 from orchestrator.scheduler.tick import Tick
-from orchestrator.scheduler.triggers import Triggers
-from orchestrator.scheduler.watch import Watch
 from orchestrator.settings import Settings
-from orchestrator.store import database, waiting
+from orchestrator.store import database
 from orchestrator.store.leases import Cursor
-from orchestrator.store.transitions import Claimed
+from orchestrator.store.tasks import waiting
+from orchestrator.store.tasks.transitions import Claimed
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
 from orchestrator.transport.codec import Attempt, Ended, Malformed, decode_flush, encode

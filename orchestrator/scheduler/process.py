@@ -9,10 +9,10 @@ import threading
 
 from orchestrator.harmless import without_password
 from orchestrator.prerequisites import Prerequisites
-from orchestrator.scheduler.janitor import Janitor
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.notifications import listen
-from orchestrator.scheduler.pruning import Pruner
+from orchestrator.scheduler.upkeep.janitor import Janitor
+from orchestrator.scheduler.upkeep.pruning import Pruner
 from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.telemetry import get_logger

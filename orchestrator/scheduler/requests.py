@@ -10,33 +10,28 @@ from itertools import groupby
 import msgspec
 
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.starts import is_start
-from orchestrator.domain.task import KeyHolder, NewTask, TaskError
-from orchestrator.scheduler.advance import advance_runs
+from orchestrator.domain.tasks.starts import is_start
+from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.budget import TooSlow
-from orchestrator.scheduler.cancels import mark_cancelling
-from orchestrator.scheduler.code import ask_to_cancel, reply
-from orchestrator.scheduler.code_requests import ABOUT_CODE, CODE_WISHES
-from orchestrator.scheduler.code_resets import reset_runs
+from orchestrator.scheduler.code.requests import ABOUT_CODE, CODE_WISHES
+from orchestrator.scheduler.code.resets import reset_runs
+from orchestrator.scheduler.code.runs import ask_to_cancel, reply
 from orchestrator.scheduler.isolation import isolate
-from orchestrator.scheduler.run_retries import retry_run, retry_tasks
-from orchestrator.scheduler.starts import start_runs
-from orchestrator.scheduler.tasks import adopt, cancel_tasks
+from orchestrator.scheduler.runs.advance import advance_runs
+from orchestrator.scheduler.runs.cancels import mark_cancelling
+from orchestrator.scheduler.runs.retries import retry_run, retry_tasks
+from orchestrator.scheduler.runs.triggers import Posted
+from orchestrator.scheduler.tasks.creation import adopt, cancel_tasks
+from orchestrator.scheduler.tasks.starts import start_runs
 from orchestrator.scheduler.tick import Tick
-from orchestrator.scheduler.triggers import Posted
-from orchestrator.store import (
-    code_runs,
-    completions,
-    inbox,
-    queues,
-    redrive,
-    transitions,
-    unique,
-)
+from orchestrator.store import inbox
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.expectations import Answered
 from orchestrator.store.database import said
-from orchestrator.store.expectations import Answered
 from orchestrator.store.inbox import Wish
-from orchestrator.store.redrive import FailedFilter
+from orchestrator.store.limits import queues
+from orchestrator.store.tasks import completions, redrive, transitions, unique
+from orchestrator.store.tasks.redrive import FailedFilter
 from orchestrator.transport.quarantine import Refused
 
 

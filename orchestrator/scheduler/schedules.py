@@ -14,23 +14,26 @@ from itertools import islice
 
 import msgspec
 
-from orchestrator.domain.catch_up import decide
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.plain import REFUSALS
-from orchestrator.domain.schedule import Schedule, delay_of, fire_key, fires, next_fire
-from orchestrator.domain.starts import CodeTarget
+from orchestrator.domain.schedules.catch_up import decide
+from orchestrator.domain.schedules.schedule import Schedule, delay_of, fire_key, fires, next_fire
+from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.scheduler.cancels import mark_cancelling
-from orchestrator.scheduler.code import ask_to_cancel
+from orchestrator.scheduler.code.runs import ask_to_cancel
 from orchestrator.scheduler.isolation import is_about_all, isolate
+from orchestrator.scheduler.runs.cancels import mark_cancelling
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store import backfills, code_fires, code_runs, dags
-from orchestrator.store import fires as store
-from orchestrator.store.backfills import OpenBackfill
-from orchestrator.store.code_runs import NewCodeRun
-from orchestrator.store.dags import NewRun
+from orchestrator.store.code import fires as code_fires
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.runs import NewCodeRun
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag.plans import NewRun
 from orchestrator.store.database import said
-from orchestrator.store.fires import Advance, DueSchedule
+from orchestrator.store.schedules import backfills
+from orchestrator.store.schedules import fires as store
+from orchestrator.store.schedules.backfills import OpenBackfill
+from orchestrator.store.schedules.fires import Advance, DueSchedule
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")

@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.activation import Activation
-from orchestrator.domain.callbacks import Callbacks, after_end, after_success
-from orchestrator.domain.commands import ContinueRun
-from orchestrator.domain.happened import OwnEnd
-from orchestrator.domain.history import Outcome
+from orchestrator.domain.code.activation import Activation
+from orchestrator.domain.code.commands import ContinueRun
+from orchestrator.domain.code.history import Outcome
+from orchestrator.domain.runs.happened import OwnEnd
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
-from orchestrator.domain.task import KeyHolder, NewTask, TaskError
-from orchestrator.scheduler.backlog import Backlog
+from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
+from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.budget import Budget
-from orchestrator.store.transitions import Claimed, Moved
-from orchestrator.store.turns import Unshown
+from orchestrator.scheduler.runs.backlog import Backlog
+from orchestrator.store.code.turns import Unshown
+from orchestrator.store.tasks.transitions import Claimed, Moved
 from orchestrator.transport.codec import Attempt, Ended
 from orchestrator.transport.quarantine import Refused
 
 if TYPE_CHECKING:
-    from orchestrator.scheduler.code import CodeRuns
-    from orchestrator.scheduler.dags import Dags
-    from orchestrator.scheduler.lanes import LaneService
-    from orchestrator.scheduler.triggers import Triggers
+    from orchestrator.scheduler.code.runs import CodeRuns
+    from orchestrator.scheduler.dag.plans import Dags
+    from orchestrator.scheduler.limits import LaneService
+    from orchestrator.scheduler.runs.triggers import Triggers
 
 
 _NO_NEWS = frozenset({"connection", "now", "dags", "triggers", "lanes", "code", "backlog", "budget"})

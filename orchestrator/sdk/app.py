@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
-from orchestrator.domain.starts import StartMany, as_task
-from orchestrator.domain.task import NewTask
+from orchestrator.domain.tasks.starts import StartMany, as_task
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, NotFound
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.context import WorkflowContext
@@ -20,19 +20,19 @@ from orchestrator.sdk.code.workflow import (
     check_workflow_function,
     with_code_options,
 )
-from orchestrator.sdk.context import TaskContext, current_outlet
-from orchestrator.sdk.given import GivenOptions, GivenToWorkflows
-from orchestrator.sdk.handle import Handle, RunHandle
+from orchestrator.sdk.dag.workflows import Workflows
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.modules import Modules
-from orchestrator.sdk.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.registry import Registry
 from orchestrator.sdk.schedules import Schedules, T, Times
-from orchestrator.sdk.signature import Signature
-from orchestrator.sdk.task import Task, task_name
-from orchestrator.sdk.twins import twin
-from orchestrator.sdk.workflows import Workflows
+from orchestrator.sdk.tasks.context import TaskContext, current_outlet
+from orchestrator.sdk.tasks.given import GivenOptions, GivenToWorkflows
+from orchestrator.sdk.tasks.handle import Handle, RunHandle
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
+from orchestrator.sdk.tasks.task import Task, task_name
+from orchestrator.sdk.values.signature import Signature
+from orchestrator.sdk.waiting.twins import twin
 from orchestrator.settings import Settings
 
 P = ParamSpec("P")
@@ -219,7 +219,9 @@ class Orchestrator:
 
         `error` is part of the error's type or message; `since` and `until` say when the tasks failed.
         """
-        from orchestrator.store.redrive import FailedFilter  # with the backend's other parts, which workers do without
+        from orchestrator.store.tasks.redrive import (
+            FailedFilter,  # with the backend's other parts, which workers do without
+        )
 
         return self._client.backend.tasks.retry_failed(
             FailedFilter(queue=queue, name=name, error=error, since=since, until=until)

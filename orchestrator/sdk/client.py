@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import NotDeterministic
 from orchestrator.sdk.code.inside import inside_workflow
-from orchestrator.sdk.options import DEFAULT_QUEUE, check_name
-from orchestrator.sdk.per_process import ProcessLock
-from orchestrator.sdk.threads import Threads
-from orchestrator.sdk.undisturbed import undisturbed
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, check_name
+from orchestrator.sdk.waiting.per_process import ProcessLock
+from orchestrator.sdk.waiting.threads import Threads
+from orchestrator.sdk.waiting.undisturbed import undisturbed
 from orchestrator.settings import Settings, check_arguments, load_settings
 
 if TYPE_CHECKING:
     from orchestrator.sdk.backend import Backend
-    from orchestrator.sdk.transaction import Transactions
+    from orchestrator.sdk.tasks.transaction import Transactions
 
 
 class Client:
@@ -83,7 +83,7 @@ class Client:
         return self._transactions
 
     def _make_transactions(self) -> Transactions:
-        from orchestrator.sdk.transaction import Transactions  # loads SQLAlchemy too
+        from orchestrator.sdk.tasks.transaction import Transactions  # loads SQLAlchemy too
 
         return Transactions(self.settings)
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from orchestrator.domain.limits import Rate
+from orchestrator.domain.limits.buckets import Rate
 from orchestrator.errors import InvalidTask, ResultTimeout
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.options import check_name, check_rate, check_retention
-from orchestrator.sdk.steps import Pause, Steps, complete
-from orchestrator.sdk.twins import twin
+from orchestrator.sdk.tasks.options import check_name, check_rate, check_retention
+from orchestrator.sdk.waiting.steps import Pause, Steps, complete
+from orchestrator.sdk.waiting.twins import twin
 
 _LOOK_AGAIN = 0.25
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import UnknownTask, did_you_mean
 from orchestrator.sdk.modules import Modules
-from orchestrator.sdk.options import check_name
+from orchestrator.sdk.tasks.options import check_name
 
 if TYPE_CHECKING:
     from orchestrator.sdk.code.workflow import CodeWorkflow, CodeWorkflows
-    from orchestrator.sdk.task import Task
+    from orchestrator.sdk.tasks.task import Task
 
 
 @dataclass(frozen=True)

@@ -14,25 +14,25 @@ from datetime import date, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
-from orchestrator.domain.expression import parse_template
-from orchestrator.domain.starts import CodeTarget
+from orchestrator.domain.dag.expression import parse_template
+from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidTask, InvalidWorkflow, ResultTimeout
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.sdk.handle import RunHandle
+from orchestrator.sdk.dag.registered import check_fit, take_over
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.options import check_name
-from orchestrator.sdk.registered import check_fit, take_over
 from orchestrator.sdk.registry import Registry
-from orchestrator.sdk.steps import Pause, Steps, complete
-from orchestrator.sdk.task import Task
-from orchestrator.sdk.twins import twin
+from orchestrator.sdk.tasks.handle import RunHandle
+from orchestrator.sdk.tasks.options import check_name
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.waiting.steps import Pause, Steps, complete
+from orchestrator.sdk.waiting.twins import twin
 
 if TYPE_CHECKING:
-    from orchestrator.domain.definition import Definition
-    from orchestrator.store.backfills import BackfillView
-    from orchestrator.store.schedules import StoredSchedule
+    from orchestrator.domain.dag.definition import Definition
+    from orchestrator.store.schedules.backfills import BackfillView
+    from orchestrator.store.schedules.definitions import StoredSchedule
 
 T = TypeVar("T", bound="Task[..., Any] | CodeWorkflow[..., Any]")
 
@@ -83,7 +83,9 @@ class Declaration:
 
     def definition(self) -> Definition:
         """Return it as a workflow of one step, or say what is wrong with it."""
-        from orchestrator.sdk import definitions  # loads YAML and cron, which a worker without schedules does without
+        from orchestrator.sdk.dag import (
+            definitions,  # loads YAML and cron, which a worker without schedules does without
+        )
 
         data = {
             "name": self.name,
@@ -123,7 +125,7 @@ class CodeDeclaration:
 
     def check(self) -> None:
         """Say what is wrong with it."""
-        from orchestrator.sdk.schedule_fields import schedule_of_code  # loads YAML and cron, too
+        from orchestrator.sdk.dag.schedule_fields import schedule_of_code  # loads YAML and cron, too
 
         try:
             schedule_of_code(self.data)

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 
 from orchestrator.store import arrays
 from orchestrator.store.statement import Statement
-from orchestrator.store.transitions import identifier
+from orchestrator.store.tasks.transitions import identifier
 
 
 class Wish(StrEnum):

@@ -20,7 +20,7 @@ from orchestrator.store import database
 from orchestrator.store.driver import send
 from orchestrator.store.namespaces import namespace_of
 from orchestrator.store.statement import Statement
-from orchestrator.store.waiting import AGENDA, Agenda
+from orchestrator.store.tasks.waiting import AGENDA, Agenda
 
 _ACQUIRE = """
 INSERT INTO orchestrator.leases AS held (shard, owner, term, expires_at, address, useful_at, useful_term)

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.store import arrays
-from orchestrator.store.transitions import identifier
+from orchestrator.store.tasks.transitions import identifier
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 

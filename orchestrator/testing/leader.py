@@ -8,14 +8,14 @@ import math
 from collections.abc import Callable
 from typing import Any, get_args
 
-from orchestrator.domain import commands, history, resets
-from orchestrator.domain.activation import Activation, Answer, Query, Violation
-from orchestrator.domain.history import Event
+from orchestrator.domain.code import commands, history, resets
+from orchestrator.domain.code.activation import Activation, Answer, Query, Violation
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.code.promises import Resolution, resolutions
+from orchestrator.domain.code.succession import estate, is_deaf
 from orchestrator.domain.ids import derived_id, successor_id
-from orchestrator.domain.promises import Resolution, resolutions
-from orchestrator.domain.run import RAN_TOO_LONG, TIMED_OUT
-from orchestrator.domain.succession import estate, is_deaf
-from orchestrator.domain.task import NewTask, TaskError
+from orchestrator.domain.runs.verdict import RAN_TOO_LONG, TIMED_OUT
+from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.errors import NotFound
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow

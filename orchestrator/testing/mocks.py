@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.sdk.failure import describe
-from orchestrator.sdk.payload import decode_call, encode_value
-from orchestrator.sdk.signature import Signature
-from orchestrator.sdk.task import Task
+from orchestrator.sdk.tasks.failure import describe
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.payload import decode_call, encode_value
+from orchestrator.sdk.values.signature import Signature
 
 Mocks = Mapping[Task[..., Any] | CodeWorkflow[..., Any] | str, Any]
 """By task, child workflow or name: a value, an exception to raise, a function of the same arguments, or `After`."""

@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from orchestrator.domain import commands, history
-from orchestrator.domain.activation import Query
-from orchestrator.domain.history import Fact
+from orchestrator.domain.code import commands, history
+from orchestrator.domain.code.activation import Query
+from orchestrator.domain.code.history import Fact
+from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.ids import derived_id, to_text
-from orchestrator.domain.promises import Resolution
-from orchestrator.domain.run import RAN_TOO_LONG
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.runs.verdict import RAN_TOO_LONG
+from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import DeterminismViolation, NotDeterministic, OrchestratorError, RunFailed, WrongState
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.sdk.payload import decode_value, encode_call, encode_value
+from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
 from orchestrator.testing.leader import Run
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, TypeVar
 
-from orchestrator.domain import commands, history
+from orchestrator.domain.code import commands, history
 from orchestrator.domain.ids import derived_id
-from orchestrator.domain.task import NewTask, TaskError
+from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.settings import Settings

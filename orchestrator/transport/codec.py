@@ -13,11 +13,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from orchestrator.domain.activation import Activated, Activation
-from orchestrator.domain.history import Event
-from orchestrator.domain.reports import Flush
+from orchestrator.domain.code.activation import Activated, Activation
+from orchestrator.domain.code.history import Event
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
-from orchestrator.domain.task import (
+from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.task import (
     AttemptNumber,
     Dispatch,
     Failed,

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeVar, cast
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from orchestrator.domain.generation import age, is_over
-from orchestrator.domain.task import KeyHolder
+from orchestrator.domain.fleet.generation import age, is_over
+from orchestrator.domain.tasks.task import KeyHolder
 from orchestrator.transport.codec import (
     Applied,
     Attempt,

@@ -12,7 +12,7 @@ from redis import Redis
 from redis.client import Pipeline
 from redis.exceptions import ResponseError
 
-from orchestrator.domain.task import Dispatch, KeyHolder
+from orchestrator.domain.tasks.task import Dispatch, KeyHolder
 from orchestrator.transport.codec import (
     Applied,
     Heartbeat,

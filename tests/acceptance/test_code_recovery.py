@@ -9,7 +9,7 @@ from pathlib import Path
 import project
 import pytest
 
-from orchestrator.domain.resets import allowed
+from orchestrator.domain.code.resets import allowed
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 

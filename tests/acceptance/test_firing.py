@@ -11,7 +11,7 @@ from pathlib import Path
 import project
 import pytest
 
-from orchestrator.sdk.definitions import loads
+from orchestrator.sdk.dag.definitions import loads
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 

@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from orchestrator import TaskFailed
-from orchestrator.sdk.definitions import loads
+from orchestrator.sdk.dag.definitions import loads
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 

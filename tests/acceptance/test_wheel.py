@@ -33,7 +33,7 @@ def test_it_ships_everything_and_nothing_at_top_level(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"orchestrator"}
     for path in (
         "orchestrator/py.typed",
-        "orchestrator/workers/supervisor.py",
+        "orchestrator/workers/parent/supervisor.py",
         "orchestrator/migrations/env.py",
         "orchestrator/migrations/script.py.mako",
         "orchestrator/migrations/versions/r0001_trunk.py",
@@ -50,7 +50,7 @@ def test_it_works_beside_a_users_own_workers_package(wheel: Path, tmp_path: Path
     dependencies = sysconfig.get_paths()["purelib"]
     program = (
         f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(site)!r}]; sys.path.append({dependencies!r})\n"
-        "import workers, orchestrator, orchestrator.workers.supervisor as supervisor\n"
+        "import workers, orchestrator, orchestrator.workers.parent.supervisor as supervisor\n"
         "from orchestrator.store.database import upgrade\n"
         f"assert workers.OURS and supervisor.__file__.startswith({str(site)!r})\n"
         f"upgrade({database_url!r})\n"

@@ -15,7 +15,7 @@ import project
 import pytest
 
 from orchestrator import InvalidWorkflow, RunHandle
-from orchestrator.sdk.definitions import loads
+from orchestrator.sdk.dag.definitions import loads
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually

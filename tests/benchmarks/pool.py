@@ -14,14 +14,14 @@ import time
 from typing import Any
 
 from orchestrator import Orchestrator
-from orchestrator.domain.task import Dispatch
-from orchestrator.sdk.payload import encode_call
+from orchestrator.domain.tasks.task import Dispatch
+from orchestrator.sdk.values.payload import encode_call
 from orchestrator.telemetry import configure_logging
-from orchestrator.workers.allowed import Allowed
-from orchestrator.workers.held import HeldAttempts
-from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.pool import Pool
-from orchestrator.workers.runner import Runner
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.pool import Pool
+from orchestrator.workers.running.runner import Runner
 
 _BATCH = 200
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Unavailable, Uncertain
-from orchestrator.domain.task import Dispatch
+from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
 from orchestrator.embedded.programs import find_redis
-from orchestrator.sdk.handle import Handle
+from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.transport.codec import LARGEST_BUNDLE, encode
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys

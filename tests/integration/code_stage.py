@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator import WorkflowHandle
-from orchestrator.domain.activation import Activated, Activation
-from orchestrator.domain.task import Dispatch
+from orchestrator.domain.code.activation import Activated, Activation
+from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.transport.codec import decode
 from tests.integration.stage import System

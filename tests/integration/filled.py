@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from uuid import UUID
 
 from orchestrator import WorkflowContext
-from orchestrator.domain.activation import Activated, Violation
-from orchestrator.domain.task import Lost
+from orchestrator.domain.code.activation import Activated, Violation
+from orchestrator.domain.tasks.task import Lost
 from orchestrator.sdk.code.engine import Engine
-from orchestrator.sdk.definitions import loads
+from orchestrator.sdk.dag.definitions import loads
 from orchestrator.transport import journal
 from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.transport.quarantine import Refused

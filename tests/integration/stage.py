@@ -17,8 +17,8 @@ from redis import Redis
 from sqlalchemy import Engine, text
 
 from orchestrator import Handle, Orchestrator, RunHandle, Settings
-from orchestrator.domain.reports import Flush, Report
-from orchestrator.domain.task import Dispatch, Enqueued, Failed, Started, Succeeded, TaskError
+from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Started, Succeeded, TaskError
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.store import database
 from orchestrator.transport.codec import Heartbeat, Order, decode, encode, names_digest, pack_attempt

@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import Engine
 
 from orchestrator import RunHandle, Settings
-from orchestrator.domain.definition import Definition, EventTrigger, Param, Step
-from orchestrator.scheduler.dags import Dags
+from orchestrator.domain.dag.definition import Definition, EventTrigger, Param, Step
+from orchestrator.scheduler.dag.outputs import Outputs
+from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.loop import Scheduler
-from orchestrator.scheduler.outputs import Outputs
-from orchestrator.store import dags
+from orchestrator.store.dag import plans as dags
 from orchestrator.store.insights import list_steps
 from orchestrator.transport.connection import connect
 from orchestrator.transport.leader import LeaderStreams
@@ -125,7 +125,7 @@ def test_steps_that_wait_for_room_are_found_by_the_next_leader(engine: Engine, s
 
 
 def test_an_output_of_too_many_values_fails_the_step_that_reads_it(system: System, monkeypatch: Any) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.outputs._MOST_OUTPUTS", 5)
+    monkeypatch.setattr("orchestrator.scheduler.dag.outputs._MOST_OUTPUTS", 5)
     each = Step(name="each", task="job", parallel=6)
     reads = Step(name="reads", task="job", depends_on=("each",), input={"number": "${each[0]}"})
     waits = Step(name="waits", task="job", depends_on=("each",), input={"number": 1})

@@ -26,15 +26,17 @@ from redis import Redis
 from sqlalchemy import Connection, Engine, make_url
 
 from orchestrator.cli import main
-from orchestrator.cli.progress import watch_run
+from orchestrator.cli.runs.progress import watch_run
 from orchestrator.domain.states import RunState, TaskState
-from orchestrator.domain.task import NewTask
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.payload import encode_call
-from orchestrator.store import database, enqueue, fleet, inbox, insights, leases, runs, transitions
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.store import database, fleet, inbox, insights, leases
 from orchestrator.store.fleet import WorkerRow
 from orchestrator.store.insights import RunFilter, RunView, TaskFilter
-from orchestrator.store.transitions import Again, Beginning, Claimed, Ending, Success
+from orchestrator.store.runs import life as runs
+from orchestrator.store.tasks import enqueue, transitions
+from orchestrator.store.tasks.transitions import Again, Beginning, Claimed, Ending, Success
 from orchestrator.transport import journal
 from orchestrator.transport.codec import Ended, LogLine, ProgressMark, encode
 from orchestrator.transport.keys import Keys

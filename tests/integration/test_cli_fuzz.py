@@ -19,7 +19,7 @@ from redis import Redis
 from orchestrator import prerequisites
 from orchestrator.cli import main
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.definitions import loads
+from orchestrator.sdk.dag.definitions import loads
 from orchestrator.settings import load_settings
 from tests.fuzzing import examples
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.cli import main
-from orchestrator.domain.definition import Definition, Step
+from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
 from tests.integration.stage import System

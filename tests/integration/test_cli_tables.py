@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from sqlalchemy import Engine, text
 
 from orchestrator.cli import main
-from orchestrator.cli.ids import IdOf
+from orchestrator.cli.terminal.ids import IdOf
 from orchestrator.store.insights import ids
 from tests.integration.filled import fill, fill_with_code
 from tests.integration.stage import System

@@ -15,20 +15,26 @@ from click.testing import CliRunner, Result
 from sqlalchemy import Connection, Engine
 
 from orchestrator.cli import main
-from orchestrator.domain import history
-from orchestrator.domain.commands import command_id
-from orchestrator.domain.dag import Plan, StepState
-from orchestrator.domain.definition import Definition, Step
-from orchestrator.domain.graph import Graph
+from orchestrator.domain.code import history
+from orchestrator.domain.code.commands import command_id
+from orchestrator.domain.dag.definition import Definition, Step
+from orchestrator.domain.dag.graph import Graph
+from orchestrator.domain.dag.plan import Plan, StepState
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.states import RunState, TaskState
-from orchestrator.domain.task import NewTask
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.payload import digest_call, encode_call
-from orchestrator.store import cancels, code_runs, dags, database, enqueue, insights, runs, transitions, workflows
-from orchestrator.store.code_runs import NewCodeRun
+from orchestrator.sdk.values.payload import digest_call, encode_call
+from orchestrator.store import database, insights
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.runs import NewCodeRun
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag import workflows
 from orchestrator.store.insights import RunFilter
-from orchestrator.store.transitions import Beginning, Ending, Success
+from orchestrator.store.runs import cancels
+from orchestrator.store.runs import life as runs
+from orchestrator.store.tasks import enqueue, transitions
+from orchestrator.store.tasks.transitions import Beginning, Ending, Success
 from tests.acceptance.stack import Stack
 
 NOBODY = "00000000-0000-7000-8000-000000000000"

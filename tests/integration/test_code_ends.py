@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from orchestrator import RunFailed, WorkflowContext
-from orchestrator.domain.activation import Activated
-from orchestrator.domain.commands import CancelRun, Command, CompleteRun, ContinueRun, FailRun
+from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.code.commands import CancelRun, Command, CompleteRun, ContinueRun, FailRun
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.task import TaskError
-from orchestrator.sdk import definitions
+from orchestrator.domain.tasks.task import TaskError
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.dag import definitions
 from orchestrator.transport.codec import Ended, decode
 from tests.integration.stage import KEYS, ONE, System, Worker, raw
 from tests.waiting import eventually

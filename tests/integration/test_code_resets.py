@@ -13,13 +13,15 @@ import msgspec
 import pytest
 
 from orchestrator import NotFound, RunFailed, WorkflowContext, WorkflowHandle, WrongState
-from orchestrator.domain.activation import Activation
-from orchestrator.domain.task import Dispatch
-from orchestrator.scheduler import code_resets
+from orchestrator.domain.code.activation import Activation
+from orchestrator.domain.tasks.task import Dispatch
+from orchestrator.scheduler.code import resets as code_resets
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.store import code_runs, expectations, run_keys
+from orchestrator.store.code import expectations
+from orchestrator.store.code import keys as run_keys
+from orchestrator.store.code import runs as code_runs
 from orchestrator.transport.codec import decode
 from tests.integration.stage import System, Worker
 from tests.waiting import eventually

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator import RunFailed, WorkflowContext
-from orchestrator.domain.activation import Activated, Violation
-from orchestrator.domain.commands import CompleteRun
-from orchestrator.domain.task import Lost, Succeeded
+from orchestrator.domain.code.activation import Activated, Violation
+from orchestrator.domain.code.commands import CompleteRun
+from orchestrator.domain.tasks.task import Lost, Succeeded
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store import retention

@@ -31,21 +31,22 @@ from orchestrator import (
 )
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
-from orchestrator.domain.task import Dispatch, Failed, Lost, NewTask, Noted, Succeeded, TaskError
-from orchestrator.scheduler.code import CodeRuns
-from orchestrator.scheduler.dags import Dags
-from orchestrator.scheduler.fleet import Fleet
-from orchestrator.scheduler.lanes import LaneService
+from orchestrator.domain.tasks.task import Dispatch, Failed, Lost, NewTask, Noted, Succeeded, TaskError
+from orchestrator.scheduler.code.runs import CodeRuns
+from orchestrator.scheduler.dag.plans import Dags
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.requests import apply_inbox, cancel_tasks
-from orchestrator.scheduler.status import Reported, apply_reports
+from orchestrator.scheduler.runs.triggers import Triggers
+from orchestrator.scheduler.tasks.reports import Reported, apply_reports
 from orchestrator.scheduler.tick import Tick
-from orchestrator.scheduler.triggers import Triggers
-from orchestrator.sdk.context import enter
-from orchestrator.sdk.payload import decode_value
-from orchestrator.store import completions, database, details, enqueue, transitions
-from orchestrator.store.transitions import Again, Beginning, Ending
-from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.outlet import JobOutlet
+from orchestrator.sdk.tasks.context import enter
+from orchestrator.sdk.values.payload import decode_value
+from orchestrator.store import database
+from orchestrator.store.tasks import completions, details, enqueue, transitions
+from orchestrator.store.tasks.transitions import Again, Beginning, Ending
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.task_runtime import JobOutlet
 from tests.waiting import eventually
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import pytest
 
 from orchestrator import RunFailed, WorkflowContext, WorkflowHandle
-from orchestrator.domain import history
+from orchestrator.domain.code import history
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.states import RunState
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.store import code_runs
-from orchestrator.store.code_runs import NewCodeRun
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.runs import NewCodeRun
 from tests.integration.code_stage import act, run_row
 from tests.integration.stage import System, Worker, raw
 from tests.waiting import eventually

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from orchestrator import Duplicate, Orchestrator, RunHandle
-from orchestrator.domain.task import Dispatch
-from orchestrator.sdk.definitions import loads
+from orchestrator.domain.tasks.task import Dispatch
+from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store.insights import list_steps
 from tests.integration.stage import System, Worker
 

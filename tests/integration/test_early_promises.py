@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator import PromiseRejected, WorkflowContext, WorkflowHandle, WrongState
-from orchestrator.domain.activation import Activated
-from orchestrator.domain.commands import CompleteRun
+from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.code.commands import CompleteRun
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from tests.integration.code_stage import act

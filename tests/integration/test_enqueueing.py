@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from orchestrator import Orchestrator, Unavailable
-from orchestrator.sdk.task import Task
+from orchestrator.sdk.tasks.task import Task
 from orchestrator.store import database
 
 Enqueue = Callable[[Task[..., Any], Any], str]

@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from orchestrator import Orchestrator, OrchestratorError, RunHandle
-from orchestrator.sdk.definitions import loads
-from orchestrator.sdk.payload import decode_value
+from orchestrator.sdk.dag.definitions import loads
+from orchestrator.sdk.values.payload import decode_value
 from orchestrator.store import insights
 from tests.integration.stage import System
 

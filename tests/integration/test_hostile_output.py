@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from sqlalchemy.exc import DBAPIError
 
 from orchestrator.cli import main
-from orchestrator.cli.progress import watch_run
-from orchestrator.domain.task import Failed, TaskError
-from orchestrator.sdk.definitions import loads
+from orchestrator.cli.runs.progress import watch_run
+from orchestrator.domain.tasks.task import Failed, TaskError
+from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store import insights
 from orchestrator.transport import journal
 from orchestrator.transport.codec import LogLine, ProgressMark

@@ -15,15 +15,15 @@ import pytest
 from redis import Redis
 
 from orchestrator.domain.ids import time_ordered_id
-from orchestrator.domain.task import NewTask, Succeeded
+from orchestrator.domain.tasks.task import NewTask, Succeeded
 from orchestrator.scheduler.leadership import TermOver
 from orchestrator.transport import codec, inspection
 from orchestrator.transport.codec import Applied, Ended, Heartbeat, encode
 from orchestrator.transport.connection import connect
 from orchestrator.transport.leader import Deposed
 from orchestrator.transport.worker import WorkerStreams
-from orchestrator.workers.held import HeldAttempts
-from orchestrator.workers.reporter import Reporter
+from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.reporting.reporter import Reporter
 from tests.integration.stage import KEYS, ONE, System
 from tests.waiting import eventually
 

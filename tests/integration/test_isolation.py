@@ -13,11 +13,11 @@ import msgspec
 import psutil
 import pytest
 
-from orchestrator.domain.task import Dispatch, Succeeded
+from orchestrator.domain.tasks.task import Dispatch, Succeeded
 from orchestrator.errors import TaskAborted
-from orchestrator.workers import isolated
-from orchestrator.workers.isolated import Isolation
-from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.running import isolated
+from orchestrator.workers.running.isolated import Isolation
+from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.spec import WorkerSpec
 from tests.waiting import eventually
 
@@ -59,7 +59,7 @@ def children() -> set[int]:
     found: set[int] = set()
     for child in psutil.Process(os.getpid()).children():
         with suppress(psutil.Error):  # it has just ended
-            if "orchestrator.workers.isolated" in child.cmdline():
+            if "orchestrator.workers.running.isolated" in child.cmdline():
                 found.add(child.pid)
     return found
 

@@ -13,7 +13,7 @@ from orchestrator.transport import journal
 from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import JOURNAL_TTL, LOG_CAP, Keys
-from orchestrator.workers.journal import Journal
+from orchestrator.workers.reporting.journal import Journal
 from tests.waiting import eventually
 
 KEYS = Keys()

@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import text
 
 from orchestrator import ResultTimeout, WorkflowContext, WorkflowHandle
-from orchestrator.domain.activation import Activated
-from orchestrator.domain.commands import CompleteRun, ContinueRun
-from orchestrator.domain.history import RunStarted
-from orchestrator.domain.task import Dispatch
+from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.code.commands import CompleteRun, ContinueRun
+from orchestrator.domain.code.history import RunStarted
+from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.store import code_runs
-from orchestrator.store.code_runs import NewCodeRun
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.runs import NewCodeRun
 from tests.integration.stage import ONE, System, Worker
 from tests.waiting import eventually
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.domain.task import Returned
-from orchestrator.sdk.payload import decode_value
-from orchestrator.store import transitions, waiting
+from orchestrator.domain.tasks.task import Returned
+from orchestrator.sdk.values.payload import decode_value
+from orchestrator.store.tasks import transitions, waiting
 from tests.integration.stage import KEYS, System
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.domain.task import Enqueued, NewTask
+from orchestrator.domain.tasks.task import Enqueued, NewTask
 from orchestrator.transport.codec import Attempt
 from orchestrator.transport.leader import Deposed
 from tests.integration.stage import KEYS, System, raw

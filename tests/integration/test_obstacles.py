@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Orchestrator, ResultTimeout, gather
-from orchestrator.domain.definition import Definition, Step
-from orchestrator.domain.obstacles import NO_LEADER
+from orchestrator.domain.dag.definition import Definition, Step
+from orchestrator.domain.tasks.obstacles import NO_LEADER
 from orchestrator.sdk.backend import waiting
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow

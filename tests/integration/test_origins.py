@@ -11,9 +11,9 @@ from uuid import UUID
 import pytest
 
 from orchestrator import Retry, Task, Workflow, WorkflowContext
-from orchestrator.domain.activation import Activation
-from orchestrator.domain.definition import Param
-from orchestrator.domain.task import Enqueued
+from orchestrator.domain.code.activation import Activation
+from orchestrator.domain.dag.definition import Param
+from orchestrator.domain.tasks.task import Enqueued
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.store.insights.steps import list_steps
 from orchestrator.transport.codec import decode

@@ -13,15 +13,15 @@ from redis.exceptions import ConnectionError
 from sqlalchemy import Connection
 
 from orchestrator import WorkflowContext, WorkflowHandle
-from orchestrator.domain.activation import Activated
-from orchestrator.domain.history import SignalReceived
-from orchestrator.domain.task import Dispatch
+from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.code.history import SignalReceived
+from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.store import turns
+from orchestrator.store.code import turns
 from orchestrator.transport.pages import Pages
-from orchestrator.workers.allowed import Allowed
-from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.runner import Runner
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner
 from tests.integration.code_stage import activation, run_row
 from tests.integration.planning import Leader, nodes, rows_read
 from tests.integration.stage import KEYS, System, raw
@@ -74,8 +74,8 @@ def gathering(system: System) -> CodeWorkflow[..., Any]:
 
 @pytest.fixture
 def pages_of_a_thousand_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.domain.allotment.PAGE", 1_000)
-    monkeypatch.setattr("orchestrator.scheduler.paging.PAGE", 1_000)
+    monkeypatch.setattr("orchestrator.domain.code.history_budget.PAGE", 1_000)
+    monkeypatch.setattr("orchestrator.scheduler.code.paging.PAGE", 1_000)
 
 
 def result(size: int) -> bytes:
@@ -202,7 +202,7 @@ def test_several_events_to_a_page(system: System, gathering: CodeWorkflow[..., A
 def test_while_pages_are_sent_tick_by_tick_nobody_misses_the_attempt(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.paging._PER_TICK", 1)
+    monkeypatch.setattr("orchestrator.scheduler.code.paging._PER_TICK", 1)
     (handle,) = begin(system, code, gathering, results=20, size=600)
     system.make_old()
     attempt = system.row(raw(handle))["attempt"]
@@ -245,7 +245,7 @@ def test_a_page_that_somebody_overwrote_is_as_good_as_gone(
 def test_somebody_takes_the_key_between_two_pages(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.paging._PER_TICK", 1)
+    monkeypatch.setattr("orchestrator.scheduler.code.paging._PER_TICK", 1)
     (handle,) = begin(system, code, gathering, results=20, size=600)
     (key,) = pages(system)
     system.redis.set(key, "mine")
@@ -291,7 +291,7 @@ def test_redis_fails_between_two_pages(
 def test_the_leader_dies_between_two_pages(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.paging._PER_TICK", 1)
+    monkeypatch.setattr("orchestrator.scheduler.code.paging._PER_TICK", 1)
     (handle,) = begin(system, code, gathering, results=20, size=600)
     attempt = system.row(raw(handle))["attempt"]
     assert len(pages(system)) == 1
@@ -310,7 +310,7 @@ def test_the_leader_dies_between_two_pages(
 def test_a_run_is_terminated_while_its_pages_are_sent(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.paging._PER_TICK", 1)
+    monkeypatch.setattr("orchestrator.scheduler.code.paging._PER_TICK", 1)
     (handle,) = begin(system, code, gathering, results=20, size=600)
     handle.terminate()
     system.look(30)
@@ -323,7 +323,7 @@ def test_a_run_is_terminated_while_its_pages_are_sent(
 def test_what_there_is_no_room_for_waits_and_keeps_its_home(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.domain.allotment.MOST_IN_PAGES", 1)
+    monkeypatch.setattr("orchestrator.domain.code.history_budget.MOST_IN_PAGES", 1)
     handles = begin(system, code, gathering, results=20, size=600, runs=3)
     waiting = "SELECT worker, wake_at > now() AS later FROM orchestrator.tasks WHERE status = 'pending'"
     for left in (2, 1, 0):
@@ -341,7 +341,7 @@ def test_what_there_is_no_room_for_waits_and_keeps_its_home(
 def test_messages_of_a_tick_are_limited_too(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.domain.allotment.MOST_IN_MESSAGES", 1)
+    monkeypatch.setattr("orchestrator.domain.code.history_budget.MOST_IN_MESSAGES", 1)
     handles = [gathering.start(0) for _ in range(3)]
     system.look()
     assert len(code.turns()) == 1
@@ -353,7 +353,7 @@ def test_what_can_never_be_sent_is_stuck(
     system: System, code: Code, handle: WorkflowHandle[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = next_turn(system, code)
-    monkeypatch.setattr("orchestrator.domain.allotment.LARGEST_HISTORY", 10_000)
+    monkeypatch.setattr("orchestrator.domain.code.history_budget.LARGEST_HISTORY", 10_000)
     system.sql("UPDATE orchestrator.runs SET cached = 0")  # the whole history is to be sent
     code.worker.report(Activated(turn.id, turn.attempt, 0.1, missing=True))
     system.tick()

@@ -16,11 +16,12 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
-from orchestrator.domain.task import NewTask, Noted
+from orchestrator.domain.tasks.task import NewTask, Noted
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store import cancels, completions, details, enqueue, transitions, waiting
 from orchestrator.store.inbox import Item, Wish
-from orchestrator.store.transitions import Again, Beginning, Ending, Mark, Success
+from orchestrator.store.runs import cancels
+from orchestrator.store.tasks import completions, details, enqueue, transitions, waiting
+from orchestrator.store.tasks.transitions import Again, Beginning, Ending, Mark, Success
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, nodes, rows_read, scans
 
 PENDING = 50_000

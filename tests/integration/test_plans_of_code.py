@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from orchestrator.domain import history
-from orchestrator.domain.promises import Resolution
+from orchestrator.domain.code import history
+from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store import code_runs, expectations, histories, resolutions, run_keys, runs, stuck, transitions
-from orchestrator.store.code_runs import NewCodeRun
-from orchestrator.store.expectations import Answered, NewPromise
-from orchestrator.store.histories import Turn
-from orchestrator.store.resolutions import Kept
-from orchestrator.store.turns import unshown
+from orchestrator.store.code import expectations, histories, resolutions
+from orchestrator.store.code import keys as run_keys
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.expectations import Answered, NewPromise
+from orchestrator.store.code.histories import Turn
+from orchestrator.store.code.resolutions import Kept
+from orchestrator.store.code.runs import NewCodeRun
+from orchestrator.store.code.turns import unshown
+from orchestrator.store.runs import life as runs
+from orchestrator.store.runs import stuck
+from orchestrator.store.tasks import transitions
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
 NOW = datetime.now(UTC)

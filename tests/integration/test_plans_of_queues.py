@@ -9,12 +9,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Connection
 
-from orchestrator.domain.lanes import Share
-from orchestrator.domain.task import NewTask, UniqueKey
+from orchestrator.domain.limits.lanes import Share
+from orchestrator.domain.tasks.task import NewTask, UniqueKey
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store import fires, lanes, queues, redrive, revival, transitions, unique
-from orchestrator.store.fires import Advance
-from orchestrator.store.redrive import FailedFilter
+from orchestrator.store.limits import lanes, queues
+from orchestrator.store.schedules import fires
+from orchestrator.store.schedules.fires import Advance
+from orchestrator.store.tasks import redrive, revival, transitions, unique
+from orchestrator.store.tasks.redrive import FailedFilter
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
 NOW = datetime.now(UTC)

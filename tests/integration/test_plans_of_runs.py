@@ -8,11 +8,14 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import Connection, text
 
-from orchestrator.domain.happened import Happened
+from orchestrator.domain.runs.happened import Happened
 from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store import cancels, dags, families, run_retries, runs, stuck, untold
-from orchestrator.store.transitions import identifier
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.runs import cancels, families, stuck, untold
+from orchestrator.store.runs import life as runs
+from orchestrator.store.runs import retries as run_retries
+from orchestrator.store.tasks.transitions import identifier
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
 NOW = datetime.now(UTC)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from orchestrator import Duplicate, Handle, Retry
 from orchestrator.domain.states import ENDED_TASK_STATES
-from orchestrator.domain.task import Failed, Lost, Returned, Succeeded, TaskError
+from orchestrator.domain.tasks.task import Failed, Lost, Returned, Succeeded, TaskError
 from tests.integration.stage import KEYS, ONE, TABLES, System
 
 LIMITS = {"two": 2, "one": 1}

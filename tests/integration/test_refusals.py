@@ -17,7 +17,7 @@ from sqlalchemy import make_url
 
 from orchestrator import Orchestrator, Settings, Unavailable
 from orchestrator.cli import main
-from orchestrator.domain.definition import Definition, Step
+from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.store import database
 from orchestrator.transport.connection import connect

@@ -17,9 +17,9 @@ from orchestrator import (
     as_completed,
     gather,
 )
-from orchestrator.domain.task import Failed, Succeeded, TaskError
-from orchestrator.sdk.failure import describe
-from orchestrator.sdk.payload import decode_value, encode_value
+from orchestrator.domain.tasks.task import Failed, Succeeded, TaskError
+from orchestrator.sdk.tasks.failure import describe
+from orchestrator.sdk.values.payload import decode_value, encode_value
 from tests.integration.stage import System, raw
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, event, text
 
 from orchestrator import InvalidTask, NotFound
 from orchestrator.cli import main
-from orchestrator.scheduler.pruning import Pruner
+from orchestrator.scheduler.upkeep.pruning import Pruner
 from orchestrator.store import retention
 from tests.integration.stage import System
 from tests.waiting import eventually
@@ -290,7 +290,7 @@ def test_rates_that_have_long_been_full_are_forgotten(system: System) -> None:
 
 
 def test_only_while_leading_and_at_rest_for_most_of_the_time(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.pruning._EVERY", 0.01)
+    monkeypatch.setattr("orchestrator.scheduler.upkeep.pruning._EVERY", 0.01)
     finished(system, 30)
     leading = threading.Event()
     by = Pruner(autocommit(system), system.settings, leading, size=10)

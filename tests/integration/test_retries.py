@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from orchestrator import InvalidTask, Retry
 from orchestrator.cli import main
-from orchestrator.domain.task import Dispatch, Failed, TaskError
+from orchestrator.domain.tasks.task import Dispatch, Failed, TaskError
 from tests.integration.stage import System, Worker
 
 

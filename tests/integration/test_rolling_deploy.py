@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator import Handle, WorkflowContext
-from orchestrator.domain.activation import Activated, Violation
-from orchestrator.domain.task import Dispatch, Returned
+from orchestrator.domain.code.activation import Activated, Violation
+from orchestrator.domain.tasks.task import Dispatch, Returned
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.transport.keys import private_queue

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from orchestrator import RunHandle
-from orchestrator.domain.dag import DagState, StepState
-from orchestrator.domain.definition import Definition, Step
-from orchestrator.domain.task import Dispatch
+from orchestrator.domain.dag.definition import Definition, Step
+from orchestrator.domain.dag.plan import DagState, StepState
+from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.errors import WrongState
 from tests.integration.stage import System, Worker
 from tests.integration.test_dag_runs import apply, begin, finish, row, steps_of

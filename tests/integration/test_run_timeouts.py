@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator import RunFailed, WorkflowContext
-from orchestrator.domain.activation import Activated, Violation
+from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from tests.integration.code_stage import act, run_row

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from orchestrator import InvalidWorkflow, WorkflowContext, WorkflowHandle
-from orchestrator.domain.activation import Activated
-from orchestrator.domain.commands import CancelRun, Command, CompleteRun, ContinueRun
+from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.code.commands import CancelRun, Command, CompleteRun, ContinueRun
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from tests.integration.code_stage import activation
 from tests.integration.stage import ONE, System, Worker

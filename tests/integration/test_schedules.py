@@ -13,15 +13,18 @@ import pytest
 from sqlalchemy import Engine, text
 
 from orchestrator import InvalidWorkflow, Orchestrator, Settings
-from orchestrator.domain.definition import Concurrency, Definition, Param, Step
-from orchestrator.domain.schedule import Schedule, fire_key, fires
+from orchestrator.domain.dag.definition import Concurrency, Definition, Param, Step
+from orchestrator.domain.schedules.schedule import Schedule, fire_key, fires
 from orchestrator.scheduler.leadership import TermOver
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.schedules import fire_schedules
-from orchestrator.sdk import definitions
-from orchestrator.store import backfills, database, insights, schedules, waiting
-from orchestrator.store import fires as store
+from orchestrator.sdk.dag import definitions
+from orchestrator.store import database, insights
+from orchestrator.store.schedules import backfills
+from orchestrator.store.schedules import definitions as schedules
+from orchestrator.store.schedules import fires as store
 from orchestrator.store.statement import Statement
+from orchestrator.store.tasks import waiting
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader import LeaderStreams

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from orchestrator import NotFound, ResultTimeout, WorkflowContext
 from orchestrator.cli import main
-from orchestrator.domain.activation import Activated, Violation
+from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from tests.integration.code_stage import act, run_row

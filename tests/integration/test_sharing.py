@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator import InvalidTask, Rate, TaskFailed
-from orchestrator.domain import lanes as domain_lanes
-from orchestrator.domain.task import Dispatch, Enqueued, Failed, Returned, Succeeded
+from orchestrator.domain.limits import lanes as domain_lanes
+from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Returned, Succeeded
 from tests.integration.stage import ERROR, ONE, System, Worker, raw
 from tests.waiting import eventually
 
@@ -24,7 +24,7 @@ def by_customer(system: System, **options: Any) -> Any:
 
 def customers(tasks: list[Dispatch]) -> Counter[str]:
     """Count tasks by the customer in their arguments."""
-    from orchestrator.sdk.payload import decode_value
+    from orchestrator.sdk.values.payload import decode_value
 
     return Counter(decode_value(task.payload)[0][0] for task in tasks)
 

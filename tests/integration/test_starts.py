@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from orchestrator import Duplicate, WorkflowContext
-from orchestrator.domain import history
+from orchestrator.domain.code import history
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.starts import START, Start, StartCode, StartMany, StartSteps, as_task
-from orchestrator.domain.task import Enqueued, KeyHolder, NewTask, UniqueKey
-from orchestrator.sdk import definitions
+from orchestrator.domain.tasks.starts import START, Start, StartCode, StartMany, StartSteps, as_task
+from orchestrator.domain.tasks.task import Enqueued, KeyHolder, NewTask, UniqueKey
+from orchestrator.sdk.dag import definitions
 from tests.integration.stage import System, Worker
 
 ID = bytes(range(15)) + b"\x01"

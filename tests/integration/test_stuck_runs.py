@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from orchestrator import RunHandle, WorkflowContext, WrongState
-from orchestrator.domain.activation import Activated
-from orchestrator.domain.commands import CancelTask, StartTimer
-from orchestrator.domain.definition import Definition, Hook, Param, Step
+from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.code.commands import CancelTask, StartTimer
+from orchestrator.domain.dag.definition import Definition, Hook, Param, Step
 from orchestrator.sdk.code.engine import Engine
-from orchestrator.store import fires, inbox
+from orchestrator.store import inbox
 from orchestrator.store.inbox import Wish
+from orchestrator.store.schedules import fires
 from tests.integration.code_stage import act
 from tests.integration.stage import System, Worker, raw
 
@@ -63,7 +64,7 @@ def mend(system: System, run: RunHandle[Any], state: bytes) -> None:
 def remembered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let runs that wait be remembered by the leader, or asked for."""
     if request.param == "too many":
-        monkeypatch.setattr("orchestrator.scheduler.backlog._REMEMBERED", 0)
+        monkeypatch.setattr("orchestrator.scheduler.runs.backlog._REMEMBERED", 0)
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def test_what_happens_while_a_run_is_stuck_is_counted_when_it_is_freed(system: S
 def test_what_waits_for_a_run_that_is_stuck_again_keeps_its_order(
     system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.backlog._LOOKED_AT", 1)  # as much as is taken of a large run
+    monkeypatch.setattr("orchestrator.scheduler.runs.backlog._LOOKED_AT", 1)  # as much as is taken of a large run
     poisoned = start(system)
     system.look(2)
     worker.succeed(*worker.take())

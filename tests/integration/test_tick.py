@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy import Engine
 
 from orchestrator import Retry, Settings, TaskCancelled, TaskFailed
-from orchestrator.domain.definition import Concurrency, Definition, Step
+from orchestrator.domain.dag.definition import Concurrency, Definition, Step
 from orchestrator.domain.ids import derived_id, time_ordered_id
-from orchestrator.domain.reports import Flush, Report
-from orchestrator.domain.task import Dispatch, Enqueued, Failed, Lost, NewTask, Returned, Started, Succeeded
+from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Lost, NewTask, Returned, Started, Succeeded
 from orchestrator.scheduler.leadership import TermOver
-from orchestrator.store import enqueue
+from orchestrator.store.tasks import enqueue
 from orchestrator.transport import leader
 from orchestrator.transport.codec import (
     Applied,

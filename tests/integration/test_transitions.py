@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sqlalchemy import Connection, text
 
 from orchestrator.domain.ids import time_ordered_id
-from orchestrator.domain.reports import AttemptReport
-from orchestrator.domain.run import RunCounters, verdict
+from orchestrator.domain.runs.verdict import RunCounters, verdict
 from orchestrator.domain.states import (
     ENDED_RUN_STATES,
     ENDED_TASK_STATES,
@@ -27,31 +26,25 @@ from orchestrator.domain.states import (
     RunState,
     TaskState,
 )
-from orchestrator.domain.task import Failed, Lost, NewTask, Returned, Started, Succeeded, TaskError
-from orchestrator.scheduler.advance import advance_runs, begin_runs
-from orchestrator.scheduler.cancels import cancel_runs
-from orchestrator.scheduler.code import CodeRuns
-from orchestrator.scheduler.dags import Dags
-from orchestrator.scheduler.fleet import Fleet
-from orchestrator.scheduler.lanes import LaneService
+from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.task import Failed, Lost, NewTask, Returned, Started, Succeeded, TaskError
+from orchestrator.scheduler.code.runs import CodeRuns
+from orchestrator.scheduler.dag.plans import Dags
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.requests import apply_inbox, cancel_tasks, retry_tasks
-from orchestrator.scheduler.status import apply_reports
+from orchestrator.scheduler.runs.advance import advance_runs, begin_runs
+from orchestrator.scheduler.runs.cancels import cancel_runs
+from orchestrator.scheduler.runs.triggers import Triggers
+from orchestrator.scheduler.tasks.reports import apply_reports
 from orchestrator.scheduler.tick import Tick
-from orchestrator.scheduler.triggers import Triggers
-from orchestrator.store import (
-    cancels,
-    database,
-    enqueue,
-    inbox,
-    results,
-    revival,
-    run_retries,
-    runs,
-    transitions,
-    waiting,
-)
+from orchestrator.store import database, inbox
 from orchestrator.store.inbox import Wish
-from orchestrator.store.transitions import Again, Beginning, Claimed, Ending, Moved, Success
+from orchestrator.store.runs import cancels
+from orchestrator.store.runs import life as runs
+from orchestrator.store.runs import retries as run_retries
+from orchestrator.store.tasks import enqueue, results, revival, transitions, waiting
+from orchestrator.store.tasks.transitions import Again, Beginning, Claimed, Ending, Moved, Success
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 ERROR = '{"kind": "ValueError", "message": "no", "traceback": ""}'

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from orchestrator import Duplicate, Handle, InvalidTask
-from orchestrator.domain.task import Enqueued, KeyHolder, Succeeded
+from orchestrator.domain.tasks.task import Enqueued, KeyHolder, Succeeded
 from tests.integration.stage import KEYS, ONE, System, raw
 
 

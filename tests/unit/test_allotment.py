@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from orchestrator.domain.allotment import LARGEST_HISTORY, MOST_IN_MESSAGES, MOST_IN_PAGES, PAGE, Allotment, Way
+from orchestrator.domain.code.history_budget import (
+    LARGEST_HISTORY,
+    MOST_IN_MESSAGES,
+    MOST_IN_PAGES,
+    PAGE,
+    Allotment,
+    Way,
+)
 
 
 def test_by_size() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from orchestrator import Orchestrator
-from orchestrator.domain.definition import Definition, Param, Step
+from orchestrator.domain.dag.definition import Definition, Param, Step
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.sdk.builder import Workflow
-from orchestrator.sdk.definitions import loads
+from orchestrator.sdk.dag.builder import Workflow
+from orchestrator.sdk.dag.definitions import loads
 
 app = Orchestrator()
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.data import as_json, call_text, data_text
-from orchestrator.cli.times import ago, between, duration
-from orchestrator.sdk.payload import encode_call
-from orchestrator.workers.changes import Changes
+from orchestrator.cli.terminal.data import as_json, call_text, data_text
+from orchestrator.cli.terminal.times import ago, between, duration
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.workers.parent.changes import Changes
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -11,8 +11,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.domain.reports import Flush, Report
-from orchestrator.domain.task import Dispatch, Enqueued, Failed, Lost, NewTask, Returned, Started, Succeeded, TaskError
+from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.task import (
+    Dispatch,
+    Enqueued,
+    Failed,
+    Lost,
+    NewTask,
+    Returned,
+    Started,
+    Succeeded,
+    TaskError,
+)
 from orchestrator.transport import codec
 from orchestrator.transport.codec import (
     Applied,

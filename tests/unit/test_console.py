@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.cli.children import Console, say
+from orchestrator.cli.dev.children import Console, say
 from orchestrator.telemetry import LOGGER_NAME, configure_logging
 
 

@@ -12,19 +12,19 @@ import msgspec
 import pytest
 
 from orchestrator import InvalidTask, Orchestrator, PayloadError, TaskAborted, TaskContext, TaskTimeout
-from orchestrator.domain.reports import Flush, Report
-from orchestrator.domain.reports import fold_notes as fold
-from orchestrator.domain.task import Dispatch, Failed, Noted, Returned, Succeeded, TaskError
-from orchestrator.sdk.payload import decode_value
+from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.reports import fold_notes as fold
+from orchestrator.domain.tasks.task import Dispatch, Failed, Noted, Returned, Succeeded, TaskError
+from orchestrator.sdk.values.payload import decode_value
 from orchestrator.transport.codec import LogLine, ProgressMark, decode, encode
 from orchestrator.transport.worker import Receipt
-from orchestrator.workers.allowed import Allowed
-from orchestrator.workers.held import HeldAttempts
-from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.outlet import JobOutlet, Outbox
-from orchestrator.workers.pool import Pool
-from orchestrator.workers.reporter import Reporter
-from orchestrator.workers.runner import Runner
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.reporting.reporter import Reporter
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.pool import Pool
+from orchestrator.workers.running.runner import Runner
+from orchestrator.workers.running.task_runtime import JobOutlet, Outbox
 
 TASK = b"t" * 16
 

@@ -8,9 +8,9 @@ from typing import get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.domain.dag import ENDED, DagState, Fan, Plan, StepState, decide
-from orchestrator.domain.definition import Definition, Step, Trigger
-from orchestrator.domain.graph import Graph
+from orchestrator.domain.dag.definition import Definition, Step, Trigger
+from orchestrator.domain.dag.graph import Graph
+from orchestrator.domain.dag.plan import ENDED, DagState, Fan, Plan, StepState, decide
 
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 

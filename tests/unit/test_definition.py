@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.domain.checks import check
-from orchestrator.domain.definition import (
+from orchestrator.domain.dag.checks import check
+from orchestrator.domain.dag.definition import (
     Concurrency,
     Definition,
     EventTrigger,

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.domain.definition import (
+from orchestrator.domain.dag.definition import (
     Concurrency,
     Definition,
     EventTrigger,
@@ -24,8 +24,8 @@ from orchestrator.domain.definition import (
     Step,
 )
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.sdk import document
-from orchestrator.sdk.definitions import from_data, load, loads, to_yaml
+from orchestrator.sdk.dag import document
+from orchestrator.sdk.dag.definitions import from_data, load, loads, to_yaml
 
 NIGHTLY = """\
 name: nightly

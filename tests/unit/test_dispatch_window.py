@@ -9,16 +9,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.domain.task import Dispatch
-from orchestrator.scheduler.code import CodeRuns
-from orchestrator.scheduler.dags import Dags
-from orchestrator.scheduler.dispatch import Dispatcher
-from orchestrator.scheduler.fleet import Fleet
-from orchestrator.scheduler.lanes import LaneService
+from orchestrator.domain.tasks.task import Dispatch
+from orchestrator.scheduler.code.runs import CodeRuns
+from orchestrator.scheduler.dag.plans import Dags
+from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.limits import LaneService
+from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tick import Tick
-from orchestrator.scheduler.triggers import Triggers
-from orchestrator.store.transitions import Claimed
-from orchestrator.store.waiting import InFlight
+from orchestrator.store.tasks.transitions import Claimed
+from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import LARGEST_BUNDLE, Heartbeat, decode_dispatches, names_digest
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.domain.fleet.window import HORIZON, room, smoothed_rate
 from orchestrator.domain.ids import derived_id, time_ordered_id, to_text
-from orchestrator.domain.reports import AttemptReport, fold
-from orchestrator.domain.retry import RetryPolicy, backoff_delay, has_tries_left
-from orchestrator.domain.run import RunCounters, verdict
+from orchestrator.domain.runs.verdict import RunCounters, verdict
 from orchestrator.domain.states import RunState
-from orchestrator.domain.task import (
+from orchestrator.domain.tasks.reports import AttemptReport, fold
+from orchestrator.domain.tasks.retry import RetryPolicy, backoff_delay, has_tries_left
+from orchestrator.domain.tasks.task import (
     End,
     Failed,
     Lost,
@@ -26,7 +27,6 @@ from orchestrator.domain.task import (
     after_failure,
     after_loss,
 )
-from orchestrator.domain.window import HORIZON, room, smoothed_rate
 
 ERROR = TaskError("ValueError", "no")
 KINDS = ["exponential", "linear", "constant"]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orchestrator.domain.expression import parse, parse_template, unwrap
-from orchestrator.domain.scope import Budget, Scope
+from orchestrator.domain.dag.expression import parse, parse_template, unwrap
+from orchestrator.domain.dag.scope import Budget, Scope
 from orchestrator.errors import ExpressionError, InvalidWorkflow
 
 NAMES: dict[str, Any] = {

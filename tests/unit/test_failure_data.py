@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator import GiveUp, OperationFailed, Orchestrator, RunFailed, TaskFailed, WorkflowContext, WorkflowFailed
-from orchestrator.sdk.failure import describe
+from orchestrator.sdk.tasks.failure import describe
 from orchestrator.testing import Recording, TestedRun, WorkflowTest
 
 

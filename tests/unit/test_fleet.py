@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.scheduler.fleet import Fleet
+from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.transport.codec import Heartbeat, names_digest, pack_attempt
 
 TTL = 5.0

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from orchestrator.workers.held import HeldAttempts
+from orchestrator.workers.parent.held import HeldAttempts
 
 
 def test_the_parent_reads_one_size_of_a_table_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from orchestrator import SoftTimeout
-from orchestrator.domain.task import Dispatch
+from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.errors import TaskAborted, TaskTimeout
 from orchestrator.transport.codec import unpack_attempts
-from orchestrator.workers.held import HeldAttempts
-from orchestrator.workers.interrupt import Interruptible
-from orchestrator.workers.job import Bundle, Job
+from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.running.interrupt import Interruptible
+from orchestrator.workers.running.job import Bundle, Job
 
 A, B = b"a" * 16, b"b" * 16
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.scheduler.knowers import ANY_FUNCTION, Knowers
+from orchestrator.scheduler.fleet.knowers import ANY_FUNCTION, Knowers
 from orchestrator.transport.codec import Heartbeat
 
 NAMES = {

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from orchestrator import Rate
-from orchestrator.domain import lanes
-from orchestrator.domain.lane_names import gate_of, lane_name
-from orchestrator.domain.lanes import Lanes, Rest, Stock
-from orchestrator.domain.limits import Buckets
-from orchestrator.domain.task import DEFAULT_OPTIONS, TaskOptions
+from orchestrator.domain.limits import lanes
+from orchestrator.domain.limits.buckets import Buckets
+from orchestrator.domain.limits.lanes import Lanes, Rest, Stock
+from orchestrator.domain.limits.names import gate_of, lane_name
+from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, TaskOptions
 
 NOW = 1_000.0
 

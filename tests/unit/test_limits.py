@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import Rate
-from orchestrator.domain.limits import Buckets, parse_rate
+from orchestrator.domain.limits.buckets import Buckets, parse_rate
 
 
 @pytest.mark.parametrize(

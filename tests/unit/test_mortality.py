@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.workers.mortality import ending
+from orchestrator.workers.parent.parent_death import ending
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator import Orchestrator, WorkflowContext
-from orchestrator.domain.definition import Definition, Hook, Registered, Step, named_queues
+from orchestrator.domain.dag.definition import Definition, Hook, Registered, Step, named_queues
 
 
 def test_the_queues_that_an_application_names() -> None:

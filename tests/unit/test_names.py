@@ -25,9 +25,9 @@ from orchestrator import (
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.code.workflow import CodeWorkflows
-from orchestrator.sdk.gathering import Completions
+from orchestrator.sdk.dag.workflows import StoredWorkflow, Workflows
 from orchestrator.sdk.schedules import Backfill, Scheduled, Schedules
-from orchestrator.sdk.workflows import StoredWorkflow, Workflows
+from orchestrator.sdk.tasks.gathering import Completions
 
 NAMES: dict[type[Any], tuple[str, str]] = {
     Orchestrator: (

@@ -15,8 +15,8 @@ import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, UnknownOption
 from orchestrator.sdk.code.workflow import CodeOptions
-from orchestrator.sdk.given import GivenOptions, GivenToRuns
-from orchestrator.sdk.options import CallOptions
+from orchestrator.sdk.tasks.given import GivenOptions, GivenToRuns
+from orchestrator.sdk.tasks.options import CallOptions
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("typed_program.py")

@@ -36,17 +36,17 @@ from orchestrator import (
     gather,
 )
 from orchestrator.domain.plain import MOST_LEVELS
-from orchestrator.domain.task import Dispatch, Failed, NewTask, Succeeded
-from orchestrator.sdk import payload
-from orchestrator.sdk.context import enter
-from orchestrator.sdk.payload import decode_value, encode_call, encode_value
-from orchestrator.sdk.signature import Signature
-from orchestrator.sdk.task import Task
-from orchestrator.workers import outlet
-from orchestrator.workers.allowed import Allowed
-from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.outlet import JobOutlet
-from orchestrator.workers.runner import Runner
+from orchestrator.domain.tasks.task import Dispatch, Failed, NewTask, Succeeded
+from orchestrator.sdk.tasks.context import enter
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values import payload
+from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
+from orchestrator.sdk.values.signature import Signature
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.running import task_runtime as outlet
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner
+from orchestrator.workers.running.task_runtime import JobOutlet
 
 
 class Colour(enum.Enum):

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from orchestrator import Orchestrator, TaskContext
-from orchestrator.domain.task import Dispatch, Failed, Started, Succeeded
-from orchestrator.sdk.payload import encode_call, encode_value
-from orchestrator.workers.allowed import Allowed
-from orchestrator.workers.held import HeldAttempts
-from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.pool import Pool
-from orchestrator.workers.runner import Runner
+from orchestrator.domain.tasks.task import Dispatch, Failed, Started, Succeeded
+from orchestrator.sdk.values.payload import encode_call, encode_value
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.pool import Pool
+from orchestrator.workers.running.runner import Runner
 from tests.waiting import eventually
 
 

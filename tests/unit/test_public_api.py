@@ -99,7 +99,9 @@ def test_the_version_is_that_of_the_project() -> None:
     assert orchestrator.__version__ == project["version"]
 
 
-@pytest.mark.parametrize("module", ["orchestrator", "orchestrator.workers.supervisor", "orchestrator.workers.isolated"])
+@pytest.mark.parametrize(
+    "module", ["orchestrator", "orchestrator.workers.parent.supervisor", "orchestrator.workers.running.isolated"]
+)
 def test_workers_and_clients_load_no_database_driver(module: str) -> None:
     """They cost 20 MB a process; the SDK loads them on first use."""
     heavy = "('sqlalchemy', 'psycopg2', 'alembic', 'click', 'rich', 'pydantic', 'orchestrator.store')"

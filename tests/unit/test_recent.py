@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.scheduler.recent import Recent
+from orchestrator.scheduler.dag.recent import Recent
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from orchestrator.domain.task import Dispatch, Lost, Returned
-from orchestrator.scheduler.fleet import Fleet
-from orchestrator.scheduler.reconcile import Reconciler
-from orchestrator.scheduler.status import Reported
-from orchestrator.store.waiting import InFlight
+from orchestrator.domain.tasks.task import Dispatch, Lost, Returned
+from orchestrator.scheduler.fleet.reconcile import Reconciler
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.tasks.reports import Reported
+from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import Heartbeat, encode, pack_attempt
 from orchestrator.transport.leader import Message
 

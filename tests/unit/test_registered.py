@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, TaskContext
-from orchestrator.domain.definition import Definition, Hook, Registered, Step
-from orchestrator.sdk.definitions import completed, loads, to_yaml
-from orchestrator.sdk.registered import take_over
+from orchestrator.domain.dag.definition import Definition, Hook, Registered, Step
+from orchestrator.sdk.dag.definitions import completed, loads, to_yaml
+from orchestrator.sdk.dag.registered import take_over
 
 
 @pytest.fixture

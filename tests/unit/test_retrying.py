@@ -10,10 +10,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.domain.dag import DagState, Plan, StepState
-from orchestrator.domain.definition import Definition, Step, Trigger
-from orchestrator.domain.graph import Graph
-from orchestrator.domain.retrying import to_retry
+from orchestrator.domain.dag.definition import Definition, Step, Trigger
+from orchestrator.domain.dag.graph import Graph
+from orchestrator.domain.dag.plan import DagState, Plan, StepState
+from orchestrator.domain.dag.retrying import to_retry
 
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 COMPLETE = ("all_success", "all_ended", "none_failed")

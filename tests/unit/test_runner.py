@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from orchestrator import GiveUp, Orchestrator, Retry, RetryLater
-from orchestrator.domain.reports import AttemptReport
-from orchestrator.domain.task import DEFAULT_OPTIONS, Dispatch, Failed, Succeeded
-from orchestrator.workers.allowed import Allowed
-from orchestrator.workers.interrupt import uninterrupted
-from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.runner import Runner
+from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Dispatch, Failed, Succeeded
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.running.interrupt import uninterrupted
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner
 
 
 class Nothing:

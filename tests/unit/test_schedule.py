@@ -11,12 +11,12 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.domain import zones
-from orchestrator.domain.catch_up import PUNCTUAL, decide
-from orchestrator.domain.cron import cron_problem
-from orchestrator.domain.schedule import Schedule, delay_of, fire_key, fires, next_fire
+from orchestrator.domain.schedules import zones
+from orchestrator.domain.schedules.catch_up import PUNCTUAL, decide
+from orchestrator.domain.schedules.cron import cron_problem
+from orchestrator.domain.schedules.schedule import Schedule, delay_of, fire_key, fires, next_fire
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.sdk.schedule_fields import checked_schedule
+from orchestrator.sdk.dag.schedule_fields import checked_schedule
 from tests.wall_clock import DAYS, MONTHS, brute_fires
 
 BERLIN = "Europe/Berlin"

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, Retry, UnknownOption, WorkflowContext
-from orchestrator.domain.definition import Registered
-from orchestrator.domain.task import TaskOptions
+from orchestrator.domain.dag.definition import Registered
+from orchestrator.domain.tasks.task import TaskOptions
 
 
 def declare(app: Orchestrator, name: str | None = None, params: dict[str, Any] | None = None, **times: Any) -> Any:

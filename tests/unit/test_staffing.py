@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.workers.staffing import Bounds, Headcount, Standing, crowd, plan, scaled
+from orchestrator.workers.parent.staffing import Bounds, Headcount, Standing, crowd, plan, scaled
 
 LOADING, WORKING, WORN, DRAINING = Standing.LOADING, Standing.WORKING, Standing.WORN, Standing.DRAINING
 

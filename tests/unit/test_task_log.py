@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from orchestrator.domain.task import Dispatch, Failed, Lost, Succeeded, TaskError
+from orchestrator.domain.tasks.task import Dispatch, Failed, Lost, Succeeded, TaskError
 from orchestrator.errors import TaskAborted
-from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.task_log import TaskLog
+from orchestrator.workers.reporting.task_log import TaskLog
+from orchestrator.workers.running.job import Bundle, Job
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/shop/tasks.py", line 7, in bake\nValueError: burnt\n'
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from orchestrator.domain.task import Dispatch
+from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.harmless import harmless
 from orchestrator.log_format import JsonFormatter, TextFormatter
-from orchestrator.sdk.context import enter
+from orchestrator.sdk.tasks.context import enter
 from orchestrator.telemetry import LOGGER_NAME
 from orchestrator.unblocked import UnblockedHandler
-from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.outlet import JobOutlet
-from orchestrator.workers.task_output import TaskFields, TaskOutput, end_lines
+from orchestrator.workers.reporting.task_output import TaskFields, TaskOutput, end_lines
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.task_runtime import JobOutlet
 
 ID = "61616161-6161-6161-6161-616161616161"
 Printed = tuple[io.TextIOWrapper, Callable[[], list[str]]]

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from orchestrator import Orchestrator, WorkflowContext, unguarded
-from orchestrator.domain import history
-from orchestrator.domain.activation import Activated, Activation, Query
-from orchestrator.domain.history import Event
-from orchestrator.domain.reports import AttemptReport
-from orchestrator.domain.task import Dispatch, Started, Succeeded
-from orchestrator.sdk.payload import encode_call, encode_value
+from orchestrator.domain.code import history
+from orchestrator.domain.code.activation import Activated, Activation, Query
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.task import Dispatch, Started, Succeeded
+from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.transport.codec import encode
-from orchestrator.workers import turns
-from orchestrator.workers.allowed import Allowed
-from orchestrator.workers.held import HeldAttempts
-from orchestrator.workers.isolated import Isolation
-from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.pool import Pool
-from orchestrator.workers.runner import Runner
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.running import turns
+from orchestrator.workers.running.isolated import Isolation
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.pool import Pool
+from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.spec import WorkerSpec
 from tests.waiting import eventually
 

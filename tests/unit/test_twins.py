@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator import NotDeterministic, Orchestrator, Settings, WorkflowContext, agather, as_completed
-from orchestrator.domain import history
+from orchestrator.domain.code import history
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.steps import Pause, Steps, Stream, complete, iterate
-from orchestrator.sdk.threads import Threads
-from orchestrator.sdk.twins import stream_twin, twin
+from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, complete, iterate
+from orchestrator.sdk.waiting.threads import Threads
+from orchestrator.sdk.waiting.twins import stream_twin, twin
 from orchestrator.testing import WorkflowTest
 
 

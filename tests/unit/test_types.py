@@ -23,12 +23,12 @@ from pydantic import HttpUrl, PositiveInt, SecretStr
 
 from orchestrator import InvalidTask, Orchestrator, PayloadError, Settings
 from orchestrator.domain import zoned
-from orchestrator.domain.task import Dispatch, Failed, Succeeded
-from orchestrator.sdk.payload import decode_value, encode_value
-from orchestrator.sdk.task import Task
-from orchestrator.workers.allowed import Allowed
-from orchestrator.workers.job import Bundle, Job
-from orchestrator.workers.runner import Runner
+from orchestrator.domain.tasks.task import Dispatch, Failed, Succeeded
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.payload import decode_value, encode_value
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner
 
 _IN_THE_TABLE = (Collection, Mapping, Sequence, IPv4Address, IPv6Network, date, time)
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "tasks.md"

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import threading
-from orchestrator.workers.vital import start_vital_thread
+from orchestrator.workers.running.critical_thread import start_vital_thread
 
 def fail():
     raise LookupError("nothing foresaw this")

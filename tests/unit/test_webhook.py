@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from orchestrator import GiveUp, Orchestrator
-from orchestrator.domain.destinations import Destinations, is_public, parse_address, parse_destinations
+from orchestrator.domain.tasks.destinations import Destinations, is_public, parse_address, parse_destinations
 from orchestrator.errors import ConfigurationError
-from orchestrator.workers.builtin import install
-from orchestrator.workers.webhook import WebhookFailed, post
+from orchestrator.workers.functions.builtin import install
+from orchestrator.workers.functions.webhook import WebhookFailed, post
 
 PUBLIC = parse_destinations("public", "")
 HERE = parse_destinations("public", "127.0.0.0/8")

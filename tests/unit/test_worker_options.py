@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from orchestrator import InvalidTask, Orchestrator
 from orchestrator.cli import main
-from orchestrator.cli import worker as command
-from orchestrator.sdk.options import CallOptions
-from orchestrator.workers.memory import parse_memory, resident_memory
+from orchestrator.cli.fleet import worker as command
+from orchestrator.sdk.tasks.options import CallOptions
+from orchestrator.workers.parent.memory import parse_memory, resident_memory
 from orchestrator.workers.spec import WorkerSpec
 
 

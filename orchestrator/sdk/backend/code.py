@@ -10,13 +10,13 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain import history, resets
-from orchestrator.domain.activation import NO_HANDLER
+from orchestrator.domain.code import history, resets
+from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.ids import successor_id, to_text
-from orchestrator.domain.lane_names import scoped
-from orchestrator.domain.starts import OnConflict
+from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
-from orchestrator.domain.task import TaskError, error_text
+from orchestrator.domain.tasks.starts import OnConflict
+from orchestrator.domain.tasks.task import TaskError, error_text
 from orchestrator.errors import (
     Duplicate,
     NotFound,
@@ -30,14 +30,20 @@ from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Look, Waiting
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.options import check_name
-from orchestrator.sdk.payload import decode_value, encode_call, encode_value
-from orchestrator.sdk.steps import Steps
-from orchestrator.store import code_reads, code_runs, expectations, histories, inbox, results, run_keys, signals, stuck
-from orchestrator.store.code_reads import Outcome
-from orchestrator.store.code_runs import NewCodeRun
+from orchestrator.sdk.tasks.options import check_name
+from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
+from orchestrator.sdk.waiting.steps import Steps
+from orchestrator.store import inbox
+from orchestrator.store.code import expectations, histories, signals
+from orchestrator.store.code import keys as run_keys
+from orchestrator.store.code import reads as code_reads
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.reads import Outcome
+from orchestrator.store.code.runs import NewCodeRun
+from orchestrator.store.code.signals import Sent
 from orchestrator.store.inbox import Wish
-from orchestrator.store.signals import Sent
+from orchestrator.store.runs import stuck
+from orchestrator.store.tasks import results
 from orchestrator.transport.codec import Ended
 
 _ASK_AGAIN = 5.0

@@ -10,11 +10,12 @@ from redis import Redis
 from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.task import NewTask
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import SchemaError, Unavailable, Uncertain
-from orchestrator.sdk.per_process import PerProcess
+from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
-from orchestrator.store import database, deadlines, enqueue
+from orchestrator.store import database, deadlines
+from orchestrator.store.tasks import enqueue
 from orchestrator.transport.client import Nudges
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.domain.limits import Rate
+from orchestrator.domain.limits.buckets import Rate
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.store import queues
+from orchestrator.store.limits import queues
 
 
 class QueueBackend:

@@ -7,21 +7,25 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.dag import DagState, StepState, kept_state, step_output
-from orchestrator.domain.graph import Graph
+from orchestrator.domain.dag.graph import Graph
+from orchestrator.domain.dag.plan import DagState, StepState, kept_state, step_output
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.run import RunCounters
+from orchestrator.domain.runs.verdict import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
-from orchestrator.domain.task import NewTask
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
 from orchestrator.sdk.backend.asking import ask
 from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Waiting
-from orchestrator.sdk.payload import decode_value
-from orchestrator.sdk.steps import Steps
-from orchestrator.store import dags, enqueue, results, run_retries, stuck, workflows
+from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.waiting.steps import Steps
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import Wish
+from orchestrator.store.runs import retries as run_retries
+from orchestrator.store.runs import stuck
+from orchestrator.store.tasks import enqueue, results
 from orchestrator.transport.codec import Ended
 
 

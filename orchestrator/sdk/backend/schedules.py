@@ -10,21 +10,26 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.checks import check
-from orchestrator.domain.definition import Definition
+from orchestrator.domain.dag.checks import check
+from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import REFUSALS, unstorable
-from orchestrator.domain.schedule import Schedule, fires, from_data, next_fire
-from orchestrator.domain.starts import CodeTarget
-from orchestrator.domain.zones import moment_of
+from orchestrator.domain.schedules.schedule import Schedule, fires, from_data, next_fire
+from orchestrator.domain.schedules.zones import moment_of
+from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.schedule_fields import checked_schedule, schedule_of_code
-from orchestrator.store import backfills, code_fires, code_runs, dags, schedules, workflows
-from orchestrator.store import fires as store
-from orchestrator.store.backfills import BackfillView, NewBackfill
-from orchestrator.store.fires import Target
-from orchestrator.store.schedules import StoredSchedule
+from orchestrator.sdk.dag.schedule_fields import checked_schedule, schedule_of_code
+from orchestrator.store.code import fires as code_fires
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag import workflows
+from orchestrator.store.schedules import backfills
+from orchestrator.store.schedules import definitions as schedules
+from orchestrator.store.schedules import fires as store
+from orchestrator.store.schedules.backfills import BackfillView, NewBackfill
+from orchestrator.store.schedules.definitions import StoredSchedule
+from orchestrator.store.schedules.fires import Target
 
 _MOST_FIRES = 100_000
 """Of one backfill."""

@@ -9,18 +9,19 @@ from sqlalchemy.orm import Session, scoped_session
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
-from orchestrator.domain.task import NewTask
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import Duplicate, InvalidTask, NotFound, WrongState
 from orchestrator.sdk.backend.asking import ask, check_state, obstacles, overdue
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import Waiting
-from orchestrator.sdk.options import shown
-from orchestrator.sdk.progress import TaskProgress, read_progress
-from orchestrator.sdk.steps import Steps, Stream
-from orchestrator.store import enqueue, redrive, results, revival, run_retries, unique
+from orchestrator.sdk.tasks.options import shown
+from orchestrator.sdk.tasks.progress import TaskProgress, read_progress
+from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.store.inbox import Wish
 from orchestrator.store.namespaces import borrowed
-from orchestrator.store.redrive import FailedFilter
+from orchestrator.store.runs import retries as run_retries
+from orchestrator.store.tasks import enqueue, redrive, results, revival, unique
+from orchestrator.store.tasks.redrive import FailedFilter
 from orchestrator.transport.codec import Ended
 
 MISSING = "missing"

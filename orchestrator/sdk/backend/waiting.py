@@ -18,9 +18,9 @@ import msgspec
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import Unavailable
-from orchestrator.sdk.payload import decode_value
-from orchestrator.sdk.per_process import PerProcess
-from orchestrator.sdk.steps import Pause, Steps, Stream
+from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.waiting.per_process import PerProcess
+from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.client import Announcements

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.domain.definition import Definition, check_size, resolve_params
+from orchestrator.domain.dag.definition import Definition, check_size, resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import read_json, stored_json, unstorable
 from orchestrator.errors import NotFound, PayloadError, did_you_mean
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.store import dags, inbox, workflows
+from orchestrator.store import inbox
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import Wish
 
 

@@ -14,22 +14,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 from uuid import UUID
 
-from orchestrator.domain import commands
+from orchestrator.domain.code import commands
 from orchestrator.domain.ids import derived_id
 from orchestrator.errors import OperationFailed
 from orchestrator.sdk.code.entering import outside
 from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
 from orchestrator.sdk.code.looking import Chance
 from orchestrator.sdk.code.signals import Signals
-from orchestrator.sdk.failure import describe
-from orchestrator.sdk.options import check_name
-from orchestrator.sdk.payload import convert, decode_value, encode_value
-from orchestrator.sdk.signature import return_type
+from orchestrator.sdk.tasks.failure import describe
+from orchestrator.sdk.tasks.options import check_name
+from orchestrator.sdk.values.payload import convert, decode_value, encode_value
+from orchestrator.sdk.values.signature import return_type
 
 if TYPE_CHECKING:
     from orchestrator.sdk.code.flow import Flow
     from orchestrator.sdk.code.workflow import CodeWorkflow
-    from orchestrator.sdk.task import Task
+    from orchestrator.sdk.tasks.task import Task
 
 T = TypeVar("T")
 _LONG_HISTORY = 10_000

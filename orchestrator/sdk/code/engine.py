@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.domain.activation import Activated, Activation, Answer, Violation
-from orchestrator.domain.commands import Command
+from orchestrator.domain.code.activation import Activated, Activation, Answer, Violation
+from orchestrator.domain.code.commands import Command
 from orchestrator.errors import DeterminismViolation, NotDeterministic
 from orchestrator.sdk.code.flow import Flow
 from orchestrator.sdk.code.places import waiting

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestrator.domain import commands, history
-from orchestrator.domain.activation import Answer, Query
-from orchestrator.domain.commands import Command
-from orchestrator.domain.history import Event
+from orchestrator.domain.code import commands, history
+from orchestrator.domain.code.activation import Answer, Query
+from orchestrator.domain.code.commands import Command
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.code.replay import Ledger
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.replay import Ledger
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import DeterminismViolation, InvalidTask, InvalidWorkflow, NotDeterministic, OrchestratorError
 from orchestrator.sdk.code.compensations import Compensations
 from orchestrator.sdk.code.context import ContinueAsNew, WorkflowContext, continuation
@@ -23,8 +23,8 @@ from orchestrator.sdk.code.handlers import Handlers
 from orchestrator.sdk.code.loop import Loop, Timer
 from orchestrator.sdk.code.putting_away import UNSTOPPABLE, PutAway, put_away
 from orchestrator.sdk.code.signals import Mailbox
-from orchestrator.sdk.failure import describe
-from orchestrator.sdk.payload import decode_call, encode_value
+from orchestrator.sdk.tasks.failure import describe
+from orchestrator.sdk.values.payload import decode_call, encode_value
 
 if TYPE_CHECKING:
     from orchestrator.sdk.code.workflow import CodeWorkflow

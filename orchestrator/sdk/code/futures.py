@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from orchestrator.domain import history
-from orchestrator.domain.commands import Command
+from orchestrator.domain.code import history
+from orchestrator.domain.code.commands import Command
 from orchestrator.errors import PayloadError, PromiseRejected, RunFailed, TaskCancelled, TaskFailed
 from orchestrator.sdk.code.loop import OrderedFuture
-from orchestrator.sdk.payload import decode_value
+from orchestrator.sdk.values.payload import decode_value
 
 if TYPE_CHECKING:
     from orchestrator.sdk.code.flow import Flow

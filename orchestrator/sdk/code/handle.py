@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from orchestrator.domain.commands import SignalRun
+from orchestrator.domain.code.commands import SignalRun
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import RunState
-from orchestrator.domain.task import error_text
+from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.current import current_flow
-from orchestrator.sdk.context import current_outlet
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.options import check_label, check_name
-from orchestrator.sdk.payload import decode_value, digest_call, encode_value
-from orchestrator.sdk.steps import Steps, complete
-from orchestrator.sdk.twins import twin
+from orchestrator.sdk.tasks.context import current_outlet
+from orchestrator.sdk.tasks.options import check_label, check_name
+from orchestrator.sdk.values.payload import decode_value, digest_call, encode_value
+from orchestrator.sdk.waiting.steps import Steps, complete
+from orchestrator.sdk.waiting.twins import twin
 from orchestrator.transport.codec import Ended
 
 if TYPE_CHECKING:
     from orchestrator.sdk.code.flow import Flow
     from orchestrator.sdk.code.recording import Recording
     from orchestrator.sdk.code.workflow import CodeWorkflow
-    from orchestrator.store.signals import Sent
+    from orchestrator.store.code.signals import Sent
 
 R = TypeVar("R")
 

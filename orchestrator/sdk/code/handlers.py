@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain import history
-from orchestrator.domain.activation import NO_HANDLER, Answer, Query
-from orchestrator.domain.commands import AnswerUpdate
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.code import history
+from orchestrator.domain.code.activation import NO_HANDLER, Answer, Query
+from orchestrator.domain.code.commands import AnswerUpdate
+from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
 from orchestrator.sdk.code.context import continuation
 from orchestrator.sdk.code.looking import looking
 from orchestrator.sdk.code.putting_away import UNSTOPPABLE
-from orchestrator.sdk.failure import describe
-from orchestrator.sdk.payload import decode_call, encode_value
-from orchestrator.sdk.signature import Signature
+from orchestrator.sdk.tasks.failure import describe
+from orchestrator.sdk.values.payload import decode_call, encode_value
+from orchestrator.sdk.values.signature import Signature
 
 if TYPE_CHECKING:
     from orchestrator.sdk.code.flow import Flow

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.activation import Waiting
+from orchestrator.domain.code.activation import Waiting
 from orchestrator.sdk.code.guards import is_own_code
 
 if TYPE_CHECKING:

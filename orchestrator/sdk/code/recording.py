@@ -11,10 +11,11 @@ from uuid import UUID
 
 import msgspec
 
-from orchestrator.domain import history, zoned
-from orchestrator.domain.history import Event
+from orchestrator.domain import zoned
+from orchestrator.domain.code import history
+from orchestrator.domain.code.history import Event
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 
 _FORMAT = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.domain.commands import Command
+from orchestrator.domain.code.commands import Command
 from orchestrator.sdk.code.flow import Flow
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.workflow import CodeWorkflow

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestrator.domain.commands import CancelTask, ScheduleTask
+from orchestrator.domain.code.commands import CancelTask, ScheduleTask
 from orchestrator.errors import InvalidTask, NotDeterministic, OrchestratorError
 from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.futures import DurableFuture
-from orchestrator.sdk.payload import digest_call
+from orchestrator.sdk.values.payload import digest_call
 
 if TYPE_CHECKING:
-    from orchestrator.sdk.task import Task
+    from orchestrator.sdk.tasks.task import Task
 
 R = TypeVar("R")
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from orchestrator.errors import PayloadError
-from orchestrator.sdk.payload import decode_value
+from orchestrator.sdk.values.payload import decode_value
 
 T = TypeVar("T")
 

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
 
 import msgspec
 
-from orchestrator.domain import history
-from orchestrator.domain.lane_names import scoped
-from orchestrator.domain.starts import OnConflict, StartCode, as_task
+from orchestrator.domain.code import history
+from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.tasks.starts import OnConflict, StartCode, as_task
 from orchestrator.errors import InvalidWorkflow, OrchestratorError
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.handle import WorkflowHandle
-from orchestrator.sdk.context import current_outlet
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.options import check_label, check_name, check_tags
-from orchestrator.sdk.payload import encode_value
-from orchestrator.sdk.twins import twin
+from orchestrator.sdk.tasks.context import current_outlet
+from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
+from orchestrator.sdk.values.payload import encode_value
+from orchestrator.sdk.waiting.twins import twin
 
 if TYPE_CHECKING:
     from orchestrator.sdk.code.workflow import CodeWorkflow

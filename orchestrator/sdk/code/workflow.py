@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, get_args
 
-from orchestrator.domain.commands import CancelChildRun, OnCancel, StartChildRun
-from orchestrator.domain.starts import OnConflict
+from orchestrator.domain.code.commands import CancelChildRun, OnCancel, StartChildRun
+from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.errors import InvalidWorkflow, NotDeterministic, NotFound, OrchestratorError, did_you_mean
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.current import current_flow
@@ -21,13 +21,13 @@ from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.loop import LONGEST_WAIT
 from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
-from orchestrator.sdk.given import GivenToRuns
 from orchestrator.sdk.modules import Modules
-from orchestrator.sdk.options import check_name, check_options
-from orchestrator.sdk.payload import digest_call, encode_call
 from orchestrator.sdk.registry import Registry
-from orchestrator.sdk.signature import Signature
-from orchestrator.sdk.twins import twin
+from orchestrator.sdk.tasks.given import GivenToRuns
+from orchestrator.sdk.tasks.options import check_name, check_options
+from orchestrator.sdk.values.payload import digest_call, encode_call
+from orchestrator.sdk.values.signature import Signature
+from orchestrator.sdk.waiting.twins import twin
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,8 +9,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from orchestrator.domain import history
-from orchestrator.store import code_reads, code_runs, histories
+from orchestrator.domain.code import history
+from orchestrator.store.code import histories
+from orchestrator.store.code import reads as code_reads
+from orchestrator.store.code import runs as code_runs
 from orchestrator.store.insights.tasks import ErrorView, error_view
 
 _MOST = 10

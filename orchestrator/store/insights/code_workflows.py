@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.store.insights.fleet import IS_FRESH
-from orchestrator.store.transitions import identifier
+from orchestrator.store.tasks.transitions import identifier
 
 
 @dataclass(frozen=True, kw_only=True)

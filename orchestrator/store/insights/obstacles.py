@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.obstacles import NO_LEADER, no_worker, paused, unknown_task
+from orchestrator.domain.tasks.obstacles import NO_LEADER, no_worker, paused, unknown_task
 from orchestrator.store.insights.fleet import IS_FRESH
 from orchestrator.store.tables import READY
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import RunState
-from orchestrator.store import run_keys
+from orchestrator.store.code import keys as run_keys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.dag import ENDED, DagState, Fan, Plan, StepState
-from orchestrator.domain.definition import Definition, Step
-from orchestrator.domain.graph import Graph
+from orchestrator.domain.dag.definition import Definition, Step
+from orchestrator.domain.dag.graph import Graph
+from orchestrator.domain.dag.plan import ENDED, DagState, Fan, Plan, StepState
 from orchestrator.domain.states import ENDED_RUN_STATES
-from orchestrator.store import workflows
+from orchestrator.store.dag import workflows
 from orchestrator.store.insights.tasks import ErrorView, error_view
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import ENDED_TASK_STATES, OPEN_TASK_STATES, TaskState
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.tasks.task import TaskError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from orchestrator.domain.definition import Definition, Param, Step
+from orchestrator.domain.dag.definition import Definition, Param, Step
 from orchestrator.domain.ids import time_ordered_id
-from orchestrator.domain.retry import RetryPolicy
 from orchestrator.domain.states import OPEN_RUN_STATES, OPEN_TASK_STATES
-from orchestrator.domain.task import NewTask, TaskOptions
-from orchestrator.store import dags, enqueue, inbox, results, workflows
+from orchestrator.domain.tasks.retry import RetryPolicy
+from orchestrator.domain.tasks.task import NewTask, TaskOptions
+from orchestrator.store import inbox
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import Wish
+from orchestrator.store.tasks import enqueue, results
 from orchestrator.transport.connection import UNAVAILABLE
 from tests.chaos.simulator.memory import Caller
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from redis.exceptions import ConnectionError, TimeoutError
 
-from orchestrator.domain.generation import is_over
-from orchestrator.domain.task import KeyHolder
+from orchestrator.domain.fleet.generation import is_over
+from orchestrator.domain.tasks.task import KeyHolder
 from orchestrator.transport.codec import (
     Applied,
     Ended,

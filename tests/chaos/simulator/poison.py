@@ -13,10 +13,12 @@ from unittest.mock import patch
 
 from sqlalchemy import exc
 
-from orchestrator.domain.happened import Happened
-from orchestrator.scheduler import dags, requests
-from orchestrator.scheduler.triggers import Triggers
-from orchestrator.store import cancels, runs
+from orchestrator.domain.runs.happened import Happened
+from orchestrator.scheduler import requests
+from orchestrator.scheduler.dag import plans as dags
+from orchestrator.scheduler.runs.triggers import Triggers
+from orchestrator.store.runs import cancels
+from orchestrator.store.runs import life as runs
 
 if TYPE_CHECKING:
     from tests.chaos.simulator.world import World

@@ -1,7 +1,7 @@
 """Worker processes: the product's own reporter and table of held attempts, and a model of the rest.
 
-The model follows `workers/supervisor.py` (heartbeats, orders, doubt, the death of a child), `workers/process.py`
-(receiving) and `workers/pool.py` (running, handing back), one small action at a time, so that anything can happen
+The model follows `workers/parent/supervisor.py` (heartbeats, orders, doubt, the death of a child), `workers/process.py`
+(receiving) and `workers/running/pool.py` (running, handing back), one small action at a time, so that anything can happen
 between any two of them.
 """
 
@@ -16,17 +16,27 @@ import msgspec
 from sqlalchemy import exc
 
 from orchestrator.domain.ids import derived_id
-from orchestrator.domain.reports import Flush
-from orchestrator.domain.task import Dispatch, Enqueued, Failed, Lost, NewTask, Returned, Started, Succeeded, TaskError
-from orchestrator.store import completions
+from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.task import (
+    Dispatch,
+    Enqueued,
+    Failed,
+    Lost,
+    NewTask,
+    Returned,
+    Started,
+    Succeeded,
+    TaskError,
+)
+from orchestrator.store.tasks import completions
 from orchestrator.transport.codec import Heartbeat, encode, names_digest, unpack_attempts
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import private_queue
 from orchestrator.transport.worker import Received, StreamsGone
-from orchestrator.workers.held import HeldAttempts
-from orchestrator.workers.job import Bundle, Job, Stage
-from orchestrator.workers.reporter import _ASK_AGAIN, Item, Reporter, _split
-from orchestrator.workers.runner import unknown
+from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.reporting.reporter import _ASK_AGAIN, Item, Reporter, _split
+from orchestrator.workers.running.job import Bundle, Job, Stage
+from orchestrator.workers.running.runner import unknown
 from tests.chaos.simulator.memory import MemoryWorkerStreams
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from orchestrator.scheduler import status
+from orchestrator.scheduler.tasks import reports as status
 from orchestrator.settings import Settings
-from orchestrator.workers import reporter
+from orchestrator.workers.reporting import reporter
 from tests.chaos.simulator.clients import Clients
 from tests.chaos.simulator.leaders import SchedulerProcess
 from tests.chaos.simulator.memory import MemoryRedis

@@ -9,7 +9,7 @@ import time
 from sqlalchemy.exc import SQLAlchemyError
 
 from orchestrator import OrchestratorError
-from orchestrator.sdk.definitions import loads
+from orchestrator.sdk.dag.definitions import loads
 from tests.chaos.soak import project
 
 _MIX = {"plain": 70, "slow": 10, "flaky": 10, "later": 8, "run": 2}

@@ -13,11 +13,11 @@ from typing import Any
 from uuid import UUID
 
 from orchestrator import CodeWorkflow, Orchestrator, OrchestratorError, WorkflowContext, WorkflowFailed
-from orchestrator.domain import commands, history
-from orchestrator.domain.commands import Kind, command_id
-from orchestrator.domain.history import Event
-from orchestrator.domain.task import TaskError
-from orchestrator.sdk.payload import decode_value, encode_value
+from orchestrator.domain.code import commands, history
+from orchestrator.domain.code.commands import Kind, command_id
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.tasks.task import TaskError
+from orchestrator.sdk.values.payload import decode_value, encode_value
 from orchestrator.testing import Recording
 
 Json = dict[str, Any]

@@ -14,12 +14,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from orchestrator import Orchestrator, OrchestratorError, WorkflowContext
-from orchestrator.domain import commands, history
-from orchestrator.domain.activation import Query
-from orchestrator.domain.history import Event
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.code import commands, history
+from orchestrator.domain.code.activation import Query
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.tasks.task import TaskError
 from orchestrator.sdk.code.engine import Engine
-from orchestrator.sdk.payload import encode_value
+from orchestrator.sdk.values.payload import encode_value
 from orchestrator.testing.leader import MemoryLeader, Run
 
 app = Orchestrator()

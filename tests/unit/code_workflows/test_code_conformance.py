@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator import DeterminismViolation
-from orchestrator.domain import history
+from orchestrator.domain.code import history
 from orchestrator.testing import replay
 from tests.unit.code_workflows.foreign_histories import Foreign, Json, as_file_writes
 

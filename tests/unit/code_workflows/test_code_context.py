@@ -28,7 +28,7 @@ from orchestrator import (
     WorkflowFailed,
     WrongState,
 )
-from orchestrator.domain import commands, history
+from orchestrator.domain.code import commands, history
 from orchestrator.testing import After, Recording, TestedRun, WorkflowTest, replay
 from tests.unit.code_workflows.playing import played, started
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from orchestrator import DeterminismViolation, InvalidTask, Orchestrator, WorkflowContext, WorkflowFailed
-from orchestrator.domain import history
-from orchestrator.domain.activation import Query
+from orchestrator.domain.code import history
+from orchestrator.domain.code.activation import Query
 from orchestrator.domain.ids import derived_id
 from orchestrator.sdk.code.engine import Engine
-from orchestrator.sdk.payload import encode_call, encode_value
+from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.testing import Recording, replay
 from orchestrator.testing.leader import MemoryLeader, Run
 from tests.unit.code_workflows.playing import played

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from orchestrator import DeterminismViolation, Orchestrator, OrchestratorError, RunFailed, WorkflowContext, WrongState
-from orchestrator.domain import history
-from orchestrator.domain.commands import CancelRun
-from orchestrator.domain.history import Event
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.code import history
+from orchestrator.domain.code.commands import CancelRun
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.tasks.task import TaskError
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.testing import After, TestedRun, WorkflowTest, replay
 from tests.unit.code_workflows.playing import played, started

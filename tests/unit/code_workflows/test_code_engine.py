@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from orchestrator import NotFound, Orchestrator, WorkflowContext
-from orchestrator.domain import commands, history
-from orchestrator.domain.activation import Activated, Activation, Query
-from orchestrator.domain.history import Event
+from orchestrator.domain.code import commands, history
+from orchestrator.domain.code.activation import Activated, Activation, Query
+from orchestrator.domain.code.history import Event
 from orchestrator.sdk.code.engine import Engine
-from orchestrator.sdk.payload import encode_value
+from orchestrator.sdk.values.payload import encode_value
 from orchestrator.testing.leader import MemoryLeader, Run
 
 app = Orchestrator()

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from orchestrator import DeterminismViolation, InvalidWorkflow, Orchestrator, RunFailed, WorkflowContext, WorkflowFailed
-from orchestrator.domain import commands, history
-from orchestrator.domain.history import Event
-from orchestrator.domain.task import TaskError
+from orchestrator.domain.code import commands, history
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.tasks.task import TaskError
 from orchestrator.sdk.code.recording import ID_FIELDS
 from orchestrator.testing import Recording, TestedRun, WorkflowTest, replay
 from tests.unit.code_workflows.playing import started

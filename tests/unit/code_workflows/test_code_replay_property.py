@@ -12,9 +12,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.domain import commands, history
-from orchestrator.domain.commands import Command
-from orchestrator.domain.history import Event
+from orchestrator.domain.code import commands, history
+from orchestrator.domain.code.commands import Command
+from orchestrator.domain.code.history import Event
 from orchestrator.sdk.code.flow import Flow
 from orchestrator.testing import Recording, replay
 from tests.unit.code_workflows.programs import LIMIT, PROGRAMS, World, program

@@ -11,10 +11,10 @@ import msgspec
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.domain import commands, history, resets
-from orchestrator.domain.commands import Command
-from orchestrator.domain.history import Event
-from orchestrator.domain.reset_preview import preview
+from orchestrator.domain.code import commands, history, resets
+from orchestrator.domain.code.commands import Command
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.code.reset_preview import preview
 from orchestrator.sdk.code.flow import Flow
 from orchestrator.testing import Recording, replay
 from tests.unit.code_workflows.programs import LIMIT, PROGRAMS, World, program

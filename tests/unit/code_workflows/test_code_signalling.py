@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 
 from orchestrator import DeterminismViolation, NotDeterministic, Orchestrator, WorkflowContext
-from orchestrator.domain import history
-from orchestrator.sdk.payload import decode_value
+from orchestrator.domain.code import history
+from orchestrator.sdk.values.payload import decode_value
 from orchestrator.testing import Recording, TestedRun, WorkflowTest, replay
 from tests.unit.code_workflows.playing import played, started
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import Engine, text
 
 from orchestrator import Orchestrator, WorkflowContext
-from orchestrator.sdk.handle import Handle
+from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.store import database
 from tests.benchmarks.bench.queues.base import expect
 

@@ -1,0 +1,190 @@
+"""`orchestrator runs` for workflows as code: tell them, ask them, look at their histories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import indent
+from typing import Any
+from uuid import UUID
+
+import click
+
+from orchestrator.cli.code.resetting import reset
+from orchestrator.cli.runs.ids import RUN
+from orchestrator.cli.terminal.data import data_text, parse_value
+from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.terminal.output import echo, echo_json, print_table
+from orchestrator.cli.terminal.sending import sending
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.tasks.task import error_text
+from orchestrator.sdk.code.recording import ID_FIELDS
+from orchestrator.sdk.values.payload import decode_value
+
+run_argument = click.argument("run", type=RUN, metavar="ID")
+_LONGEST = 120
+_TRACEBACK = "\n\n"
+"""Stands between an error and its traceback."""
+
+
+@click.command()
+@run_argument
+@click.argument("name")
+@click.argument("value", required=False)
+def signal(run: UUID, name: str, value: str | None) -> None:
+    """Send a signal to a workflow; it waits until the code takes it. The value is JSON if it reads as JSON.
+
+    \b
+    Example:
+      orchestrator runs signal 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 add '{"item": "pear"}'
+    """
+    with sending() as app:
+        app.workflow_run(run).signal(name, _value(value))
+        echo(f"Sent {name!r} to run {run}.")
+
+
+@click.command()
+@run_argument
+@click.argument("promise")
+@click.argument("value", required=False)
+def resolve(run: UUID, promise: str, value: str | None) -> None:
+    """Resolve the oldest open promise of a name.
+
+    \b
+    Example:
+      orchestrator runs resolve 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval '{"by": "Ada"}'
+    """
+    with sending() as app:
+        app.workflow_run(run).resolve(promise, _value(value))
+        echo(f"Resolved {promise!r} of run {run}.")
+
+
+@click.command()
+@run_argument
+@click.argument("promise")
+@click.argument("reason")
+def reject(run: UUID, promise: str, reason: str) -> None:
+    """Reject the oldest open promise of a name.
+
+    \b
+    Example:
+      orchestrator runs reject 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval "over budget"
+    """
+    with sending() as app:
+        app.workflow_run(run).reject(promise, reason)
+        echo(f"Rejected {promise!r} of run {run}.")
+
+
+@click.command()
+@run_argument
+@click.argument("name")
+@click.argument("arguments", nargs=-1)
+def query(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
+    """Ask a workflow's code something, and print the answer as JSON.
+
+    \b
+    Example:
+      orchestrator runs query 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 items
+    """
+    with sending() as app:
+        echo_json(data_text(app.workflow_run(run).query(name, *map(parse_value, arguments))))
+
+
+@click.command()
+@run_argument
+@click.argument("name")
+@click.argument("arguments", nargs=-1)
+def update(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
+    """Ask a workflow's code to do something, and print the answer as JSON.
+
+    \b
+    Example:
+      orchestrator runs update 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 set_limit 500
+    """
+    with sending() as app:
+        echo_json(data_text(app.workflow_run(run).update(name, *map(parse_value, arguments))))
+
+
+@click.command()
+@click.argument("runs", type=RUN, metavar="ID…", nargs=-1, required=True)
+def terminate(runs: tuple[UUID, ...]) -> None:
+    """End runs of workflows as code at once, without asking the code. To let it tidy up: runs cancel.
+
+    \b
+    Example:
+      orchestrator runs terminate 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    with sending() as app:
+        for run in runs:
+            app.workflow_run(run).terminate()
+            echo(f"Asked to terminate run {run}.")
+
+
+@click.command()
+@run_argument
+@click.option("--full", is_flag=True, help="Values and tracebacks as they are, a few lines for each event.")
+@json_option
+def history(run: UUID, full: bool, as_json: bool) -> None:
+    """Show everything that happened in a run of a workflow as code. With --json, as a test can replay it.
+
+    Long values are cut, unless they say why something failed; --full cuts nothing.
+
+    \b
+    Example:
+      orchestrator runs history 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --json > history.json
+    """
+    with sending() as app:
+        recording = app.workflow_run(run).history()
+    if as_json:
+        echo_json(recording.to_json())
+        return
+    begun = recording.events[0].at if recording.events else 0.0
+    if full:
+        for event in recording.events:
+            echo(f"{event.number}  {event.at - begun:.3f}  {_kind(event)}")
+            for field, text in _fields(event):
+                echo(indent(f"{field} = {text}", "    "))
+        return
+    rows = [(event.number, f"{event.at - begun:.3f}", _kind(event), _about(event)) for event in recording.events]
+    print_table(("number>", "seconds>", "event", "about…"), rows, empty="Nothing has happened yet.")
+
+
+COMMANDS = (signal, resolve, reject, query, update, terminate, reset, history)
+
+
+def _value(word: str | None) -> Any:
+    return None if word is None else parse_value(word)
+
+
+def _kind(event: Event) -> str:
+    return str(event.what.__struct_config__.tag).replace("_", " ")
+
+
+def _about(event: Event) -> str:
+    """Return what an event is about, in a line; values are cut."""
+    return " ".join(
+        f"{field}={text.partition(_TRACEBACK)[0]}" if field == "error" else f"{field}={text}"[:_LONGEST]
+        for field, text in _fields(event)
+    )
+
+
+def _fields(event: Event) -> Iterator[tuple[str, str]]:
+    """Yield what an event says, in the words of people."""
+    for field in event.what.__struct_fields__:
+        found = getattr(event.what, field)
+        if found in (None, "", {}) or found is False or field == "digest":  # which means nothing to people
+            continue
+        if isinstance(found, bytes):
+            found = to_text(found) if field in ID_FIELDS else _shown(found)
+        elif hasattr(found, "kind"):
+            found = error_text(found.kind, found.message) + (
+                _TRACEBACK + found.traceback.rstrip() if found.traceback else ""
+            )
+        yield field, str(found)
+
+
+def _shown(data: bytes) -> str:
+    try:
+        return data_text(decode_value(data))
+    except ValueError:
+        return f"{len(data):,} bytes"

@@ -1,0 +1,71 @@
+"""`orchestrator workflows replay-check`."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+
+import click
+
+from orchestrator.cli.terminal.options import app_option, json_option, moment, require_app
+from orchestrator.cli.terminal.output import counted, echo, print_json
+from orchestrator.cli.terminal.reading import reading
+from orchestrator.domain.ids import to_text
+from orchestrator.errors import DeterminismViolation, NotDeterministic, did_you_mean
+from orchestrator.sdk.code.recording import Recording
+from orchestrator.sdk.code.replaying import replay
+from orchestrator.settings import load_settings
+from orchestrator.store import insights
+from orchestrator.store.code import histories
+from orchestrator.workers.functions.loading import load_app
+
+
+@click.command("replay-check")
+@app_option
+@click.option("--since", type=moment, metavar="TIME", help="Only runs created since then: 7d (ago), or 2024-01-31.")
+@click.option(
+    "--elsewhere",
+    metavar="WORKFLOW",
+    multiple=True,
+    help="A workflow that another application has: its runs are none of this one's business. May be repeated.",
+)
+@json_option
+def replay_check(app: str | None, since: datetime | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
+    """Run the code of workflows against the histories of open runs, before a deploy; exit with 1 if it does not fit.
+
+    Open runs of workflows that the application does not have would be stuck, and count as such.
+
+    \b
+    Example:
+      orchestrator workflows replay-check --app shop:app --since 7d
+    """
+    settings = load_settings(app=app) if app else load_settings()
+    known = load_app(require_app(settings)).code_workflows
+    checked = misfits = waiting = 0
+    problems: list[dict[str, str | None]] = []
+    with reading() as connection:
+        for run in insights.open_runs(connection, sorted(known), since):
+            if run.pinned and f"{run.workflow}@{run.version}" not in known._announced:
+                waiting += 1
+                continue
+            checked += 1
+            try:
+                replay(known.find(run.workflow, run.version), Recording(run.id, histories.read(connection, run.id)))
+            except (DeterminismViolation, NotDeterministic) as error:
+                misfits += 1
+                problems.append({"workflow": run.workflow, "run": to_text(run.id), "problem": str(error)})
+                echo(f"{run.workflow}, run {to_text(run.id)}: {error}", colour="red", err=True)
+        gone = insights.count_open_others(connection, sorted({*known, *elsewhere}), since)
+    for name, count in gone.items():
+        checked, misfits = checked + count, misfits + count
+        problems.append({"workflow": name, "run": None, "problem": "The application has no workflow of this name."})
+        what = f"{name}: {counted(count, 'open run')}, and the application has no workflow of this name."
+        echo(f"{what}{did_you_mean(name, known)} If another one has it: --elsewhere {name}", colour="red", err=True)
+    if as_json:
+        counts = {"checked": checked, "misfits": misfits, "not_checked": waiting}
+        print_json({**counts, "problems": problems})
+        sys.exit(1 if misfits else 0)
+    if waiting:
+        echo(f"{counted(waiting, 'open run')} held to a version that the application does not have: not checked.")
+    echo(f"{counted(checked, 'open run')}: the code fits {checked - misfits:,}, and does not fit {misfits:,}.")
+    sys.exit(1 if misfits else 0)

@@ -1,0 +1,133 @@
+"""A run of a workflow as code as people see it: what it was given, what it waits for and where, what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from rich.console import Group
+from rich.text import Text
+
+from orchestrator.cli.runs.progress import watch_drawn
+from orchestrator.cli.runs.view import headline
+from orchestrator.cli.terminal.data import as_json, call_of, call_text, data_text, short_text, stored_value
+from orchestrator.cli.terminal.output import echo, json_text
+from orchestrator.cli.terminal.times import when
+from orchestrator.domain.ids import successor_id
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState
+from orchestrator.domain.tasks.task import error_text
+from orchestrator.harmless import one_line
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.store.code.runs import GOES_ON
+from orchestrator.store.insights import CodeView, OpenView, RunView
+
+_TURNS = {
+    "ready": "a worker: there is news for its code",
+    "unknown": "a worker that knows it: no live one does",
+    "running": "the end of its turn: its code runs now",
+}
+
+
+def code_fields(run: RunView, code: CodeView, now: datetime) -> dict[str, str | None]:
+    """Return what there is to say of a run of code, by the name of the field."""
+    return {
+        "call": call_text(run.workflow or run.name, code.payload),
+        "result": None if code.result is None else short_text(stored_value(code.result)),
+        "state": "\n".join(f"{key} = {short_text(stored_value(value))}" for key, value in code.state.items()),
+        "waits for": "\n".join(waits(code, now)),
+        "at": "\n".join(code.places),
+    }
+
+
+def code_document(code: CodeView) -> dict[str, Any]:
+    """Return it for programs; `args` and `kwargs` take the payload's place."""
+    document = {field.name: getattr(code, field.name) for field in dataclasses.fields(code)}
+    arguments, keywords = call_of(document.pop("payload"))
+    return document | {
+        "args": as_json(arguments),
+        "kwargs": as_json(keywords),
+        "result": None if code.result is None else as_json(stored_value(code.result)),
+        "state": {key: as_json(stored_value(value)) for key, value in code.state.items()},
+    }
+
+
+def print_error(run: RunView, code: CodeView) -> None:
+    """Say how a run failed, with the traceback of its code."""
+    error = code.error
+    if error is None or run.status == RunState.CANCELLED:
+        return
+    echo(f"\nError: {error_text(error.kind, error.message)}")
+    if error.data:
+        echo(f"Its data: {json_text(error.data)}")
+    if error.traceback:
+        echo(f"\nTraceback of its code:\n{error.traceback.rstrip()}")
+
+
+def waits(code: CodeView, now: datetime) -> list[str]:
+    """Return what a run waits for, a line for each; nothing if it has ended."""
+    if code.turn is None:
+        return []
+    return [
+        *([_TURNS[code.turn]] if code.turn in _TURNS else []),
+        *(_open(view, now) for view in code.waits_for),
+        *(["and more of these"] if code.more else []),
+        *(f"signal {name}" for name in code.signals),
+        *(f"the end of update {name}" for name in code.updates),
+    ]
+
+
+def _open(view: OpenView, now: datetime) -> str:
+    if view.kind == "timer":
+        return f"timer {view.name} due {when(view.due, now)}".replace("  ", " ")
+    if view.kind == "promise":
+        return f"promise {view.name}"
+    return f"{view.kind} {view.name} {view.id} ({view.status})"
+
+
+# -- while one watches
+
+
+def draw_code(run: RunView, code: CodeView, now: datetime, _height: int | None = None) -> Group:
+    """Return the picture of a run: how it is doing, what it waits for, and where."""
+    lines = [f"  waits for {one_line(line)}" for line in waits(code, now)]
+    lines += [f"  at {one_line(place)}" for place in code.places]
+    lines += [f"  {one_line(key)} = {data_text(stored_value(value))}" for key, value in code.state.items()]
+    return Group(headline(run, now), *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
+
+
+def watch_code(app: Orchestrator, run: UUID, look: Callable[[UUID], tuple[RunView, CodeView]]) -> RunView:
+    """Follow a run, and those in which it goes on, and say what came of it."""
+    while True:
+        ended = watch_drawn(app.run(run), partial(look, run), draw_code, _Teller())
+        if ended.reason not in GOES_ON:
+            break
+        run = UUID(bytes=successor_id(run.bytes))
+        echo(f"It goes on as run {run}.")
+    _, code = look(run)
+    if code.result is not None:
+        echo(f"Result: {data_text(stored_value(code.result))}")
+    print_error(ended, code)
+    return ended
+
+
+class _Teller:
+    """Says in words what has changed since it was last called."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def __call__(self, run: RunView, code: CodeView, _now: datetime) -> None:
+        open_ = [
+            *(f"{view.kind} {view.name}".rstrip() for view in code.waits_for),
+            *(f"signal {n}" for n in code.signals),
+        ]
+        words = f"{run.name} {run.total - run.open}/{run.total} {'stuck' if run.stuck else run.status}"
+        if run.status not in ENDED_RUN_STATES and open_:
+            words += f", waits for {', '.join(open_)}" + (f" at {code.places[0]}" if code.places else "")
+        if words != self._told:
+            echo(one_line(words))
+            self._told = words

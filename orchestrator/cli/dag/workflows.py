@@ -1,0 +1,356 @@
+"""`orchestrator workflows`."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable
+from contextlib import closing
+from functools import partial
+from importlib import resources
+from typing import Any
+
+import click
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.cli.code.replay_check import replay_check
+from orchestrator.cli.terminal.options import app_option, json_option
+from orchestrator.cli.terminal.output import confirm, counted, echo, print_json, print_table
+from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.times import ago, present
+from orchestrator.domain.dag.definition import Definition
+from orchestrator.errors import (
+    InvalidWorkflow,
+    NotFound,
+    OrchestratorError,
+    did_you_mean,
+)
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.dag import definitions
+from orchestrator.sdk.dag.registered import take_over
+from orchestrator.settings import load_settings
+from orchestrator.store.dag import workflows
+from orchestrator.store.dag.workflows import Stored
+from orchestrator.store.insights import CodeWorkflowView, list_code_workflows
+from orchestrator.store.schedules import definitions as schedules
+from orchestrator.workers.functions.loading import load_app
+
+files_argument = click.argument(
+    "files", metavar="FILE…", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False)
+)
+elsewhere_option = click.option(
+    "--elsewhere", multiple=True, metavar="TASK", help="A task that another application has. May be repeated."
+)
+
+
+@click.group("workflows")
+def command() -> None:
+    """Check, apply and look at workflow definitions.
+
+    \b
+    Example:
+      orchestrator workflows apply nightly.yaml
+      orchestrator runs start nightly --watch
+    """
+
+
+command.add_command(replay_check)
+
+
+@command.command()
+@files_argument
+@click.option("--app", metavar="MODULE:APP", help="Check also whether the steps fit the tasks of this application.")
+@elsewhere_option
+@json_option
+def validate(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
+    """Check files, and say everything that is wrong with them; exit with 1 if anything is. Needs no services.
+
+    With an application, also whether it has the tasks, and parameters for what they are given.
+
+    \b
+    Example:
+      orchestrator workflows validate workflows/*.yaml --app shop.tasks:app
+    """
+    application = load_app(app) if app else None
+    found = {file: _checked(file, application, elsewhere) for file in files}
+    if as_json:
+        print_json({"files": [_verdict(file, result) for file, result in found.items()]})
+    else:
+        for file, result in found.items():
+            if isinstance(result, Definition):
+                echo(f"{file}: {result.name}, {counted(len(result.steps), 'task')}, valid")
+            else:
+                echo(str(result), colour="red", err=True)
+    sys.exit(0 if all(isinstance(result, Definition) for result in found.values()) else 1)
+
+
+@command.command()
+@files_argument
+@app_option
+@elsewhere_option
+@json_option
+def apply(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
+    """Store definitions, so that they can be started. If a file is not valid, none is stored.
+
+    A body that has changed becomes a new version; runs that are under way stay on theirs. The same body again
+    changes nothing. With an application, steps take over what its tasks say of themselves: limits, retries,
+    timeouts, queues; so a change of these is a change of the body. A task that it does not have is refused, and so is
+    input that a task has no parameter for.
+
+    \b
+    Example:
+      orchestrator workflows apply workflows/*.yaml --app shop.tasks:app
+    """
+    applied = []
+    with closing(_application(app)) as application:
+        checked = [_checked(file, application, elsewhere) for file in files]
+        refusals = [result for result in checked if isinstance(result, InvalidWorkflow)]
+        if refusals:
+            raise InvalidWorkflow("\n".join(map(str, refusals)))
+        for definition in checked:
+            assert isinstance(definition, Definition)
+            version, is_new = application._client.backend.workflows.apply(definition)
+            applied.append({"name": definition.name, "version": version, "new": is_new})
+            if not as_json:
+                echo(f"{definition.name}: version {version} ({'new' if is_new else 'unchanged'})")
+        is_new = any(item["new"] for item in applied)
+        if is_new and not application.tasks and any(_names_a_task(definition) for definition in checked):
+            echo(_WITHOUT_APPLICATION, err=True)
+    if as_json:
+        print_json({"applied": applied})
+
+
+@command.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the newest version of each workflow, and workflows as code that live workers have or that have open runs.
+
+    \b
+    Example:
+      orchestrator workflows list
+      orchestrator workflows list --json | jq -r '.workflows[].name'
+    """
+    with reading() as connection:
+        found = workflows.list_latest(connection)
+        code = list_code_workflows(connection)
+        times: dict[str, list[str]] = {}
+        for one in schedules.list_all(connection):
+            times.setdefault(one.workflow, []).append(one.schedule.words())
+    if as_json:
+        print_json({"workflows": [_summary(stored) for stored in found], "code": code})
+        return
+    now = present()
+    print_table(
+        ("name…", "version…>", "tasks>?", "params…?", "starts…", "applied", "description…?"),
+        [
+            (
+                stored.name,
+                stored.version,
+                len(stored.definition.steps),
+                ", ".join(stored.definition.params),
+                ", ".join([*times.get(stored.name, []), *_events(stored.definition)]),
+                ago(stored.created_at, now),
+                stored.definition.description.partition("\n")[0],
+            )
+            for stored in found
+        ]
+        + [
+            (
+                view.name,
+                ", ".join(map(str, view.versions)),
+                "code",
+                "",
+                ", ".join(times.get(view.name, [])),
+                "",
+                _about_code(view),
+            )
+            for view in code
+        ],
+        empty="There is no workflow yet. Apply one (orchestrator workflows apply FILE), or start workers with an "
+        "application that has workflows as code.",
+    )
+
+
+@command.command()
+@click.argument("name")
+@click.option("--version", type=click.IntRange(1, 2**31 - 1), help="This version.  [default: the newest]")
+@json_option
+def show(name: str, version: int | None, as_json: bool) -> None:
+    """Print a workflow as YAML.
+
+    \b
+    Example:
+      orchestrator workflows show nightly --version 3 > nightly.yaml
+    """
+    with reading() as connection:
+        stored = _stored(connection, name, version)
+    if as_json:
+        print_json(_summary(stored) | {"hash": stored.hash, "definition": stored.definition})
+    else:
+        echo(definitions.to_yaml(stored.definition), nl=False)
+
+
+@command.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@app_option
+@elsewhere_option
+@json_option
+def diff(file: str, app: str | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
+    """Show what applying a file would change; exit with 0 if nothing, 1 if something, 2 if that cannot be told.
+
+    Both sides are printed in the same form, so comments, order and spelling make no difference. What steps take over
+    from the application's tasks stands under `registered`.
+
+    \b
+    Example:
+      orchestrator workflows diff nightly.yaml || orchestrator workflows apply nightly.yaml
+    """
+    try:
+        with closing(_application(app)) as application:
+            definition = _loaded(file, application, elsewhere)
+        with reading() as connection:
+            stored = workflows.latest(connection, definition.name)
+    except OrchestratorError as error:
+        raise _Trouble(str(error)) from error
+    lines = list(_diff(stored, definition, file))
+    if as_json:
+        print_json({"name": definition.name, "different": bool(lines), "diff": "".join(lines)})
+    else:
+        for line in lines:
+            echo(line, colour=_DIFF_COLOURS.get(line[0]), nl=False)
+    sys.exit(1 if lines else 0)
+
+
+@command.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(name: str, yes: bool) -> None:
+    """Delete a workflow and its schedules: it can no longer be started. Its runs and their history stay, and runs
+    under way go on.
+
+    \b
+    Example:
+      orchestrator workflows delete nightly --yes
+    """
+    with reading() as connection:  # which commits every statement
+        stored = _stored(connection, name)
+        if not yes:
+            confirm(f"Delete workflow {name!r}, version {stored.version} and all before it?")
+        workflows.delete(connection, name)
+    echo(f"Deleted workflow {name!r} and its schedules. Its runs and their history stay.")
+
+
+@command.command()
+def schema() -> None:
+    """Print the JSON Schema of workflow files, for editors.
+
+    \b
+    Example:
+      orchestrator workflows schema > workflow.schema.json
+      # and in the first line of a file: # yaml-language-server: $schema=workflow.schema.json
+    """
+    path = resources.files("orchestrator.sdk") / "workflow.schema.json"
+    echo(path.read_text(encoding="utf-8").rstrip())
+
+
+_WITHOUT_APPLICATION = (
+    "Note: no application is given, so steps have only the options that the file gives them. What @app.task says "
+    "counts with --app module:app, or the setting app."
+)
+
+
+def _names_a_task(definition: Definition | InvalidWorkflow) -> bool:
+    """Say whether a step runs what may be a registered task, and not a function by its place."""
+    steps = definition.steps if isinstance(definition, Definition) else ()
+    return any(step.task is not None and ":" not in step.task for step in steps)
+
+
+def _application(app: str | None) -> Orchestrator:
+    """Return the application, or where none is given one without tasks."""
+    settings = load_settings(app=app) if app else load_settings()
+    return load_app(settings.app) if settings.app else Orchestrator(settings)
+
+
+def _loaded(file: str, application: Orchestrator | None, elsewhere: Iterable[str]) -> Definition:
+    tasks = {} if application is None else application.tasks
+    return definitions.load(file, partial(take_over, tasks=tasks, elsewhere=elsewhere))
+
+
+def _checked(file: str, application: Orchestrator | None, elsewhere: Iterable[str]) -> Definition | InvalidWorkflow:
+    try:
+        return _loaded(file, application, elsewhere)
+    except InvalidWorkflow as error:
+        return error
+
+
+def _verdict(file: str, result: Definition | InvalidWorkflow) -> dict[str, Any]:
+    if isinstance(result, Definition):
+        return {"file": file, "valid": True, "name": result.name, "tasks": len(result.steps), "problems": []}
+    return {"file": file, "valid": False, "name": None, "tasks": None, "problems": str(result).splitlines()}
+
+
+def _stored(connection: Connection, name: str, version: int | None = None) -> Stored:
+    stored = workflows.read(connection, name, version) if version else workflows.latest(connection, name)
+    if stored is None:
+        names = [other.name for other in workflows.list_latest(connection)]
+        if version and name in names:
+            newest = workflows.latest(connection, name)
+            raise NotFound(f"Workflow {name!r} has no version {version}; the newest is {newest and newest.version}.")
+        raise NotFound(f"There is no workflow {name!r}.{did_you_mean(name, names)}")
+    return stored
+
+
+def _summary(stored: Stored) -> dict[str, Any]:
+    definition = stored.definition
+    return {
+        "name": stored.name,
+        "version": stored.version,
+        "description": definition.description,
+        "tasks": len(definition.steps),
+        "params": list(definition.params),
+        "schedule": definition.schedule,
+        "tags": definition.tags,
+        "applied_at": stored.created_at,
+    }
+
+
+def _about_code(view: CodeWorkflowView) -> str:
+    workers = counted(view.workers, "live worker") if view.workers else "no live worker"
+    return f"{workers}, {counted(view.open_runs, 'open run')}"
+
+
+def _events(definition: Definition) -> list[str]:
+    """Return what starts a workflow by itself, beside the clock."""
+    return [f"event {on.event}" if on.event else f"{on.workflow} {on.state}" for on in definition.on]
+
+
+class _Trouble(click.ClickException):
+    """What keeps two things from being compared."""
+
+    exit_code = 2
+
+
+_DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def _diff(stored: Stored | None, definition: Definition, file: str) -> list[str]:
+    before = ""
+    label = "/dev/null"
+    if stored is not None:
+        kept = stored.definition
+        if definition.version is None:  # then the version is not of the file's making
+            kept = msgspec.structs.replace(kept, version=None)
+        before, label = (
+            definitions.to_yaml(_ordered(kept), registered=True),
+            f"{stored.name} version {stored.version}",
+        )
+    after = definitions.to_yaml(_ordered(definition), registered=True)
+    return list(
+        difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), label, str(file))
+    )
+
+
+def _ordered(definition: Definition) -> Definition:
+    """Return a definition with its mappings in order of their keys; the database does not keep theirs."""
+    return msgspec.json.decode(msgspec.json.encode(definition, order="deterministic"), type=Definition)

@@ -1,0 +1,1 @@
+"""`orchestrator dev`."""

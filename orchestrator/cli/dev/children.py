@@ -1,0 +1,112 @@
+"""Commands of ours as child processes, their output line by line with the role in front."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+import click
+
+from orchestrator.cli.dev.parent import FOLLOW
+from orchestrator.harmless import with_styles
+from orchestrator.telemetry import get_logger, has_colours, is_watched
+
+_COLOURS = {"dev": "green", "scheduler": "magenta", "worker": "cyan", "schedules": "magenta"}
+_WIDTH = max(map(len, _COLOURS))
+_HURRY = 3.0
+"""Seconds that a child has left when its end is urgent."""
+
+
+def say(role: str, text: str, level: int = logging.INFO) -> None:
+    """Log a line of one role."""
+    get_logger(role).log(level, "%s", text)
+
+
+class Console(logging.Handler):
+    """Where all parts speak: line by line, with the role in front; JSON, which names its logger, as it is.
+
+    If the terminal is gone, the work goes on without it.
+    """
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self._is_json = form == "json"
+        self._colours = has_colours(sys.stdout)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a record of this process."""
+        for line in self.format(record).split("\n"):
+            self._show(record.name.rpartition(".")[2], line)
+
+    def pass_on(self, role: str, line: str) -> None:
+        """Show a line of a child; what is no JSON among JSON becomes it."""
+        if self._is_json and not line.startswith("{"):
+            say(role, line, logging.ERROR if line.startswith("Error: ") else logging.INFO)
+        else:
+            self._show(role, line)
+
+    def _show(self, role: str, line: str) -> None:
+        front = "" if self._is_json else f"{click.style(role.ljust(_WIDTH), fg=_COLOURS.get(role))} │ "
+        with suppress(OSError):
+            click.echo(front + with_styles(line), color=self._colours)
+
+
+class Child:
+    """One command, in a session of its own: the terminal's Ctrl-C reaches only its parent, who stops it in order."""
+
+    def __init__(
+        self, role: str, arguments: Sequence[str], environment: Mapping[str, str], pass_on: Callable[[str, str], None]
+    ) -> None:
+        self.role = role
+        self._pass_on = pass_on
+        watched = {"FORCE_COLOR": "1"} if is_watched(sys.stdout) else {}
+        # -P: a file of the user's folder that is called like a module of the standard library must not replace it
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "orchestrator", *arguments],
+            env={**os.environ, **watched, **environment, "PYTHONUNBUFFERED": "1", FOLLOW: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        self._relay = threading.Thread(target=self._read, name=f"output of {role}", daemon=True)
+        self._relay.start()
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._process.poll()
+
+    def stop(self, patience: float, urgent: threading.Event) -> None:
+        """Ask it to drain and wait for its end. When that is urgent, ask again; if it takes too long, kill it."""
+        self._process.terminate()
+        deadline = time.monotonic() + patience
+        asked_again = False
+        while self.exit_code is None:
+            if urgent.is_set() and not asked_again:
+                asked_again = True
+                self._process.terminate()
+                deadline = time.monotonic() + _HURRY
+            if time.monotonic() > deadline:
+                say("dev", f"killing the {self.role}")
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)  # with the processes that it has forked
+                self._process.wait()
+            time.sleep(0.02)
+        self._relay.join(2.0)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._pass_on(self.role, line.rstrip("\n"))

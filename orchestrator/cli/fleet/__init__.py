@@ -1,0 +1,1 @@
+"""Commands that run a scheduler or worker, or show them."""

@@ -1,0 +1,133 @@
+"""`orchestrator worker`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from orchestrator.cli.dev.parent import follow_parent
+from orchestrator.cli.terminal.options import app_option, log_options, require_app
+from orchestrator.sdk.tasks.options import check_name
+from orchestrator.settings import load_settings
+from orchestrator.telemetry import configure_logging
+from orchestrator.workers.parent.memory import parse_memory
+from orchestrator.workers.parent.supervisor import run_worker
+from orchestrator.workers.spec import EVERY_QUEUE, WorkerSpec
+
+_LEAST_MEMORY = 32 * 2**20
+"""A process that has just started uses more."""
+
+
+@click.command("worker", context_settings={"show_default": True})
+@app_option
+@click.option(
+    "--queues",
+    metavar="A,B",
+    help="The queues to serve; '*' is every one that the application names, for tasks, workflows as code and by "
+    "routes.  [default: default]",
+)
+@click.option("--processes", type=click.IntRange(1), show_default="one per CPU", help="How many processes to run.")
+@click.option(
+    "--autoscale",
+    metavar="MIN,MAX",
+    callback=lambda _context, _option, value: value and _bounds(value),
+    help="Instead of --processes: more of them while all slots are busy and work waits, fewer when it is calm.",
+)
+@click.option("--concurrency", type=click.IntRange(1), default=10, help="How many tasks each process runs at once.")
+@click.option(
+    "--max-tasks-per-process",
+    type=click.IntRange(1),
+    help="Replace a process after about so many tasks; nothing stands still meanwhile.",
+)
+@click.option(
+    "--max-memory",
+    metavar="SIZE",
+    callback=lambda _context, _option, value: value and _memory(value),
+    help="Replace a process that uses more memory than this, e.g. 512MB; nothing stands still meanwhile.",
+)
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="MODULE|FILE|FOLDER",
+    help="Let workflows run public functions that are defined here by name (module:function, file.py:function). May be "
+    "repeated.",
+)
+@click.option(
+    "--database", is_flag=True, help="Let tasks use ctx.transaction(): give them the database (setting database_url)."
+)
+@click.option("--burst", is_flag=True, help="Work until the queues are empty, then exit.")
+@click.option("--reload", is_flag=True, help="Start again when a *.py file under this folder changes; for development.")
+@log_options
+def command(
+    app: str | None,
+    queues: str | None,
+    processes: int | None,
+    autoscale: tuple[int, int] | None,
+    concurrency: int,
+    max_tasks_per_process: int | None,
+    max_memory: int | None,
+    allow: tuple[str, ...],
+    database: bool,
+    burst: bool,
+    reload: bool,
+    log_level: str | None,
+    log_format: str | None,
+) -> None:
+    """Run tasks.
+
+    A worker needs Redis and the application, and no database unless its tasks complete in transactions. SIGTERM and
+    Ctrl-C drain it: what runs is finished, and what has not started is handed back.
+
+    \b
+    Example:
+      orchestrator worker --app shop.tasks:app --queues default,mail --processes 4
+      orchestrator worker --autoscale 1,8 --max-memory 512MB
+      orchestrator worker --burst
+    """
+    if autoscale is not None and processes is not None:
+        raise click.UsageError("--autoscale says how many processes there are; leave --processes out.")
+    settings = load_settings(app=app, log_level=log_level, log_format=log_format)
+    spec = WorkerSpec(
+        app=require_app(settings),
+        queues=tuple(_queue(name.strip()) for name in queues.split(",")) if queues is not None else (),
+        processes=processes or os.cpu_count() or 1,
+        concurrency=concurrency,
+        allow=allow,
+        database=database,
+        burst=burst,
+        autoscale=autoscale,
+        max_tasks_per_process=max_tasks_per_process,
+        max_memory=max_memory,
+        reload=reload,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+    )
+    follow_parent()
+    configure_logging(settings.log_level, settings.log_format)
+    sys.exit(run_worker(spec, settings))
+
+
+def _queue(name: str) -> str:
+    return name if name == EVERY_QUEUE else check_name("queue", name)
+
+
+def _bounds(value: str) -> tuple[int, int]:
+    """Return the fewest and the most processes."""
+    fewest, comma, most = value.partition(",")
+    try:
+        bounds = int(fewest), int(most)
+    except ValueError:
+        bounds = 0, 0
+    if not comma or not 1 <= bounds[0] <= bounds[1]:
+        raise click.BadParameter(f"{value!r} is not the fewest and the most processes, such as 1,8.")
+    return bounds
+
+
+def _memory(value: str) -> int:
+    """Return an amount of memory in bytes."""
+    size = parse_memory(value)
+    if size is None or size < _LEAST_MEMORY:
+        raise click.BadParameter(f"{value!r} is not an amount of memory of 32MB or more, such as 512MB or 2GB.")
+    return size

@@ -1,0 +1,47 @@
+"""`orchestrator workers`."""
+
+from __future__ import annotations
+
+import click
+
+from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.terminal.output import print_json, print_table, state
+from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.times import ago, present
+from orchestrator.store import insights
+
+
+@click.command("workers")
+@json_option
+def command(as_json: bool) -> None:
+    """Show the fleet, as the leading scheduler sees it.
+
+    \b
+    Example:
+      orchestrator workers
+      orchestrator workers --json | jq '.workers[] | {host, pid, names}'
+    """
+    with reading() as connection:
+        workers = insights.list_workers(connection)
+    if as_json:
+        print_json({"workers": workers})
+        return
+    now = present()
+    print_table(
+        ("worker…", "state", "running>", "queues…", "seen", "started?", "tasks>?", "host…?", "pid>?"),
+        [
+            (
+                worker.id,
+                state(worker.state),
+                f"{worker.running}/{worker.slots}",
+                ",".join(worker.queues),
+                ago(worker.seen_at, now),
+                ago(worker.started_at, now),
+                len(worker.names),
+                worker.host,
+                worker.pid,
+            )
+            for worker in workers
+        ],
+        empty="No worker has been seen. Start one: orchestrator worker --app module:app",
+    )

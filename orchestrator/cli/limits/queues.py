@@ -1,0 +1,279 @@
+"""`orchestrator queues`."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.terminal.output import (
+    confirm,
+    console,
+    counted,
+    echo,
+    on_terminal,
+    print_json,
+    print_table,
+    text_column,
+)
+from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.times import duration
+from orchestrator.domain.durations import parse_duration
+from orchestrator.errors import NotFound, did_you_mean
+from orchestrator.sdk.queue import Queue
+from orchestrator.sdk.tasks.options import check_name
+from orchestrator.settings import load_settings
+from orchestrator.store import insights
+from orchestrator.store.insights import QueueCounts
+from orchestrator.store.limits import queues
+from orchestrator.workers.functions.loading import load_app
+
+_HEADERS = (
+    *("queue…", "ready>", "in flight>", "workers>", "set…?"),
+    *("delayed>?", "blocked>?", "unknown>?", "oldest>?", "slots>?"),
+)
+
+
+@click.group("queues", invoke_without_command=True)
+@json_option
+@click.pass_context
+def command(context: click.Context, as_json: bool) -> None:
+    """Show what stands in each queue and who serves it; pause, limit and empty queues, and say how long they keep.
+
+    \b
+    Example:
+      orchestrator queues
+      orchestrator queues --json | jq '.queues[] | select(.workers == 0)'
+      orchestrator queues pause mail
+    """
+    if context.invoked_subcommand is None:
+        _show(as_json)
+
+
+def _show(as_json: bool) -> None:
+    with reading() as connection:
+        found = insights.list_queues(connection)
+    if as_json:
+        print_json({"queues": found})
+        return
+    print_table(
+        _HEADERS,
+        [
+            (
+                queue.queue,
+                queue.ready,
+                queue.dispatched + queue.running,
+                queue.workers,
+                _settings(queue),
+                queue.delayed,
+                queue.blocked,
+                queue.unknown,
+                duration(queue.oldest_ready),
+                queue.slots,
+            )
+            for queue in found
+        ],
+        empty="No queue holds a task or has a worker. Start one: orchestrator worker --app module:app",
+    )
+
+
+def _settings(queue: QueueCounts) -> str:
+    """Return what people have set for a queue, in a few words."""
+    said = ["paused"] if queue.paused else []
+    if queue.concurrency is not None:
+        said.append(f"{queue.concurrency} at once")
+    if queue.rate is not None:
+        said.append(f"{queue.rate:g}/s")
+    for kind, kept in (("success", queue.retention_success), ("failed", queue.retention_failed)):
+        if kept is not None:
+            said.append(f"{kind} {duration(kept) if kept else 'kept for ever'}")
+    return ", ".join(said)
+
+
+new_option = click.option("--new", is_flag=True, help="Accept a queue that nobody has named yet.")
+
+
+def check_named(name: str, new: bool) -> None:
+    """Refuse a queue that nothing has ever named, neither what is stored nor the application, unless that is meant."""
+    if new:
+        return
+    check_name("queue", name)
+    with reading() as connection:
+        known = queues.named(connection)
+    if name in known:
+        return
+    where = load_settings().app
+    if where:
+        with closing(load_app(where)) as application:
+            known |= {*application.queues()}
+    if name not in known:
+        raise NotFound(
+            f"Nobody has named a queue {name!r}: no task, worker, workflow or setting"
+            f"{f', nor {where}' if where else ''}.{did_you_mean(name, known)} If it is one to come: --new"
+        )
+
+
+@command.command("pause")
+@click.argument("name")
+@new_option
+def pause(name: str, new: bool) -> None:
+    """Hand out nothing more of a queue. What is with the workers goes on.
+
+    \b
+    Example:
+      orchestrator queues pause mail
+    """
+    check_named(name, new)
+    with sending() as app:
+        app.queue(name).pause()
+    echo(f"Queue {name} is paused.")
+
+
+@command.command("resume")
+@click.argument("name")
+def resume(name: str) -> None:
+    """Hand the tasks of a paused queue out again.
+
+    \b
+    Example:
+      orchestrator queues resume mail
+    """
+    check_named(name, new=False)
+    with sending() as app:
+        app.queue(name).resume()
+    echo(f"Queue {name} is resumed.")
+
+
+@command.command("limit")
+@click.argument("name")
+@click.option(
+    "--concurrency", type=click.IntRange(1), metavar="N", help="How many may run at once, in the whole fleet."
+)
+@click.option("--rate", metavar="RATE", help="How often one may start: 10/s, 100/m, 5/10s.")
+@click.option("--none", "lift", is_flag=True, help="Lift both limits.")
+@new_option
+def limit(name: str, concurrency: int | None, rate: str | None, lift: bool, new: bool) -> None:
+    """Limit a queue. What is not given is not limited.
+
+    \b
+    Example:
+      orchestrator queues limit mail --concurrency 20 --rate 100/s
+      orchestrator queues limit mail --none
+    """
+    if lift == (concurrency is not None or rate is not None):
+        raise click.UsageError("Give --concurrency, --rate or both; or --none.")
+    check_named(name, new)
+    with sending() as app:
+        app.queue(name).limit(concurrency=concurrency, rate=rate)
+    echo(f"Queue {name} has no limits." if lift else f"Queue {name} is limited.")
+
+
+class _Retention(click.ParamType["float"]):
+    """How long: `1h`, `30d`, `forever`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = 0.0 if value == "forever" else parse_duration(value)
+        if seconds is None:
+            self.fail(f"{value!r} is neither a length of time such as 1h or 30d nor the word forever.", param, ctx)
+        return seconds
+
+
+@command.command("retain")
+@click.argument("name")
+@click.option("--success", type=_Retention(), metavar="TIME", help="Keep what succeeded so long: 1h, 30d, forever.")
+@click.option("--failed", type=_Retention(), metavar="TIME", help="Keep what failed or was cancelled or skipped.")
+@click.option("--none", "lift", is_flag=True, help="Leave both to the settings again.")
+@new_option
+def retain(name: str, success: float | None, failed: float | None, lift: bool, new: bool) -> None:
+    """Set how long a queue's tasks are kept after they have ended. What is not given is left to the settings.
+
+    Tasks that belong to a run are kept as long as their run.
+
+    \b
+    Example:
+      orchestrator queues retain mail --success 1h --failed 30d
+      orchestrator queues retain audit --success forever --failed forever
+      orchestrator queues retain mail --none
+    """
+    if lift == (success is not None or failed is not None):
+        raise click.UsageError("Give --success, --failed or both; or --none.")
+    check_named(name, new)
+    with sending() as app:
+        app.queue(name).retain(success=success, failed=failed)
+    said = [
+        f"{kind} {duration(kept) if kept else 'for ever'}"
+        for kind, kept in (("success", success), ("failed", failed))
+        if kept is not None
+    ]
+    echo(f"Queue {name} keeps {', '.join(said)}." if said else f"Queue {name} keeps tasks as long as the settings say.")
+
+
+@command.command("purge")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def purge(name: str, yes: bool) -> None:
+    """Cancel everything that waits in a queue.
+
+    \b
+    Example:
+      orchestrator queues purge mail --yes
+    """
+    check_named(name, new=False)
+    with reading() as connection:
+        found = next((queue for queue in insights.list_queues(connection) if queue.queue == name), None)
+    waiting = 0 if found is None else found.ready + found.delayed + found.unknown + found.blocked
+    if not waiting:
+        echo(f"Nothing waits in queue {name}.")
+        return
+    if not yes:
+        confirm(f"Cancel {counted(waiting, 'task')} waiting in queue {name}?")
+    with sending() as app:
+        app.queue(name).purge()
+    echo(f"The scheduler cancels {counted(waiting, 'task')}.")
+
+
+@command.command("drain")
+@click.argument("name")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Give up after so many seconds.")
+@new_option
+def drain(name: str, timeout: float | None, new: bool) -> None:
+    """Wait until every task of a queue has ended.
+
+    \b
+    Example:
+      orchestrator queues drain mail --timeout 600
+    """
+    check_named(name, new)
+    with sending() as app:
+        queue = app.queue(name)
+        if on_terminal():
+            _drain_with_bar(queue, timeout)
+        else:
+            queue.drain(timeout)
+    echo(f"Queue {name} is empty.")
+
+
+def _drain_with_bar(queue: Queue, timeout: float | None) -> None:
+    columns: tuple[Any, ...] = (
+        text_column("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console()) as progress:
+        bar = progress.add_task(queue.name, total=None)
+        most = 0
+
+        def show(left: int) -> None:
+            nonlocal most
+            most = max(most, left)  # more may be enqueued meanwhile
+            progress.update(bar, total=most, completed=most - left)
+
+        queue.drain(timeout, show=show)

@@ -1,0 +1,391 @@
+"""`orchestrator runs`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import click
+from rich.console import Group
+from rich.text import Text
+
+from orchestrator.cli.code import commands as code_runs
+from orchestrator.cli.code.view import code_fields, print_error
+from orchestrator.cli.runs.ids import RUN
+from orchestrator.cli.runs.reading import MOST_CHILDREN, children_of, find_run, follow_run, run_document
+from orchestrator.cli.runs.view import MOST_LINES, draw_lines, to_lines
+from orchestrator.cli.terminal.data import parse_value, short_text
+from orchestrator.cli.terminal.ids import Shown
+from orchestrator.cli.terminal.options import app_option, json_option, moment, page_options, status_option
+from orchestrator.cli.terminal.output import console, echo, on_terminal, print_fields, print_json, print_table, state
+from orchestrator.cli.terminal.patience import wait_told
+from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.times import ago, between, present, when
+from orchestrator.domain.ids import successor_id, to_text
+from orchestrator.domain.states import RunState
+from orchestrator.errors import NotFound, did_you_mean
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.dag.workflows import StoredWorkflow
+from orchestrator.settings import load_settings
+from orchestrator.store import insights
+from orchestrator.store.code import keys as run_keys
+from orchestrator.store.code.runs import GOES_ON
+from orchestrator.store.insights import CodeView, RunDetail, RunFilter, RunView, StepView
+from orchestrator.workers.functions.loading import load_app
+
+_NO_APPLICATION = "If it is a workflow as code, say where: --app module:app, or the setting `app`."
+_PARAM = re.compile(r"([^=]+)=(.*)", re.DOTALL)
+
+
+@click.group("runs")
+def command() -> None:
+    """Start runs, look at them, watch, cancel and retry them.
+
+    \b
+    Example:
+      orchestrator runs start nightly day=2024-01-31 --watch
+      orchestrator runs list --status running
+    """
+
+
+@command.command()
+@click.argument("workflow")
+@click.argument("params", metavar="[KEY=VALUE]…", nargs=-1)
+@click.option("--key", help="An idempotency key: a second start with it returns the first run.")
+@click.option("--tag", "tags", multiple=True, help="Add a tag; may be repeated.")
+@app_option
+@click.option("--wait", is_flag=True, help="Wait for the end; exit with 1 unless it succeeds.")
+@click.option("--watch", is_flag=True, help="Draw the run until its end; exit with 1 unless it succeeds.")
+@json_option
+def start(
+    workflow: str,
+    params: tuple[str, ...],
+    key: str | None,
+    tags: tuple[str, ...],
+    app: str | None,
+    wait: bool,
+    watch: bool,
+    as_json: bool,
+) -> None:
+    """Start a run of the newest version of a workflow, and print its id; how it ended goes to stderr.
+
+    A workflow as code is found in the application: that of --app, of the setting `app`, or of an `orchestrator dev`
+    that runs in this folder. Its arguments are checked; --key is an id of your own for the run.
+
+    Each value is JSON if it reads as JSON, else a string; write 'name="5"' for a string of one digit.
+
+    \b
+    Example:
+      orchestrator runs start nightly day=2024-01-31 --watch
+      orchestrator runs start import 'files=["a.csv", "b.csv"]' --key import-7 --tag customer:42
+    """
+    if wait + watch + as_json > 1 and watch:
+        raise click.UsageError("--watch draws the run: leave --wait and --json out.")
+    given = _params(params)
+    where = load_settings(app=app).app
+    code = load_app(where).code_workflows.get(workflow) if where else None
+    before = _runs_under(key) if key else set()
+    with sending() as application:
+        if code is None:
+            handle = _start_steps(application, workflow, where).options(key=key, tags=tags).start(**given)
+        else:
+            started = code.starting(id=key, on_conflict="return", tags=tags).start(**given)
+            code._client.close()
+            handle = application.run(started.id)
+        if not as_json and not (watch and on_terminal()):  # where it stands above the drawing
+            echo(handle.id)
+        if handle.id in before:
+            echo(f"It was started before, with this key, and is in state {handle.progress().status!r}.", err=True)
+        if watch:
+            sys.exit(follow_run(application, UUID(handle.id), as_json=False))
+        status = None
+        if wait:
+            obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
+            status = wait_told(handle.wait_ended, obstacles)
+            echo(status, err=True)
+        if as_json:
+            print_json({"id": handle.id, "new": handle.id not in before, "status": status})
+        sys.exit(0 if status in (None, RunState.SUCCESS) else 1)
+
+
+@command.command("list")
+@click.option("--workflow", metavar="NAME", help="Only of this workflow.")
+@status_option(RunState)
+@click.option("--tag", "tags", multiple=True, help="Only with this tag; given again, with all of them.")
+@click.option("--name", help="Only of this name.")
+@click.option("--stuck", is_flag=True, help="Only those that cannot go on.")
+@click.option("--parent", type=RUN, metavar="ID", help="Only those that this run started.")
+@click.option("--since", type=moment, metavar="TIME", help="Only created since then: 2h (ago), or 2024-01-31T09:30.")
+@click.option("--until", type=moment, metavar="TIME", help="Only created before then.")
+@page_options(RUN)
+@json_option
+def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: bool, **wanted: Any) -> None:
+    """List runs, newest first.
+
+    \b
+    Example:
+      orchestrator runs list --workflow nightly --status failed --since 2d
+      orchestrator runs list --tag customer:42 --json
+    """
+    matching = RunFilter(statuses=tuple(RunState(status) for status in statuses), **wanted)
+    with reading() as connection:
+        runs = insights.list_runs(connection, matching, limit=limit, before=before)
+        shown = Shown(connection, "run", [run.id for run in runs])
+    more = min(run.id for run in runs) if len(runs) == limit else None
+    if as_json:
+        print_json({"runs": runs, "next": more})
+        return
+    is_filtered = before or matching != RunFilter()
+    teaching = "No run matches." if is_filtered else "There is no run yet. Start one: orchestrator runs start WORKFLOW"
+    _print_runs(runs, shown, present(), teaching)
+    if more:
+        echo(f"Older ones: add --before {shown(more)}", err=True)
+
+
+@command.command()
+@click.argument("run", type=RUN, metavar="ID")
+@json_option
+def show(run: UUID, as_json: bool) -> None:
+    """Show one run: its state, its steps and child runs, and how many of its tasks stand where.
+
+    Of a workflow as code: its arguments, its result or error, what it waits for and where in the code, and what it has
+    set for people to see.
+
+    \b
+    Example:
+      orchestrator runs show 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+      orchestrator runs show 0199b2f4-… --json | jq '.steps[] | select(.state == "failed")'
+    """
+    with reading() as connection:
+        if as_json:
+            print_json(run_document(connection, find_run(connection, run)))
+            return
+        found = find_run(connection, run)
+        steps = insights.list_steps(connection, run)
+        children = children_of(connection, run)
+        code = insights.show_code(connection, run) if found.code else None
+        shown = Shown(connection, "run", [child.id for child in children])
+    now = present()
+    _print(found, code, now)
+    if steps:
+        echo()
+        _print_steps(steps, now)
+    if children:
+        echo("\nChild runs:")
+        _print_runs(children, shown, now)
+        if len(children) == MOST_CHILDREN:
+            echo(f"All of them: orchestrator runs list --parent {run}", err=True)
+    if found.stuck and found.stuck.get("release"):
+        echo(
+            f"\nNobody waits for it. It is tried again by the next release, or: orchestrator runs retry {run}", err=True
+        )
+    elif found.stuck:
+        echo(f"\n{found.stuck['difference']}" if found.stuck["difference"] else "", err=True)
+        echo(f"It goes on when workers with code that fits come, or: orchestrator runs retry {run}", err=True)
+    if code is not None:
+        print_error(found, code)
+    if found.failed:
+        echo(f"\nIts failures: {' and '.join(_where_failures_are(run, steps))}", err=True)
+
+
+def _where_failures_are(run: UUID, steps: Sequence[StepView]) -> list[str]:
+    """Return commands that show why a run failed: what cannot be evaluated has neither a task nor a child run."""
+    failed = [step for step in steps if step.failed or step.state == "failed"]
+    commands: list[str] = []
+    if not steps or any(step.error for step in failed):
+        commands.append(f"orchestrator tasks list --run {run} --status failed")
+    if any(step.kind == "workflow" and not step.reason for step in failed):
+        commands.append(f"orchestrator runs list --parent {run} --status failed")
+    if any(step.reason for step in failed) or not commands:
+        commands.append(f"orchestrator runs show {run} --json | jq '.steps[] | select(.state == \"failed\")'")
+    return commands
+
+
+@command.command()
+@click.argument("run", type=RUN, metavar="ID")
+@json_option
+def watch(run: UUID, as_json: bool) -> None:
+    """Show a run's progress until it ends; exit with 1 unless it succeeds. A workflow's run is drawn step by step.
+
+    Where the output is no terminal, every change is a line. With --json, the run is printed once, at its end.
+
+    \b
+    Example:
+      orchestrator runs watch 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    with sending() as app:
+        sys.exit(follow_run(app, run, as_json=as_json))
+
+
+@command.command()
+@click.argument("runs", type=RUN, metavar="ID…", nargs=-1, required=True)
+def cancel(runs: tuple[UUID, ...]) -> None:
+    """Cancel runs with all of their open tasks and child runs.
+
+    \b
+    Example:
+      orchestrator runs cancel 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    with sending() as app:
+        for run in runs:
+            app.run(run).cancel()
+            echo(f"Asked to cancel run {run}.")
+
+
+@command.command()
+@click.argument("runs", type=RUN, metavar="ID…", nargs=-1, required=True)
+def retry(runs: tuple[UUID, ...]) -> None:
+    """Try failed runs again: what failed or was cancelled, then what is below it; what succeeded stays.
+
+    \b
+    Example:
+      orchestrator runs retry 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    with sending() as app:
+        for run in runs:
+            app.run(run).retry()
+            echo(f"Asked to retry run {run}.")
+
+
+@command.command()
+@click.argument("run", type=RUN, metavar="ID")
+@click.option(
+    "--from", "from_step", metavar="STEP", help="Repeat this step and what is below it; keep all else that succeeded."
+)
+def rerun(run: UUID, from_step: str | None) -> None:
+    """Start a workflow's run over, as a new run of the same version and parameters, and print its id.
+
+    Of a workflow as code all is done again; to keep what was done up to an event: runs reset.
+
+    \b
+    Example:
+      orchestrator runs rerun 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --from report
+    """
+    with sending() as app:
+        echo(app.run(run).rerun(from_step=from_step).id)
+
+
+for _about_code in code_runs.COMMANDS:
+    command.add_command(_about_code)
+
+
+# -- reading
+
+
+def _start_steps(application: Orchestrator, name: str, where: str) -> StoredWorkflow:
+    """Return a workflow of steps; if there is none, say where workflows as code are looked for, too."""
+    found = application.workflows[name]
+    try:
+        found.definition()
+    except NotFound as error:
+        known = load_app(where).code_workflows if where else {}
+        looked = f"The application {where} has no workflow as code of this name either.{did_you_mean(name, known)}"
+        raise NotFound(f"{error} {looked if where else _NO_APPLICATION}") from None
+    return found
+
+
+def _runs_under(key: str) -> set[str]:
+    """Return the runs that have been started with a key."""
+    with reading() as connection:
+        return {str(found.run) for found in run_keys.find(connection, key)}
+
+
+def _params(words: Sequence[str]) -> dict[str, Any]:
+    params: dict[str, Any] = {}
+    for word in words:
+        named = _PARAM.fullmatch(word)
+        if named is None:
+            raise click.UsageError(f"Parameter {word!r} has no name. Write NAME={word}")
+        if named[1] in params:
+            raise click.UsageError(f"Parameter {named[1]!r} is given twice.")
+        params[named[1]] = parse_value(named[2])
+    return params
+
+
+# -- printing
+
+
+def _state(run: RunView) -> Text:
+    if run.stuck is not None:
+        return state(run.status, "stuck")
+    remark = "cancelling" if run.cancelling and run.ended_at is None else run.reason or ""
+    return state(run.status, remark)
+
+
+def _print_runs(runs: Sequence[RunView], shown: Shown, now: datetime, empty: str = "") -> None:
+    steps = any(run.parent_step for run in runs)
+    tags = any(run.tags for run in runs)
+    headers = ("id", "name…", "status…", "ended>?", "failed>", "total>", "created", "took>?")
+    print_table(
+        (*headers, *(["of step…?"] if steps else []), *(["tags…?"] if tags else [])),
+        [
+            (
+                shown(run.id),
+                run.name,
+                _state(run),
+                run.total - run.open,
+                run.failed,
+                run.total,
+                ago(run.created_at, now),
+                between(run.started_at, run.ended_at or now),
+                *([run.parent_step] if steps else []),
+                *([", ".join(run.tags)] if tags else []),
+            )
+            for run in runs
+        ],
+        empty=empty,
+    )
+
+
+def _print_steps(steps: Sequence[StepView], now: datetime) -> None:
+    paper = console()
+    paper.print(Group(*draw_lines(to_lines(steps), now, paper.width)))  # by themselves, they would be wrapped
+    if len(steps) > MOST_LINES:
+        echo(f"\nEach of the {len(steps):,} steps: add --json", err=True)
+
+
+def _limit(run: RunDetail) -> str:
+    """Say what a run waits for that has not begun."""
+    more = f" and {len(run.held_by) - 3} or more others" if len(run.held_by) > 3 else ""
+    who = ", ".join(f"run {holder}" for holder in run.held_by[:3])
+    return f"its limit of {run.limit:,} at once: {who}{more}"
+
+
+def _print(run: RunDetail, code: CodeView | None, now: datetime) -> None:
+    counters = {
+        "open": run.open,
+        "success": run.success,
+        "failed": run.failed,
+        "cancelled": run.cancelled,
+        "skipped": run.skipped,
+    }
+    counts = ", ".join(f"{count:,} {what}" for what, count in counters.items() if count)
+    print_fields(
+        {
+            "run": str(run.id),
+            "name": run.name if run.name != run.workflow else None,
+            "workflow": f"{run.workflow}, version {run.version}" if run.workflow is not None else None,
+            "params": ", ".join(f"{name}={short_text(value)}" for name, value in run.params.items()),
+            "status": _state(run),
+            **({} if code is None else code_fields(run, code, now)),
+            "goes on as": to_text(successor_id(run.id.bytes)) if run.reason in GOES_ON else None,
+            "stuck": f"{run.stuck['kind']}: {run.stuck['message']}" if run.stuck else None,
+            **({"waits for": _limit(run)} if run.held_by else {}),
+            "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",
+            "tags": ", ".join(run.tags),
+            "own id" if run.code else "key": run.key,
+            "schedule": run.schedule,
+            "fire time": when(run.fire_time, now),
+            "parent": ", step ".join(map(str, filter(None, (run.parent_run, run.parent_step)))),
+            "created": when(run.created_at, now),
+            "started": when(run.started_at, now),
+            "ended": when(run.ended_at, now),
+            "took": between(run.started_at, run.ended_at or now),
+        }
+    )

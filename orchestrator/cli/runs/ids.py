@@ -1,0 +1,32 @@
+"""Which run is meant: by its id, or by an id or key that somebody has chosen for it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from orchestrator.cli.terminal.ids import IdOf
+from orchestrator.cli.terminal.reading import reading
+from orchestrator.errors import NotFound
+from orchestrator.store.code import keys as run_keys
+
+
+class RunId(IdOf):
+    """A run's id, the id under which a run of a workflow as code was started, or an idempotency key."""
+
+    def find(self, beginning: str) -> UUID | None:
+        """Return the run that was started under this id or key, else the only one whose id begins with it."""
+        with reading() as connection:
+            found = run_keys.find(connection, beginning)
+        if len(found) > 1:
+            names = ", ".join(sorted(f"{one.workflow}/{one.key} is {one.run}" for one in found))
+            raise NotFound(f"Runs of several workflows were started under {beginning!r}: {names}. Say which.")
+        run = found[0].run if found else super().find(beginning)
+        if run is None:
+            raise NotFound(
+                f"No run has the id {beginning!r}, nor was one started under it. Expected a UUID or the first 4 "
+                f"or more of its digits, or an id or key that was given at its start; see `orchestrator runs list`."
+            )
+        return run
+
+
+RUN = RunId("run")

@@ -1,0 +1,182 @@
+"""The progress of a run or a backfill, while it lasts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from rich.console import RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from orchestrator.cli.runs.view import Line, changes, draw, to_lines
+from orchestrator.cli.terminal.output import console, echo, on_terminal, text_column
+from orchestrator.cli.terminal.patience import Patience
+from orchestrator.cli.terminal.times import present
+from orchestrator.domain.states import ENDED_RUN_STATES
+from orchestrator.errors import ResultTimeout
+from orchestrator.harmless import one_line
+from orchestrator.sdk.tasks.handle import RunHandle
+from orchestrator.store.insights import RunView, StepView
+from orchestrator.store.schedules.backfills import BackfillView
+
+_INTERVAL = 0.25
+_REFRESH = 0.5
+"""Seconds between two looks at the steps of a run; its end is announced."""
+
+_BAR = (
+    text_column("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    text_column("{task.fields[remark]}"),
+    TimeElapsedColumn(),
+    TimeRemainingColumn(),
+)
+
+T = TypeVar("T")
+
+
+def watch_run(look: Callable[[], RunView], *, quiet: bool = False) -> RunView:
+    """Show a run until it ends: a bar on a terminal, else a line for every change; return how it ended."""
+    if quiet:
+        return _follow(look, lambda _: None)
+    if on_terminal():
+        return _with_bar(look)
+    return _follow(look, lambda run: echo(_line(run)))
+
+
+def watch_workflow(handle: RunHandle[Any], look: Callable[[], tuple[RunView, Sequence[StepView]]]) -> RunView:
+    """Draw a workflow's run until it ends, live on a terminal, else a line for every change; return how it ended."""
+    return watch_drawn(handle, look, draw, _Teller())
+
+
+def watch_drawn(
+    handle: RunHandle[Any],
+    look: Callable[[], tuple[RunView, T]],
+    draw: Callable[[RunView, T, datetime, int | None], RenderableType],
+    tell: Callable[[RunView, T, datetime], None],
+) -> RunView:
+    """Draw a run with its details until it ends or, where there is no terminal, tell what changes."""
+    if not on_terminal():
+        return _follow_closely(handle, look, tell, None)
+    paper = console()
+    with Live(console=paper, auto_refresh=False, vertical_overflow="crop") as live:
+
+        def show(run: RunView, details: T, now: datetime) -> None:
+            height = None if run.status in ENDED_RUN_STATES else paper.height  # what stays may scroll
+            live.update(draw(run, details, now, height), refresh=True)
+
+        return _follow_closely(handle, look, show, lambda text: paper.print(Text(text, style="yellow")))
+
+
+def watch_backfill(look: Callable[[], BackfillView]) -> BackfillView:
+    """Show a backfill until its last run has ended: a bar on a terminal, else a line for every change."""
+
+    def follow(show: Callable[[BackfillView], None]) -> BackfillView:
+        shown: BackfillView | None = None
+        while True:
+            view = look()
+            if view != shown:
+                show(view)
+                shown = view
+            if view.is_over:
+                return view
+            time.sleep(_INTERVAL)
+
+    if not on_terminal():
+        return follow(lambda view: echo(backfill_line(view)))
+    with Progress(*_BAR, console=console()) as progress:
+        bar = progress.add_task("", remark="")
+        return follow(
+            lambda view: progress.update(
+                bar,
+                description=f"{view.workflow}/{view.name}",
+                total=view.total,
+                completed=view.done,
+                remark=_troubles(view),
+            )
+        )
+
+
+def backfill_line(view: BackfillView) -> str:
+    """Return a backfill in a line."""
+    return one_line(f"{view.workflow}/{view.name} {view.done}/{view.total} {_troubles(view)}".rstrip())
+
+
+def _troubles(view: BackfillView) -> str:
+    parts = [f"{view.running} running" if view.running else "", f"{view.failed} failed" if view.failed else ""]
+    return ", ".join(part for part in (*parts, view.error or "") if part)
+
+
+class _Teller:
+    """Says in words what has changed since it was last called."""
+
+    def __init__(self) -> None:
+        self._lines: list[Line] = []
+
+    def __call__(self, run: RunView, steps: Sequence[StepView], now: datetime) -> None:
+        lines = to_lines(steps)
+        for words in changes(self._lines, lines, now):
+            echo(words)
+        self._lines = lines
+        if run.status in ENDED_RUN_STATES:
+            echo(_line(run))
+
+
+def _follow_closely(
+    handle: RunHandle[Any],
+    look: Callable[[], tuple[RunView, T]],
+    show: Callable[[RunView, T, datetime], None],
+    say: Callable[[str], None] | None,
+) -> RunView:
+    patience = Patience(partial(handle._client.backend.tasks.obstacles, handle._id), say)
+    while True:
+        run, details = look()
+        show(run, details, present())
+        if run.status in ENDED_RUN_STATES:
+            return run
+        with suppress(ResultTimeout):
+            handle.wait_ended(_REFRESH)
+        patience.goes_on()
+
+
+def _with_bar(look: Callable[[], RunView]) -> RunView:
+    with Progress(*_BAR, console=console()) as progress:
+        bar = progress.add_task("", remark="")
+
+        def show(run: RunView) -> None:
+            progress.update(
+                bar, description=run.name, total=run.total, completed=run.total - run.open, remark=_remark(run)
+            )
+
+        return _follow(look, show)
+
+
+def _follow(look: Callable[[], RunView], show: Callable[[RunView], None]) -> RunView:
+    shown: RunView | None = None
+    while True:
+        run = look()
+        if run != shown:
+            show(run)
+            shown = run
+        if run.status in ENDED_RUN_STATES:
+            return run
+        time.sleep(_INTERVAL)
+
+
+def _line(run: RunView) -> str:
+    return one_line(f"{run.name} {run.total - run.open}/{run.total} {_remark(run)}")
+
+
+def _remark(run: RunView) -> str:
+    troubles = [
+        f"{count} {what}"
+        for what, count in (("failed", run.failed), ("cancelled", run.cancelled), ("skipped", run.skipped))
+        if count
+    ]
+    return ", ".join([run.status, *troubles])

@@ -1,0 +1,287 @@
+"""A workflow's run as people see it: a line for each step or, where there are too many, for each layer of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from rich.cells import cell_len
+from rich.console import Group
+from rich.text import Text
+
+from orchestrator.cli.runs.layout import gutters, layers
+from orchestrator.cli.terminal.times import between
+from orchestrator.domain.tasks.task import error_text
+from orchestrator.harmless import one_line
+from orchestrator.store.insights import RunView, StepView
+
+MOST_LINES = 40
+"""Steps up to which each has a line of its own."""
+_BAR = 24
+_MOST_NAMES = 3
+_MOST_FAILURES = 5
+_LOOKS = {
+    "waiting": ("○", "dim"),
+    "pending": ("○", "yellow"),
+    "open": ("●", "cyan"),
+    "running": ("●", "cyan"),
+    "success": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "skipped": ("⤼", "dim"),
+    "cancelled": ("⊘", "yellow"),
+}
+_ENDED = ("success", "failed", "skipped", "cancelled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of the view."""
+
+    name: str
+    """The step, or the layer."""
+    state: str
+    """Its state; of a layer, the one that tells most."""
+    gutter: str = ""
+    """What is drawn in front of it, so that one sees what it follows."""
+    bar: bool = False
+    """Whether it has a bar: a fan-out or a layer."""
+    ended: int = 0
+    """Tasks that have ended."""
+    total: int | None = 1
+    """All its tasks; None where nobody knows yet."""
+    failed: int = 0
+    """Tasks that failed."""
+    started_at: datetime | None = None
+    """When the first of its tasks began."""
+    ended_at: datetime | None = None
+    """When the last of its tasks ended."""
+    trouble: str = ""
+    """Why it did not succeed."""
+    note: str = ""
+    """What else is worth saying."""
+
+
+# -- steps to lines
+
+
+def to_lines(steps: Sequence[StepView], most: int = MOST_LINES) -> list[Line]:
+    """Return a line for each step or, of more than `most`, one for each layer."""
+    graph = {step.name: step.depends_on for step in steps}
+    by_name = {step.name: step for step in steps}
+    if len(steps) <= most:
+        return [_step_line(by_name[name], gutter) for gutter, name in gutters(graph)]
+    return [_layer_line(place, [by_name[name] for name in layer]) for place, layer in enumerate(layers(graph), 1)]
+
+
+def _step_line(step: StepView, gutter: str) -> Line:
+    notes = [f"workflow {step.calls}"] if step.kind == "workflow" else []
+    if step.state == "open" and step.started_at is None:
+        notes.append("queued")
+    if len(step.depends_on) > 1:
+        notes.append(f"← {_some(step.depends_on)}")
+    return Line(
+        name=step.name,
+        state=step.state,
+        gutter=gutter,
+        bar=step.fan_out,
+        ended=step.ended,
+        total=step.total,
+        failed=step.failed,
+        started_at=step.started_at,
+        ended_at=step.ended_at,
+        trouble=trouble(step),
+        note="  ".join(notes),
+    )
+
+
+def _layer_line(place: int, steps: Sequence[StepView]) -> Line:
+    state = _state_of_layer({step.state for step in steps})
+    counts = {kind: sum(step.state == kind for step in steps) for kind in ("failed", "skipped", "cancelled")}
+    ends = [step.ended_at for step in steps if step.ended_at is not None]
+    what = f"{len(steps):,} steps" if len(steps) > 1 else steps[0].name
+    return Line(
+        name=f"layer {place}",
+        state=state,
+        bar=True,
+        ended=sum(step.ended if step.total is not None else step.state in _ENDED for step in steps),
+        total=sum(1 if step.total is None else step.total for step in steps),
+        failed=sum(step.failed for step in steps),
+        started_at=min((step.started_at for step in steps if step.started_at is not None), default=None),
+        ended_at=max(ends, default=None) if state in _ENDED else None,
+        note=", ".join([what, *(f"{count:,} {kind}" for kind, count in counts.items() if count)]),
+    )
+
+
+def _state_of_layer(states: set[str]) -> str:
+    if states == {"waiting"}:
+        return "waiting"
+    if states & {"open", "waiting"}:
+        return "open"
+    if states == {"skipped"}:
+        return "skipped"
+    return next((state for state in ("failed", "cancelled") if state in states), "success")
+
+
+def trouble(step: StepView) -> str:
+    """Return in one line why a step did not succeed."""
+    if step.reason:
+        return _one_line(step.reason)
+    if step.error is None:
+        return ""
+    failed = f"{step.failed:,} failed, first: " if step.fan_out else ""
+    return _one_line(failed + error_text(step.error.kind, step.error.message))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(one_line(text).split())
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _MOST_NAMES
+    return ", ".join([*names[:_MOST_NAMES], *([f"{rest} more"] if rest > 0 else [])])
+
+
+# -- lines to a picture
+
+
+def draw(run: RunView, steps: Sequence[StepView], now: datetime, height: int | None = None) -> Group:
+    """Return the picture of a run, no higher than the terminal."""
+    room = max(4, height - 4) if height else MOST_LINES
+    lines = to_lines(steps, min(MOST_LINES, room))
+    is_layered = len(lines) > 0 and len(steps) > min(MOST_LINES, room)
+    failures = [step for step in steps if step.state == "failed"][:_MOST_FAILURES] if is_layered else []
+    room -= len(failures)
+    picture: list[Text] = [headline(run, now), Text()]
+    picture += draw_lines(_fit(lines, room), now)
+    picture += [_crop(Text.assemble(("✗ ", "red"), step.name, "  ", (trouble(step), "red"))) for step in failures]
+    return Group(*picture)
+
+
+def headline(run: RunView, now: datetime) -> Text:
+    """Return the line that tells how the whole run is doing."""
+    state = "cancelling" if run.cancelling and run.ended_at is None else run.status
+    symbol, style = _LOOKS[run.status]
+    text = Text.assemble((f"{symbol} ", style), (run.name, "bold"))
+    if run.version is not None:
+        text.append(f" v{run.version}", "dim")
+    text.append(f"  {state}", style)
+    text.append(f"  {run.total - run.open:,}/{run.total:,} tasks")
+    if run.failed:
+        text.append(f"  {run.failed:,} failed", "red")
+    if run.reason:
+        text.append(f"  {run.reason}", "red")
+    text.append(f"  {between(run.started_at, run.ended_at or now)}", "dim")
+    text.append(f"  {run.id}", "dim")
+    return _crop(text)
+
+
+def draw_lines(lines: Sequence[Line], now: datetime, width: int = 5 * _BAR) -> list[Text]:
+    """Return lines as aligned columns: graph, bar, count, time, remarks. What does not fit is cut off at the end."""
+    graphs = [_graph(line) for line in lines]
+    counts = [_count(line) for line in lines]
+    times = [between(line.started_at, line.ended_at or now) for line in lines]
+    graph_width = max(map(_width, graphs), default=0)
+    bar = min(_BAR, width // 5) if any(line.bar for line in lines) else 0
+    count_width = max(map(len, counts), default=0)
+    time_width = max(map(len, times), default=0)
+    drawn = []
+    for line, graph, count, time in zip(lines, graphs, counts, times, strict=True):
+        text = graph.copy()
+        text.append(" " * (graph_width - _width(graph)))
+        if bar:
+            text.append("  ").append_text(_bar(line, bar))
+        if count_width:
+            text.append(f"  {count:>{count_width}}")
+        text.append(f"  {time:>{time_width}}", "dim")
+        if line.trouble:
+            text.append(f"  {line.trouble}", "red" if line.state == "failed" or line.failed else "dim")
+        if line.note:
+            text.append(f"  {line.note}", "dim")
+        text.rstrip()
+        drawn.append(_crop(text))
+    return drawn
+
+
+def _graph(line: Line) -> Text:
+    symbol, style = _LOOKS[line.state]
+    name_style = {"waiting": "dim", "skipped": "dim", "open": "bold"}.get(line.state, "")
+    return Text.assemble((line.gutter, "dim"), (symbol, style), " ", (line.name, name_style))
+
+
+def _bar(line: Line, width: int) -> Text:
+    """Return a bar: what succeeded, what failed, and what is left."""
+    if not line.bar or line.state == "skipped":
+        return Text(" " * width)
+    total = line.total or 0
+    if total == 0:
+        return Text("━" * width, "green") if line.state == "success" else Text("─" * width, "bright_black")
+    failed = min(width, max(1, round(width * line.failed / total))) if line.failed else 0
+    done = width if line.ended >= total else min(width - 1, int(width * line.ended / total))
+    done = max(done, failed)
+    colour = {"open": "cyan", "cancelled": "yellow"}.get(line.state, "green")
+    return Text.assemble(("━" * (done - failed), colour), ("━" * failed, "red"), ("─" * (width - done), "bright_black"))
+
+
+def _count(line: Line) -> str:
+    if not line.bar or line.state == "skipped":
+        return ""
+    return f"{line.ended:,}/{'?' if line.total is None else f'{line.total:,}'}"
+
+
+def _fit(lines: Sequence[Line], room: int) -> list[Line]:
+    """Return as many lines as there is room for: those around the first that has not ended."""
+    if len(lines) <= room:
+        return list(lines)
+    active = next((place for place, line in enumerate(lines) if line.state not in _ENDED), len(lines) - 1)
+    first = max(0, min(active - (room - 2) // 2, len(lines) - (room - 2)))
+    last = first + room - 2
+    return [*_folded(lines[:first]), *lines[first:last], *_folded(lines[last:])]
+
+
+def _folded(lines: Sequence[Line]) -> Iterable[Line]:
+    if lines:
+        yield Line(
+            name=f"{len(lines):,} layers",
+            state=_state_of_layer({line.state for line in lines}),
+            bar=True,
+            ended=sum(line.ended for line in lines),
+            total=sum(line.total or 0 for line in lines),
+            failed=sum(line.failed for line in lines),
+        )
+
+
+def _width(text: Text) -> int:
+    return cell_len(text.plain)
+
+
+def _crop(text: Text) -> Text:
+    text.plain = one_line(text.plain)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+# -- lines to words
+
+
+def changes(before: Sequence[Line], after: Sequence[Line], now: datetime) -> list[str]:
+    """Return a line of words for everything that has changed; what still waits is not worth one."""
+    known = {line.name: _told(line) for line in before}
+    return [_words(line, now) for line in after if line.state != "waiting" and known.get(line.name) != _told(line)]
+
+
+def _told(line: Line) -> tuple[str, int, int | None, int, bool]:
+    return line.state, line.ended, line.total, line.failed, line.started_at is None
+
+
+def _words(line: Line, now: datetime) -> str:
+    state = "running" if line.state == "open" else line.state
+    if line.state == "open" and line.started_at is None and not line.ended:
+        state = "queued"
+    parts = [f"{line.name}: {state}"]
+    if count := _count(line):
+        parts.append(count)
+    if line.state in _ENDED and (took := between(line.started_at, line.ended_at or now)):
+        parts.append(f"in {took}")
+    remark = line.trouble or (f"{line.failed:,} failed" if line.failed and line.bar else "")
+    return one_line(" ".join(parts) + (f" ({remark})" if remark else ""))

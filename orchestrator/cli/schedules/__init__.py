@@ -1,0 +1,1 @@
+"""Commands for schedules and backfills."""

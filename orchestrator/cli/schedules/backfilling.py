@@ -1,0 +1,117 @@
+"""`orchestrator schedules` for backfills: start them, look how far they are, cancel them."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import msgspec
+
+from orchestrator.cli.runs.progress import watch_backfill
+from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.terminal.output import echo, print_json, print_table
+from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.sending import sending
+from orchestrator.store.schedules import backfills
+from orchestrator.store.schedules.backfills import BackfillView
+
+_HEADERS = (
+    "id>",
+    "schedule…",
+    "done>",
+    "running>",
+    "waiting>",
+    "total>",
+    "failed>",
+    "note…?",
+    "from?",
+    "to?",
+    "at once>?",
+)
+key_argument = click.argument("key", metavar="WORKFLOW[/NAME]")
+
+
+@click.command()
+@key_argument
+@click.option("--from", "start", metavar="TIME", required=True, help="The first moment: 2026-01-01, in its time zone.")
+@click.option("--to", "end", metavar="TIME", help="The moment after the last.  [default: now]")
+@click.option("--concurrency", type=click.IntRange(1), help="How many runs at once.  [default: 1]")
+@click.option("--again", is_flag=True, help="Run fires again that have had their run.")
+@click.option("--watch", is_flag=True, help="Show how far it is until its end; exit with 1 if a run fails.")
+def backfill(key: str, start: str, end: str | None, concurrency: int | None, again: bool, watch: bool) -> None:
+    """Start the runs of all fires in a range of the past, a few at a time, and print the number of the backfill.
+
+    A fire that has had its run gets no other, so the same command again only fills in what is missing.
+
+    \b
+    Example:
+      orchestrator schedules backfill nightly --from 2026-01-01 --to 2026-02-01 --concurrency 4 --watch
+    """
+    with sending() as app:
+        started = app.schedules[key].backfill(start, end, concurrency=concurrency, again=again)
+        echo(str(started.id), err=watch)
+        if not watch:
+            return
+        try:
+            ended = watch_backfill(started.progress)
+        except KeyboardInterrupt:
+            echo(f"\nIt goes on. To cancel it: orchestrator schedules cancel-backfill {started.id}", err=True)
+            sys.exit(130)
+    sys.exit(1 if ended.failed or ended.error else 0)
+
+
+@click.command("backfills")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many to show.")
+@json_option
+def backfills_(limit: int, as_json: bool) -> None:
+    """List backfills and how far they are, newest first.
+
+    \b
+    Example:
+      orchestrator schedules backfills
+    """
+    with reading() as connection:
+        found = backfills.list_newest(connection, limit)
+    if as_json:
+        print_json(
+            {"backfills": [msgspec.to_builtins(view) | {"done": view.done, "waiting": view.waiting} for view in found]}
+        )
+        return
+    print_table(
+        _HEADERS,
+        [_row(view) for view in found],
+        empty="There is no backfill. Start one: orchestrator schedules backfill WORKFLOW --from 2026-01-01",
+    )
+
+
+@click.command("cancel-backfill")
+@click.argument("number", type=int, metavar="ID")
+def cancel_backfill(number: int) -> None:
+    """Start no more of a backfill, and cancel its open runs.
+
+    \b
+    Example:
+      orchestrator schedules cancel-backfill 7
+    """
+    with sending() as app:
+        app._client.backend.schedules.cancel_backfill(number)
+    echo(f"Asked to cancel backfill {number}.")
+
+
+COMMANDS = (backfill, backfills_, cancel_backfill)
+
+
+def _row(view: BackfillView) -> tuple[str | int | None, ...]:
+    return (
+        view.id,
+        f"{view.workflow}/{view.name}",
+        view.done,
+        view.running,
+        view.waiting,
+        view.total,
+        view.failed,
+        view.error,
+        f"{view.start_at:%Y-%m-%d %H:%M}",
+        f"{view.end_at:%Y-%m-%d %H:%M}",
+        view.concurrency,
+    )

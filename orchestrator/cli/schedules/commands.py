@@ -1,0 +1,344 @@
+"""`orchestrator schedules`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import datetime
+from typing import Any, TypeVar, get_args
+
+import click
+import msgspec
+from rich.text import Text
+
+from orchestrator.cli.schedules import backfilling
+from orchestrator.cli.schedules.backfilling import key_argument
+from orchestrator.cli.terminal.data import parse_value, short_text
+from orchestrator.cli.terminal.options import app_option, json_option, require_app
+from orchestrator.cli.terminal.output import confirm, counted, echo, print_fields, print_json, print_table, state
+from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.times import ago, present
+from orchestrator.domain.schedules.schedule import Overlap, Schedule, from_data
+from orchestrator.sdk.backend.schedules import upcoming
+from orchestrator.sdk.dag.schedule_fields import checked_schedule
+from orchestrator.settings import load_settings
+from orchestrator.store.schedules import definitions as schedules
+from orchestrator.store.schedules.definitions import StoredSchedule
+from orchestrator.workers.functions.loading import load_app
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+times_options: tuple[Callable[[F], F], ...] = (
+    click.option("--cron", help="Five fields, or six with seconds first: '0 3 * * *'."),
+    click.option("--every", metavar="DURATION", help="An interval, in elapsed time: 10m, 1h30m."),
+    click.option("--at", metavar="TIME", help="Once: 2026-07-01T09:00."),
+    click.option("--start", metavar="TIME", help="Not before this moment: 2026-07-01, in its time zone."),
+    click.option("--end", metavar="TIME", help="Only before this moment."),
+    click.option("--timezone", metavar="ZONE", help="Whose wall clock it follows: Europe/Berlin.  [default: UTC]"),
+)
+
+
+def times(command: F) -> F:
+    """Add the options that say when a schedule fires."""
+    for option in reversed(times_options):
+        command = option(command)
+    return command
+
+
+@click.group("schedules")
+def command() -> None:
+    """Set when workflows start by themselves; pause, trigger and backfill.
+
+    \b
+    Example:
+      orchestrator schedules list
+      orchestrator schedules set nightly --cron '0 3 * * *' --timezone Europe/Berlin
+      orchestrator schedules backfill nightly --from 2026-01-01 --to 2026-02-01 --concurrency 4 --watch
+    """
+
+
+@command.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List all schedules, with their next fire in their own time zone.
+
+    \b
+    Example:
+      orchestrator schedules list
+      orchestrator schedules list --json | jq -r '.schedules[] | select(.error) | .key'
+    """
+    with reading() as connection:
+        found = schedules.list_all(connection)
+    if as_json:
+        print_json({"schedules": [_document(stored) for stored in found]})
+        return
+    now = present()
+    print_table(
+        ("schedule…", "when…", "next", "note…?", "last run?", "next fire?", "last fire?", "overlap?"),
+        [
+            (
+                _short(stored),
+                stored.schedule.words(),
+                _soon(stored, now),
+                _note(stored),
+                state(stored.last_state) if stored.last_state else "",
+                _local(stored.next_fire, stored.schedule) if stored.next_fire and not stored.paused else "",
+                ago(stored.last_fire, now),
+                stored.schedule.overlap,
+            )
+            for stored in found
+        ],
+        empty="There is no schedule yet. Set one: orchestrator schedules set WORKFLOW --cron '0 3 * * *'",
+    )
+
+
+@command.command()
+@key_argument
+@json_option
+def show(key: str, as_json: bool) -> None:
+    """Show one schedule: what it is set to, how it is doing, and its next fires.
+
+    \b
+    Example:
+      orchestrator schedules show nightly
+    """
+    with sending() as app:
+        stored = app._client.backend.schedules.find(key)
+    if as_json:
+        print_json(_document(stored))
+        return
+    now = present()
+    schedule = stored.schedule
+    print_fields(
+        {
+            "schedule": _short(stored),
+            "when": f"{schedule.words()}, {schedule.timezone}",
+            "overlap": schedule.overlap,
+            "catch up": schedule.catch_up,
+            "jitter": f"up to {schedule.jitter:g}s" if schedule.jitter else None,
+            "params": ", ".join(f"{name}={short_text(value)}" for name, value in schedule.params.items()),
+            "set by": _origin(stored),
+            "next fire": _next(stored, now),
+            "last fire": f"{_local(stored.last_fire, schedule)} ({ago(stored.last_fire, now)})"
+            if stored.last_fire
+            else "",
+            "last run": f"{stored.last_run} {stored.last_state}" if stored.last_run else None,
+            "fired": f"{counted(stored.fired, 'run')}, {stored.skipped:,} skipped because a run was open",
+            "error": Text(stored.error, style="red") if stored.error else None,
+        }
+    )
+
+
+@command.command("next")
+@click.argument("key", metavar="[WORKFLOW[/NAME]]", required=False)
+@times
+@click.option("-n", "--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
+@json_option
+def next_(key: str | None, count: int, as_json: bool, **given: str | None) -> None:
+    """Preview the next fires of a schedule, or of one that is only written here, which needs no services.
+
+    \b
+    Example:
+      orchestrator schedules next nightly -n 10
+      orchestrator schedules next --cron '30 2 * * *' --timezone Europe/Berlin
+    """
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if (key is None) is (not wanted):
+        raise click.UsageError("Give either a schedule, or --cron, --every or --at with --timezone.")
+    if key is None:
+        schedule = from_data(checked_schedule(wanted))
+        fires = upcoming(schedule, present(), count)
+    else:
+        with sending() as app:
+            schedule = app.schedules[key].status().schedule
+            fires = app.schedules[key].next(count)
+    if as_json:
+        print_json({"timezone": schedule.timezone, "fires": [fire.astimezone(schedule.zone) for fire in fires]})
+        return
+    now = present()
+    for fire in fires:
+        echo(f"{_local(fire, schedule)}  {fire:%Y-%m-%dT%H:%M:%SZ}  {ago(fire, now)}")
+    if not fires:
+        echo("It will not fire again.")
+
+
+@command.command("set")
+@click.argument("workflow")
+@click.option("--name", default="default", show_default=True, help="Which of the workflow's schedules.")
+@times
+@click.option("--overlap", type=click.Choice(get_args(Overlap)), help="While a run is open.  [default: skip]")
+@click.option("--catch-up", metavar="POLICY", help="After an outage: none, latest, all, all(10).  [default: latest]")
+@click.option("--jitter", metavar="DURATION", help="Keep it apart from others by up to so much.")
+@click.option("--param", "params", multiple=True, metavar="KEY=VALUE", help="A parameter of the runs; may be repeated.")
+@click.option("--paused", is_flag=True, default=None, help="Do not fire until it is resumed.")
+def set_(workflow: str, params: tuple[str, ...], **given: Any) -> None:
+    """Set a schedule of a workflow; the same name again replaces it, and keeps a pause.
+
+    \b
+    Example:
+      orchestrator schedules set nightly --cron '0 3 * * *' --timezone Europe/Berlin --overlap queue
+      orchestrator schedules set import --name half-hourly --every 30m --param 'day=${run.fire_time}'
+    """
+    data = {name: value for name, value in given.items() if value is not None} | {"params": _params(params)}
+    with sending() as app:
+        stored = app._client.backend.schedules.set(workflow, data)
+    echo(f"{stored.key}: next fire {_next(stored, present())}")
+
+
+@command.command()
+@app_option
+@click.option("--prune", is_flag=True, help="Delete what this application once declared and does no more.")
+@click.option("--quiet", is_flag=True, help="Say only what has changed; that the application is broken, not at all.")
+def apply(app: str | None, prune: bool, quiet: bool) -> None:
+    """Store the schedules that the application declares with @app.schedule. A part of every deploy.
+
+    What is stored already stays as it is, a pause too. One that was applied from the same application and is no longer
+    in its code is named here, in `schedules list` and in `status`, and goes on to fire until it is deleted.
+
+    \b
+    Example:
+      orchestrator schedules apply --app shop.tasks:app
+      orchestrator schedules apply --app shop.tasks:app --prune
+    """
+    where = require_app(load_settings(app=app))
+    try:
+        application = load_app(where)
+    except Exception:
+        if quiet:  # `dev` asks, and its worker, which loads the same application, says what is wrong with it
+            sys.exit(1)
+        raise
+    with closing(application):
+        before = {stored.key: stored for stored in application._client.backend.schedules.list_all()} if quiet else {}
+        names = application.schedules.apply()
+        forgotten = application.schedules.forget(where, prune=prune)
+        for name in names:
+            stored = application.schedules[application.schedules._declared[name].key].status()
+            if stored.key not in before or before[stored.key].schedule != stored.schedule:
+                echo(f"{name}: next fire {_next(stored, present())}")
+    for key in forgotten:
+        if key in before and before[key].forgotten_at and not prune:
+            continue  # it has been said
+        rest = "deleted." if prune else f"it still fires. Delete it: orchestrator schedules delete {key}, or --prune."
+        echo(f"{key}: no longer in the code of {where}; {rest}")
+    if not names and not quiet:
+        echo("The application declares no schedule. Declare one: @app.schedule(...) above @app.task or @app.workflow.")
+
+
+@command.command()
+@click.argument("keys", metavar="WORKFLOW[/NAME]…", nargs=-1, required=True)
+def pause(keys: tuple[str, ...]) -> None:
+    """Let schedules fire no more until they are resumed. Applying a definition again does not end the pause.
+
+    \b
+    Example:
+      orchestrator schedules pause nightly
+    """
+    with sending() as app:
+        for key in keys:
+            app.schedules[key].pause()
+            echo(f"Paused {key}. Runs that are under way go on.")
+
+
+@command.command()
+@click.argument("keys", metavar="WORKFLOW[/NAME]…", nargs=-1, required=True)
+def resume(keys: tuple[str, ...]) -> None:
+    """Let schedules fire again, from now on; what came during the pause is not made up for.
+
+    \b
+    Example:
+      orchestrator schedules resume nightly
+    """
+    with sending() as app:
+        for key in keys:
+            app.schedules[key].resume()
+            echo(f"Resumed {key}: next fire {_next(app.schedules[key].status(), present())}")
+
+
+@command.command()
+@key_argument
+def trigger(key: str) -> None:
+    """Start a run of a schedule right now, and print its id; what else is open does not matter.
+
+    \b
+    Example:
+      orchestrator runs watch $(orchestrator schedules trigger nightly)
+    """
+    with sending() as app:
+        echo(app.schedules[key].trigger().id)
+
+
+@command.command()
+@key_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(key: str, yes: bool) -> None:
+    """Delete a schedule; its runs stay. One that a definition or the code declares comes back when that is applied.
+
+    \b
+    Example:
+      orchestrator schedules delete import/half-hourly --yes
+    """
+    with sending() as app:
+        stored = app.schedules[key].status()
+        if not yes:
+            confirm(f"Delete schedule {stored.key}, {stored.schedule.words()}?")
+        app.schedules[stored.key].delete()
+    echo(f"Deleted schedule {stored.key}.")
+
+
+for _backfill in backfilling.COMMANDS:
+    command.add_command(_backfill)
+
+
+# -- printing
+
+
+def _params(words: Sequence[str]) -> dict[str, Any]:
+    pairs = [word.partition("=") for word in words]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise click.UsageError(f"--param {name!r}: expected KEY=VALUE.")
+    return {name: parse_value(text) for name, _, text in pairs}
+
+
+def _origin(stored: StoredSchedule) -> str:
+    if not stored.declared:
+        return "a person"
+    if stored.origin is None:
+        return "the workflow's definition"
+    return f"the code of {stored.origin}{', which has it no more' if stored.forgotten_at else ''}"
+
+
+def _note(stored: StoredSchedule) -> Text:
+    """Return what is to be said of a schedule in a list."""
+    if stored.error:
+        return Text(stored.error.partition("\n")[0], style="red")
+    return Text(f"no longer in the code of {stored.origin}" if stored.forgotten_at else "", style="yellow")
+
+
+def _short(stored: StoredSchedule) -> str:
+    return stored.workflow if stored.name == "default" else stored.key
+
+
+def _local(moment: datetime, schedule: Schedule) -> str:
+    return f"{moment.astimezone(schedule.zone):%a %Y-%m-%d %H:%M:%S %Z}"
+
+
+def _soon(stored: StoredSchedule, now: datetime) -> str:
+    if stored.paused:
+        return "paused"
+    return ago(stored.due_at or stored.next_fire, now) if stored.next_fire else "never again"
+
+
+def _next(stored: StoredSchedule, now: datetime) -> str:
+    soon = _soon(stored, now)
+    return (
+        soon if stored.paused or stored.next_fire is None else f"{_local(stored.next_fire, stored.schedule)} ({soon})"
+    )
+
+
+def _document(stored: StoredSchedule) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(stored, builtin_types=(datetime,))
+    definition = document.pop("schedule") | {"overlap": stored.schedule.overlap, "catch_up": stored.schedule.catch_up}
+    return {"key": stored.key} | document | {"timezone": stored.schedule.timezone, "definition": definition}

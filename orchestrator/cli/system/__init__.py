@@ -1,0 +1,1 @@
+"""Commands for the system as a whole."""

@@ -1,0 +1,62 @@
+"""`orchestrator db`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.terminal.output import echo, print_json
+from orchestrator.settings import load_settings
+from orchestrator.store import database
+
+
+@click.group("db")
+def command() -> None:
+    """Prepare and check the database.
+
+    \b
+    Example:
+      orchestrator db upgrade
+    """
+
+
+@command.command()
+def upgrade() -> None:
+    """Create the tables, or bring them to the revision that this release needs.
+
+    It is safe to run at any time, and from several places at once.
+
+    \b
+    Example:
+      ORCHESTRATOR_DATABASE_URL=postgresql://… orchestrator db upgrade
+    """
+    settings = load_settings()
+    database.upgrade(settings.require_database(), namespace=settings.namespace)
+    echo(f"The database is at revision {database.REVISION}.")
+
+
+@command.command()
+@json_option
+def check(as_json: bool) -> None:
+    """Say whether the database is at the revision that this release needs; exit with 1 if not.
+
+    \b
+    Example:
+      orchestrator db check || orchestrator db upgrade
+    """
+    settings = load_settings()
+    engine = database.engine_for(
+        settings.require_database(), name="orchestrator db check", namespace=settings.namespace
+    )
+    try:
+        with engine.connect() as connection:
+            found = database.current_revision(connection)
+            if as_json:
+                print_json({"revision": found, "needed": database.REVISION, "ok": found == database.REVISION})
+                sys.exit(0 if found == database.REVISION else 1)
+            database.check_schema(connection)
+    finally:
+        engine.dispose()
+    echo(f"The database is at revision {found}, as this release needs it.")

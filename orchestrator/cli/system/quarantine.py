@@ -1,0 +1,146 @@
+"""`orchestrator quarantine`."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import msgspec
+from redis import Redis
+
+from orchestrator.cli.terminal.data import data_text
+from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.terminal.output import confirm, counted, echo, print_fields, print_json, print_table
+from orchestrator.cli.terminal.times import ago, present, when
+from orchestrator.errors import NotFound
+from orchestrator.settings import load_settings
+from orchestrator.transport import quarantine
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.quarantine import SetAside
+
+
+class EntryId(click.ParamType[str]):
+    """The id of an entry of a stream."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        milliseconds, _, sequence = str(value).partition("-")
+        parts = (milliseconds, sequence or "0")
+        if not all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts):
+            self.fail(f"{value!r} is not the id of a message: expected one such as 1731600000000-0.", param, ctx)
+        return "-".join(parts)
+
+
+@click.group("quarantine")
+def command() -> None:
+    """Look at messages that could not be understood or applied, and clear them away.
+
+    Nothing waits for them. The tasks that they were about, if any, are found by the scheduler and run again. The last
+    thousand are kept.
+
+    \b
+    Example:
+      orchestrator quarantine list
+    """
+
+
+@command.command("list")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many to show.")
+@json_option
+def list_(limit: int, as_json: bool) -> None:
+    """List what was set aside, newest first.
+
+    \b
+    Example:
+      orchestrator quarantine list
+      orchestrator quarantine list --json | jq -r '.messages[].error'
+    """
+    with _redis() as (redis, keys):
+        found = quarantine.newest(redis, keys, limit)
+    if as_json:
+        print_json({"messages": [_document(message) for message in found]})
+        return
+    now = present()
+    print_table(
+        ("id", "set aside", "stood in…?", "bytes>?", "error…"),
+        [
+            (message.id, ago(message.at, now), message.source, message.size, message.error.partition("\n")[0])
+            for message in found
+        ],
+        empty="Nothing has been set aside.",
+    )
+
+
+@command.command()
+@click.argument("message", type=EntryId(), metavar="ID")
+@json_option
+def show(message: str, as_json: bool) -> None:
+    """Show one message: where it stood, why it was refused, and what is in it.
+
+    \b
+    Example:
+      orchestrator quarantine show 1731600000000-0
+      orchestrator quarantine show 1731600000000-0 --json | jq -r .body | base64 -d
+    """
+    with _redis() as (redis, keys):
+        found = quarantine.find(redis, keys, message)
+    if found is None:
+        raise NotFound(f"Nothing was set aside under {message}. It may have been cleared, or made room for later ones.")
+    if as_json:
+        print_json(_document(found))
+        return
+    print_fields(
+        {
+            "message": found.id,
+            "set aside": when(found.at, present()),
+            "stood in": found.source,
+            "bytes": f"{found.size:,}"
+            + (f", the first {len(found.body):,} kept" if found.size > len(found.body) else ""),
+            "error": found.error,
+            "content": _content(found.body),
+        }
+    )
+
+
+@command.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def clear(yes: bool) -> None:
+    """Drop everything that was set aside.
+
+    \b
+    Example:
+      orchestrator quarantine clear --yes
+    """
+    with _redis() as (redis, keys):
+        if not yes:
+            confirm("Drop everything that was set aside?")
+        echo(f"Dropped {counted(quarantine.clear(redis, keys), 'message')}.")
+
+
+@contextmanager
+def _redis() -> Iterator[tuple[Redis, Keys]]:
+    settings = load_settings()
+    redis = connect(settings.require_redis())
+    try:
+        yield redis, Keys(settings.namespace)
+    finally:
+        redis.close()
+
+
+def _document(message: SetAside) -> dict[str, Any]:
+    """Return a message with its body in base 64, which any bytes can be written in."""
+    return dataclasses.asdict(message) | {"body": base64.b64encode(message.body).decode()}
+
+
+def _content(body: bytes) -> str:
+    """Return a body as data if it is such, else as Python writes bytes."""
+    try:
+        return data_text(msgspec.msgpack.decode(body))
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return repr(body)

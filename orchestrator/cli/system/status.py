@@ -1,0 +1,115 @@
+"""`orchestrator status`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import click
+import msgspec
+
+from orchestrator.cli.system import trouble
+from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.terminal.output import counted, echo, print_fields, print_json
+from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.times import ago, duration, present
+from orchestrator.errors import Unavailable
+from orchestrator.settings import load_settings
+from orchestrator.store import database, insights
+from orchestrator.store.insights import Events, Leader, Storage
+from orchestrator.store.insights.pressure import lock_holders
+from orchestrator.transport.health import RedisHealth
+
+
+@click.command("status")
+@json_option
+def command(as_json: bool) -> None:
+    """Show how the system is doing, and what needs a person.
+
+    \b
+    Example:
+      orchestrator status
+      orchestrator status --json | jq '.open, .trouble[].kind'
+    """
+    settings = load_settings()
+    with reading() as connection:
+        try:
+            overview = insights.overview(connection)
+        except database.UNAVAILABLE as error:
+            holders = lock_holders(connection)
+            if not holders:
+                raise
+            who = "; ".join(f"process {pid} ({name or 'unnamed'}: {query})" for pid, name, query in holders)
+            raise Unavailable(
+                f"The tables cannot be read: {who} holds a lock. End it: SELECT pg_terminate_backend({holders[0][0]})"
+            ) from error
+        queues = [queue.queue for queue in insights.list_queues(connection)]
+        transactions = insights.long_transactions(connection, settings.long_transaction)
+        on_postgres = trouble.of_postgres(
+            insights.connections(connection), transactions, insights.dead_rows(connection)
+        )
+    health, held = trouble.look_at_redis(settings, overview.events, queues)
+    on_redis = [*trouble.of_redis(health), *trouble.of_what_redis_holds(held)]
+    troubles = [*trouble.of_the_system(overview, settings.lease, health.complaint), *on_redis, *on_postgres]
+    if as_json:
+        redis = msgspec.to_builtins(held) | msgspec.to_builtins(health)
+        print_json({**msgspec.to_builtins(overview), "redis": redis, "trouble": troubles})
+        return
+    print_fields(
+        {
+            "scheduler": _leader(overview.leader),
+            "workers": f"{overview.workers} live, {overview.slots} slots, {overview.running} running",
+            "open": _counts(overview.open),
+            "last minute": _counts(overview.ended_last_minute),
+            "last hour": _counts(overview.ended_last_hour),
+            "schedules": _counts(overview.schedules),
+            "inbox": f"{overview.inbox} waiting",
+            "events": _events(overview.events),
+            "set aside": counted(held.quarantined, "message") if held.quarantined else None,
+            "database": f"revision {overview.revision}",
+            "storage": _storage(overview.storage),
+            "redis": _redis(health),
+        }
+    )
+    for found in troubles:
+        echo(f"! {found.message}", colour="yellow")
+
+
+def _leader(leader: Leader | None) -> str:
+    if leader is None:
+        return "none leads"
+    return f"{leader.address} leads in term {leader.term}, lease for {duration(leader.lease_remaining)}"
+
+
+def _events(events: Events | None) -> str:
+    return f"applied up to {events.position} of generation {events.generation}" if events else "none yet"
+
+
+def _redis(health: RedisHealth) -> str:
+    if not health.reachable:
+        return "refuses the user or the password" if health.is_locked else "away"
+    of = f" of {health.max_memory / 1_000_000:,.1f}" if health.max_memory else ""
+    return f"{health.version}, {health.used_memory / 1_000_000:,.1f}{of} MB used"
+
+
+def _storage(storage: Storage) -> str:
+    largest = [f"{name} {_size(size)}" for name, size in list(storage.tables.items())[:3]]
+    total = f"{_size(sum(storage.tables.values()))} ({', '.join(largest)})"
+    if storage.oldest is None:
+        return f"{total}, no ended tasks"
+    about = "about " if storage.is_rough else ""
+    return (
+        f"{total}, {about}{counted(storage.ended_tasks, 'ended task')}, the oldest of {ago(storage.oldest, present())}"
+    )
+
+
+def _size(size: float) -> str:
+    """Return bytes in the unit that suits them."""
+    for unit in ("B", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "none"

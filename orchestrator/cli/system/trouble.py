@@ -1,0 +1,182 @@
+"""What is wrong now, in the words of the person who has to act."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+
+from orchestrator.cli.terminal.output import counted
+from orchestrator.cli.terminal.times import ago, duration, present
+from orchestrator.domain.tasks import obstacles
+from orchestrator.errors import ConfigurationError
+from orchestrator.harmless import sentence
+from orchestrator.settings import Settings
+from orchestrator.store.insights import Connections, Events, LongTransaction, Overview, UnknownTasks
+from orchestrator.transport.connection import UNAVAILABLE, connect
+from orchestrator.transport.health import RedisHealth, look
+from orchestrator.transport.inspection import RedisView, inspect
+from orchestrator.transport.keys import Keys
+
+_PATIENCE = 2.0
+_NEARLY = 0.9
+"""From this part on, what is limited is said to run out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """One thing that needs a person."""
+
+    kind: str
+    """A name that programs can rely on, e.g. `redis full`."""
+    message: str
+    """What is wrong, what it means, and what to do."""
+    about: str = ""
+    """The queue or the task, where there may be several such troubles."""
+
+
+def look_at_redis(settings: Settings, events: Events | None, queues: Iterable[str]) -> tuple[RedisHealth, RedisView]:
+    """Return how Redis is doing and what it holds; that it cannot be used is part of the answer."""
+    try:
+        with closing(connect(settings.require_redis(), patience=_PATIENCE)) as redis:
+            keys = Keys(settings.namespace)
+            health = look(redis, keys)
+            generation = events.generation if events else None
+            return health, inspect(redis, keys, generation, queues) if health.reachable else RedisView()
+    except (*UNAVAILABLE, ConfigurationError) as error:
+        return RedisHealth(reachable=False, error=str(error)), RedisView()
+
+
+def of_the_system(overview: Overview, lease: float, complaint: str | None = None) -> Iterator[Trouble]:
+    """Say what is wrong with our own processes: nobody leads, nobody serves a queue, nobody knows a task."""
+    leader = overview.leader
+    is_useless = leader is not None and leader.idle is not None and leader.idle > lease
+    if leader is None:
+        yield Trouble(kind="no leader", message=obstacles.NO_LEADER if complaint is None else obstacles.NONE_CAN_LEAD)
+    elif is_useless:
+        yield Trouble(
+            kind="leader in trouble",
+            message=f"The scheduler {leader.address} leads and has not done its work for {duration(leader.idle)}: "
+            f"{leader.trouble or 'it does not say why'}. A standby that can do better takes over by itself; none has. "
+            f"Mend that, or start a scheduler elsewhere: orchestrator scheduler",
+        )
+    for queue in () if is_useless else overview.unserved_queues:  # such a leader does not see who serves what
+        yield Trouble(kind="no worker", about=queue, message=obstacles.no_worker(queue))
+    for paused in overview.paused_queues:
+        oldest = f", the oldest for {duration(paused.oldest)}" if paused.oldest is not None else ""
+        message = obstacles.paused(paused.queue, f"; {paused.waiting:,} tasks wait in it{oldest}")
+        yield Trouble(kind="paused queue", about=paused.queue, message=message)
+    now = present()
+    for unknown in overview.unknown_tasks:
+        message = obstacles.unknown_task(unknown.queue, _unknown(unknown, now))
+        yield Trouble(kind="unknown task", about=unknown.name, message=message)
+    if overview.stuck_runs:
+        yield Trouble(
+            kind="stuck runs",
+            message=f"{counted(overview.stuck_runs, 'run')} cannot go on; the newest: "
+            f"{sentence(overview.stuck_reason or 'nobody knows why')} Look at them: orchestrator runs list --stuck",
+        )
+    for failing in overview.failing_schedules:
+        yield Trouble(kind="failing schedule", message=f"Schedule {failing.key} starts nothing: {failing.error}")
+    for forgotten in overview.forgotten_schedules:
+        yield Trouble(
+            kind="forgotten schedule",
+            message=f"Schedule {forgotten.key} is no longer in the code of {forgotten.origin}, and still fires. "
+            f"Delete it: orchestrator schedules delete {forgotten.key}",
+        )
+
+
+def _unknown(unknown: UnknownTasks, now: datetime) -> str:
+    """Say what nobody knows, and what becomes of that."""
+    end = ago(unknown.fails_at, now)
+    if not unknown.runs:
+        return f"{unknown.name!r}: {unknown.tasks:,} wait{f', the first fails {end}' if end else ''}"
+    what = f"workflow {unknown.name!r}: {unknown.runs:,} of its runs wait"
+    if not end:
+        return what
+    others = "" if unknown.begun == unknown.runs else "; those that have not begun fail then"
+    begun = f", {unknown.begun:,} after their start: the first is stuck {end}, and goes on when a worker has it again"
+    return f"{what}, the first fails {end}" if not unknown.begun else f"{what}{begun}{others}"
+
+
+def of_what_redis_holds(view: RedisView) -> Iterator[Trouble]:
+    """Say what others have written where our keys are."""
+    for foreign in view.foreign_keys:
+        yield Trouble(
+            kind="foreign key",
+            message=f"Redis key {foreign.key} holds a {foreign.found} where a {foreign.expected} of ours belongs, and "
+            f"whatever needs it fails. Find out who wrote it, then: redis-cli DEL '{foreign.key}'",
+        )
+    if view.quarantined:
+        yield Trouble(
+            kind="set aside",
+            message=f"{counted(view.quarantined, 'message')} could not be understood or applied. Look at what was set "
+            f"aside: orchestrator quarantine list",
+        )
+
+
+def of_redis(health: RedisHealth) -> Iterator[Trouble]:
+    """Say what is wrong with Redis."""
+    error = (health.error or "").removesuffix(".")
+    meanwhile = "Enqueues are kept, running tasks go on, and nothing new starts until it"
+    if health.is_locked:
+        yield Trouble(
+            kind="redis away",
+            message=f"Redis refuses the user or the password of the setting redis_url, or what they may do "
+            f"({health.error}). {meanwhile} lets them in: correct the setting, or the user in Redis.",
+        )
+    elif not health.reachable:
+        yield Trouble(
+            kind="redis away",
+            message=f"Redis cannot be reached ({error}). {meanwhile} is back: start it.",
+        )
+    elif health.error is not None and health.fullness >= 1:
+        yield Trouble(
+            kind="redis full",
+            message=f"Redis is full: {_megabytes(health.used_memory)} of {_megabytes(health.max_memory)}. {meanwhile} "
+            f"has room: raise maxmemory, or remove what others keep there.",
+        )
+    elif health.error is not None:
+        yield Trouble(
+            kind="redis refuses writes",
+            message=f"Redis refuses writes ({error}). {meanwhile} takes them: its log and its disk tell why.",
+        )
+    elif health.fullness >= _NEARLY:
+        yield Trouble(
+            kind="redis nearly full",
+            message=f"Redis uses {_megabytes(health.used_memory)} of {_megabytes(health.max_memory)}. When it is full, "
+            f"nothing new starts: raise maxmemory.",
+        )
+    if health.complaint is not None:
+        yield Trouble(kind="scheduler stuck", message=f"The scheduler cannot use Postgres: {health.complaint}")
+    if health.max_memory and health.eviction != "noeviction":
+        yield Trouble(
+            kind="redis evicts",
+            message=f"Redis has maxmemory-policy {health.eviction!r} and drops messages when it is full. "
+            f"Set it: redis-cli CONFIG SET maxmemory-policy noeviction",
+        )
+
+
+def of_postgres(connections: Connections, transactions: Sequence[LongTransaction], dead_rows: int) -> Iterator[Trouble]:
+    """Say what others do to Postgres."""
+    if connections.used >= _NEARLY * connections.limit:
+        yield Trouble(
+            kind="connections run out",
+            message=f"Postgres has {connections.used} of {connections.limit} connections open. When there are no more, "
+            f"enqueue is refused: close some, or raise max_connections.",
+        )
+    for held in transactions:
+        who = f"process {held.pid}" if held.pid is not None else "prepared transaction"
+        undo = f"SELECT pg_terminate_backend({held.pid})" if held.pid is not None else "ROLLBACK PREPARED"
+        what = f"{held.application or 'unnamed'}, {held.role}, {held.state}"
+        query = f"; its last statement: {held.query}" if held.query else ""
+        yield Trouble(
+            kind="long transaction",
+            message=f"A transaction has been open for {duration(held.age)} and holds back vacuum (dead rows among the "
+            f"open tasks: {dead_rows:,}): {who} ({what}){query}. End it: {undo}",
+        )
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1_000_000:,.1f} MB"

@@ -1,0 +1,310 @@
+"""`orchestrator tasks`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import click
+from rich.text import Text
+from sqlalchemy import Connection
+
+from orchestrator.cli.runs.ids import RUN
+from orchestrator.cli.tasks.words import bar, last_words, print_log, watch_task
+from orchestrator.cli.terminal.data import as_json as data_json
+from orchestrator.cli.terminal.data import call_of, call_text, data_text, short_text, stored_value
+from orchestrator.cli.terminal.ids import TASK, Shown
+from orchestrator.cli.terminal.options import json_option, moment, page_options, status_option
+from orchestrator.cli.terminal.output import (
+    confirm,
+    counted,
+    echo,
+    json_text,
+    print_fields,
+    print_json,
+    print_table,
+    state,
+)
+from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.times import ago, between, present, when
+from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
+from orchestrator.domain.tasks.task import error_text
+from orchestrator.errors import NotFound
+from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.settings import load_settings
+from orchestrator.store import insights
+from orchestrator.store.insights import AttemptView, TaskDetail, TaskFilter, TaskView
+from orchestrator.store.tasks import redrive
+from orchestrator.store.tasks.redrive import FailedFilter
+
+
+@click.group("tasks")
+def command() -> None:
+    """Look at tasks, watch, cancel and retry them.
+
+    \b
+    Example:
+      orchestrator tasks list --status failed
+    """
+
+
+@command.command("list")
+@status_option(TaskState)
+@click.option("--queue", help="Only of this queue.")
+@click.option("--name", help="Only of this task name.")
+@click.option("--run", type=RUN, metavar="ID", help="Only of this run.")
+@page_options(TASK)
+@json_option
+def list_(
+    statuses: tuple[str, ...],
+    queue: str | None,
+    name: str | None,
+    run: UUID | None,
+    limit: int,
+    before: UUID | None,
+    as_json: bool,
+) -> None:
+    """List tasks, open and ended, newest first.
+
+    \b
+    Example:
+      orchestrator tasks list --status failed --status cancelled --queue mail
+      orchestrator tasks list --run 0199b2f4-… --json
+    """
+    wanted = TaskFilter(statuses=tuple(TaskState(status) for status in statuses), queue=queue, name=name, run=run)
+    with reading() as connection:
+        tasks = insights.list_tasks(connection, wanted, limit=limit, before=before)
+        shown = Shown(connection, "task", [task.id for task in tasks])
+    more = insights.next_page(wanted, tasks) if len(tasks) == limit else None
+    if as_json:
+        print_json({"tasks": tasks, "next": more})
+        return
+    now = present()
+    print_table(
+        ("id", "name…", "status…", "created", "queue…?", "took>?", "attempt>?"),
+        [
+            (
+                shown(task.id),
+                task.name,
+                _state(task, now),
+                ago(task.created_at, now),
+                task.queue,
+                between(task.started_at, task.ended_at or now),
+                task.attempt,
+            )
+            for task in tasks
+        ],
+        empty="No task matches."
+        if before or wanted != TaskFilter()
+        else "There is no task yet. Enqueue one: orchestrator enqueue NAME",
+    )
+    if more:
+        echo(f"Older ones: add --before {shown(more)}", err=True)
+
+
+@command.command()
+@click.argument("task", type=TASK, metavar="ID")
+@json_option
+def show(task: UUID, as_json: bool) -> None:
+    """Show all that is known of one task: its call, progress, result, attempts and error.
+
+    \b
+    Example:
+      orchestrator tasks show 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    with reading() as connection:
+        detail = _found(connection, task)
+    progress = last_words(load_settings(), task.bytes)
+    if as_json:
+        print_json(_document(detail) | {"progress": progress})
+    else:
+        _print(detail, progress)
+
+
+@command.command()
+@click.argument("task", type=TASK, metavar="ID")
+@json_option
+def watch(task: UUID, as_json: bool) -> None:
+    """Follow a task to its end, with a bar if it says how far it has come; exit with 1 unless it succeeds.
+
+    \b
+    Example:
+      orchestrator tasks watch 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    with sending() as app, reading() as connection:
+        detail = _found(connection, task)
+        try:
+            ended = watch_task(app, task.bytes, detail.name, quiet=as_json)
+        except KeyboardInterrupt:
+            echo(f"\nThe task goes on. To cancel it: orchestrator tasks cancel {task}", err=True)
+            sys.exit(130)
+        if as_json:
+            print_json(_document(_found(connection, task)))
+    sys.exit(0 if ended == TaskState.SUCCESS else 1)
+
+
+@command.command()
+@click.argument("task", type=TASK, metavar="ID")
+@click.option("--follow", is_flag=True, help="Go on until the task ends; with --json, one document to a line.")
+@json_option
+def logs(task: UUID, follow: bool, as_json: bool) -> None:
+    """Show what a task said with `ctx.log`: its last 200 lines, for an hour.
+
+    \b
+    Example:
+      orchestrator tasks logs 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --follow
+    """
+    with sending() as app:
+        try:
+            print_log(app, task.bytes, follow=follow, as_json=as_json)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
+@command.command()
+@click.argument("tasks", type=TASK, metavar="ID…", nargs=-1, required=True)
+def cancel(tasks: tuple[UUID, ...]) -> None:
+    """Cancel tasks, wherever they stand.
+
+    The leading scheduler does it at once or, where none runs, when one starts. A task that runs is interrupted.
+
+    \b
+    Example:
+      orchestrator tasks cancel 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    with sending() as app:
+        for task in tasks:
+            app.handle(task).cancel()
+            echo(f"Asked to cancel task {task}.")
+
+
+@command.command()
+@click.argument("tasks", type=TASK, metavar="[ID…]", nargs=-1)
+@click.option("--queue", help="Of this queue.")
+@click.option("--name", help="Of this task name.")
+@click.option("--error", metavar="TEXT", help="Whose error's type or message holds this.")
+@click.option("--since", type=moment, metavar="TIME", help="That failed since: 2h (ago), or 2024-01-31T09:30.")
+@click.option("--until", type=moment, metavar="TIME", help="That failed until then.")
+@click.option("--dry-run", is_flag=True, help="Only show which.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def retry(tasks: tuple[UUID, ...], dry_run: bool, yes: bool, **wanted: Any) -> None:
+    """Open failed or skipped tasks again, with all their tries: by id, or all failed ones that match.
+
+    \b
+    Example:
+      orchestrator tasks retry 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+      orchestrator tasks retry --queue mail --error ConnectionError --since 2h
+    """
+    matching = FailedFilter(**wanted)
+    if bool(tasks) == (matching != FailedFilter()):
+        raise click.UsageError("Give the ids of tasks, or which failed ones are meant: --queue, --name, --error, …")
+    if tasks:
+        with sending() as app:
+            for task in tasks:
+                app.handle(task).retry()
+                echo(f"Asked to retry task {task}.")
+        return
+    count = _preview(matching)
+    if dry_run or not count:
+        return
+    if not yes:
+        confirm(f"Open {counted(count, 'task')} again?")
+    with sending() as app:
+        echo(f"Asked to retry {counted(app.retry_failed(**wanted), 'task')}.")
+
+
+def _preview(wanted: FailedFilter) -> int:
+    """Show what would be tried again; return how many tasks that is."""
+    with reading() as connection:
+        groups = redrive.preview(connection, wanted)
+    print_table(
+        ("tasks>", "name…", "queue…", "error…"),
+        [
+            (group.tasks, group.name, group.queue, error_text(group.kind, group.example).partition("\n")[0])
+            for group in groups
+        ],
+        empty="No failed task matches.",
+    )
+    return sum(group.tasks for group in groups)
+
+
+def _found(connection: Connection, task: UUID) -> TaskDetail:
+    found = insights.show_task(connection, task)
+    if found is None:
+        raise NotFound.by_id("task", str(task))
+    return found
+
+
+def _state(task: TaskView, now: datetime) -> Text:
+    if task.status != TaskState.PENDING:
+        return state(task.status, _reason(task.reason) if task.reason != task.status else "")
+    if task.blockers:
+        return state(task.status, f"waits for {task.blockers}")
+    if task.hold:
+        return state(task.status, task.hold)
+    return state(task.status, ago(task.wake_at, now) if task.wake_at and task.wake_at > now else "")
+
+
+def _reason(reason: str | None) -> str:
+    """Return why a task did not succeed; of the type of an exception, its last name."""
+    return (reason or "") if " " in (reason or "") else (reason or "").rpartition(".")[2]
+
+
+def _document(detail: TaskDetail) -> dict[str, Any]:
+    """Return the task with its payload and result as data; `args` and `kwargs` take the payload's place."""
+    document = {field.name: getattr(detail, field.name) for field in dataclasses.fields(detail)}
+    arguments, keywords = call_of(document.pop("payload"))
+    result = None if detail.result is None else data_json(stored_value(detail.result))
+    return document | {"args": data_json(arguments), "kwargs": data_json(keywords), "result": result}
+
+
+def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
+    now = present()
+    print_fields(
+        {
+            "task": str(detail.id),
+            "call": call_text(detail.name, detail.payload),
+            "status": _state(detail, now),
+            "progress": None if progress is None or detail.status in ENDED_TASK_STATES else bar(progress),
+            "result": None if detail.result is None else short_text(stored_value(detail.result)),
+            "queue": detail.queue + (f", priority {detail.priority}" if detail.priority else ""),
+            "options": data_text(detail.options) if detail.options else None,
+            "run": f"{detail.run_id}, position {detail.position}" if detail.run_id else None,
+            "worker": detail.worker,
+            "created": when(detail.created_at, now),
+            "started": when(detail.started_at, now),
+            "ended": when(detail.ended_at, now),
+            "took": between(detail.started_at, detail.ended_at),
+        }
+    )
+    if detail.attempts:
+        echo()
+        print_table(
+            ("attempt>", "outcome", "worker…?", "started?", "took>?", "error…"),
+            [
+                (
+                    attempt.attempt,
+                    state(attempt.outcome),
+                    attempt.worker,
+                    ago(attempt.started_at, now),
+                    between(attempt.started_at, attempt.ended_at or now),
+                    _error(attempt),
+                )
+                for attempt in detail.attempts
+            ],
+        )
+    failed = next((attempt.error for attempt in reversed(detail.attempts) if attempt.error), detail.error)
+    if failed and detail.status != TaskState.CANCELLED:
+        echo(f"\nLast error: {error_text(failed.kind, failed.message)}")
+        if failed.data:
+            echo(f"Its data: {json_text(failed.data)}")
+        if failed.traceback:
+            echo(f"\nRemote traceback:\n{failed.traceback.rstrip()}")
+
+
+def _error(attempt: AttemptView) -> str:
+    return error_text(attempt.error.kind, attempt.error.message).partition("\n")[0] if attempt.error else ""

@@ -1,0 +1,135 @@
+"""`orchestrator enqueue`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import click
+
+from orchestrator.cli.terminal.data import as_json as in_json
+from orchestrator.cli.terminal.data import data_text, parse_value
+from orchestrator.cli.terminal.options import app_option, json_option
+from orchestrator.cli.terminal.output import echo, echo_json, print_json
+from orchestrator.cli.terminal.patience import wait_told
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import UnknownTask, did_you_mean
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.handle import Handle
+from orchestrator.sdk.tasks.options import CallOptions, check_name, with_options
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.settings import load_settings
+from orchestrator.workers.functions.loading import load_app
+
+_KEYWORD = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
+Call = tuple[list[Any], dict[str, Any]]
+
+
+@click.command("enqueue")
+@click.argument("name")
+@click.argument("arguments", metavar="[ARGS]…", nargs=-1)
+@app_option
+@click.option("--queue", help="The queue that it waits in.  [default: the task's own, or `default`]")
+@click.option("--priority", type=int, help="From -100 to 100; higher goes first.")
+@click.option("--delay", type=float, metavar="SECONDS", help="Start not before so many seconds.")
+@click.option("--expires", type=float, metavar="SECONDS", help="Fail if it has not started within so many seconds.")
+@click.option("--unique-key", metavar="KEY", help="Enqueue it only if no such task with this key is open.")
+@click.option("--idempotency-key", metavar="KEY", help="Enqueue it once, however often this is tried.")
+@click.option("--retries", type=int, help="How often a failed attempt is tried again.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="How long one attempt may run.")
+@click.option("--wait", is_flag=True, help="Wait for the result and print it.")
+@json_option
+def command(name: str, arguments: tuple[str, ...], app: str | None, wait: bool, as_json: bool, **options: Any) -> None:
+    """Enqueue a task and print its id.
+
+    Each argument is JSON if it reads as JSON, else a string; KEY=VALUE is a named one. Write '"5"' for a string of
+    one digit, '"a=b"' for one with an equals sign, and put -- before a negative number.
+
+    With an application, the last part of the task's name will do if it is unique, and the call is checked. Without
+    one, the full name is needed, and nothing can be checked.
+
+    \b
+    Example:
+      orchestrator enqueue resize a.png width=200 --wait
+      orchestrator enqueue shop.tasks.charge '{"amount": 12.5}' --queue payments --delay 60
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    settings = load_settings(app=app)
+    application = load_app(settings.app) if settings.app else Orchestrator(settings)
+    call = _parse(arguments)
+    with closing(application):
+        if settings.app:
+            handle = _enqueue_registered(_find(application, name), call, given)
+        else:
+            handle = _enqueue_by_name(application, name, call, given)
+        if not as_json:
+            echo(handle.id, err=wait)
+        document = {"id": handle.id}
+        if wait:
+            obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
+            result = wait_told(handle.result, obstacles)
+            if not as_json:
+                echo_json(data_text(result))
+            document["result"] = in_json(result)
+        if as_json:
+            print_json(document)
+
+
+def _parse(words: Sequence[str]) -> Call:
+    arguments: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for word in words:
+        if named := _KEYWORD.fullmatch(word):
+            if named[1] in keywords:
+                raise click.UsageError(f"Argument {named[1]!r} is given twice.")
+            keywords[named[1]] = parse_value(named[2])
+        elif keywords:
+            raise click.UsageError(f"Argument {word!r} has no name and follows one that has; put it before.")
+        else:
+            arguments.append(parse_value(word))
+    return arguments, keywords
+
+
+def _find(app: Orchestrator, name: str) -> Task[..., Any]:
+    """Return the task of that name, or the only one whose name ends in it."""
+    if name in app.tasks:
+        return app.tasks[name]
+    matching = sorted(full for full in app.tasks if full.endswith(f".{name}"))
+    if len(matching) == 1:
+        return app.tasks[matching[0]]
+    if matching:
+        raise UnknownTask(f"Several tasks are called {name!r}: {', '.join(matching)}. Give the full name.")
+    known = [*app.tasks, *(full.rpartition(".")[2] for full in app.tasks)]
+    raise UnknownTask(
+        f"No task is called {name!r}.{did_you_mean(name, known)} Known: {', '.join(sorted(app.tasks)) or 'none'}."
+    )
+
+
+def _enqueue_registered(task: Task[..., Any], call: Call, options: dict[str, Any]) -> Handle[Any]:
+    arguments, keywords = call
+    return task.options(**options).enqueue(*arguments, **keywords)
+
+
+def _enqueue_by_name(app: Orchestrator, name: str, call: Call, options: dict[str, Any]) -> Handle[Any]:
+    """Enqueue a call of a task that only the workers know."""
+    chosen = with_options(CallOptions(), options)
+    placed = chosen.placed(check_name("task", name), {}, app.settings.idempotency_period)
+    task = NewTask(
+        id=new_id(),
+        name=name,
+        queue=chosen.queue or app._client.route(name),
+        payload=encode_call(name, *call, app.settings.max_payload),
+        priority=chosen.priority,
+        delay=chosen.delay_seconds,
+        options=placed.options,
+        lane=placed.lane,
+        expires=chosen.expiry_seconds,
+        unique=placed.unique,
+    )
+    return app.handle(UUID(bytes=app._client.backend.tasks.enqueue(task)))

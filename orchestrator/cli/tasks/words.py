@@ -1,0 +1,144 @@
+"""What a task says of itself: how far it has come, and its log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
+
+from orchestrator.cli.terminal.output import console, echo, echo_json, json_text, on_terminal, print_json, text_column
+from orchestrator.cli.terminal.times import duration
+from orchestrator.domain.states import ENDED_TASK_STATES
+from orchestrator.errors import OrchestratorError
+from orchestrator.harmless import indented, one_line
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.tasks.progress import TaskProgress, read_progress
+from orchestrator.sdk.waiting.steps import complete
+from orchestrator.settings import Settings
+from orchestrator.transport.codec import LogLine
+from orchestrator.transport.connection import connect
+from orchestrator.transport.journal import LOSSES, read_log
+from orchestrator.transport.keys import Keys
+
+_WIDTH = 20
+_REFRESH = 0.25
+"""Seconds between two looks at a task; its end is announced."""
+_PATIENCE = 1.0
+"""Seconds that a look may wait for Redis, or for the next line of a log."""
+
+
+def last_words(settings: Settings, task: bytes) -> TaskProgress | None:
+    """Return a task's progress, or None where Redis cannot tell."""
+    if not settings.redis_url:
+        return None
+    with suppress(OrchestratorError):
+        return read_progress(connect(settings.redis_url, patience=_PATIENCE), Keys(settings.namespace), task)
+    return None
+
+
+def bar(progress: TaskProgress) -> str:
+    """Return progress as a bar in letters, and how old it is."""
+    full = round(_WIDTH * progress.fraction)
+    return f"{'█' * full}{'░' * (_WIDTH - full)} {_words(progress)} ({duration(progress.age)} ago)"
+
+
+def _words(progress: TaskProgress) -> str:
+    return f"{progress.fraction * 100:.0f} % {one_line(progress.text)}".rstrip()
+
+
+# -- watching
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """A task as it is watched."""
+
+    status: str
+    progress: TaskProgress | None
+
+    def __str__(self) -> str:
+        if self.progress is None or self.status in ENDED_TASK_STATES:
+            return self.status
+        return f"{self.status} {_words(self.progress)}"
+
+
+def watch_task(app: Orchestrator, task: bytes, name: str, *, quiet: bool) -> str:
+    """Show a task until it ends: a bar on a terminal, else a line for every change; return how it ended."""
+    if quiet:
+        return _follow(app, task, lambda _: None)
+    if not on_terminal():
+        return _follow(app, task, lambda sight: echo(str(sight)))
+    columns = (
+        text_column("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        text_column("{task.fields[remark]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console()) as progress:
+        line = progress.add_task(name, total=1.0, remark="")
+
+        def show(sight: _Sight) -> None:
+            said = sight.progress
+            done = 1.0 if sight.status == "success" else said.fraction if said is not None else 0.0
+            text = one_line(said.text) if said is not None and sight.status not in ENDED_TASK_STATES else ""
+            progress.update(line, completed=done, remark=f"{sight.status} {text}".rstrip())
+
+        return _follow(app, task, show)
+
+
+def _follow(app: Orchestrator, task: bytes, show: Callable[[_Sight], None]) -> str:
+    shown = ""
+    while True:
+        sight = _Sight(app._client.backend.tasks.status(task), app._client.backend.tasks.progress(task))
+        if str(sight) != shown:
+            show(sight)
+            shown = str(sight)
+        if sight.status in ENDED_TASK_STATES:
+            return sight.status
+        complete(app._client.backend.tasks.wait(task, _REFRESH))
+
+
+# -- the log
+
+
+def print_log(app: Orchestrator, task: bytes, *, follow: bool, as_json: bool) -> None:
+    """Print what a task said last and, if asked, what it says until it ends."""
+    app._client.backend.tasks.status(task)  # there is such a task
+    lines = _lines(app, task, follow=follow)
+    if as_json and not follow:
+        print_json({"lines": [_document(line) for line in lines]})
+        return
+    silent = True
+    for line in lines:
+        silent = False
+        at = datetime.fromtimestamp(line.at, UTC)
+        plain = indented(f"{at:%H:%M:%S} {line.level:<8} {line.text}")
+        echo_json(json_text(_document(line))) if as_json else echo(plain)
+    if silent:
+        echo("The task has said nothing, or more than an hour ago.", err=True)
+
+
+def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]:
+    redis, keys = connect(app.settings.require_redis()), Keys(app.settings.namespace)
+    last = "0-0"
+    try:
+        while True:
+            over = not follow or app._client.backend.tasks.status(task) in ENDED_TASK_STATES
+            said = read_log(redis, keys, task, last, 0.0 if over else _PATIENCE)
+            yield from (line for _, line in said)
+            last = said[-1].entry if said else last
+            if over:
+                return
+    except LOSSES as error:
+        raise OrchestratorError(f"Redis, which keeps the logs of tasks, cannot tell: {error}") from error
+    finally:
+        redis.close()
+
+
+def _document(line: LogLine) -> dict[str, object]:
+    at = datetime.fromtimestamp(line.at, UTC)
+    return {"at": at, "attempt": line.attempt, "level": line.level, "text": line.text}

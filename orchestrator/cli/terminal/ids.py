@@ -1,0 +1,80 @@
+"""Ids as people type and read them: as much of each as tells it from all others, like git's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from uuid import UUID
+
+import click
+from sqlalchemy import Connection
+
+from orchestrator.cli.terminal.output import on_terminal
+from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.times import ago, present
+from orchestrator.errors import NotFound
+from orchestrator.harmless import one_line
+from orchestrator.store.insights import ids
+from orchestrator.store.insights.ids import Kind
+
+_BEGINNING = re.compile("[0-9a-f]{4,31}")
+_MOST = 10
+"""How many ids are named that begin alike."""
+
+
+class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases of click are not
+    """The id of a task or a run, or enough of its beginning."""
+
+    name = "id"
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+
+    def convert(self, value: str | UUID, param: click.Parameter | None, ctx: click.Context | None) -> UUID:
+        """Return the whole id."""
+        try:
+            return value if isinstance(value, UUID) else UUID(value)
+        except ValueError:
+            pass
+        found = self.find(str(value))
+        if found is None:
+            self.fail(
+                f"{value!r} is not the id of a {self.kind}: expected one such as "
+                f"0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17, or at least the first 4 of its digits.",
+                param,
+                ctx,
+            )
+        return found
+
+    def find(self, beginning: str) -> UUID | None:
+        """Return the only id that begins like this, or None if none can."""
+        digits = beginning.replace("-", "").lower()
+        if not _BEGINNING.fullmatch(digits):
+            return None
+        with reading() as connection:
+            found = ids.begin_with(connection, self.kind, digits, _MOST + 1)
+        if not found:
+            raise NotFound.by_id(self.kind, f"{beginning}…")
+        if len(found) == 1:
+            return found[0].id
+        now = present()
+        several = [
+            f"  {one.id}  {one_line(one.name)}, {one.status}, {ago(one.created_at, now)}" for one in found[:_MOST]
+        ]
+        more = ["  …"] if len(found) > _MOST else []
+        raise click.ClickException(
+            "\n".join([f"The ids of several {self.kind}s begin with {beginning}. Write more of it:", *several, *more])
+        )
+
+
+TASK = IdOf("task")
+
+
+class Shown:
+    """Shows ids: on a terminal as much of each as is enough, elsewhere all of it."""
+
+    def __init__(self, connection: Connection, kind: Kind, shown: Iterable[UUID]) -> None:
+        self._length = ids.enough(connection, kind, list(shown)) if on_terminal() else None
+
+    def __call__(self, identifier: UUID) -> str:
+        return str(identifier)[: self._length]

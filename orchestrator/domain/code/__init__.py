@@ -1,0 +1,1 @@
+"""Workflows as code: turns, commands, histories."""

@@ -1,0 +1,113 @@
+"""One turn of a workflow's code: what the leader sends to a worker, and what it reports back.
+
+The run's own task carries the turns: each activation is an attempt of it, and at most one is out at a time.
+
+    leader                                             worker
+      │  Activation(after=0, cached=0, whole history) ──▶  begins or replays, runs until nothing is left to do
+      │  ◀── Activated(through=1, commands=[…])             keeps the workflow in memory, under this attempt
+      │  applies the batch: mark, records, tasks, timers
+      │  … a task ends: a fact is appended …
+      │  Activation(after=6, cached=1, facts 7…8) ──────▶  shows the cached workflow the new facts
+      │  ◀── Activated(through=8, commands=[…])
+      │  Activation(after=12, cached=2, …) ─────────────▶  has it no more, or not in that state
+      │  ◀── Activated(missing=True)                        nothing was run; send everything
+
+A worker uses what it has cached only if that was left by attempt `cached`, the last one whose report was applied: what
+an attempt did whose report came too late is no part of the history. An activation without events, which only asks
+queries, leaves the workflow as it was, and cached under the attempt that left it so. Records may be left out of what is
+sent to a cached workflow, which has no use for them.
+
+Events that are too many for one message stand beside it, in so many `pages`, each a list of events in order. If one of
+them is gone, nothing was run either: the workflow is missing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from orchestrator.domain.code.commands import Command
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.tasks.task import TaskError
+
+NO_HANDLER = ", for which the code has no handler yet"
+"""Follows the name of such an update in `Waiting.updates`."""
+
+
+class Query(msgspec.Struct, frozen=True, array_like=True):
+    """A question to the workflow's code, which may look at its state but not change it."""
+
+    id: bytes
+    name: str
+    payload: bytes
+    """The arguments, encoded like those of a task."""
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What a query gave: a result or an error."""
+
+    id: bytes
+    result: bytes | None = None
+    error: TaskError | None = None
+
+
+class Activation(msgspec.Struct, frozen=True, array_like=True):
+    """Show these events to the run's code, then answer these queries."""
+
+    run_id: bytes
+    workflow: str
+    version: int
+    after: int
+    """The events follow this number; 0 means that they are the whole history."""
+    through: int
+    """The number of the last event there is, whether it was sent or left out."""
+    events: list[Event]
+    cached: int = 0
+    """The attempt that left the cached workflow to which these events are added; 0 where the history is whole."""
+    queries: list[Query] = []
+    pages: int = 0
+    """In how many pages the events stand, if they are not here."""
+
+
+class Violation(msgspec.Struct, frozen=True, array_like=True):
+    """Why the code cannot go on with this history. The run is stuck until code comes that fits, and has not failed."""
+
+    event: int
+    """The number of the event at which they part."""
+    kind: str
+    message: str
+    """What history says and what the code did."""
+    difference: str = ""
+    """The commands of the history and of the code around that place, as a diff."""
+
+
+class Waiting(msgspec.Struct, frozen=True, array_like=True):
+    """What only the worker knows of code that waits, for people to read; what is open stands in Postgres."""
+
+    places: list[str] = []
+    """Where in the code its function waits, and the first of the tasks beside it: `shop.py, line 7, in order: …`."""
+    signals: list[str] = []
+    """Names of signals that it waits for."""
+    updates: list[str] = []
+    """Names of updates that have no answer yet."""
+
+
+class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
+    """The report of one activation."""
+
+    id: bytes
+    attempt: int
+    duration: float
+    through: int = 0
+    """The number of the last event that the code was shown: the mark to be recorded."""
+    commands: list[Command] = []
+    """To be applied in one transaction; empty together with `stuck` and `missing`."""
+    stuck: Violation | None = None
+    missing: bool = False
+    """The workflow is not cached here as the leader thought, or pages are gone; it has to send the whole history."""
+    answers: list[Answer] = []
+    cached: int = 0
+    """The attempt under which the worker keeps the workflow now: this one if the code was shown any events."""
+    waiting: Waiting | None = None
+    """Where the code waits now, if it was shown any events."""
+    version: int = 0
+    """The version of the code that took this turn; 0 where an older worker does not say."""

@@ -1,0 +1,220 @@
+"""What the code of a workflow asks for. A batch of commands is all that leaves an activation.
+
+Commands are queued while the code runs and leave together when it suspends or ends. The leader applies a batch in one
+transaction: for each command it does what is asked and appends the event of `domain/code/history.py` that records it.
+
+**Ids.** Everything that can be waited for has an id derived from (run, kind, ordinal): `command_id`. The ordinal counts
+the commands of one kind within the run, from 1, and advances on replay too. So the n-th task of the code meets the
+n-th task of the history whatever else happens in between, a batch that is applied twice changes nothing, and an id that
+exists already under another name is a determinism violation, not a second task.
+
+**Ends.** `CompleteRun`, `FailRun`, `CancelRun` and `ContinueRun` end the run; one of them, if any, is the last of its
+batch. What is still open then is cancelled, except for detached children.
+
+Messages are MessagePack arrays, as in `domain/tasks/task.py`: new fields go last, with a default.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from orchestrator.domain.ids import derived_id
+from orchestrator.domain.tasks.task import NewTask, TaskError
+
+Kind = Literal["task", "timer", "promise", "child", "operation", "state", "signal"]
+"""What has ordinals of its own."""
+OnCancel = Literal["cancel", "wait", "abandon"]
+
+
+def command_size(command: Command) -> int:
+    """Return about how many bytes a command takes in a message."""
+    match command:
+        case ScheduleTask(task=task):
+            return 300 + len(task.payload)
+        case StartChildRun(payload=payload) | ContinueRun(payload=payload):
+            return 300 + len(payload)
+        case RecordOperation(result=result) | CompleteRun(result=result) | AnswerUpdate(result=result):
+            return 300 + len(result or b"")
+        case SetState(value=value) | SignalRun(value=value):
+            return 300 + len(value)
+        case _:
+            return 300
+
+
+def command_id(run: bytes, kind: Kind, ordinal: int) -> bytes:
+    """Return the id of the `ordinal`-th command of a kind in a run."""
+    return derived_id(run, kind, ordinal)
+
+
+class ScheduleTask(msgspec.Struct, frozen=True, array_like=True, tag="schedule_task"):
+    """Create this task of the run; `task.position` is the ordinal."""
+
+    ordinal: int
+    task: NewTask
+    digest: str = ""
+    """Of its arguments, so that replay notices if they have become others; empty where they cannot be compared."""
+
+
+class CancelTask(msgspec.Struct, frozen=True, array_like=True, tag="cancel_task"):
+    """Nobody waits for the task any more: cancel it, if it is still open."""
+
+    id: bytes
+
+
+class StartTimer(msgspec.Struct, frozen=True, array_like=True, tag="start_timer"):
+    """Append `TimerFired` this many seconds after the event at which the code asked for it."""
+
+    ordinal: int
+    id: bytes
+    seconds: float
+    since: float
+    """The time of that event, in Unix seconds: the timer is due at `since + seconds`, however late the batch is."""
+    name: str = ""
+    """For people to read; a timer need not have one."""
+
+
+class CancelTimer(msgspec.Struct, frozen=True, array_like=True, tag="cancel_timer"):
+    """Forget the timer, if it has not fired."""
+
+    id: bytes
+
+
+class CreatePromise(msgspec.Struct, frozen=True, array_like=True, tag="create_promise"):
+    """Let the world resolve or reject a promise of this name; of several that are open, the oldest comes first."""
+
+    ordinal: int
+    id: bytes
+    name: str
+
+
+class CancelPromise(msgspec.Struct, frozen=True, array_like=True, tag="cancel_promise"):
+    """Nobody waits for the promise any more; who resolves it later is told so."""
+
+    id: bytes
+
+
+class StartChildRun(msgspec.Struct, frozen=True, array_like=True, tag="start_child_run"):
+    """Start a run of a code workflow with this id."""
+
+    ordinal: int
+    id: bytes
+    workflow: str
+    payload: bytes
+    """Its arguments, encoded like those of a task."""
+    name: str = ""
+    """For people to read; the workflow's own name where nothing else was given."""
+    version: int | None = None
+    """The version to run, or None for the newest that the fleet has."""
+    queue: str | None = None
+    timeout: float | None = None
+    """Seconds that the run may take."""
+    detached: bool = False
+    """It goes on when the parent ends."""
+    digest: str = ""
+    """Of its arguments, as in `ScheduleTask`."""
+
+
+class CancelChildRun(msgspec.Struct, frozen=True, array_like=True, tag="cancel_child_run"):
+    """Ask the child to cancel itself, if it is still open; its end comes as an event like any other."""
+
+    id: bytes
+
+
+class RecordOperation(msgspec.Struct, frozen=True, array_like=True, tag="record_operation"):
+    """Remember what a side effect gave, so that replay need not have it again."""
+
+    ordinal: int
+    name: str
+    result: bytes | None = None
+    error: TaskError | None = None
+
+
+class SetState(msgspec.Struct, frozen=True, array_like=True, tag="set_state"):
+    """Show this value under the run's state."""
+
+    ordinal: int
+    key: str
+    value: bytes
+
+
+class ClearState(msgspec.Struct, frozen=True, array_like=True, tag="clear_state"):
+    """Show nothing under this key any more. It shares its ordinals with `SetState`."""
+
+    ordinal: int
+    key: str
+
+
+class SignalRun(msgspec.Struct, frozen=True, array_like=True, tag="signal_run"):
+    """Send a signal to another run, or to the one in which that goes on; once, whatever is replayed."""
+
+    ordinal: int
+    run: bytes
+    name: str
+    value: bytes
+    digest: str = ""
+    """Of the value, as in `ScheduleTask`."""
+
+
+class RecordPatch(msgspec.Struct, frozen=True, array_like=True, tag="record_patch"):
+    """Remember that this run took the new branch of a change to its code."""
+
+    name: str
+
+
+class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True, tag="answer_update"):
+    """Tell whoever sent the update what came of it."""
+
+    id: bytes
+    result: bytes | None = None
+    error: TaskError | None = None
+
+
+class CompleteRun(msgspec.Struct, frozen=True, array_like=True, tag="complete_run"):
+    """The code returned."""
+
+    result: bytes
+
+
+class FailRun(msgspec.Struct, frozen=True, array_like=True, tag="fail_run"):
+    """The code raised."""
+
+    error: TaskError
+
+
+class CancelRun(msgspec.Struct, frozen=True, array_like=True, tag="cancel_run"):
+    """The code was asked to cancel itself, and has done so."""
+
+
+class ContinueRun(msgspec.Struct, frozen=True, array_like=True, tag="continue_run"):
+    """End this run and go on in a new one of the same workflow, with a new history.
+
+    What was said to the old run and its code has not heard is said to the new one (`domain/code/succession.py`); `signals`
+    says how many of each name the code took.
+    """
+
+    payload: bytes
+    signals: dict[str, int] = {}
+    seen: int = 0
+    """The number of the last event that the code was shown: those that came with it after its end are not."""
+
+
+End = CompleteRun | FailRun | CancelRun | ContinueRun
+Command = (
+    ScheduleTask
+    | CancelTask
+    | StartTimer
+    | CancelTimer
+    | CreatePromise
+    | CancelPromise
+    | StartChildRun
+    | CancelChildRun
+    | RecordOperation
+    | SetState
+    | ClearState
+    | SignalRun
+    | RecordPatch
+    | AnswerUpdate
+    | End
+)

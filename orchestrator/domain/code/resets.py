@@ -1,0 +1,203 @@
+"""Reset: how a run begins that repeats another one up to one of its events, and goes on by itself from there.
+
+    old run   1 … to │ to + 1 …                                   never touched
+    new run   1 … to │ run_reset │ what people told the old run after `to` │ its own events
+
+**The copy** has the same facts at the same times under the same numbers, so that the code does again what it did, and
+knows by the marks how far that was done before. Ids are those of the new run, derived from kind and ordinal as ever.
+
+**What was open** at `to` belongs to the old run, and is nothing that the new one could wait for. The record of a task,
+a timer or a child is replaced by `Reopened`: a command without a record is progress, so the code commands it again,
+and a timer is due when it was due, for it counts from the event at which the code asked for it. A promise needs
+nobody's work: it is open in the new run from the start. A detached child outlives the old run, so the new one takes it
+over instead of starting another. What the code had cancelled by then stays cancelled.
+
+**What people said** after `to` is said again, right behind the mark: signals, updates that were not refused, and what
+became of promises that were open at `to`. Requests to cancel are not. What was said of promises that the code has never
+made by the end is kept for the new run, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from orchestrator.domain.code import history
+from orchestrator.domain.code.commands import Kind, command_id
+from orchestrator.domain.code.history import Event, Fact
+from orchestrator.domain.ids import to_text
+from orchestrator.errors import WrongState
+
+Created = history.TaskScheduled | history.TimerStarted | history.PromiseCreated | history.ChildStarted
+"""Records of what can be waited for."""
+Cancelled = (
+    history.TaskCancelRequested | history.TimerCancelled | history.PromiseCancelled | history.ChildCancelRequested
+)
+ChildEnded = history.ChildCompleted | history.ChildFailed | history.ChildCancelled
+PromiseSettled = history.PromiseResolved | history.PromiseRejected
+Ended = (
+    history.TaskCompleted
+    | history.TaskFailed
+    | history.TaskCancelled
+    | history.TimerFired
+    | PromiseSettled
+    | ChildEnded
+)
+What = history.Fact | history.Record | history.Mark
+T = TypeVar("T", bound=What)
+
+_KINDS: dict[type, Kind] = {
+    history.TaskScheduled: "task",
+    history.TimerStarted: "timer",
+    history.PromiseCreated: "promise",
+    history.ChildStarted: "child",
+}
+
+
+class NewRun(NamedTuple):
+    """How the new run begins."""
+
+    copy: list[Event]
+    """The beginning of its history, up to the mark."""
+    told: list[Fact]
+    """What it is told next."""
+    promises: list[history.PromiseCreated]
+    """Those that are open in it."""
+    settled: list[str]
+    """Names of promises that are not open any more."""
+    adopted: dict[bytes, bytes]
+    """Detached children whose ends the old run never learnt: their ids there, and here."""
+
+    @property
+    def shown(self) -> int:
+        """The last event that code has been shown before, as the marks say."""
+        marks = (event.what for event in self.copy if isinstance(event.what, history.ActivationApplied))
+        return max((mark.through for mark in marks), default=0)
+
+
+class Cut:
+    """A history that is cut behind one of its events, and what was open there."""
+
+    def __init__(self, run: bytes, events: Sequence[Event], to: int) -> None:
+        check(run, events, to)
+        self.past, self.later = events[:to], events[to:]
+        ended = {event.what.id for event in self.past if isinstance(event.what, Ended)}
+        cancelled = {event.what.id for event in self.past if isinstance(event.what, Cancelled)}
+        self.reopened: set[bytes] = set()
+        """What the code commands again."""
+        self.waiting: dict[bytes, history.PromiseCreated] = {}
+        """Open promises."""
+        self.followed: dict[bytes, history.ChildStarted] = {}
+        """Children that are not started again, and whose ends the code may still wait for."""
+        for event in self.past:
+            what = event.what
+            if not isinstance(what, Created) or what.id in ended:
+                continue
+            if isinstance(what, history.ChildStarted) and (what.detached or what.id in cancelled):
+                self.followed[what.id] = what
+            elif what.id in cancelled:
+                continue
+            elif isinstance(what, history.PromiseCreated):
+                self.waiting[what.id] = what
+            else:
+                self.reopened.add(what.id)
+        self.refused = {
+            event.what.id
+            for event in self.later
+            if isinstance(event.what, history.UpdateAnswered) and event.what.error is not None
+        }
+        """Updates whose senders were told that they failed."""
+
+    def told_again(self) -> list[Fact]:
+        """Return what happened after the cut and holds for the new run as well, with ids of the old one."""
+        told: list[Fact] = []
+        for event in self.later:
+            match event.what:
+                case history.SignalReceived() as fact:
+                    told.append(fact)
+                case history.UpdateRequested(id=id) as fact if id not in self.refused:
+                    told.append(fact)
+                case history.PromiseResolved(id=id) | history.PromiseRejected(id=id) as fact if id in self.waiting:
+                    told.append(fact)
+                case history.ChildCompleted(id=id) | history.ChildFailed(id=id) | history.ChildCancelled(id=id) as fact:
+                    if id in self.followed:
+                        told.append(fact)
+        return told
+
+
+def allowed(events: Sequence[Event]) -> list[int]:
+    """Return the events that a run can be reset to: neither amid what its code commanded at once, nor its end."""
+    found: list[int] = []
+    for place, event in enumerate(events, 1):
+        if isinstance(event.what, history.End):
+            break
+        if place == len(events) or not isinstance(events[place].what, history.Record):
+            found.append(event.number)
+    return found
+
+
+def check(run: bytes, events: Sequence[Event], to: int) -> None:
+    """Refuse an event that a run cannot be reset to, and name those that come nearest."""
+    possible = allowed(events)
+    if to in possible:
+        return
+    start = f"Run {to_text(run)} cannot be reset to event {to}: "
+    if not 1 <= to <= len(events):
+        raise WrongState(f"{start}its events have the numbers 1 to {len(events)}.")
+    before = max(number for number in possible if number < to)
+    after = min((number for number in possible if number > to), default=None)
+    if after is None:
+        raise WrongState(f"{start}there the code ended it. The last one that it can be reset to is {before}.")
+    raise WrongState(
+        f"{start}it is amid what the code commanded at once, which is kept as a whole or not at all. "
+        f"Reset it to event {before} or {after}."
+    )
+
+
+def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, reason: str = "") -> NewRun:
+    """Return how the run `new` begins that repeats `run` up to event `to`."""
+    cut = Cut(run, events, to)
+    ids = {run: new} | {
+        event.what.id: command_id(new, kind_of(event.what), event.what.ordinal)
+        for event in cut.past
+        if isinstance(event.what, Created)
+    }
+    copy = [Event(event.number, event.at, _copied(event.what, run, ids, cut.reopened)) for event in cut.past]
+    copy.append(Event(to + 1, now, history.RunReset(run, to, reason)))
+    again = cut.told_again()
+    known = {fact.id for fact in again if isinstance(fact, Ended)}
+    told = [_renamed(fact, ids) for fact in again]
+    made = [event.what for event in cut.past if isinstance(event.what, history.PromiseCreated)]
+    lost = {child: what for child, what in cut.followed.items() if child not in known}
+    told += [history.ChildCancelled(ids[child]) for child, what in lost.items() if not what.detached]
+    return NewRun(
+        copy,
+        told,
+        [_renamed(promise, ids) for promise in cut.waiting.values() if promise.id not in known],
+        sorted({promise.name for promise in made if promise.id not in cut.waiting or promise.id in known}),
+        {child: ids[child] for child, what in lost.items() if what.detached},
+    )
+
+
+def _copied(what: What, run: bytes, ids: dict[bytes, bytes], reopened: set[bytes]) -> What:
+    if isinstance(what, history.RunStarted):
+        return msgspec.structs.replace(what, origin=what.origin or run)
+    if isinstance(what, Created) and what.id in reopened:
+        return history.Reopened(f"{kind_of(what)} {what.ordinal} {what.name}".rstrip())
+    return _renamed(what, ids)
+
+
+def _renamed(what: T, ids: Mapping[bytes, bytes]) -> T:
+    """Give what belonged to the old run its id in the new one; an update has an id of its own."""
+    if isinstance(what, (Created, Cancelled, Ended)):
+        return msgspec.structs.replace(what, id=ids.get(what.id, what.id))
+    if isinstance(what, history.SignalSent):  # it may have been to itself
+        return msgspec.structs.replace(what, run=ids.get(what.run, what.run))
+    return what
+
+
+def kind_of(record: Created) -> Kind:
+    """Return what kind of thing a record created."""
+    return _KINDS[type(record)]

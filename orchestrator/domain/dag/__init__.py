@@ -1,0 +1,1 @@
+"""Workflows as data: definitions, expressions, and the plan of a run."""

@@ -1,0 +1,375 @@
+"""Whether the parts of a workflow definition make sense together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from orchestrator.domain.dag.circles import certain_children, certain_triggers
+from orchestrator.domain.dag.definition import Definition, Param, Step, misfit, queueing_problem, unknown_param
+from orchestrator.domain.dag.expression import Template, parse, parse_template
+from orchestrator.domain.dag.grammar import Path as ExpressionPath
+from orchestrator.domain.dag.operators import KEYWORDS, describe
+from orchestrator.errors import ExpressionError, did_you_mean
+
+RESERVED = frozenset({"params", "run", "item", "index", "count"})
+"""Names that expressions know beside the steps."""
+_OF_ITEM = frozenset({"item", "index", "count"})
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,127}")
+_STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
+_NAME = re.compile(r"[\w.:/-]{1,128}")
+_CENTURY = 100 * 365 * 86_400
+MOST_STEPS = 10_000
+"""Tasks of a workflow. Planning is linear in them, and a tick has a second."""
+MOST_DEPENDENCIES = 200_000
+MOST_HOOKS = 20
+"""Hooks for one end of a run: each is a task with all parameters of the run."""
+MOST_PROBLEMS = 100
+"""Problems that are told at once: nobody reads more, and looking for the nearest of thousands of names takes long."""
+_MOST_CYCLES = 10
+
+Path = tuple[str | int, ...]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something in a definition that cannot be accepted."""
+
+    path: Path
+    """Where, in the words of the file: `("tasks", "report", "depends_on", 0)`."""
+    message: str
+
+
+def check(definition: Definition) -> list[Problem]:
+    """Return everything that is wrong with a definition; of very much, the first part."""
+    if size := _too_large(definition):
+        return [Problem(("tasks",), size)]
+    problems = list(islice(_problems(definition), MOST_PROBLEMS + 1))
+    if len(problems) > MOST_PROBLEMS:
+        problems[-1] = Problem((), f"there is more that is wrong: these are the first {MOST_PROBLEMS}.")
+    return problems
+
+
+def _too_large(definition: Definition) -> str | None:
+    """Say how a definition is larger than the leader can plan in the time that it has."""
+    steps, edges = len(definition.steps), sum(len(step.depends_on) for step in definition.steps)
+    if steps > MOST_STEPS:
+        return (
+            f"{steps:,} tasks, and a workflow may have {MOST_STEPS:,}: let one task fan out with foreach, or let tasks "
+            f"start workflows of their own."
+        )
+    if edges > MOST_DEPENDENCIES:
+        return f"{edges:,} dependencies in depends_on, and a workflow may have {MOST_DEPENDENCIES:,}."
+    return None
+
+
+def _problems(definition: Definition) -> Iterator[Problem]:
+    yield from _workflow(definition)
+    yield from _params(definition)
+    yield from _starts(definition)
+    if not definition.steps:
+        yield Problem(("tasks",), "a workflow needs at least one task.")
+    for step in certain_children(definition):
+        if step.workflow == definition.name:
+            message = f"every run of {definition.name!r} would start another, without end. Add a when."
+            yield Problem(("tasks", step.name, "workflow"), message)
+    graph = _Graph(definition.steps)
+    seen: set[str] = set()
+    for step in definition.steps:
+        if step.name in seen:
+            yield Problem(("tasks", step.name), f"two tasks are called {step.name!r}.")
+        seen.add(step.name)
+        yield from _step(step)
+        yield from _dependencies(step, graph)
+        yield from _expressions(step, definition, graph)
+    yield from graph.cycles()
+
+
+# -- the workflow
+
+
+def _workflow(definition: Definition) -> Iterator[Problem]:
+    yield from _name(("name",), definition.name)
+    yield from _name(("queue",), definition.queue)
+    yield from _timeout(("timeout",), definition.timeout)
+    if definition.version is not None and definition.version < 1:
+        yield Problem(("version",), f"expected 1 or more, found {definition.version}.")
+    for place, tag in enumerate(definition.tags):
+        if not 1 <= len(tag) <= 128 or not tag.isprintable():
+            yield Problem(("tags", place), f"a tag has 1 to 128 printable characters, found {describe(tag)}.")
+    if definition.concurrency is not None:
+        if definition.concurrency.limit < 1:
+            yield Problem(("concurrency", "limit"), f"expected 1 or more, found {definition.concurrency.limit}.")
+        scope = _Scope(frozenset({"params"}), definition.params)
+        yield from _template(("concurrency", "key"), definition.concurrency.key, scope)
+    for key, hooks in (("on_failure", definition.on_failure), ("on_success", definition.on_success)):
+        if len(hooks) > MOST_HOOKS:
+            yield Problem((key,), f"{len(hooks):,} hooks, and at most {MOST_HOOKS} are allowed: let one task do more.")
+        for place, hook in enumerate(hooks):
+            if (hook.task is None) is (hook.webhook is None):
+                yield Problem((key, place), "expected either task or webhook.")
+            if hook.task is not None:
+                yield from _name((key, place, "task"), hook.task)
+            if hook.webhook is not None and not re.match(r"https?://[^/\s]", hook.webhook):
+                found = describe(hook.webhook)
+                yield Problem((key, place, "webhook"), f"expected an http:// or https:// address, found {found}.")
+
+
+def _params(definition: Definition) -> Iterator[Problem]:
+    for name, param in definition.params.items():
+        if not _IDENTIFIER.fullmatch(name):
+            yield Problem(("params", name), _NOT_A_NAME.format("", describe(name)))
+        if param.default not in (UNSET, None) and (problem := misfit(param.type, param.default)):
+            yield Problem(("params", name, "default"), f"{problem}.")
+
+
+def _starts(definition: Definition) -> Iterator[Problem]:
+    """Check what starts runs without a person: each must give the parameters that have no default."""
+    if definition.schedule is not None:
+        yield from _given(("schedule",), definition.schedule.get("params", {}), "run", definition.params)
+        if definition.schedule.get("overlap") == "queue" and (problem := queueing_problem(definition)):
+            yield Problem(("schedule", "overlap"), problem)
+    circles = certain_triggers(definition)
+    for place, trigger in enumerate(definition.on):
+        path: Path = ("on", place)
+        if trigger.workflow == definition.name and trigger in circles:
+            message = f"every run of {definition.name!r} that ends so would start the next, without end. Add a filter."
+            yield Problem(path, message)
+        if (trigger.workflow is None) is (trigger.event is None):
+            yield Problem(path, "expected either workflow or event.")
+        if trigger.workflow is not None:
+            yield from _name((*path, "workflow"), trigger.workflow)
+        elif trigger.state != "success":
+            yield Problem((*path, "state"), "state goes with workflow; an event has none.")
+        if trigger.event is not None:
+            yield from _name((*path, "event"), trigger.event)
+        if trigger.filter is not None:
+            scope = _Scope(frozenset({"event"}), definition.params)
+            yield from _expression((*path, "filter"), trigger.filter, scope)
+        yield from _given(path, trigger.params, "event", definition.params)
+
+
+def _given(path: Path, given: Mapping[str, Any], known: str, params: Mapping[str, Param]) -> Iterator[Problem]:
+    for name in given:
+        if name not in params:
+            yield Problem((*path, "params", name), unknown_param(name, params))
+    yield from _template((*path, "params"), given, _Scope(frozenset({known}), params))
+    for name, param in params.items():
+        if param.required and name not in given:
+            yield Problem(path, f"parameter {name!r} has no default: give it here, under params.")
+
+
+# -- its steps
+
+
+def _step(step: Step) -> Iterator[Problem]:
+    path: Path = ("tasks", step.name)
+    if not _STEP.fullmatch(step.name):
+        yield Problem(path, _NOT_A_NAME.format(" .", describe(step.name)))
+    elif step.name in RESERVED | KEYWORDS:
+        yield Problem(path, f"{step.name!r} has its own meaning in expressions: choose another name.")
+    if step.executor is not None:
+        yield Problem((*path, "executor"), "nothing runs executors yet: give the step a task or a workflow.")
+    kinds = [kind for kind in ("task", "workflow") if getattr(step, kind) is not None]
+    if len(kinds) != 1 and step.executor is None:
+        found = " and ".join(kinds) or "none of them"
+        yield Problem(path, f"expected exactly one of task and workflow, found {found}.")
+    for kind in kinds:
+        yield from _name((*path, kind), getattr(step, kind))
+    if step.foreach is not None and step.parallel is not None:
+        yield Problem((*path, "parallel"), "foreach and parallel do not go together: keep one of them.")
+    if isinstance(step.parallel, int) and step.parallel < 1:
+        yield Problem((*path, "parallel"), f"expected 1 or more, found {step.parallel}.")
+    if step.concurrency is not None and step.concurrency < 1:
+        yield Problem((*path, "concurrency"), f"expected 1 or more, found {step.concurrency}.")
+    if step.concurrency is not None and step.foreach is None and step.parallel is None:
+        yield Problem((*path, "concurrency"), "concurrency limits a fan-out: add foreach or parallel, or remove it.")
+    if step.trigger.startswith("any_") and not step.depends_on:
+        yield Problem((*path, "trigger"), f"{step.trigger} waits for other tasks: add depends_on.")
+    if step.concurrency_key is not None and step.task is None:
+        yield Problem((*path, "concurrency_key"), "concurrency_key is for a task: remove it.")
+    if step.retries is not None and not 0 <= step.retries <= 1_000_000:
+        yield Problem((*path, "retries"), f"expected 0 or more, up to a million, found {step.retries}.")
+    if step.priority is not None and not -100 <= step.priority <= 100:
+        yield Problem((*path, "priority"), f"expected a whole number from -100 to 100, found {step.priority}.")
+    yield from _timeout((*path, "timeout"), step.timeout)
+    if step.queue is not None:
+        yield from _name((*path, "queue"), step.queue)
+
+
+def _dependencies(step: Step, graph: _Graph) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for place, name in enumerate(step.depends_on):
+        path: Path = ("tasks", step.name, "depends_on", place)
+        if name in seen:
+            yield Problem(path, f"{name!r} is there twice.")
+        elif name not in graph.steps:
+            yield Problem(path, f"unknown task {name!r}.{graph.hint(name)}")
+        seen.add(name)
+
+
+def _expressions(step: Step, definition: Definition, graph: _Graph) -> Iterator[Problem]:
+    path: Path = ("tasks", step.name)
+    known = frozenset({"params", "run"})
+    scope = _Scope(known, definition.params, step, graph)
+    for key in ("when", "foreach", "parallel"):
+        text = getattr(step, key)
+        if isinstance(text, str):
+            yield from _expression((*path, key), text, scope)
+    if step.foreach is not None:
+        known |= _OF_ITEM
+    elif step.parallel is not None:
+        known |= _OF_ITEM - {"item"}
+    of_task = _Scope(known, definition.params, step, graph)
+    yield from _template((*path, "input"), step.input, of_task)
+    yield from _template((*path, "concurrency_key"), step.concurrency_key, of_task)
+
+
+def _name(path: Path, name: str) -> Iterator[Problem]:
+    if not _NAME.fullmatch(name):
+        yield Problem(path, f"expected 1 to 128 letters, digits, or any of _ . : / -, found {describe(name)}.")
+
+
+def _timeout(path: Path, seconds: float | None) -> Iterator[Problem]:
+    if seconds is not None and not 0 < seconds <= _CENTURY:
+        yield Problem(path, f"expected more than 0 seconds and at most a hundred years, found {seconds:g}.")
+
+
+_NOT_A_NAME = (
+    "a name has 1 to 128 characters, starts with one of a-z, A-Z and _ and goes on with these, digits and any of -{}, "
+    "found {}."
+)
+
+
+# -- expressions
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What an expression may refer to."""
+
+    known: frozenset[str]
+    params: Mapping[str, Param]
+    step: Step | None = None
+    graph: _Graph | None = None
+
+    def complaints(self, paths: Iterable[ExpressionPath]) -> Iterator[str]:
+        """Yield what to say of each path that leads nowhere."""
+        steps = self.graph.steps if self.graph else {}
+        for root, field in sorted(paths, key=str):
+            if root in self.known:
+                if root == "params" and field is not None and field not in self.params:
+                    yield unknown_param(field, self.params)
+            elif self.step is None or self.graph is None or (root not in steps and root not in _OF_ITEM):
+                minus = " A minus wants spaces around it." if "-" in root else ""
+                hint = self._quoting(root, steps) or did_you_mean(root, self.known)
+                hint = hint or (self.graph.hint(root) if self.graph else "")
+                yield f"unknown name {root!r}.{hint}{minus}"
+            elif root in _OF_ITEM:
+                owner = "foreach" if root == "item" else "foreach or parallel"
+                yield f"{root!r} is known only in the input and the concurrency_key of a task with {owner}."
+            elif root == self.step.name:
+                yield f"{root!r} is this task itself, whose output is not known before it ends."
+            elif not self.graph.is_above(root, self.step.name):
+                yield f"{root!r} may not have ended by then: add it to depends_on."
+
+    @staticmethod
+    def _quoting(root: str, steps: Mapping[str, Step]) -> str:
+        """Say how a step is named that has a dot in its name, where that may have been meant."""
+        found = next((name for name in steps if name.startswith(f"{root}.")), None)
+        return f" A dot asks for a field; the task {found!r} is written in backquotes: `{found}`." if found else ""
+
+
+def _expression(path: Path, text: str, scope: _Scope) -> Iterator[Problem]:
+    try:
+        paths = parse(text).paths
+    except ExpressionError as error:
+        yield Problem(path, str(error))
+        return
+    yield from (Problem(path, complaint) for complaint in scope.complaints(paths))
+
+
+def _template(path: Path, value: Any, scope: _Scope) -> Iterator[Problem]:
+    for place, text in _strings(value, path):
+        try:
+            template: Template = parse_template(text)
+        except ExpressionError as error:
+            yield Problem(place, str(error))
+            continue
+        yield from (Problem(place, complaint) for complaint in scope.complaints(template.paths))
+
+
+def _strings(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield each string within a value, and where it stands."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
+            yield from _strings(item, (*path, place))
+
+
+# -- the graph
+
+
+class _Graph:
+    """Which steps stand above which, and which stand above themselves."""
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self.steps = {step.name: step for step in steps}
+        self._bits = {name: 1 << place for place, name in enumerate(self.steps)}
+        self._upstreams = {
+            name: [up for up in dict.fromkeys(step.depends_on) if up in self.steps] for name, step in self.steps.items()
+        }
+        self._above = self._sort()
+        """For each step that is on no cycle nor below one, all above it, as bits of one number."""
+
+    def _sort(self) -> dict[str, int]:
+        below: dict[str, list[str]] = {name: [] for name in self.steps}
+        for name, upstreams in self._upstreams.items():
+            for upstream in upstreams:
+                below[upstream].append(name)
+        waiting = {name: len(upstreams) for name, upstreams in self._upstreams.items()}
+        ready = [name for name, count in waiting.items() if not count]
+        above: dict[str, int] = {}
+        for name in ready:  # which grows meanwhile
+            above[name] = 0
+            for upstream in self._upstreams[name]:
+                above[name] |= above[upstream] | self._bits[upstream]
+            for other in below[name]:
+                waiting[other] -= 1
+                if not waiting[other]:
+                    ready.append(other)
+        return above
+
+    def hint(self, name: str) -> str:
+        """Suggest the nearest name."""
+        return did_you_mean(name, self.steps)
+
+    def is_above(self, name: str, other: str) -> bool:
+        """Say whether a step has always ended before another starts. Around a cycle nobody knows: say yes."""
+        return other not in self._above or bool(self._above[other] & self._bits[name])
+
+    def cycles(self) -> Iterator[Problem]:
+        """Yield a problem for each of the first few cycles, drawn as a path from a step to one it depends on."""
+        seen: dict[str, str] = {}
+        found = 0
+        for start in self.steps:
+            trail: list[str] = []
+            name = start
+            while name not in self._above and name not in seen:
+                seen[name] = start
+                trail.append(name)
+                name = next(up for up in self._upstreams[name] if up not in self._above)
+            if name in trail and found < _MOST_CYCLES:
+                found += 1
+                path = " → ".join([*trail[trail.index(name) :], name])
+                message = f"cycle: {path}, where each depends on the next. Remove one of these dependencies."
+                yield Problem(("tasks", name, "depends_on"), message)

@@ -1,0 +1,207 @@
+"""A small, safe language for inputs and conditions: `${discover.files[0].name}`, `${len(params.days) > 3}`.
+
+There is no eval, no attribute access, no loop, no way to make a value larger than `LARGEST`, and a limit to the work
+that an evaluation may cost (`scope.py`). From the loosest to the tightest:
+
+    or    and    not    == != < <= > >= in, not in    + -    * / %    - (sign)    .field [index] function(...)
+
+A name may contain `-`, as names of steps do; so a minus between two names wants spaces around it. A dot always asks for
+a field: the step `load.orders` is written in backquotes, as in ${`load.orders`.rows}. Comparisons are not chained.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.dag.grammar import DEEPEST, WRAPPED, Path, read
+from orchestrator.domain.dag.operators import LARGEST, Evaluate, Fault, Names, describe, shortened
+from orchestrator.domain.dag.scope import Budget, Scope, TooMuch, scope_of
+from orchestrator.errors import ExpressionError
+
+
+class Expression:
+    """An expression that has been read and can be evaluated any number of times."""
+
+    __slots__ = ("_evaluate", "paths", "roots", "text")
+
+    def __init__(self, text: str, evaluate: Evaluate, paths: Iterable[Path]) -> None:
+        self.text = text
+        self.paths = frozenset(paths)
+        """The first name of each path in it and, where it is plain, the field asked of that."""
+        self.roots = frozenset(root for root, _ in self.paths)
+        self._evaluate = evaluate
+
+    def __repr__(self) -> str:
+        return f"<Expression {self.text}>"
+
+    def evaluate(self, names: Names) -> Any:
+        """Return the value, or say what does not fit."""
+        try:
+            return self._evaluate(scope_of(names))
+        except Fault as fault:
+            raise ExpressionError(f"Expression {shortened(self.text)}: {fault}") from None
+        except TooMuch as reason:
+            raise ExpressionError(f"Expression {shortened(self.text)}: {reason}.") from None
+        except RecursionError:
+            raise ExpressionError(f"Expression {shortened(self.text)}: its values are nested too deeply.") from None
+
+
+class Template:
+    """A plain value in which strings may hold `${...}`. What it renders is shared: do not change it."""
+
+    __slots__ = ("_render", "expressions", "is_constant", "paths", "roots")
+
+    def __init__(self, render: Evaluate, paths: Iterable[Path], is_constant: bool, expressions: int = 0) -> None:
+        self.paths = frozenset(paths)
+        self.roots = frozenset(root for root, _ in self.paths)
+        self.is_constant = is_constant
+        """It renders the same value whatever the names."""
+        self.expressions = expressions
+        """How many there are in it."""
+        self._render = render
+
+    def render(self, names: Names) -> Any:
+        """Return the value with every expression evaluated."""
+        scope = scope_of(names)
+        value = self.fill(scope)
+        if self.expressions > _FEW:
+            _check_size(value, scope.budget)
+        return value
+
+    def fill(self, names: Scope) -> Any:
+        """Return the value as a part of a larger one."""
+        return self._render(names)
+
+
+_FEW = 10
+"""Expressions in a template that cannot make much of little: each value that they name has a limited size itself."""
+
+
+def _check_size(value: Any, budget: Budget) -> None:
+    try:
+        size = budget.weight(value)
+    except TooMuch as reason:
+        raise ExpressionError(f"The values that its expressions name: {reason}.") from None
+    except RecursionError:
+        raise ExpressionError("The values that its expressions name are nested too deeply.") from None
+    if budget.most_data is not None and size > budget.most_data:
+        raise ExpressionError(
+            f"The values that its expressions name have about {size:,} bytes together, and at most "
+            f"{budget.most_data:,} are allowed: one may be named too often."
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(text: str) -> Expression:
+    """Read an expression, with or without `${}` around it."""
+    text = unwrap(text)
+    return Expression(text, *read(text))
+
+
+def unwrap(text: str) -> str:
+    """Return an expression without the `${}` that may stand around it."""
+    text = text.strip()
+    whole = WRAPPED.fullmatch(text)
+    return whole["inside"].strip() if whole else text
+
+
+def parse_template(value: Any) -> Template:
+    """Read a plain value: a string that is one `${...}` gives its value, other strings have theirs filled in."""
+    return _template(value, 0)
+
+
+# -- templates
+
+
+_OPENING = re.compile(r"\$?\$\{")
+
+
+def _template(value: Any, depth: int) -> Template:
+    if depth > DEEPEST:
+        raise ExpressionError(f"A value is nested more than {DEEPEST} levels deep.")
+    if isinstance(value, str):
+        return _text_template(value)
+    if isinstance(value, (list, tuple)):
+        items = [_template(item, depth + 1) for item in value]
+        plain: Any = [item.render({}) for item in items if item.is_constant]
+        return _collected(items, plain, lambda names: [item.fill(names) for item in items])
+    if isinstance(value, Mapping):
+        fields = {key: _template(item, depth + 1) for key, item in value.items()}
+        plain = {key: item.render({}) for key, item in fields.items() if item.is_constant}
+        return _collected(fields.values(), plain, lambda names: {key: item.fill(names) for key, item in fields.items()})
+    return _constant(value)
+
+
+def _constant(value: Any) -> Template:
+    return Template(lambda _: value, (), True)
+
+
+def _collected(parts: Iterable[Template], plain: Any, render: Evaluate) -> Template:
+    parts = list(parts)
+    if all(part.is_constant for part in parts):
+        return _constant(plain)
+    expressions = sum(part.expressions for part in parts)
+    return Template(render, (path for part in parts for path in part.paths), False, expressions)
+
+
+def _text_template(text: str) -> Template:
+    pieces: list[str | Expression] = []
+    place = 0
+    while (opening := _OPENING.search(text, place)) is not None:
+        pieces.append(text[place : opening.start()])
+        if opening[0] == "$${":
+            pieces.append("${")
+            place = opening.end()
+            continue
+        whole = WRAPPED.match(text, opening.start())
+        if whole is None:
+            raise ExpressionError(
+                f"Expression in {shortened(text)}: `${{` at character {opening.start() + 1} has no `}}`, or a string "
+                f"in it has no end. Write $${{ for one that is plain text."
+            )
+        pieces.append(parse(whole["inside"]))
+        place = whole.end()
+    pieces.append(text[place:])
+    pieces = [piece for piece in pieces if piece != ""]
+    expressions = [piece for piece in pieces if isinstance(piece, Expression)]
+    if not expressions:
+        return _constant("".join(str(piece) for piece in pieces))
+    paths = (path for expression in expressions for path in expression.paths)
+    if len(pieces) == 1:
+        return Template(expressions[0].evaluate, paths, False, 1)
+
+    def fill_in(names: Scope) -> str:
+        length = 0
+        filled: list[str] = []
+        for piece in pieces:
+            filled.append(piece if isinstance(piece, str) else _as_text(piece, names))
+            length += len(filled[-1])
+            if length > LARGEST:
+                raise ExpressionError(
+                    f"Expression in {shortened(text)}: the text is longer than {LARGEST:,} characters."
+                )
+        return "".join(filled)
+
+    return Template(fill_in, paths, False, len(expressions))
+
+
+def _as_text(expression: Expression, names: Scope) -> str:
+    """Return a value as it stands in a text: a string as it is, all else as JSON."""
+    value = expression.evaluate(names)
+    try:
+        names.budget.copy(names.budget.weight(value))
+        if isinstance(value, str):
+            return value
+        plain = msgspec.to_builtins(value)
+        return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+    except TooMuch as reason:
+        raise ExpressionError(f"Expression {shortened(expression.text)}: {reason}.") from None
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise ExpressionError(
+            f"Expression {shortened(expression.text)}: {describe(value)} cannot stand in a text: {error}."
+        ) from None

@@ -1,0 +1,75 @@
+"""How the tasks of a step or a hook run: as it says, else as its task is registered, else as the workflow says."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from orchestrator.domain.dag.definition import Hook, Registered, Step
+from orchestrator.domain.limits.names import lane_name
+from orchestrator.domain.tasks.retry import RetryPolicy
+from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, NewTask, TaskOptions
+
+WEBHOOK_TASK = "orchestrator.webhook"
+"""A task that every worker knows: it posts JSON to a URL."""
+HOOK_OPTIONS = TaskOptions(retry=RetryPolicy(max=5), timeout=60.0)
+"""Those of a hook whose task does not say otherwise: nobody waits for it, and nobody looks whether it failed."""
+
+
+class Origin(NamedTuple):
+    """The place of a task in its run."""
+
+    run_id: bytes | None = None
+    position: int | None = None
+    step: str | None = None
+
+
+class Placement:
+    """All that the tasks of one step, or of one hook, have in common; worked out once."""
+
+    def __init__(self, task: str, queue: str, priority: int, options: TaskOptions, registered: Registered) -> None:
+        self._task = task
+        self._queue = queue
+        self._priority = priority
+        self._options = options
+        self._encoded = None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode()
+        self._registered = registered
+
+    def new(self, identifier: bytes, payload: bytes, key: str | None, origin: Origin) -> NewTask:
+        """Return a task; `key` is whom it is for."""
+        return NewTask(
+            id=identifier,
+            name=self._task,
+            queue=self._queue,
+            payload=payload,
+            priority=self._priority,
+            delay=self._registered.delay or 0.0,
+            options=self._encoded,
+            run_id=origin.run_id,
+            position=origin.position,
+            step=origin.step,
+            lane=lane_name(self._task, key, self._options),
+            expires=self._registered.expires,
+            callbacks=self._registered.callbacks,
+        )
+
+
+def of_step(step: Step, queue: str) -> Placement:
+    """Return how the tasks of a step run; `queue` is the workflow's."""
+    registered = step.registered or Registered()
+    options = msgspec.convert(registered.options, TaskOptions)
+    if step.retries is not None:
+        options = msgspec.structs.replace(options, retry=RetryPolicy(max=step.retries))
+    if step.timeout is not None:
+        options = msgspec.structs.replace(options, timeout=step.timeout)
+    priority = registered.priority if step.priority is None else step.priority
+    return Placement(step.task or "", step.queue or registered.queue or queue, priority, options, registered)
+
+
+def of_hook(hook: Hook, queue: str) -> Placement:
+    """Return how the task of a hook runs; `queue` is the workflow's."""
+    registered = hook.registered or Registered()
+    options = msgspec.convert(hook.registered.options, TaskOptions) if hook.registered is not None else HOOK_OPTIONS
+    name = WEBHOOK_TASK if hook.webhook is not None else str(hook.task)
+    return Placement(name, registered.queue or queue, registered.priority, options, registered)

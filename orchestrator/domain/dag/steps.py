@@ -1,0 +1,162 @@
+"""What a step of a DAG evaluates when it starts: its condition, its fan-out, the input and the keys of its tasks.
+
+Names that expressions see: `params`, `run`, every step above by its name (its output; a list for a fan-out; None where
+it did not succeed), and in a fan-out's input `item`, `index` and `count`.
+
+The input of a task is one mapping: the outputs of the steps it depends on under their names, then the step's own keys,
+which win. A fan-out does not repeat in each of its tasks the output that it was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from orchestrator.domain.dag.definition import Step
+from orchestrator.domain.dag.expression import Expression, parse, parse_template
+from orchestrator.domain.dag.graph import Graph
+from orchestrator.domain.dag.operators import LARGEST, describe
+from orchestrator.domain.dag.scope import ENOUGH_WORK, Scope
+from orchestrator.domain.limits.names import LONGEST_KEY, key_text
+from orchestrator.errors import ExpressionError
+
+_OF_ITEM = frozenset({"item", "index", "count"})
+_NOT_STEPS = _OF_ITEM | {"params", "run"}
+
+
+@dataclass(frozen=True)
+class Skip:
+    """The condition is not met."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Single:
+    """The step is one task."""
+
+
+@dataclass(frozen=True)
+class FanOut:
+    """The step is as many tasks as there are items, or as a number says."""
+
+    total: int
+
+
+class Instance(NamedTuple):
+    """What one task, or one child run, of a step is given."""
+
+    input: dict[str, Any]
+    key: str | None
+    """Whom it is for."""
+
+
+class StepProgram:
+    """A step's expressions, parsed once."""
+
+    def __init__(self, graph: Graph, place: int) -> None:
+        step = graph.steps[place]
+        self.step: Step = step
+        self._when = _expression(step.when)
+        self._foreach = _expression(step.foreach)
+        self._parallel = _expression(step.parallel) if isinstance(step.parallel, str) else None
+        self._input = parse_template(step.input)
+        self._key = parse_template(step.concurrency_key)
+        source = fan_out_sources(step)
+        ignored = step.registered.ignored if step.registered is not None else ()
+        self._merged = tuple(name for name in step.depends_on if name not in source and name not in ignored)
+        self._with_item = step.foreach is not None and step.task is not None and "item" not in ignored
+        roots = {*self._input.roots, *self._key.roots, *source, *(self._when.roots if self._when else ())} - _NOT_STEPS
+        self.decision_needs = tuple(
+            graph.index[name] for name in sorted({*source, *(self._when.roots if self._when else ())} - _NOT_STEPS)
+        )
+        """Steps whose outputs the decision reads."""
+        self.needs = tuple(graph.index[name] for name in sorted({*roots, *(self._merged if step.task else ())}))
+        """Steps whose outputs anything here reads."""
+
+    def decide(self, names: Scope) -> Skip | Single | FanOut:
+        """Evaluate the condition and the fan-out."""
+        names.budget.begin()
+        if self._when is not None and not self._when.evaluate(names):
+            return Skip(f"when: {self.step.when}")
+        if self._foreach is not None:
+            return FanOut(len(self._items(names)))
+        if isinstance(self.step.parallel, int):
+            return FanOut(self.step.parallel)
+        if self._parallel is not None:
+            number = self._parallel.evaluate(names)
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= LARGEST:
+                raise ExpressionError(
+                    f"parallel: {self.step.parallel}: expected a whole number up to {LARGEST:,}, "
+                    f"found {describe(number)}."
+                )
+            return FanOut(number)
+        return Single()
+
+    def instances(self, names: Scope, positions: Sequence[int], count: int | None) -> Iterator[Instance]:
+        """Yield the input of each of these tasks of the step, and whom it is for; `count` is the size of its fan-out.
+
+        It ends before the last of them where evaluating more would take long.
+        """
+        budget = names.budget
+        before = budget.spent
+        budget.begin()
+        base = {name: names[name] for name in self._merged} if self.step.task else {}
+        if count is None:
+            yield Instance(base | self._input.render(names), self._key_of(names))
+            return
+        items = self._items(names) if self._foreach is not None else None
+        differ, keys_differ = bool(self._input.roots & _OF_ITEM), bool(self._key.roots & _OF_ITEM)
+        own = {} if differ else self._input.render(names)
+        key = None if keys_differ else self._key_of(names)
+        here = names
+        for position in positions:
+            if budget.spent - before > ENOUGH_WORK and position != positions[0]:
+                return
+            budget.begin()
+            if differ or keys_differ:
+                here = names.extended(_of_item(items, position, count))
+            item = {"item": items[position]} if items is not None and self._with_item else {}
+            given = self._input.render(here) if differ else own
+            yield Instance(base | item | given, self._key_of(here) if keys_differ else key)
+
+    def _key_of(self, names: Scope) -> str | None:
+        """Return whom a task of the step is for."""
+        if self.step.concurrency_key is None:
+            return self.step.registered.key if self.step.registered is not None else None
+        return self._checked_key(self._key.render(names))
+
+    def _checked_key(self, value: Any) -> str | None:
+        key = key_text(value)
+        if key is None and value is not None:
+            raise ExpressionError(
+                f"concurrency_key: {self.step.concurrency_key}: expected printable text of 1 to {LONGEST_KEY} "
+                f"characters, a whole number or null, found {describe(value)}."
+            )
+        return key
+
+    def _items(self, names: Mapping[str, Any]) -> list[Any]:
+        assert self._foreach is not None
+        items = self._foreach.evaluate(names)
+        if not isinstance(items, list):
+            raise ExpressionError(f"foreach: {self.step.foreach}: expected a list, found {describe(items)}.")
+        return items
+
+
+def fan_out_sources(step: Step) -> frozenset[str]:
+    """Return what a fan-out is made from; its tasks are not given that again."""
+    fan_out = _expression(step.foreach) or (_expression(step.parallel) if isinstance(step.parallel, str) else None)
+    return fan_out.roots if fan_out is not None else frozenset()
+
+
+def _of_item(items: Sequence[Any] | None, position: int, count: int) -> dict[str, Any]:
+    """Return what expressions of one task of a fan-out may name beside the rest."""
+    of_item: dict[str, Any] = {"index": position, "count": count}
+    if items is not None:
+        of_item["item"] = items[position]
+    return of_item
+
+
+def _expression(text: str | None) -> Expression | None:
+    return None if text is None else parse(text)

@@ -1,0 +1,1 @@
+"""What is handed to the fleet, and by which names."""

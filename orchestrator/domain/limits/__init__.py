@@ -1,0 +1,1 @@
+"""Lanes, rates and limits: who may start, and when."""

@@ -1,0 +1,1 @@
+"""Runs of any kind: what happens to them, and when they end."""

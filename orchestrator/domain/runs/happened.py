@@ -1,0 +1,74 @@
+"""What happened to a run: what its counters, its plan or its code have not been told yet.
+
+Mostly a run is told in the tick in which something happens. Where it cannot be, because it is stuck or because the
+tick has no time left, this waits in Postgres, in order, and nothing that comes later overtakes it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from orchestrator.domain.code.commands import ContinueRun
+from orchestrator.domain.code.history import Fact
+from orchestrator.domain.tasks.task import TaskError
+
+
+class OwnEnd(NamedTuple):
+    """The end of the own task of a run of a workflow as code, which ends the run."""
+
+    id: bytes
+    state: str
+    result: bytes | None
+    error: TaskError | None
+    inline: bytes | None = None
+    """The result where it is small enough to be told to waiting clients."""
+
+
+Steps = dict[tuple[str, str], int]
+"""By step and state, how many of its tasks or child runs."""
+
+
+class Happened(msgspec.Struct, array_like=True):
+    """What happened to one run, in one tick. Its plan is told in the order of the fields, but for `closed`."""
+
+    delta: dict[str, int] = msgspec.field(default_factory=Counter)
+    """How much each counter changes by what moved."""
+    begun: bool = False
+    ended: Steps = {}
+    stopped: bool = False
+    """It was cancelled, or has timed out, while it was stuck."""
+    is_retried: bool = False
+    """A person retries it, and it has begun again."""
+    reopened: Steps = {}
+    """Tasks that a person retries, with the states that these had."""
+    is_expanding: bool = False
+    """More of its tasks are to be created."""
+    facts: list[Fact] = []
+    """What its code learns, if it has any."""
+    own_end: OwnEnd | None = None
+    continuing: ContinueRun | None = None
+    closed: bool = False
+    """It had ended, and what had not was cancelled with it. This is told before it is retried."""
+
+    @property
+    def is_for_plan(self) -> bool:
+        """Say whether a plan has to be told, if the run has one."""
+        return bool(self.ended) or self.is_for_all_steps
+
+    @property
+    def is_for_all_steps(self) -> bool:
+        """Say whether a plan has to look at every step."""
+        return self.begun or self.stopped or self.is_retried or bool(self.reopened) or self.is_expanding
+
+
+def total(some: Iterable[Happened]) -> Counter[str]:
+    """Return how much each counter changes by all of these."""
+    delta: Counter[str] = Counter()
+    for happened in some:
+        for name, number in happened.delta.items():
+            delta[name] += number
+    return delta

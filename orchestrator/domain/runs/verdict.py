@@ -1,0 +1,41 @@
+"""When a run ends, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.domain.states import RunState
+from orchestrator.domain.tasks.task import TaskError
+
+TIMED_OUT = "timed out"
+"""The reason of a run that took longer than it may."""
+RAN_TOO_LONG = TaskError("RunTimedOut", "The run took longer than it may.")
+"""Why a run of code has failed whose own task was cancelled when its time was up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCounters:
+    """How many of a run's tasks stand where; exact, and never recounted row by row."""
+
+    total: int
+    open: int
+    success: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    skipped: int = 0
+
+    @property
+    def ended(self) -> int:
+        """Tasks that have come to an end."""
+        return self.total - self.open
+
+
+def verdict(counters: RunCounters, cancelling: bool, timed_out: bool = False) -> RunState | None:
+    """Return the state in which a run ends, or None while a task of it is open."""
+    if counters.open:
+        return None
+    if timed_out:
+        return RunState.FAILED
+    if cancelling:
+        return RunState.CANCELLED
+    return RunState.FAILED if counters.failed or counters.cancelled else RunState.SUCCESS

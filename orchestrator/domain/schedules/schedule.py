@@ -1,0 +1,177 @@
+"""Schedules: at which moments they fire.
+
+A *fire* is a moment at which a run is due, in UTC and whole microseconds; it names the run. Clocks that are turned:
+
+- A cron expression with fixed hours (`30 2 * * *`) follows the wall clock. A time that comes twice fires the first
+  time; one that is left out fires at the moment at which the clock passes it over. Several of those are one fire.
+- An expression whose hour is `*` or `*/n` follows elapsed time: it fires whenever the wall clock matches, so twice in
+  an hour that comes twice, and not in one that is left out.
+- `every` knows no wall clock. It counts from the beginning of 1970 in UTC, so that `10m` is :00, :10, :20 whenever it
+  was set, and setting it again does not shift it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from orchestrator.domain.durations import format_duration
+from orchestrator.domain.schedules import cron
+from orchestrator.domain.schedules.zones import moment_of, next_turn, offset, wall
+
+Overlap = Literal["skip", "queue", "allow", "cancel_previous"]
+"""What becomes of a fire while a run of the same schedule is open."""
+
+DEFAULT_NAME = "default"
+MOST_CAUGHT_UP = 1_000
+"""The largest limit of `catch_up: all(limit)`."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND = timedelta(seconds=1)
+_INSTANT = timedelta(microseconds=1)
+_LAST_YEAR = 9_000
+_CATCH_UP = re.compile(r"(none|latest|all)(?:\(([1-9][0-9]{0,8})\))?")
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """When runs of a workflow start by themselves. Exactly one of cron, every and at is set; they have been checked."""
+
+    name: str = DEFAULT_NAME
+    cron: str | None = None
+    every: float | None = None
+    """Seconds."""
+    at: str | None = None
+    """One moment, as ISO 8601; in the schedule's time zone unless it has an offset."""
+    start: str | None = None
+    """It does not fire before this moment, written like `at`; a date is its first moment."""
+    end: str | None = None
+    """Nor at this moment or after it."""
+    timezone: str = "UTC"
+    overlap: Overlap = "skip"
+    catch_up: str = "latest"
+    """What becomes of fires that no scheduler was there for: none, latest, all or all(limit)."""
+    jitter: float = 0.0
+    """Seconds by which schedules with the same times are kept apart, at most."""
+    params: dict[str, Any] = {}
+    """A template over `run.fire_time` for the parameters of a run."""
+    paused: bool = False
+
+    @property
+    def zone(self) -> ZoneInfo:
+        """The wall clock that it follows."""
+        return ZoneInfo(self.timezone)
+
+    @property
+    def caught_up(self) -> int | None:
+        """How many missed fires are made up for; None: all of them."""
+        kind, limit = catch_up_parts(self.catch_up) or ("latest", None)
+        return {"none": 0, "latest": 1, "all": limit}[kind]
+
+    def words(self) -> str:
+        """Return when it fires, as it was written."""
+        times = f"every {format_duration(self.every)}" if self.every is not None else self.cron or f"once at {self.at}"
+        since = f", from {self.start}" if self.start is not None else ""
+        return f"{times}{since}{f', before {self.end}' if self.end is not None else ''}"
+
+
+def catch_up_parts(text: str) -> tuple[str, int | None] | None:
+    """Return kind and limit of a catch-up policy, or None if this is none."""
+    found = _CATCH_UP.fullmatch(text)
+    if found is None or (found[2] and found[1] != "all"):
+        return None
+    return found[1], int(found[2]) if found[2] else None
+
+
+def from_data(data: dict[str, Any]) -> Schedule:
+    """Return the schedule that a checked definition holds."""
+    return msgspec.convert(data, Schedule)
+
+
+def key_of(workflow: str, name: str) -> str:
+    """Return what a schedule is called, and what its runs bear."""
+    return f"{workflow}/{name}"
+
+
+def fire_key(schedule: str, fire: datetime) -> str:
+    """Return the idempotency key of the run of one fire: there is one run per fire, whoever starts it and when."""
+    return f"schedule {schedule} {fire.astimezone(UTC).isoformat()}"
+
+
+def delay_of(schedule: Schedule, key: str) -> timedelta:
+    """Return how much later than its fires a schedule starts its runs: the same for all of them, up to its jitter.
+
+    It hangs on the schedule's name alone, so that the runs of one schedule keep their distance from each other.
+    """
+    if not schedule.jitter:
+        return timedelta()
+    share = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
+    return timedelta(seconds=round(share * schedule.jitter))
+
+
+# -- when it fires
+
+
+def next_fire(schedule: Schedule, after: datetime) -> datetime | None:
+    """Return the first fire later than `after`, or None if there is none any more."""
+    if schedule.start is not None:
+        after = max(after, moment(schedule.start, schedule.zone) - _INSTANT)
+    fire = _next_fire(schedule, after)
+    if fire is not None and schedule.end is not None and fire >= moment(schedule.end, schedule.zone):
+        return None
+    return fire
+
+
+def _next_fire(schedule: Schedule, after: datetime) -> datetime | None:
+    if after.year > _LAST_YEAR:
+        return None
+    if schedule.every is not None:
+        interval = timedelta(seconds=schedule.every)
+        return _EPOCH + ((after - _EPOCH) // interval + 1) * interval
+    if schedule.at is not None:
+        fire = moment(schedule.at, schedule.zone)
+        return fire if fire > after else None
+    assert schedule.cron is not None
+    after = after.replace(microsecond=0)
+    next_one = _next_on_the_clock if cron.has_fixed_hour(schedule.cron) else _next_elapsed
+    return next_one(schedule.cron, schedule.zone, after)
+
+
+def fires(schedule: Schedule, start: datetime, end: datetime) -> Iterator[datetime]:
+    """Yield the fires from `start` on and before `end`."""
+    fire = next_fire(schedule, start - timedelta(microseconds=1))
+    while fire is not None and fire < end:
+        yield fire
+        fire = next_fire(schedule, fire)
+
+
+def moment(text: str, zone: ZoneInfo) -> datetime:
+    """Return the moment that a text names, by the clock of a zone unless it has an offset."""
+    found = datetime.fromisoformat(text)
+    return moment_of(found, zone) if found.tzinfo is None else found.astimezone(UTC)
+
+
+def _next_on_the_clock(expression: str, zone: ZoneInfo, after: datetime) -> datetime | None:
+    local: datetime | None = wall(after, zone)
+    while local is not None and (local := cron.next_local(expression, local)) is not None:
+        fire = moment_of(local, zone)
+        if fire > after:  # else the clock shows this time for the second time
+            return fire
+    return None
+
+
+def _next_elapsed(expression: str, zone: ZoneInfo, after: datetime) -> datetime | None:
+    """Go from one turn of the clock to the next; between two, the wall clock runs like any other."""
+    since, ahead, local_start = after, offset(after, zone), wall(after, zone)
+    while (local := cron.next_local(expression, local_start)) is not None:
+        fire = (local - ahead).replace(tzinfo=UTC)
+        turn = next_turn(zone, since, fire)
+        if turn is None:
+            return fire
+        since, ahead, local_start = turn, offset(turn, zone), wall(turn, zone) - _SECOND  # the turn may be a fire
+    return None

@@ -1,0 +1,82 @@
+"""Tasks that follow when another ends: what was asked for, and what it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.tasks.task import NewTask, TaskError
+
+_NO_RESULT = b"\xc0"
+
+
+class Callback(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A task to be created; its only argument is the result, or the failure."""
+
+    name: str
+    queue: str
+    priority: int = 0
+    delay: float = 0.0
+    options: str | None = None
+    lane: str | None = None
+    expires: float | None = None
+    callbacks: str | None = None
+    """What follows it in turn, as JSON."""
+
+
+class Callbacks(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What follows a task, stored with it as JSON."""
+
+    task: str
+    """The name of the task that they follow."""
+    success: tuple[Callback, ...] = ()
+    failure: tuple[Callback, ...] = ()
+
+
+class TaskFailure(msgspec.Struct, frozen=True):
+    """What an `on_failure` task is given."""
+
+    task_id: str
+    """The id of the task that failed."""
+    task: str
+    """The name of the task that failed."""
+    kind: str
+    """The type of its error."""
+    message: str
+    """The text of its error."""
+    traceback: str = ""
+    """Where it was raised."""
+    data: dict[str, Any] = {}
+    """What the exception knew beside its text."""
+
+
+def after_success(task: bytes, attempt: int, callbacks: Callbacks, result: bytes | None) -> Iterable[NewTask]:
+    """Return the tasks that follow a success."""
+    payload = b"\x92\x91" + (result or _NO_RESULT) + b"\x80"  # [[result], {}]
+    return _tasks(task, attempt, "success", callbacks.success, payload)
+
+
+def after_end(task: bytes, attempt: int, callbacks: Callbacks, error: TaskError | None) -> Iterable[NewTask]:
+    """Return the tasks that follow a failure."""
+    what = error or TaskError("", "")
+    failure = TaskFailure(to_text(task), callbacks.task, what.kind, what.message, what.traceback, what.attributes)
+    return _tasks(task, attempt, "failure", callbacks.failure, msgspec.msgpack.encode(((failure,), {})))
+
+
+def _tasks(task: bytes, attempt: int, when: str, callbacks: Iterable[Callback], payload: bytes) -> Iterable[NewTask]:
+    for place, callback in enumerate(callbacks):
+        yield NewTask(
+            id=derived_id(task, attempt, when, place),
+            name=callback.name,
+            queue=callback.queue,
+            payload=payload,
+            priority=callback.priority,
+            delay=callback.delay,
+            options=callback.options,
+            lane=callback.lane,
+            expires=callback.expires,
+            callbacks=callback.callbacks,
+        )

@@ -1,0 +1,286 @@
+"""What a task is asked to be, what its worker reports of it, and what follows from a report.
+
+Messages between processes are these structs as MessagePack arrays: small, fast, typed, and never pickle.
+Ids are 16 raw bytes in messages. Field order is the wire format; new fields go last, with a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from orchestrator.domain.limits.buckets import Rate
+from orchestrator.domain.tasks.retry import RetryPolicy, backoff_delay, has_tries_left
+
+Isolation = Literal["thread", "process"]
+KeyScope = Literal["pending", "running", "period"]
+DuplicatePolicy = Literal["return", "replace", "raise"]
+Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+AttemptNumber = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What travels with a task beside its arguments; the default of each costs nothing to store."""
+
+    retry: RetryPolicy = RetryPolicy()
+    timeout: float | None = None
+    """Seconds that one attempt may run."""
+    isolation: Isolation = "thread"
+    """Where a synchronous function runs: a thread of the worker, or a child process that can be killed."""
+    concurrency: int | None = None
+    """How many of its lane may be in flight at once."""
+    total_concurrency: int | None = None
+    """How many of the task may be in flight at once, all lanes together."""
+    rate: Rate | None = None
+    """How often one of its lane may start."""
+    total_rate: Rate | None = None
+    """How often the task may start, all lanes together."""
+    weight: float = 1.0
+    """How many turns its lane gets for one of another."""
+    store_result: bool = True
+    """Keep what it returns."""
+    soft_timeout: float | None = None
+    """Seconds after which `SoftTimeout` is raised inside the task."""
+    unique_for: Literal["pending", "running"] | None = None
+    """How long it keeps its unique key, which it takes back when it is opened again; None for a period."""
+
+
+DEFAULT_OPTIONS = TaskOptions()
+
+
+@lru_cache(maxsize=4096)
+def parse_options(text: str | None) -> TaskOptions:
+    """Decode stored options; tasks of one kind share them. What another release wrote and makes no sense is default."""
+    try:
+        return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
+    except (msgspec.DecodeError, RecursionError):
+        return DEFAULT_OPTIONS
+
+
+class UniqueKey(msgspec.Struct, frozen=True, array_like=True):
+    """A key that only one task may have at a time."""
+
+    key: str
+    scope: KeyScope
+    """Until when: the task is claimed, it has ended, or a period has passed."""
+    period: float | None = None
+    """Seconds, for the scope `period`."""
+    on_duplicate: DuplicatePolicy = "return"
+    same_call: bool = False
+    """It belongs to one call: another one under this key is refused."""
+
+
+class KeyHolder(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a running task that wants another one under a key."""
+
+    id: Id
+    """The task that has the key."""
+    is_other_call: bool = False
+    """The key belongs to another call, and what was wanted was refused."""
+    error: TaskError | None = None
+    """Why there is nothing under this id, if so."""
+
+
+class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A task to be created. It is part of no cycle, and a million of them are nothing for a collector to go through."""
+
+    id: bytes
+    name: str
+    queue: str
+    payload: bytes
+    priority: int = 0
+    delay: float = 0.0
+    options: str | None = None
+    """TaskOptions as JSON, or None where all are defaults."""
+    run_id: bytes | None = None
+    position: int | None = None
+    step: str | None = None
+    lane: str | None = None
+    """What it shares limits and turns with: `task|key`; see `domain/limits/lanes.py`."""
+    expires: float | None = None
+    """Seconds within which it must have started."""
+    unique: UniqueKey | None = None
+    callbacks: str | None = None
+    """Tasks to create when it ends, as JSON."""
+
+
+class Dispatch(msgspec.Struct, frozen=True, array_like=True):
+    """One task on its way to a worker."""
+
+    id: Id
+    attempt: AttemptNumber
+    name: str
+    payload: bytes
+    queue: str
+    options: str | None = None
+    run_id: Id | None = None
+    position: int | None = None
+    alone: bool = False
+    """Run in a child process: its last attempt took a worker down, and its neighbours must not pay again."""
+    failures: int = 0
+    """How often it has failed before."""
+    details: bytes | None = None
+    """What an earlier attempt left for this one."""
+
+    @property
+    def is_activation(self) -> bool:
+        """Say whether this is a turn of a workflow's code: a run's own task has the run's id."""
+        return self.run_id == self.id
+
+
+def error_text(kind: str, message: str) -> str:
+    """Return an error as Python prints it: one without a message is only its kind."""
+    return f"{kind}: {message}" if message else kind
+
+
+class TaskError(msgspec.Struct, frozen=True, array_like=True):
+    """What went wrong in an attempt."""
+
+    kind: str
+    message: str
+    traceback: str = ""
+    data: str = ""
+    """What the exception knew beside its text, as a JSON object; empty if nothing."""
+
+    @classmethod
+    def stored(cls, fields: Mapping[str, str] | None) -> TaskError | None:
+        """Return an error as `to_json` has written it."""
+        if fields is None:
+            return None
+        return cls(fields["kind"], fields["message"], fields.get("traceback", ""), fields.get("data", ""))
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What the exception knew beside its text; nothing where that cannot be read."""
+        try:
+            return msgspec.json.decode(self.data, type=dict[str, Any]) if self.data else {}
+        except (msgspec.DecodeError, RecursionError):
+            return {}
+
+    def to_json(self) -> str:
+        """Return it as it is stored. The data stays a text, in which no store finds anything to change or refuse."""
+        fields = {"kind": self.kind, "message": self.message, "traceback": self.traceback}
+        return msgspec.json.encode(fields | ({"data": self.data} if self.data else {})).decode()
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+    """The worker has begun to run the attempt, `age` seconds ago."""
+
+    id: bytes
+    attempt: int
+    age: float
+
+
+class Succeeded(msgspec.Struct, frozen=True, array_like=True, tag="succeeded"):
+    """The attempt returned."""
+
+    id: bytes
+    attempt: int
+    duration: float
+    result: bytes
+    children: list[NewTask] = []
+    """Tasks that exist only if this success is the one that counts."""
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The attempt raised, timed out, or could not be started."""
+
+    id: bytes
+    attempt: int
+    duration: float
+    error: TaskError
+    retryable: bool = True
+    delay: float | None = None
+    """Seconds before the next try, where the task itself has decided them."""
+    charged: bool = True
+    """It counts as a failure; a task that asked to be tried again later has not failed."""
+    lingering: bool = False
+    """The attempt has ended, but its code would not: it still runs, until its worker process has been replaced."""
+
+
+class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
+    """The worker gives the attempt back unstarted or unfinished; it costs no try."""
+
+    id: bytes
+    attempt: int
+    reason: str
+    delay: float = 0.0
+    unknown: str = ""
+    """Its name, if the worker does not know it."""
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
+    """The process that had the attempt died, as its parent reports, or was not heard from, as the leader finds."""
+
+    id: bytes
+    attempt: int
+    alone: bool
+    """It had the process that died to itself, so nobody else can have brought it down."""
+    reason: str = ""
+    """What the process died of, e.g. `exit code 3`, or why it was given up; empty if nobody knows."""
+    unheard: float = 0.0
+    """Seconds for which its worker was not heard from, if that is all that is known."""
+
+
+class Enqueued(msgspec.Struct, frozen=True, array_like=True, tag="enqueued"):
+    """A running task enqueued others."""
+
+    tasks: list[NewTask]
+
+
+class Noted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
+    """The running attempt leaves something for the next one, in place of what it left before."""
+
+    id: bytes
+    attempt: int
+    details: bytes
+
+
+class TryAgain(msgspec.Struct, frozen=True):
+    """The task goes back to pending."""
+
+    delay: float
+    failures: int = 0
+    """Failures that are charged for this attempt."""
+    losses: int = 0
+    """Losses that are charged for this attempt."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """The task ends as failed."""
+
+    reason: str
+    failures: int = 0
+    losses: int = 0
+
+
+def after_failure(report: Failed, policy: RetryPolicy, failures: int, roll: float) -> TryAgain | End:
+    """Decide what follows a failed attempt of a task that had failed `failures` times before it."""
+    if not report.charged:
+        return TryAgain(delay=report.delay or 0.0)
+    failures += 1
+    if report.retryable and has_tries_left(policy, failures):
+        delay = backoff_delay(policy, failures, roll) if report.delay is None else report.delay
+        return TryAgain(delay=delay, failures=1)
+    return End(reason=report.error.kind, failures=1)
+
+
+DEATHS_PER_LOSS = 10
+"""Deaths of shared processes and machines that count as much as that of a process of its own."""
+
+
+def after_loss(alone: bool, losses: int, deaths: int, limit: int) -> TryAgain | End:
+    """Decide what follows the death of a task's process, after `losses` of its own processes and `deaths` of any.
+
+    Only the death of a process that it had to itself is held against the task: where others were, in the same worker or
+    on the same machine, one of them may have been the cause. So the first loss is free, and from then on it runs in a
+    process of its own, and dies with its worker free of charge. Still, one that is there whenever a worker dies is
+    not tried for ever.
+    """
+    charged = 1 if alone else 0
+    if losses + charged >= limit or deaths + 1 >= DEATHS_PER_LOSS * limit:
+        return End(reason="worker lost", losses=charged)
+    return TryAgain(delay=0.0, losses=charged)

@@ -1,0 +1,1 @@
+"""Runs of workflows as code: their turns."""

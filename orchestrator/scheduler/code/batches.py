@@ -1,0 +1,262 @@
+"""Apply what the code of workflows commands: the batches that activations report.
+
+A batch is applied only if it comes from the current attempt of the run's own task, so it is applied once, whatever is
+reported twice or late. All batches of a tick are applied together, one statement for each kind of command.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from orchestrator.domain.code import commands, history
+from orchestrator.domain.code.activation import Activated, Violation
+from orchestrator.domain.code.commands import Command
+from orchestrator.domain.code.succession import with_seen
+from orchestrator.domain.states import RunState, TaskState
+from orchestrator.domain.tasks.task import NewTask, TaskError
+from orchestrator.scheduler.code.requests import meet_promises, pass_on_signals
+from orchestrator.scheduler.code.runs import ask_to_cancel, json_text, reply, stick
+from orchestrator.scheduler.tasks.creation import adopt_children, cancel_tasks, error_json
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store.code import expectations, histories
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.expectations import Answered, NewPromise
+from orchestrator.store.code.histories import Turn, What
+from orchestrator.store.code.runs import NewCodeRun
+from orchestrator.store.runs import families
+from orchestrator.store.runs import life as runs
+from orchestrator.store.tasks import transitions
+from orchestrator.store.tasks.transitions import Ending, Moved, Success
+
+_NOTHING = b"\xc0"
+_CANCELLED = TaskError("Cancelled", "Cancelled by request.")
+
+
+def apply_activations(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_result: int) -> None:
+    """Apply what the code of runs has commanded."""
+    turns: list[Turn] = []
+    ends: list[tuple[str, Activated]] = []
+    stuck: list[tuple[bytes, int, Violation]] = []
+    absent: list[transitions.Again] = []
+    batches: dict[bytes, list[Command]] = {}
+    for worker, report in reports:
+        if report.missing:
+            absent.append(transitions.Again(report.id, report.attempt, tick.code.pause(report.id, report.attempt)))
+        elif report.stuck is not None:
+            stuck.append((report.id, report.attempt, report.stuck))
+        elif report.commands and isinstance(report.commands[-1], commands.End):
+            ends.append((worker, report))
+            batches[report.id] = report.commands
+        else:
+            turns.append(_turn(worker, report))
+            batches[report.id] = report.commands
+    accepted: set[bytes] = set()
+    if turns:
+        moved = histories.suspend(tick.connection, turns, tick.now)
+        tick.note(moved, by_worker=True)
+        accepted.update(task.id for task in moved)
+    if ends:
+        accepted |= _end_own_tasks(tick, ends, inline_result)
+    if absent:
+        tick.delayed = tick.delayed or any(row.delay > 0 for row in absent)
+        tick.note(transitions.again(tick.connection, absent, tick.now), by_worker=True)
+    if stuck:
+        stick(tick, stuck)
+    _carry_out(tick, {run: batch for run, batch in batches.items() if run in accepted})
+    answers = [answer for _, report in reports for answer in report.answers]
+    reply(tick, [Answered(answer.id, answer.result, answer.error) for answer in answers])
+
+
+def _turn(worker: str, report: Activated) -> Turn:
+    seen = report.cached == report.attempt
+    events: list[What] = [history.ActivationApplied(report.through)] if seen else []
+    events.extend(history.record(command) for command in report.commands)
+    opened = sum(isinstance(command, _OPENING) for command in report.commands)
+    waiting = None if report.waiting is None else json_text(report.waiting)
+    return Turn(
+        *(report.id, report.attempt, report.through, seen, report.cached, worker, events, opened),
+        waiting=waiting,
+        version=report.version,
+    )
+
+
+_OPENING = (commands.ScheduleTask, commands.StartChildRun)
+
+
+def _end_own_tasks(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_result: int) -> set[bytes]:
+    """End the own tasks of runs whose code has ended, as it did, and record its last batch; the runs end with them."""
+    successes: list[Success] = []
+    endings: dict[TaskState, list[Ending]] = {TaskState.FAILED: [], TaskState.CANCELLED: []}
+    errors: dict[bytes, TaskError] = {}
+    continuing: dict[bytes, commands.ContinueRun] = {}
+    events: dict[bytes, list[What]] = {}
+    for worker, report in reports:
+        last = report.commands[-1]
+        if isinstance(last, commands.FailRun):
+            errors[report.id] = last.error
+            ending = Ending(report.id, report.attempt, last.error.kind, error_json(last.error), worker=worker)
+            endings[TaskState.FAILED].append(ending._replace(duration=report.duration))
+        elif isinstance(last, commands.CancelRun):
+            errors[report.id] = _CANCELLED
+            ending = Ending(report.id, report.attempt, "cancelled", error_json(_CANCELLED), worker=worker)
+            endings[TaskState.CANCELLED].append(ending._replace(duration=report.duration))
+        else:
+            if isinstance(last, commands.ContinueRun):
+                continuing[report.id] = with_seen(last, report.through)
+            result = last.result if isinstance(last, commands.CompleteRun) else _NOTHING
+            successes.append(Success(report.id, report.attempt, result, report.duration, worker))
+        records = [history.record(command) for command in report.commands]
+        events[report.id] = [history.ActivationApplied(report.through), *records]
+    moved: list[Moved] = []
+    if successes:
+        moved += transitions.succeed(tick.connection, successes, tick.now)
+    for state, rows in endings.items():
+        if rows:
+            moved += transitions.end(tick.connection, state, rows, tick.now)
+    tick.note(
+        moved,
+        results={row.id: row.result for row in successes if row.id not in continuing},
+        errors=errors,
+        by_worker=True,
+        inline_result=inline_result,
+    )
+    accepted = {task.id for task in moved}
+    tick.continuing.update((run, command) for run, command in continuing.items() if run in accepted)
+    if accepted:
+        histories.append(
+            tick.connection, {run: some for run, some in events.items() if run in accepted}, tick.now, wake=False
+        )
+    return accepted
+
+
+class _Wanted:
+    """What the batches of a tick ask for, by kind, so that each kind is one statement."""
+
+    def __init__(self) -> None:
+        self.tasks: list[NewTask] = []
+        self.cancelled_tasks: list[bytes] = []
+        self.timers: list[tuple[bytes, bytes, float]] = []
+        self.forgotten_timers: list[tuple[bytes, bytes]] = []
+        self.promises: list[NewPromise] = []
+        self.forgotten_promises: list[tuple[bytes, bytes]] = []
+        self.children: list[NewCodeRun] = []
+        self.cancelled_children: list[bytes] = []
+        self.signals: list[tuple[bytes, history.SignalReceived]] = []
+        self.answers: list[Answered] = []
+
+    def add(self, run: bytes, command: Command) -> None:
+        """Take a command of a run that goes on."""
+        match command:
+            case commands.ScheduleTask(task=task):
+                self.tasks.append(task)
+            case commands.CancelTask(id=id):
+                self.cancelled_tasks.append(id)
+            case commands.StartTimer(id=id, seconds=seconds, since=since):
+                self.timers.append((run, id, since + seconds))
+            case commands.CancelTimer(id=id):
+                self.forgotten_timers.append((run, id))
+            case commands.CreatePromise(id=id, name=name, ordinal=ordinal):
+                self.promises.append(NewPromise(run, id, name, ordinal))
+            case commands.CancelPromise(id=id):
+                self.forgotten_promises.append((run, id))
+            case commands.StartChildRun():
+                self.children.append(_child(run, command))
+            case commands.CancelChildRun(id=id):
+                self.cancelled_children.append(id)
+            case commands.SignalRun(run=target, name=name, value=value):
+                self.signals.append((target, history.SignalReceived(name, value)))
+            case commands.AnswerUpdate(id=id, result=result, error=error):
+                self.answers.append(Answered(id, result, error))
+            case _:
+                pass  # operations, state and patches are remembered by their record alone
+
+    def add_last(self, run: bytes, command: Command) -> int:
+        """Take a command of a run that ends with it: only what outlives the run counts; return what is counted."""
+        if isinstance(command, commands.StartChildRun) and command.detached:
+            self.children.append(_child(run, command))
+            return 1
+        if isinstance(command, (commands.AnswerUpdate, commands.SignalRun)):
+            self.add(run, command)
+        return 0
+
+
+def _child(run: bytes, command: commands.StartChildRun) -> NewCodeRun:
+    started = history.RunStarted(
+        command.workflow, command.version or 0, command.payload, command.queue or "default", run
+    )
+    return NewCodeRun(
+        command.id,
+        [started],
+        command.timeout,
+        command.ordinal,
+        detached=command.detached,
+        parent=run,
+        name=command.name or None,
+    )
+
+
+def _carry_out(tick: Tick, batches: Mapping[bytes, Sequence[Command]]) -> None:
+    """Do what the accepted batches ask for."""
+    wanted = _Wanted()
+    outliving: dict[bytes, dict[str, int]] = {}
+    for run, batch in batches.items():
+        if batch and isinstance(batch[-1], commands.End):
+            counted = sum(wanted.add_last(run, command) for command in batch)
+            if counted:
+                outliving[run] = {"total": counted, "opened": counted}
+        else:
+            for command in batch:
+                wanted.add(run, command)
+    if outliving:
+        runs.count(tick.connection, outliving)
+    if wanted.tasks:
+        adopt_children(tick, wanted.tasks)
+    if wanted.cancelled_tasks:
+        cancel_tasks(tick, wanted.cancelled_tasks)
+    if wanted.timers:
+        expectations.start_timers(tick.connection, wanted.timers)
+        tick.delayed = True
+    if wanted.forgotten_timers:
+        expectations.forget_timers(tick.connection, wanted.forgotten_timers)
+    if wanted.promises:
+        expectations.create_promises(tick.connection, wanted.promises)
+    if wanted.forgotten_promises:
+        expectations.forget_promises(tick.connection, wanted.forgotten_promises)
+    if wanted.promises:
+        given_up = set(wanted.forgotten_promises)
+        meet_promises(tick, [one for one in wanted.promises if (one.run, one.id) not in given_up])
+    if wanted.children:
+        _start_children(tick, wanted.children)
+    if wanted.cancelled_children:
+        last = code_runs.latest(tick.connection, wanted.cancelled_children)
+        ask_to_cancel(tick, last.values(), "its parent asks for it")
+    if wanted.signals:
+        pass_on_signals(tick, wanted.signals)
+    reply(tick, wanted.answers)
+
+
+def _start_children(tick: Tick, children: Sequence[NewCodeRun]) -> None:
+    """Start the runs that others want; those that would stand too deep, or be too many, have failed."""
+    nesting = tick.code.nesting
+    places = families.places(tick.connection, {child.parent for child in children if child.parent is not None})
+    refused: dict[bytes, str] = {}
+    roots: Counter[bytes] = Counter()
+    for child in children:
+        root, depth = places.get(child.parent or b"", (b"", 0))
+        if depth >= nesting.depth:
+            refused[child.id] = nesting.too_deep(child.started.workflow, depth + 1)
+        elif root:
+            roots[root] += 1
+    full = families.grow(tick.connection, roots, nesting.descendants) if roots else set()
+    for child in children:
+        if places.get(child.parent or b"", (b"", 0))[0] in full:
+            refused.setdefault(child.id, nesting.too_many(child.started.workflow))
+    for child in children:
+        if child.id in refused and child.parent is not None:
+            failed = history.ChildFailed(child.id, TaskError("InvalidWorkflow", refused[child.id]))
+            tick.told.append((child.parent, RunState.FAILED, failed))
+    started = [child for child in children if child.id not in refused]
+    if started:
+        code_runs.start(tick.connection, started, tick.now)
+        tick.delayed = tick.delayed or any(child.timeout is not None for child in started)

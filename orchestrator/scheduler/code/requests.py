@@ -1,0 +1,207 @@
+"""What people and programs want of runs of code: signals, promises, updates, queries."""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from orchestrator.domain.code import history
+from orchestrator.domain.code.activation import Query
+from orchestrator.domain.code.history import Fact
+from orchestrator.domain.code.promises import Resolution
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.tasks.task import TaskError
+from orchestrator.scheduler.code.runs import reply, tell
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store.code import expectations, resolutions
+from orchestrator.store.code import keys as run_keys
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.expectations import Answered, NewPromise
+from orchestrator.store.code.resolutions import Kept
+from orchestrator.store.code.runs import NewCodeRun
+from orchestrator.store.inbox import Item, Wish
+from orchestrator.telemetry import get_logger
+
+log = get_logger("scheduler")
+
+
+def signal(tick: Tick, items: Sequence[Item]) -> None:
+    """Hand signals to runs. Those that were to start a run if there is none, and came too late, start one."""
+    facts: dict[bytes, list[Fact]] = defaultdict(list)
+    for item in items:
+        facts[item.target].append(_signal(item))
+    heard = tell(tick, facts)
+    late: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        if item.target in heard:
+            continue
+        if item.body.get("start") is None:
+            log.warning("run %s has ended before signal %s reached it", to_text(item.target), item.body["name"])
+        else:
+            late[item.body["start"]["key"]].append(item)
+    if late:
+        _start_with(tick, late)
+
+
+def pass_on_signals(tick: Tick, signals: Sequence[tuple[bytes, history.SignalReceived]]) -> None:
+    """Hand signals that runs send each other to those in which their targets go on now."""
+    latest = code_runs.latest(tick.connection, {run for run, _ in signals})
+    facts: dict[bytes, list[Fact]] = defaultdict(list)
+    for run, fact in signals:
+        facts[latest[run]].append(fact)
+    heard = tell(tick, facts)
+    for run, fact in signals:
+        if latest[run] not in heard:
+            log.warning("run %s has ended, or never was, and signal %s does not reach it", to_text(run), fact.name)
+
+
+def _start_with(tick: Tick, late: Mapping[str, Sequence[Item]]) -> None:
+    """Give signals to the runs that have the chosen ids by now, or begin runs with them; leave word of where they went.
+
+    Those who sent a signal find a run that begins with it under the id that they gave.
+    """
+    holders = run_keys.holders(tick.connection, list(late))
+    heard = tell(tick, {run: [_signal(item) for item in late[key]] for key, run in holders.items()})
+    new = {key: _run_with(items) for key, items in late.items() if holders.get(key) not in heard}
+    over = [(holders[key], run.id) for key, run in new.items() if key in holders]
+    passed = run_keys.pass_on(tick.connection, over) if over else set()
+    begun = {key: run for key, run in new.items() if run.id in passed or key not in holders}
+    if begun:
+        code_runs.start(tick.connection, list(begun.values()), tick.now)
+        tick.delayed = tick.delayed or any(run.timeout is not None for run in begun.values())
+    went = {key: begun[key].id if key in begun else holders[key] for key in late if key in begun or key not in new}
+    pairs = ((_new_id(item), run) for key, run in went.items() for item in late[key])
+    reply(tick, [Answered(wanted, run) for wanted, run in pairs if wanted != run])
+    if len(went) < len(late):  # while this waited, a client has given an id to a run of its own
+        _start_with(tick, {key: items for key, items in late.items() if key not in went})
+
+
+def _run_with(items: Sequence[Item]) -> NewCodeRun:
+    """Return the run that begins with signals, as the first of them wants it."""
+    start = items[0].body["start"]
+    started = history.RunStarted(start["workflow"], start["version"], _data(start["payload"]), start["queue"])
+    signals = [_signal(item) for item in items]
+    return NewCodeRun(
+        _new_id(items[0]), [started, *signals], start["timeout"], tags=start["tags"], pinned=start["pinned"]
+    )
+
+
+def _new_id(item: Item) -> bytes:
+    return _data(item.body["start"]["id"])
+
+
+def _signal(item: Item) -> history.SignalReceived:
+    return history.SignalReceived(item.body["name"], _data(item.body["value"]))
+
+
+def settle_promises(tick: Tick, items: Sequence[Item]) -> None:
+    """Resolve or reject promises: of those of a name, the oldest; what comes before the first of a name is kept.
+
+    Whoever comes too late is told so.
+    """
+    runs = list({item.target for item in items})
+    open_promises: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
+    for run, promise, name in expectations.open_promises(tick.connection, runs):
+        open_promises[run, name].append(promise)
+    settled = {(kept.run, kept.what.name) for kept in resolutions.of_runs(tick.connection, runs)}
+    facts: dict[bytes, list[Fact]] = defaultdict(list)
+    gone: list[tuple[bytes, bytes]] = []
+    early: dict[bytes, Kept] = {}
+    answers: list[Answered] = []
+    for item in items:
+        request, name = _data(item.body["request"]), item.body["name"]
+        waiting = open_promises[item.target, name]
+        if waiting:
+            promise = waiting.pop(0)
+            gone.append((item.target, promise))
+            facts[item.target].append(_resolution(item).of(promise))
+            answers.append(Answered(request))
+        elif (item.target, name) in settled:
+            answers.append(Answered(request, None, _settled(item.target, name)))
+        else:
+            early[request] = Kept(item.target, 1, _resolution(item))
+        settled.add((item.target, name))
+    if gone:
+        expectations.forget_promises(tick.connection, gone)
+        tell(tick, facts)
+    stored = resolutions.keep(tick.connection, list(early.values())) if early else set()
+    answers += [
+        Answered(request, None, None if (kept.run, kept.what.name) in stored else _over(kept.run))
+        for request, kept in early.items()
+    ]
+    reply(tick, answers)
+
+
+def meet_promises(tick: Tick, created: Sequence[NewPromise]) -> None:
+    """Tell code what people have said of promises that it has just created."""
+    waiting: dict[tuple[bytes, str], list[Kept]] = defaultdict(list)
+    for kept in resolutions.of_runs(tick.connection, {promise.run for promise in created}):
+        if kept.number:
+            waiting[kept.run, kept.what.name].append(kept)
+    met: list[Kept] = []
+    facts: dict[bytes, list[Fact]] = defaultdict(list)
+    gone: list[tuple[bytes, bytes]] = []
+    for promise in created:
+        if found := waiting[promise.run, promise.name]:
+            met.append(found.pop(0))
+            gone.append((promise.run, promise.id))
+            facts[promise.run].append(met[-1].what.of(promise.id))
+    if met:
+        resolutions.remove(tick.connection, met)
+        expectations.forget_promises(tick.connection, gone)
+        tell(tick, facts)
+
+
+def _resolution(item: Item) -> Resolution:
+    if item.kind == Wish.RESOLVE:
+        return Resolution(item.body["name"], _data(item.body["value"]))
+    return Resolution(item.body["name"], error=TaskError("PromiseRejected", item.body["reason"]))
+
+
+def _settled(run: bytes, name: str) -> TaskError:
+    return TaskError(
+        "WrongState",
+        f"No promise {name!r} is open in run {to_text(run)}: it was resolved, rejected or given up before.",
+    )
+
+
+def _over(run: bytes) -> TaskError:
+    return TaskError("WrongState", f"Run {to_text(run)} has ended.")
+
+
+def update(tick: Tick, items: Sequence[Item]) -> None:
+    """Hand updates to runs; their code answers."""
+    facts: dict[bytes, list[Fact]] = defaultdict(list)
+    for item in items:
+        request = _data(item.body["request"])
+        facts[item.target].append(history.UpdateRequested(request, item.body["name"], _data(item.body["value"])))
+    tell(tick, facts)  # who asked a run that has ended meanwhile sees that it has
+
+
+def query(tick: Tick, items: Sequence[Item]) -> None:
+    """Have the code of runs asked."""
+    tick.code.ask(
+        tick,
+        [
+            (item.target, Query(_data(item.body["request"]), item.body["name"], _data(item.body["value"])))
+            for item in items
+        ],
+    )
+
+
+def _data(text: str) -> bytes:
+    return base64.b64decode(text)
+
+
+ABOUT_CODE = frozenset(
+    {Wish.SIGNAL, Wish.RESOLVE, Wish.REJECT, Wish.UPDATE, Wish.QUERY, Wish.TERMINATE, Wish.CANCEL_RUN}
+)
+"""What goes to the run in which its target goes on."""
+CODE_WISHES: dict[str, Callable[[Tick, Sequence[Item]], None]] = {
+    Wish.SIGNAL: signal,
+    Wish.RESOLVE: settle_promises,
+    Wish.REJECT: settle_promises,
+    Wish.UPDATE: update,
+    Wish.QUERY: query,
+}

@@ -1,0 +1,215 @@
+"""Reset runs of code: start runs that repeat others up to one of their events (`domain/code/resets.py`).
+
+All of it happens in the tick that takes the request: the old run ends if it is open, and the new one is there with its
+history, its promises, the chosen id, and the detached children of the old one. An open run goes on in its successor, as
+one does that continues as new, so that its parent, its senders and those who wait for its result find the new one; it
+has no other way to end, so the id is free. A run that had ended before stays as it is, and the id of the new one is
+derived from the request: whatever is applied twice, there is one new run.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from orchestrator.domain.code import history
+from orchestrator.domain.code.history import Event, Outcome
+from orchestrator.domain.code.promises import Resolution
+from orchestrator.domain.code.resets import NewRun, reset
+from orchestrator.domain.ids import derived_id, successor_id, to_text
+from orchestrator.domain.runs.happened import OwnEnd
+from orchestrator.domain.runs.verdict import TIMED_OUT
+from orchestrator.domain.tasks.task import TaskError
+from orchestrator.errors import WrongState
+from orchestrator.scheduler.code.ends import told_to_parent
+from orchestrator.scheduler.code.runs import reply
+from orchestrator.scheduler.runs.advance import advance_runs
+from orchestrator.scheduler.tasks.creation import cancel_tasks
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store.code import expectations, histories, resets, resolutions
+from orchestrator.store.code import keys as run_keys
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.expectations import Answered, NewPromise
+from orchestrator.store.code.resets import Handover, Head
+from orchestrator.store.code.resolutions import Kept
+from orchestrator.store.code.runs import NewCodeRun
+from orchestrator.store.inbox import Item
+from orchestrator.store.runs import life as runs
+from orchestrator.telemetry import get_logger
+
+log = get_logger("scheduler")
+
+MOST_EVENTS = 20_000
+"""Of the histories that one tick copies, unless a single one has more."""
+
+
+class _Planned(NamedTuple):
+    """A reset that can be done."""
+
+    head: Head
+    new: bytes
+    begins: NewRun
+    timeout: float | None
+
+
+def reset_runs(tick: Tick, items: Sequence[Item]) -> set[int]:
+    """Start runs that repeat others up to an event; return the requests whose turn has not come yet."""
+    last = code_runs.latest(tick.connection, {item.target for item in items})
+    heads = resets.heads(tick.connection, {*last, *last.values()})
+    chosen: dict[bytes, Item] = {}
+    parents: set[bytes | None] = set()
+    waiting: set[int] = set()
+    answers: list[Answered] = []
+    room = MOST_EVENTS
+    for item in items:
+        run = item.target
+        if (refusal := _refusal(run, last[run], heads)) is not None:
+            answers.append(Answered(_request(item), None, refusal))
+        elif run in chosen or run in parents or heads[run].parent in chosen or (chosen and heads[run].events > room):
+            waiting.add(item.id)  # a family is not torn apart in one tick: its members change hands one by one
+        else:
+            chosen[run] = item
+            parents.add(heads[run].parent)
+            room -= heads[run].events
+    planned: list[_Planned] = []
+    found = histories.read_all(tick.connection, chosen) if chosen else {}
+    for run, item in chosen.items():
+        events, head = found.get(run, []), heads[run]
+        if len(events) < head.events:  # the run is being forgotten at this moment
+            answers.append(Answered(_request(item), None, _not_found(run)))
+            continue
+        new = successor_id(run) if head.open else derived_id(_request(item), "reset")
+        to, reason = item.body["to"], item.body["reason"]
+        try:
+            begins = reset(run, events, new, to, tick.now.timestamp(), reason)
+        except WrongState as error:
+            answers.append(Answered(_request(item), None, TaskError("WrongState", str(error))))
+            continue
+        planned.append(_Planned(head, new, begins, head.timeout or _time_it_had(events)))
+        answers.append(Answered(_request(item), msgspec.msgpack.encode(to_text(new))))
+        log.info("run %s is reset to event %d, as run %s: %s", to_text(run), to, to_text(new), reason or "no reason")
+    if planned:
+        ending = [plan.head.id for plan in planned if plan.head.open]
+        kept = resolutions.of_runs(tick.connection, ending)
+        _end(tick, ending)
+        _start(tick, planned, last)
+        _keep(tick, planned, kept)
+    reply(tick, answers)
+    return waiting
+
+
+def _refusal(run: bytes, last: bytes, heads: Mapping[bytes, Head]) -> TaskError | None:
+    """Say why a run cannot be reset, whatever the event."""
+    if run not in heads:
+        return _not_found(run)
+    if last != run and last in heads and heads[last].open:
+        return TaskError("WrongState", f"Run {to_text(run)} went on as run {to_text(last)}, which is open: reset that.")
+    return None
+
+
+def _not_found(run: bytes) -> TaskError:
+    return TaskError("NotFound", f"No run of a workflow as code has the id {to_text(run)}.")
+
+
+def _time_it_had(events: Sequence[Event]) -> float | None:
+    """Return the seconds after which a run was told that its time is up, if it was."""
+    for event in events:
+        if event.what == history.RunCancelRequested(TIMED_OUT):
+            return event.at - events[0].at
+    return None
+
+
+def _end(tick: Tick, ids: list[bytes]) -> None:
+    """End open runs: with their own tasks, as all runs of code do. What is open in them follows in slices."""
+    if ids:
+        tick.resetting.update(ids)
+        cancel_tasks(tick, ids)
+        advance_runs(tick)
+
+
+def _start(tick: Tick, planned: Sequence[_Planned], last: Mapping[bytes, bytes]) -> None:
+    """Start the new runs, with everything that belongs to them."""
+    ends, adopted = _adopt(tick, planned)
+    started = code_runs.start(tick.connection, [_new_run(plan, ends[plan.new]) for plan in planned], tick.now)
+    planned = [plan for plan in planned if plan.new in started]
+    expectations.create_promises(
+        tick.connection,
+        [
+            NewPromise(plan.new, promise.id, promise.name, promise.ordinal)
+            for plan in planned
+            for promise in plan.begins.promises
+        ],
+    )
+    run_keys.pass_on(tick.connection, [(last[plan.head.id], plan.new) for plan in planned])
+    if adopted:
+        runs.count(tick.connection, adopted)
+    tick.delayed = tick.delayed or any(plan.timeout is not None for plan in planned)
+
+
+def _keep(tick: Tick, planned: Sequence[_Planned], kept: Sequence[Kept]) -> None:
+    """Keep for the new runs what was said of promises that the old ones have never made."""
+    early: dict[bytes, list[Resolution]] = defaultdict(list)
+    for one in kept:
+        if one.number:
+            early[one.run].append(one.what)
+    rows: list[Kept] = []
+    for plan in planned:
+        rows += [Kept(plan.new, 0, Resolution(name)) for name in plan.begins.settled]
+        rows += resolutions.numbered(plan.new, early[plan.head.id])
+    if rows:
+        resolutions.keep(tick.connection, rows)
+
+
+def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewCodeRun:
+    head, begins = plan.head, plan.begins
+    return NewCodeRun(
+        plan.new,
+        [*(event.what for event in begins.copy), *begins.told, *ends],
+        plan.timeout,
+        head.position if head.open else None,
+        head.child_id if head.open else None,
+        head.detached,
+        msgspec.json.encode(head.tags).decode(),
+        head.pinned,
+        parent=head.parent if head.open else None,  # the parent of a run that had ended knows its end
+        times=[event.at for event in begins.copy],
+        schedule=head.schedule if head.open else None,
+        fire_time=head.fire_time,
+        name=head.name,
+        version=head.version,
+        shown=begins.shown,
+    )
+
+
+def _adopt(tick: Tick, planned: Sequence[_Planned]) -> tuple[dict[bytes, list[Outcome]], dict[bytes, dict[str, int]]]:
+    """Let the new runs wait for detached children of the old ones.
+
+    Return, by new run, the ends of those that ended when nobody listened; and by how much that changes the counters.
+    """
+    facts: dict[bytes, list[Outcome]] = defaultdict(list)
+    counters: dict[bytes, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    handovers = [
+        Handover(plan.head.id, old, plan.new, new) for plan in planned for old, new in plan.begins.adopted.items()
+    ]
+    found = {child.heir_id: child for child in resets.adopt(tick.connection, handovers)} if handovers else {}
+    for one in handovers:
+        child = found.get(one.heir_id)
+        if child is None:
+            gone = TaskError("NotFound", "The child was forgotten, or another run waits for it by now.")
+            facts[one.heir].append(history.ChildFailed(one.heir_id, gone))
+        elif child.task_state is not None:
+            own = OwnEnd(child.id, child.task_state, child.result, child.error)
+            facts[one.heir].append(told_to_parent(one.heir_id, child.state, own))
+        else:
+            for run, by in ((one.run, -1), (one.heir, 1)):
+                counters[run]["total"] += by
+                counters[run]["opened"] += by
+    return facts, counters
+
+
+def _request(item: Item) -> bytes:
+    return base64.b64decode(item.body["request"])

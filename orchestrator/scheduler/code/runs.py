@@ -1,0 +1,267 @@
+"""Workflows as code: send activations out, and tell runs what happened. All runs of a tick at once.
+
+`code_batches.py` applies what comes back, `code_ends.py` ends tasks and runs, `code_requests.py` is for outsiders.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from orchestrator.domain.code import history
+from orchestrator.domain.code.activation import Activation, Query, Violation, Waiting
+from orchestrator.domain.code.history import Event, Fact
+from orchestrator.domain.code.history_budget import LARGEST_HISTORY, Allotment, Way
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.runs.happened import Happened
+from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.domain.runs.verdict import TIMED_OUT
+from orchestrator.domain.states import RunState
+from orchestrator.domain.tasks.task import TaskError
+from orchestrator.scheduler.code.paging import Paging
+from orchestrator.scheduler.fleet.knowers import Crowd
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.isolation import isolate
+from orchestrator.scheduler.tick import Paged, Tick
+from orchestrator.store.code import expectations, histories, turns
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.expectations import Answered
+from orchestrator.store.code.turns import Unshown
+from orchestrator.store.runs import stuck
+from orchestrator.store.runs.life import Delta
+from orchestrator.store.tasks import transitions
+from orchestrator.store.tasks.transitions import Again, Claimed
+from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import Ended, encode
+from orchestrator.transport.keys import private_queue
+
+log = get_logger("scheduler")
+
+_FIRST = bytes(16)
+_CROWDED = 300.0
+"""Seconds after which a turn is tried again that waits for a place, if nobody has found one for it before."""
+_PAUSE = 1.0
+"""Seconds before pages are sent again that a worker did not find: they may be many megabytes, every time."""
+
+
+class CodeRuns:
+    """What the leader remembers of runs of code between two ticks: queries on their way, and who was there."""
+
+    def __init__(self, fleet: Fleet, nesting: Nesting | None = None) -> None:
+        self._fleet = fleet
+        self.nesting = nesting or Nesting()
+        self.paging = Paging()
+        self._queries: dict[bytes, dict[bytes, Query]] = defaultdict(dict)
+        self._members: frozenset[str] = frozenset()
+        self._freeing = b""
+        """Up to which run the stuck ones have been freed; nothing where all have."""
+
+    def ask(self, tick: Tick, queries: Iterable[tuple[bytes, Query]]) -> None:
+        """Have queries answered by the code of runs. One may be lost with a worker; who gets no answer asks again."""
+        asked = list(queries)
+        free = stuck.wake(tick.connection, [run for run, _ in asked])
+        refused: list[Answered] = []
+        for run, query in asked:
+            if run in free:
+                self._queries[run][query.id] = query
+            else:
+                error = TaskError("WrongState", f"Run {to_text(run)} cannot be asked: it has ended, or is stuck.")
+                refused.append(Answered(query.id, None, error))
+        reply(tick, refused)
+
+    def ended(self, tick: Tick, heirs: Mapping[bytes, bytes]) -> None:
+        """Pass queries that no code has heard to the runs in which others go on; those who asked others are told."""
+        waiting = [(heirs[run], query) for run in heirs for query in self._queries.pop(run, {}).values()]
+        if waiting:
+            self.ask(tick, waiting)
+
+    def free_stuck(self, tick: Tick, limit: int) -> None:
+        """Let stuck runs try again whenever a worker has come or gone: the code may be another now."""
+        members = frozenset(self._fleet.beats)
+        if not self._fleet.is_in_view or (members == self._members and not self._freeing):
+            return
+        if members != self._members:
+            self._members, self._freeing = members, _FIRST
+        known = sorted({name for _, name in self._fleet.known()})
+        freed = stuck.free_code(tick.connection, known, self._freeing, limit) if known else []
+        self._freeing = max(freed) if len(freed) == limit else b""
+        tick.backlog.freed(tick, freed)
+
+    # -- out
+
+    def equip(self, tick: Tick) -> None:
+        """Put the events to be shown into the claimed activations, and send each to the worker that has its code.
+
+        What is too large for one message goes in pages, and what there is no room for is put off.
+        """
+        claimed = [task for task in tick.claimed if task.is_activation]
+        if not claimed:
+            return
+        equipped: dict[bytes, Claimed] = {}
+        isolate(
+            tick,
+            claimed,
+            lambda some: equipped.update(self._equipped(tick, some)),
+            lambda task, error: stick(tick, [(task.id, task.attempt, _unreadable(error))]),
+        )
+        tick.claimed = [
+            equipped.get(task.id, task) for task in tick.claimed if task.id in equipped or not task.is_activation
+        ]
+
+    def _equipped(self, tick: Tick, some: Sequence[Claimed]) -> dict[bytes, Claimed]:
+        """Return those of the claimed activations that go in one message, with their events."""
+        claimed = {task.id: task for task in some}
+        at_home = {run: self._is_at_home(task) for run, task in claimed.items()}
+        allotment = Allotment(self.paging.size)
+        small: dict[bytes, tuple[Claimed, Unshown]] = {}
+        later: list[tuple[bytes, int, float]] = []
+        crowded: list[tuple[Claimed, Crowd]] = []
+        too_long: list[tuple[bytes, int, Violation]] = []
+        for run in turns.unshown(tick.connection, {run: not home for run, home in at_home.items()}):
+            home = claimed[run.id].worker if run.after else None
+            task = claimed[run.id]._replace(worker=home, to=home)
+            placed = self._placed(task, run)
+            if isinstance(placed, Crowd):
+                crowded.append((task, placed))
+                continue
+            task = placed
+            way = allotment.way(run.size)
+            if way is Way.MESSAGE:
+                small[run.id] = task, run
+            elif way is Way.PAGES:
+                tick.paged.append(Paged(task, self._activation(run, []), run))
+            elif way is Way.LATER:
+                later.append((run.id, task.attempt, allotment.wait))
+            else:
+                too_long.append((run.id, task.attempt, _too_long(run.size)))
+                self._queries.pop(run.id, None)
+        unread = [run for _, run in small.values() if run.events is None]
+        read = turns.events(tick.connection, unread) if unread else {}
+        equipped = {
+            task.id: task._replace(payload=encode(self._activation(run, read.get(run.id, run.events or []))))
+            for task, run in small.values()
+        }
+        if crowded:
+            self._keep_back(tick, crowded)
+        if later:
+            turns.put_off(tick.connection, later, tick.now)
+        if too_long:
+            stick(tick, too_long)
+        return equipped
+
+    def _placed(self, task: Claimed, run: Unshown) -> Claimed | Crowd:
+        """Return a turn as it is sent: to a worker that has its version, if only some have; if they are full, it waits.
+
+        Where nobody has the version, the code of another may do.
+        """
+        knowers = self._fleet.knowers
+        if task.to is not None or task.queue not in knowers.mixed:
+            return task
+        crowd = Crowd(task.queue, task.name, f"{run.workflow}@{run.version}")
+        kinds = knowers.who(task.queue, crowd.wanted)
+        if kinds == frozenset():
+            crowd = Crowd(task.queue, task.name)
+            kinds = knowers.who(task.queue, task.name)
+        if kinds is None:
+            return task
+        worker = knowers.place(task.queue, kinds)
+        return crowd if worker is None else task._replace(to=worker)
+
+    def _keep_back(self, tick: Tick, crowded: Sequence[tuple[Claimed, Crowd]]) -> None:
+        """Let turns wait for a worker that has their version: another might find that its code does not fit."""
+        held = [
+            Again(task.id, task.attempt, _CROWDED, hold=self._fleet.knowers.keep_back(crowd).hold)
+            for task, crowd in crowded
+        ]
+        transitions.again(tick.connection, held, tick.now)
+
+    def pause(self, run: bytes, attempt: int) -> float:
+        """Return how many seconds pass before what an attempt did not find is sent again."""
+        return _PAUSE if self.paging.has(run, attempt) else 0.0
+
+    def _activation(self, run: Unshown, events: list[Event]) -> Activation:
+        queries = list(self._queries.pop(run.id, {}).values())
+        return Activation(run.id, run.workflow, run.version, run.after, run.through, events, run.cached, queries)
+
+    def _is_at_home(self, task: Claimed) -> bool:
+        """Say whether the worker that has a run's code in memory can take it on."""
+        if task.worker is None or task.alone:
+            return False
+        beat = self._fleet.beats.get(task.worker)
+        return beat is not None and not (beat.draining or beat.doubtful) and beat.running < beat.slots
+
+    @staticmethod
+    def stream(task: Claimed) -> str:
+        """Return the queue into whose stream a claimed task goes."""
+        return task.queue if task.to is None else private_queue(task.to)
+
+
+def _unreadable(error: Exception) -> Violation:
+    return Violation(0, type(error).__name__, f"The history cannot be sent to a worker: {error}")
+
+
+def _too_long(size: int) -> Violation:
+    return Violation(
+        0,
+        "HistoryTooLong",
+        f"The history has {size:,} bytes, and at most {LARGEST_HISTORY:,} can be sent to a worker. "
+        f"Let the workflow continue_as_new earlier.",
+    )
+
+
+# -- facts
+
+
+def tell(tick: Tick, facts: Mapping[bytes, Sequence[Fact]], deltas: Mapping[bytes, Delta] | None = None) -> set[bytes]:
+    """Tell runs what happened, and change the counters of those that are open to hear it; return these."""
+    return histories.append(tick.connection, facts, tick.now, deltas=deltas) if facts else set()
+
+
+def ask_to_cancel(tick: Tick, ids: Iterable[bytes], reason: str) -> None:
+    """Ask runs to cancel themselves."""
+    tell(tick, {run: [history.RunCancelRequested(reason)] for run in ids})
+
+
+def fire_timers(tick: Tick, limit: int, grace: float) -> None:
+    """Tell runs of a slice of the timers that are due, and of their own time if that is up.
+
+    Those that have not ended within `grace` seconds after that are ended.
+    """
+    facts: dict[bytes, list[Fact]] = defaultdict(list)
+    for run, timer in expectations.fire_timers(tick.connection, tick.now, limit):
+        facts[run].append(history.TimerFired(timer))
+    for run in code_runs.time_out(tick.connection, tick.now, limit, grace):
+        facts[run].append(history.RunCancelRequested(TIMED_OUT))
+    isolate(
+        tick,
+        list(facts.items()),
+        lambda some: tell(tick, dict(some)),
+        lambda told, error: tick.backlog.set_aside(tick, told[0], [Happened(facts=told[1])], error),
+    )
+
+
+def reply(tick: Tick, answers: Sequence[Answered]) -> None:
+    """Answer requests, durably, and tell whoever waits."""
+    if answers:
+        expectations.answer(tick.connection, answers, tick.now)
+        for answer in answers:
+            state = RunState.FAILED if answer.error is not None else RunState.SUCCESS
+            tick.ended.append(Ended(answer.id, state, answer.result, answer.error))
+
+
+def stick(tick: Tick, reasons: Sequence[tuple[bytes, int, Violation]]) -> None:
+    """Note that the code of runs cannot go on, for people to see. They have not failed."""
+    rows = [(run, attempt, json_text(violation)) for run, attempt, violation in reasons]
+    moved = stuck.stick(tick.connection, rows)
+    tick.note(moved, by_worker=True)
+    messages = {run: violation.message for run, _, violation in reasons}
+    for task in moved:
+        log.error("run %s is stuck: %s", to_text(task.id), messages[task.id])
+
+
+def json_text(known: Violation | Waiting) -> str:
+    """Return what a worker has found out about a run as it is stored: its fields by name."""
+    fields = {name: getattr(known, name) for name in known.__struct_fields__}
+    return msgspec.json.encode(fields).decode()

@@ -1,0 +1,164 @@
+"""What the steps of runs came to, as the expressions of other steps may name it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain import zoned
+from orchestrator.domain.dag.plan import StepState, step_output
+from orchestrator.domain.dag.scope import Budget, Scope
+from orchestrator.domain.dag.steps import StepProgram
+from orchestrator.scheduler.dag.planned import DagRun
+from orchestrator.scheduler.dag.recent import Recent
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag.plans import Key
+
+_MOST_OUTPUTS = 100_000
+"""Values that the steps of a run may read at once."""
+_MOST_PAYLOADS = 20
+"""Of the largest size, how much is read at once."""
+_KEPT_BYTES = 16_000_000
+"""Of outputs that are kept in memory for fan-outs that read them again and again."""
+_decode = zoned.decode
+
+
+Place = tuple[DagRun, int]
+"""A step of a run."""
+
+
+@dataclass
+class Found:
+    """What expressions of steps may name, by run, as far as it can be read at once."""
+
+    names: dict[bytes, Scope]
+    readable: list[Place] = field(default_factory=list)
+    late: list[Place] = field(default_factory=list)
+    """Steps for which there is no room now."""
+    refused: list[tuple[Place, str]] = field(default_factory=list)
+    """Steps that want more than can ever be read at once, and why not."""
+
+
+class Outputs:
+    """Reads outputs, and keeps those that are read again when more tasks of a fan-out are created."""
+
+    def __init__(self, max_payload: int) -> None:
+        self._max_payload = max_payload
+        self._most_bytes = _MOST_PAYLOADS * max_payload
+        self._kept: Recent[Key, Any] = Recent(_KEPT_BYTES)
+
+    def forget(self) -> None:
+        """A tick failed: what ended in it may end otherwise."""
+        self._kept.clear()
+
+    def names(
+        self,
+        connection: Connection,
+        wanted: Iterable[Place],
+        needs: Callable[[StepProgram], Iterable[int]] | None = None,
+        *,
+        is_urgent: bool = False,
+    ) -> Found:
+        """Return what expressions of these steps may name, as far as it `needs`; one query for all of them.
+
+        Without `needs`, these steps themselves are named. If it is urgent, no step is late.
+        """
+        needed: dict[Key, Place] = {}
+        again: set[Key] = set()
+        found = Found({})
+        of_steps: list[tuple[Place, list[Key]]] = []
+        rooms: dict[bytes, int] = defaultdict(lambda: _MOST_OUTPUTS)
+        for run, place in wanted:
+            if run.id not in found.names:
+                found.names[run.id] = Scope({"params": run.params, "run": run.info}, Budget(self._max_payload))
+            keys: list[Key] = []
+            for other in [place] if needs is None else needs(run.compiled.programs[place]):
+                key = run.id, run.compiled.graph.steps[other].name
+                if needs is not None and run.plan.fan(place) is not None:
+                    again.add(key)
+                if key not in needed:
+                    number = _values(run, other)
+                    if number > rooms[run.id]:
+                        found.names[run.id].unreadable[key[1]] = (
+                            f"it has {number:,} values, and {_MOST_OUTPUTS:,} are the most that one step can read. "
+                            f"Let its tasks keep their results elsewhere, or combine them in several steps"
+                        )
+                        continue
+                    rooms[run.id] -= number
+                    needed[key] = (run, other)
+                keys.append(key)
+            of_steps.append(((run, place), keys))
+        sizes = self._sizes(connection, needed)
+        read: set[Key] = set()
+        total = 0
+        for step, keys in of_steps:
+            more = sum(sizes.get(key, 0) for key in keys if key not in read)
+            if total and total + more > self._most_bytes and not is_urgent:
+                found.late.append(step)
+            elif more > self._most_bytes:
+                found.refused.append((step, self._too_large(more)))
+            else:
+                total += more
+                read.update(keys)
+                found.readable.append(step)
+        self._read(connection, {key: where for key, where in needed.items() if key in read}, again, found.names)
+        return found
+
+    def _sizes(self, connection: Connection, needed: dict[Key, Place]) -> dict[Key, int]:
+        """Return how many bytes outputs have, unless they are so few that it does not matter."""
+        unread = {key: where for key, where in needed.items() if key not in self._kept}
+        if sum(_values(*where) for where in unread.values()) <= _MOST_PAYLOADS:
+            return {}
+        of_tasks, of_runs = _by_kind(unread)
+        return dags.output_sizes(connection, of_tasks, of_runs)
+
+    def _too_large(self, size: int) -> str:
+        return (
+            f"The outputs that it reads have {size:,} bytes together, and at most {self._most_bytes:,} can be read. "
+            f"Let tasks return references to large data, or raise the setting max_payload."
+        )
+
+    def _read(
+        self,
+        connection: Connection,
+        needed: dict[Key, Place],
+        again: set[Key],
+        names: dict[bytes, Scope],
+    ) -> None:
+        for key in needed:
+            if key in self._kept:
+                names[key[0]][key[1]] = self._kept.get(key)
+        of_tasks, of_runs = _by_kind({key: where for key, where in needed.items() if key not in self._kept})
+        found = dags.outputs(connection, of_tasks) if of_tasks else {}
+        found |= dags.child_outputs(connection, of_runs) if of_runs else {}
+        for key, results in found.items():
+            run, place = needed[key]
+            state = run.plan.step_state(place)
+            try:
+                value = step_output(state, run.plan.fan(place), results, _decode)
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                names[run.id].unreadable[key[1]] = str(error)
+                continue
+            names[run.id][key[1]] = value
+            if key in again and state is StepState.SUCCESS:
+                self._kept.put(key, value, sum(len(result or b"") for _, result in results))
+
+
+def _values(run: DagRun, place: int) -> int:
+    """Return how many values the output of a step has."""
+    fan = run.plan.fan(place)
+    return 1 if fan is None else fan.total
+
+
+def _by_kind(needed: dict[Key, Place]) -> tuple[list[Key], list[Key]]:
+    """Return which outputs are those of tasks, and which of child runs."""
+    of_tasks: list[Key] = []
+    of_runs: list[Key] = []
+    for key, (run, place) in needed.items():
+        (of_tasks if run.compiled.graph.steps[place].workflow is None else of_runs).append(key)
+    return of_tasks, of_runs

@@ -1,0 +1,36 @@
+"""A run of a DAG as the leader holds it in memory: its definition, what it was started with, and its plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.domain.dag.definition import Definition
+from orchestrator.domain.dag.graph import Graph
+from orchestrator.domain.dag.placement import of_step
+from orchestrator.domain.dag.plan import Plan
+from orchestrator.domain.dag.steps import StepProgram
+
+
+class Compiled:
+    """A definition with everything that can be worked out once."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self.graph = Graph(definition)
+        self.programs = [StepProgram(self.graph, place) for place in range(len(self.graph.steps))]
+        self.placements = [of_step(step, definition.queue) for step in self.graph.steps]
+
+
+@dataclass
+class DagRun:
+    """One run in flight."""
+
+    id: bytes
+    compiled: Compiled
+    params: dict[str, Any]
+    info: dict[str, Any]
+    plan: Plan
+    depth: int = 0
+    root: bytes = b""
+    """The first of the runs that started each other, and at last this one."""

@@ -1,0 +1,375 @@
+"""Advance runs of DAGs: the planner says what starts, this creates the tasks and the child runs.
+
+Plans are kept between ticks, because only the leader changes them; they are forgotten whenever a tick fails, and
+rebuilt from what Postgres has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain import zoned
+from orchestrator.domain.dag.checks import MOST_STEPS
+from orchestrator.domain.dag.definition import Definition, check_size, resolve_params
+from orchestrator.domain.dag.placement import Origin
+from orchestrator.domain.dag.plan import STATE_OF_TASK, DagState, Delta, Plan
+from orchestrator.domain.dag.scope import Scope, Work
+from orchestrator.domain.dag.steps import FanOut, Skip
+from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.plain import REFUSALS
+from orchestrator.domain.runs.happened import Happened
+from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.dag.outputs import Outputs, Place
+from orchestrator.scheduler.dag.planned import Compiled, DagRun
+from orchestrator.scheduler.dag.recent import Recent
+from orchestrator.scheduler.dag.retries import reopen_held, retry_plan
+from orchestrator.scheduler.tasks.creation import adopt
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag import workflows
+from orchestrator.store.dag.plans import NewRun
+from orchestrator.store.dag.workflows import Stored
+from orchestrator.store.runs import families
+from orchestrator.store.runs import retries as run_retries
+
+_PLANNED_STEPS = 200_000
+"""Of the plans that are kept in memory; a step takes a quarter of a kilobyte there."""
+_RUN_WEIGHT = 400
+"""What a run weighs beside its steps: its parameters, and what it is called."""
+_COMPILED_STEPS = 30_000
+"""Of the definitions that are kept in memory; a step takes some kilobytes there."""
+_FANS = 5
+"""Fan-outs of which a full slice is created at once, or as many single steps: the rest waits for the next tick."""
+_ROUND = 25
+"""Steps as which it counts to look at what others have become, however few there are."""
+_encode = zoned.encode
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a run's row is to remember."""
+
+    delta: Delta
+    state: bytes
+    expanding: bool
+
+
+class Dags:
+    """All DAG runs that the leader has to do with."""
+
+    def __init__(self, max_payload: int, slice_size: int, nesting: Nesting | None = None) -> None:
+        self._max_payload = max_payload
+        self._nesting = nesting or Nesting()
+        self._slice = slice_size
+        self._compiled: Recent[tuple[str, int], Compiled] = Recent(_COMPILED_STEPS)
+        self._runs: Recent[bytes, DagRun] = Recent(_PLANNED_STEPS)
+        self._outputs = Outputs(max_payload)
+        self._latest: dict[str, Stored | None] = {}
+        """Workflows of which child runs are being created."""
+
+    def forget(self) -> None:
+        """A tick failed: what was planned in it did not happen."""
+        self._runs.clear()
+        self._outputs.forget()
+
+    def drop(self, ids: Iterable[bytes]) -> None:
+        """Forget the plans of runs that have ended, or are being cancelled. If they go on, Postgres has them."""
+        for run in ids:
+            self._runs.drop(run)
+
+    # -- events
+
+    def advance(
+        self,
+        tick: Tick,
+        happened: Mapping[bytes, Sequence[Happened]],
+    ) -> dict[bytes, Saved]:
+        """Bring runs up to date with what happened to them; return what the rows of those with a plan remember."""
+        runs = self._load(tick, happened) if happened else []
+        settled: list[DagRun] = []
+        for run in runs:
+            for one in happened[run.id]:
+                _tell(run, one)
+            if not any(one.is_retried for one in happened[run.id]) or self._retry(tick, run):
+                settled.append(run)
+        self._settle(tick, settled)
+        going_on = {run.id for run in settled if run.plan.has_more}
+        return {run.id: self._save(run, is_expanding=run.id in going_on) for run in runs}
+
+    def _retry(self, tick: Tick, run: DagRun) -> bool:
+        """Retry a run, unless that takes longer; then it goes on when its turn comes, and nothing starts until then.
+
+        A retry looks at what the tasks of the run came to, so the plan is told first what happened to them meanwhile.
+        """
+        is_late = bool(tick.backlog.waiting(tick, [run.id]))
+        if not is_late and retry_plan(tick, run.id, run.plan, 10 * self._slice):
+            return True
+        tick.backlog.add(tick, [(run.id, Happened(is_retried=True))])
+        return False
+
+    def sizes(self, versions: Mapping[bytes, tuple[str, int]]) -> Callable[[bytes], int]:
+        """Return how to tell, at any later time, how many steps runs of these versions have; of others it says 0.
+
+        A run of a definition that has not been worked out until then has more steps than any.
+        """
+
+        def size(run: bytes) -> int:
+            if run not in versions:
+                return 0
+            compiled = self._compiled.get(versions[run])
+            return MOST_STEPS if compiled is None else len(compiled.graph.steps)
+
+        return size
+
+    def definition(self, tick: Tick, name: str, version: int) -> Definition:
+        """Return a version of a workflow."""
+        return self._compile(tick, name, version).definition
+
+    def outputs(self, tick: Tick, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return what runs give to their parents: the outputs of the steps that nothing depends on."""
+        runs = self._load(tick, ids)
+        last = [(run, place) for run in runs for place in run.compiled.graph.leaves]
+        names = self._outputs.names(tick.connection, last, is_urgent=True).names
+        leaves = {run.id: [run.compiled.graph.steps[place].name for place in run.compiled.graph.leaves] for run in runs}
+        return {run: _encode({step: names[run].get(step) for step in steps}) for run, steps in leaves.items()}
+
+    # -- loading and saving
+
+    def _load(self, tick: Tick, ids: Iterable[bytes]) -> list[DagRun]:
+        found = {run: self._runs.get(run) for run in ids}
+        missing = [run for run, kept in found.items() if kept is None]
+        for row in dags.load(tick.connection, missing) if missing else ():
+            compiled = self._compile(tick, row.workflow, row.version)
+            state = msgspec.msgpack.decode(row.state, type=DagState) if row.state is not None else None
+            fire_time = row.fire_time.astimezone(UTC).isoformat()
+            info = {"id": to_text(row.id), "workflow": row.workflow, "version": row.version, "fire_time": fire_time}
+            plan = Plan(compiled.graph, state)
+            if row.cancelling:
+                plan.halt()
+            run = DagRun(row.id, compiled, row.params, info, plan, row.depth, row.root)
+            found[row.id] = self._runs.put(row.id, run, _RUN_WEIGHT + len(compiled.graph.steps))
+        return [run for run in found.values() if run is not None]
+
+    def _compile(self, tick: Tick, name: str, version: int) -> Compiled:
+        compiled = self._compiled.get((name, version))
+        if compiled is None:
+            stored = workflows.read(tick.connection, name, version)
+            assert stored is not None, f"the definition of {name} version {version} is gone"
+            compiled = Compiled(stored.definition)
+            self._compiled.put((name, version), compiled, 1 + len(compiled.graph.steps))
+        return compiled
+
+    @staticmethod
+    def _save(run: DagRun, *, is_expanding: bool) -> Saved:
+        delta, run.plan.delta = run.plan.delta, Delta()
+        return Saved(delta, _encode(run.plan.state()), is_expanding)
+
+    # -- starting steps
+
+    def _settle(self, tick: Tick, runs: Sequence[DagRun]) -> None:
+        """Evaluate candidates and create what they become, all runs together, as far as there is room.
+
+        What there is no room for stays with the plans, and goes on in the next tick.
+        """
+        room = _FANS * self._slice
+        while runs and room:
+            singles, room = self._decide(tick, runs, room)
+            fans = [(run, place) for run in runs for place in list(run.plan.fans_with_room)]
+            runs = self._create(tick, singles, fans, max(room, self._slice)) if singles or fans else []
+
+    def _decide(self, tick: Tick, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
+        """Evaluate what candidates become; return those that are single tasks, and how much room is left."""
+        singles: list[Place] = []
+        work = Work()
+        while candidates := list(islice(((run, place) for run in runs for place in _drain(run.plan)), room)):
+            room = max(0, room - max(len(candidates), _ROUND))
+            found = self._outputs.names(tick.connection, candidates, lambda program: program.decision_needs)
+            for (run, place), reason in found.refused:
+                run.plan.fail(place, reason)
+            for run, place in found.readable:
+                with work.on(found.names[run.id].budget) as may_be_done:
+                    if not may_be_done:
+                        found.late.append((run, place))
+                    elif self._open(run, place, found.names[run.id]):
+                        singles.append((run, place))
+            for run, place in found.late:
+                run.plan.put_back(place)
+            if found.late:
+                return singles, 0
+        return singles, room
+
+    def _open(self, run: DagRun, place: int, names: Scope) -> bool:
+        """Decide what a candidate becomes; True if that is a single task."""
+        try:
+            decision = run.compiled.programs[place].decide(names)
+        except InvalidWorkflow as error:
+            run.plan.fail(place, str(error))
+            return False
+        if isinstance(decision, Skip):
+            run.plan.skip(place, decision.reason)
+        elif isinstance(decision, FanOut):
+            run.plan.open_fan(place, decision.total)
+        else:
+            run.plan.open_single(place)
+            return True
+        return False
+
+    def _create(self, tick: Tick, singles: list[Place], fans: list[Place], room: int) -> list[DagRun]:
+        """Create tasks and child runs; return the runs of which some could not be created."""
+        found = self._outputs.names(tick.connection, [*singles, *fans], lambda program: program.needs)
+        self._latest.clear()
+        tasks: list[NewTask] = []
+        children: list[NewRun] = []
+        failed = [(run, place, 0 if run.plan.fan(place) else 1, reason) for (run, place), reason in found.refused]
+        work = Work()
+        for run, place in found.readable:
+            names, fan = found.names[run.id], run.plan.fan(place)
+            with work.on(names.budget) as may_be_done:
+                if not may_be_done or not tick.budget.has_room_for_data(run.id):
+                    found.late.append((run, place))
+                elif fan is None:
+                    self._instantiate(tick, run, place, range(1), None, names, tasks, children, failed)
+                else:
+                    room -= reopen_held(tick, run.id, run.plan, place, min(self._slice, room))
+                    positions = run.plan.create(place, min(self._slice, room))
+                    room -= len(positions)
+                    if positions:
+                        self._instantiate(tick, run, place, positions, fan.total, names, tasks, children, failed)
+        for run, place in found.late:
+            if run.plan.fan(place) is None:
+                run.plan.put_back(place)
+        if tasks:
+            retried = {run.id for run, _ in [*singles, *fans] if run.plan.retried}
+            before = [task.id for task in tasks if task.run_id in retried] if retried else []
+            adopt(tick, tasks, run_retries.past_attempts(tick.connection, before) if before else {})
+        if children:
+            children = self._within_limits(tick, children, [*singles, *fans], failed)
+            dags.start(tick.connection, children)
+            tick.runs_to_begin = True
+        for run, place, number, reason in failed:
+            run.plan.abandon(place, number, reason)
+        return list({run.id: run for run, _, _, _ in failed}.values())
+
+    def _within_limits(
+        self,
+        tick: Tick,
+        children: list[NewRun],
+        started: Iterable[tuple[DagRun, int]],
+        failed: list[tuple[DagRun, int, int, str]],
+    ) -> list[NewRun]:
+        """Return the child runs that may be started; a tree of runs that has grown too large gets no more."""
+        roots = Counter(child.root for child in children if child.root is not None)
+        full = families.grow(tick.connection, roots, self._nesting.descendants)
+        if not full:
+            return children
+        refused = Counter((child.parent_run, child.parent_step) for child in children if child.root in full)
+        for run, place in started:
+            step = run.compiled.graph.steps[place]
+            if number := refused[run.id, step.name]:
+                failed.append((run, place, number, self._nesting.too_many(step.workflow or "")))
+        return [child for child in children if child.root not in full]
+
+    def _instantiate(
+        self,
+        tick: Tick,
+        run: DagRun,
+        place: int,
+        positions: range,
+        count: int | None,
+        names: Scope,
+        tasks: list[NewTask],
+        children: list[NewRun],
+        failed: list[tuple[DagRun, int, int, str]],
+    ) -> None:
+        step = run.compiled.graph.steps[place]
+        new_tasks: list[NewTask] = []
+        new_runs: list[NewRun] = []
+        try:
+            instances = run.compiled.programs[place].instances(names, positions, count)
+            for position, (given, key) in zip(positions, instances, strict=False):
+                if step.workflow is not None:
+                    new_runs.append(self._child(tick, run, step.workflow, step.name, position, given))
+                    tick.budget.created(run.id, len(new_runs[-1].params))
+                else:
+                    new_tasks.append(self._task(run, place, position, count, given, key))
+                    tick.budget.created(run.id, len(new_tasks[-1].payload))
+                if not tick.budget.has_room_for_data(run.id):
+                    break
+        except (InvalidWorkflow, *REFUSALS) as error:
+            failed.append((run, place, len(positions), str(error)))
+            return
+        tasks.extend(new_tasks)
+        children.extend(new_runs)
+        created = len(new_tasks) + len(new_runs)
+        if created < len(positions):
+            run.plan.give_back(place, len(positions) - created)
+
+    def _task(
+        self, run: DagRun, place: int, position: int, count: int | None, given: dict[str, Any], key: str | None
+    ) -> NewTask:
+        step = run.compiled.graph.steps[place]
+        context = {"workflow": run.info["workflow"], "step": step.name, "index": position, "count": count}
+        payload = _encode(((), given, context))
+        if len(payload) > self._max_payload:
+            raise InvalidWorkflow(
+                f"The input of task {step.name!r} has {len(payload):,} bytes, and at most {self._max_payload:,} are "
+                f"allowed. Let upstreams return references to large data, or raise the setting max_payload."
+            )
+        identifier = derived_id(run.id, step.name, position)
+        return run.compiled.placements[place].new(identifier, payload, key, Origin(run.id, position, step.name))
+
+    def _child(self, tick: Tick, run: DagRun, workflow: str, step: str, position: int, given: dict[str, Any]) -> NewRun:
+        if workflow not in self._latest:
+            self._latest[workflow] = workflows.latest(tick.connection, workflow)
+        stored = self._latest[workflow]
+        if stored is None:
+            raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
+        params = resolve_params(stored.definition, given, tick.now)
+        if run.depth >= self._nesting.depth:
+            raise InvalidWorkflow(self._nesting.too_deep(workflow, run.depth + 1))
+        turn = (run.plan.retried,) if run.plan.retried else ()
+        new = dags.new_run(stored.definition, stored.version, derived_id(run.id, "run", step, position, *turn), params)
+        check_size(new.params, f"The parameters of workflow {workflow!r}", self._max_payload)
+        return new._replace(
+            parent_run=run.id,
+            parent_step=step,
+            parent_position=position,
+            fire_time=run.info["fire_time"],
+            depth=run.depth + 1,
+            root=run.root,
+        )
+
+
+def _tell(run: DagRun, happened: Happened) -> None:
+    """Tell a plan what happened."""
+    plan, index = run.plan, run.compiled.graph.index
+    if happened.begun:
+        plan.begin()
+    for (step, state), number in happened.ended.items():
+        plan.task_ended(index[step], STATE_OF_TASK[state], number)
+    if happened.stopped:
+        plan.stop()
+    if happened.closed:
+        plan.close()
+    if happened.reopened:
+        plan.reopen(
+            (index[step], STATE_OF_TASK[state])
+            for (step, state), number in happened.reopened.items()
+            for _ in range(number)
+        )
+    if happened.is_expanding:
+        plan.resume()
+
+
+def _drain(plan: Plan) -> Iterable[int]:
+    while (place := plan.next_candidate()) is not None:
+        yield place

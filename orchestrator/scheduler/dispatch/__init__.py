@@ -1,0 +1,1 @@
+"""Hand ready tasks to the fleet."""

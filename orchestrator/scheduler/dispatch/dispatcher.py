@@ -1,0 +1,247 @@
+"""Hand ready tasks to the fleet, up to each queue's window."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from orchestrator.domain.fleet.window import room, smoothed_rate
+from orchestrator.domain.limits.names import queue_bucket
+from orchestrator.domain.tasks.task import Dispatch
+from orchestrator.scheduler.code.runs import CodeRuns
+from orchestrator.scheduler.dispatch.claims import Claims
+from orchestrator.scheduler.fleet.knowers import Crowd
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.limits import LaneService
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store.limits import queues
+from orchestrator.store.limits.queues import QueueRow
+from orchestrator.store.tasks import transitions, unique, waiting
+from orchestrator.store.tasks.transitions import Again, Claimed
+from orchestrator.store.tasks.waiting import InFlight
+from orchestrator.transport.codec import LARGEST_BUNDLE, encode
+
+BUNDLE_BYTES = 1_000_000
+"""Most bytes of payload in one message, unless one task alone has more."""
+_SHORTEST = 0.01
+"""Seconds between two looks at a rate that allows one task now and then."""
+
+
+_MOST_DATA = 16_000_000
+"""Bytes of payload that are claimed of a queue at once, as far as the last claims tell."""
+_LARGE = 10_000
+"""Bytes of payload from which on it matters how many tasks are claimed."""
+
+
+class Dispatcher:
+    """Remembers how much each queue has in flight and how fast it drains; claims what fits."""
+
+    def __init__(
+        self, fleet: Fleet, lanes: LaneService, batch: int, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._claims = Claims(monotonic)
+        self._fleet = fleet
+        self._lanes = lanes
+        self._batch = batch
+        self._settings: dict[str, QueueRow] | None = None
+        self._outstanding: Counter[str] = Counter()
+        self._sizes: dict[str, float] = {}
+        """Mean size of payloads, of queues with large ones."""
+        self._rates: dict[str, float] = {}
+        self._measured_at = 0.0
+        self._finished: Counter[str] = Counter()
+        fleet.knowers.rates = self._rates
+
+    @property
+    def in_flight(self) -> int:
+        """How many tasks are dispatched or running."""
+        return self._outstanding.total()
+
+    def recount(self, in_flight: Sequence[InFlight]) -> None:
+        """Start from what Postgres says is in flight."""
+        self._outstanding = Counter(task.queue for task in in_flight)
+        self._fleet.knowers.recount(task.id for task in in_flight)
+        self._lanes.recount(task.lane for task in in_flight if task.lane is not None)
+
+    def claim(self, tick: Tick, unknown_timeout: float) -> None:
+        """Claim what fits each queue's window. What no live worker knows is held back until one does."""
+        if self._settings is None or tick.queues_changed:
+            self._settings = {row.name: row for row in queues.read(tick.connection)}
+        self._lanes.refresh(tick)
+        rooms = self._rooms(tick)
+        if not rooms:
+            return
+        if self._fleet.knowers.mixed:
+            self._fleet.knowers.begin(tick.over())
+            self._keep_back(tick, rooms, unknown_timeout)
+        plain = {queue: room for queue, room in rooms.items() if not self._lanes.serves(queue)}
+        found = self._claims.claim(tick.connection, plain, tick.now) if plain else []
+        if len(plain) < len(rooms):
+            found += self._lanes.claim(tick, {queue: room for queue, room in rooms.items() if queue not in plain})
+        self._weigh(found)
+        unknown: list[Claimed] = []
+        crowded: list[Claimed] = []
+        if self._fleet.knowers.mixed:
+            self._place(tick, found, unknown, crowded)
+        else:
+            for task in found:
+                (tick.claimed if self._fleet.knows(task.queue, task.name) else unknown).append(task)
+        if unknown or crowded:
+            held = [Again(task.id, task.attempt, unknown_timeout, hold="unknown") for task in unknown]
+            held += [Again(task.id, task.attempt, unknown_timeout, hold="crowded") for task in crowded]
+            transitions.again(tick.connection, held, tick.now)
+            for task in (*unknown, *crowded):
+                self._lanes.refuse(task)
+        self._spend(tick)
+        self._lanes.save(tick)
+        keyed = [(task.unique_key, task.id) for task in tick.claimed if task.unique_key is not None]
+        if keyed:
+            unique.free(tick.connection, keyed, ended=False)
+
+    def _keep_back(self, tick: Tick, rooms: Mapping[str, int], patience: float) -> None:
+        """Take tasks for which there is no place from the front of their queues, so that others come to their turn."""
+        knowers = self._fleet.knowers
+        full: dict[str, list[str]] = defaultdict(list)
+        for crowd in knowers.crowds:
+            if not crowd.wanted and crowd.queue in rooms and knowers.room(crowd) == 0:
+                full[crowd.queue].append(crowd.name)
+        if full and waiting.keep_back(tick.connection, full, tick.now + timedelta(seconds=patience), self._batch):
+            knowers.grows = True
+
+    def _place(self, tick: Tick, found: Sequence[Claimed], unknown: list[Claimed], crowded: list[Claimed]) -> None:
+        """Send what only some workers know to one of them, and keep back what finds no place; turns of code later."""
+        knowers = self._fleet.knowers
+        for task in found:
+            kinds = knowers.who(task.queue, task.name) if task.queue in knowers.mixed else None
+            if not self._fleet.knows(task.queue, task.name):
+                unknown.append(task)
+            elif kinds is None or task.is_activation:
+                tick.claimed.append(task)
+            elif (worker := knowers.place(task.queue, kinds)) is not None:
+                tick.claimed.append(task._replace(to=worker))
+            else:
+                crowded.append(task)
+                knowers.keep_back(Crowd(task.queue, task.name))
+
+    def _rooms(self, tick: Tick) -> dict[str, int]:
+        """Return how many tasks each queue may be given now."""
+        rooms: dict[str, int] = {}
+        for queue in self._fleet.queues:
+            outstanding = self._outstanding[queue] - tick.landed[queue]
+            free = room(self._fleet.slots(queue), outstanding, self._rates.get(queue, 0.0))
+            limits = self._settings.get(queue) if self._settings else None
+            if limits is not None:
+                free = min(free, self._allowed(limits, outstanding, tick.now.timestamp()))
+            if free > 0:
+                most = max(1, int(_MOST_DATA / self._sizes[queue])) if queue in self._sizes else free
+                rooms[queue] = min(self._batch, free, most)
+        return rooms
+
+    def _weigh(self, found: Sequence[Claimed]) -> None:
+        """Learn how large the tasks of queues are, as far as that limits how many are claimed at once."""
+        if not self._sizes and sum(len(task.payload) for task in found) < _MOST_DATA // 4:
+            return
+        total: Counter[str] = Counter()
+        for task in found:
+            total[task.queue] += len(task.payload)
+        for queue, number in Counter(task.queue for task in found).items():
+            size = max(total[queue] / number, self._sizes.get(queue, 0.0) / 2)
+            if size > _LARGE:
+                self._sizes[queue] = size
+            else:
+                self._sizes.pop(queue, None)
+
+    def _allowed(self, limits: QueueRow, outstanding: int, now: float) -> int:
+        if limits.paused:
+            return 0
+        allowed = self._batch if limits.concurrency is None else limits.concurrency - outstanding
+        if limits.rate is not None:
+            allowed = min(allowed, self._lanes.buckets.admits(queue_bucket(limits.name), limits.rate, now))
+        return allowed
+
+    def _spend(self, tick: Tick) -> None:
+        if not self._settings:
+            return
+        for queue, count in Counter(task.queue for task in tick.claimed).items():
+            limits = self._settings.get(queue)
+            if limits is not None and limits.rate is not None:
+                self._lanes.buckets.spend(queue_bucket(queue), limits.rate, tick.now.timestamp(), count)
+
+    def patience(self, now: datetime) -> float:
+        """Return how many seconds may pass before a rate allows more; infinite if none is waited for."""
+        if self._fleet.knowers.grows:
+            return 0.0
+        seconds = self._lanes.patience(now.timestamp())
+        times = [] if seconds is None else [seconds]
+        for limits in (self._settings or {}).values():
+            if limits.rate is not None and not limits.paused:
+                bucket, moment = queue_bucket(limits.name), now.timestamp()
+                if not self._lanes.buckets.admits(bucket, limits.rate, moment):
+                    times.append(self._lanes.buckets.next_admission(bucket, limits.rate, moment) - moment)
+        return max(_SHORTEST, min(times, default=math.inf)) if min(times, default=1.0) > 0 else 0.0
+
+    def committed(self, tick: Tick, monotonic: float) -> None:
+        """The tick stands: move the counts, and measure how fast each queue drains."""
+        self._lanes.count_landed(tick)
+        self._outstanding.subtract(tick.landed)
+        self._outstanding.update(task.queue for task in tick.claimed)
+        self._outstanding.update(paged.task.queue for paged in tick.paged)
+        self._finished.update(tick.finished)
+        self._remember_places(tick)
+        elapsed = monotonic - self._measured_at
+        if elapsed >= 0.02:
+            for queue in {*self._rates, *self._finished}:
+                self._rates[queue] = smoothed_rate(self._rates.get(queue, 0.0), self._finished[queue], elapsed)
+                if self._rates[queue] < 1.0:
+                    del self._rates[queue]
+            self._finished.clear()
+            self._measured_at = monotonic
+
+    def _remember_places(self, tick: Tick) -> None:
+        knowers = self._fleet.knowers
+        for worker, name in set(tick.denied):
+            knowers.deny(worker, name)
+        placed = {}
+        if knowers.mixed:
+            sent = (*tick.claimed, *(paged.task for paged in tick.paged))
+            placed = {task.id: task.to for task in sent if task.to is not None and task.worker is None}
+        knowers.committed(placed, tick.over())
+
+    def messages(self, claimed: Sequence[Claimed]) -> dict[str, list[bytes]]:
+        """Return the claimed tasks as messages by queue. A long line is bundled; a short one is spread."""
+        by_queue: dict[str, list[Claimed]] = defaultdict(list)
+        for task in claimed:
+            by_queue[CodeRuns.stream(task)].append(task)
+        return {queue: self._bundles(queue, tasks) for queue, tasks in by_queue.items()}
+
+    def _bundles(self, queue: str, tasks: Sequence[Claimed]) -> list[bytes]:
+        size = max(1, min(LARGEST_BUNDLE, len(tasks) // max(1, self._fleet.slots(queue))))
+        bundles: list[list[Dispatch]] = []
+        room = weight = 0
+        for task in sorted(tasks, key=lambda task: task.alone):
+            weight += len(task.payload)
+            if room == 0 or task.alone or weight > BUNDLE_BYTES:
+                bundles.append([])
+                room, weight = size, len(task.payload)
+            bundles[-1].append(_message(task))
+            room -= 1
+        return [encode(bundle) for bundle in bundles]
+
+
+def _message(task: Claimed) -> Dispatch:
+    return Dispatch(
+        task.id,
+        task.attempt,
+        task.name,
+        task.payload,
+        task.queue,
+        task.options,
+        task.run_id,
+        task.position,
+        task.alone,
+        task.failures,
+        task.details,
+    )

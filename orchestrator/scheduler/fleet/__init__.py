@@ -1,0 +1,1 @@
+"""The fleet: who lives, who knows what, what was lost."""

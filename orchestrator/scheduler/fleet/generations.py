@@ -1,0 +1,148 @@
+"""Generations: how long the streams of one Redis, in one of its lives, can be believed.
+
+Redis may restart and come back without what it had, or with what it had a while ago. The leader finds out by looking:
+it is another life of the server, or it no longer remembers how far events were applied. Then a new generation begins,
+under names of its own, and everybody sends again what the leader has not confirmed.
+
+Postgres, too, may come back without its last commits: a backup was restored, or a standby took over that had not
+received them. Then Redis remembers more than Postgres, and workers hold attempts of which it knows nothing. A new
+generation begins, and attempts are numbered from far above, so that none of those is taken for one of them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from orchestrator.domain.fleet.generation import name
+from orchestrator.scheduler.leadership import Leadership
+from orchestrator.store.leases import Cursor
+from orchestrator.store.tasks import waiting
+from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import Applied, Ended
+from orchestrator.transport.leader import Inbound, LeaderStreams, ServerState
+
+log = get_logger("scheduler")
+
+_LEAP = 1_000_000
+"""Numbers of attempts that are left out where nobody knows which have been given away, at least: far more than any task
+has had. It is random, for the same backup may be restored twice."""
+
+
+class Generations:
+    """One term's account of the generation: how far its events are applied, and how far workers were told so.
+
+    `apply` commits what a read brought, with the cursor behind it, and returns what ended.
+    """
+
+    def __init__(
+        self,
+        streams: LeaderStreams,
+        leadership: Leadership,
+        batch: int,
+        apply: Callable[[Inbound, Cursor], Sequence[Ended]],
+    ) -> None:
+        self._streams = streams
+        self._leadership = leadership
+        self._batch = batch
+        self._apply = apply
+        self._serial = 0
+        self._tidy = False
+        self._has_lost_commits = False
+        self.cursor = leadership.cursor() or Cursor("", "0-0", "")
+        self.confirmed = "0-0"
+        self.is_rewound = False
+        """The generation began because Postgres had lost commits."""
+
+    def keep(self, monotonic: float) -> bool:
+        """Begin a new generation if Redis has lost anything since the last look; say whether one has begun."""
+        cursor = self.cursor
+        state = self._streams.state(cursor.generation, cursor.position)
+        if cursor.generation and (state.is_ahead(cursor.generation, cursor.position) or not self._has(state)):
+            self.postgres_has_lost_commits()
+        same = state.generation == cursor.generation and state.server == cursor.server
+        if same and not self._has_lost_commits and state.usable and state.reached(self.confirmed):
+            if cursor.position != "0-0" and state.applied != Applied(cursor.generation, cursor.position):
+                # Nobody was told: a crash or an outage came between the commit and the confirmation.
+                self._streams.publish(cursor.generation, self._leadership.term, {}, cursor.position)
+                self.confirmed = cursor.position
+            self._remove_old_streams()
+            return False
+        if cursor.generation and state.generation == cursor.generation and state.readable:
+            self._drain(cursor.generation)
+        is_whole = state.usable and state.applied == Applied(cursor.generation, cursor.position)
+        self._begin(state.server, monotonic, is_whole=is_whole)
+        return True
+
+    def postgres_has_lost_commits(self) -> None:
+        """Have the next look begin another generation, in which no number of an attempt is used again."""
+        self._has_lost_commits = bool(self.cursor.generation)  # else it is a new database, and has nothing to lose
+
+    def _has(self, state: ServerState) -> bool:
+        """Say whether another life of Postgres has the last commit that Redis shows, and so all before it.
+
+        Events that were applied further have been looked for by now; here it is about a commit that only claimed tasks.
+        """
+        if state.same_database:
+            return True
+        if state.claimed is not None and not self._leadership.has_claimed(state.claimed.id, state.claimed.attempt):
+            return False
+        if state.generation is not None:
+            log.info("Postgres is another server now, or was restored, and has all commits that Redis knows of")
+            self._streams.accept_database()
+        return True
+
+    def give_up(self) -> None:
+        """Have the next look begin another generation, under other names."""
+        self.cursor = self.cursor._replace(server="")
+
+    def _begin(self, server: str, monotonic: float, *, is_whole: bool) -> None:
+        self._streams.write_canary()  # no use to begin anything where nothing can be written
+        self._serial += 1
+        generation = name(self._leadership.term, self._serial, secrets.token_hex(4))
+        is_first, rewound = not self.cursor.generation, self._has_lost_commits
+        self.cursor = Cursor(generation, "0-0", server)
+        self.confirmed = "0-0"
+        with self._leadership.writing(monotonic) as writing:
+            writing.cursor = self.cursor
+            affected = 0 if is_whole else len(waiting.in_flight(writing.connection))
+            if rewound:
+                self._leadership.raise_fence(writing, _LEAP + secrets.randbelow(_LEAP))
+        if rewound:
+            log.error(
+                "Postgres has lost commits that Redis knows of: a backup was restored, or a standby took over that had "
+                "not received them. Generation %s begins; tasks that had run since may run again",
+                generation,
+            )
+        elif affected and not is_first:
+            log.warning(
+                "Redis has restarted, or lost or damaged data, with %s tasks under way; generation %s begins",
+                f"{affected:,}",
+                generation,
+            )
+        else:
+            log.info("%sgeneration %s begins", "" if is_first else "Redis has restarted; ", generation)
+        self._has_lost_commits = False
+        self.is_rewound = rewound
+        self._tidy = False
+        self._streams.begin_generation(self._leadership.term, generation, server)
+        self._remove_old_streams()
+
+    def _remove_old_streams(self) -> None:
+        """Remove what earlier generations left, once: whoever began this one may not have come to it."""
+        if not self._tidy:
+            self._streams.remove_older(self.cursor.generation, later=self.is_rewound)
+            self._tidy = True
+
+    def _drain(self, generation: str) -> None:
+        """Apply what still stands in the old generation's stream; its workers may be gone and cannot send it again."""
+        while True:
+            inbound = self._streams.read(generation, self.cursor.position, self._batch, 0.0)
+            if not inbound.entries:
+                return
+            cursor = self.cursor._replace(position=inbound.entries[-1][0])
+            ended = self._apply(inbound, cursor)
+            self.cursor = cursor
+            # What came after the last confirmation may have been lost with the old server, and other reports may
+            # stand in its place: nobody is told that those are applied. They are sent again, and ignored.
+            self._streams.publish(generation, self._leadership.term, {}, self.confirmed, ended)

@@ -1,0 +1,150 @@
+"""Find what was lost on the way: messages that are gone, and attempts whose worker has died.
+
+Every in-flight task is somewhere: held by a live worker, or in a stream that nobody has read yet, or on its way
+back in the events. What is nowhere was lost. The order of looking matters: first the heartbeats and the streams
+(`suspects`), then all events up to the end, and only then the judgement, which the guards of the transitions
+make harmless for everything that moved in between.
+
+    held by a live worker                   leave it alone, however long it runs
+    message not received by anyone          leave it alone: a backlog is not a loss
+    message to one worker that does not
+      receive it, for two seconds           it is busy or gone: take the message back, free; a task only if it can
+                                            be made sure that the worker does not receive it after all
+    message received by a live worker that
+      does not list it, for a whole TTL     the answer to its read was lost: take the message back, free
+    message received by a dead worker       a loss: dispatched again, alone
+    no message, running on a dead worker    a loss: dispatched again, alone
+    no message, nobody has it, for a
+      whole TTL                             the message was lost: dispatched again, free
+
+A heartbeat may be older than the message that its worker has just received. After a whole TTL none that is still to be
+seen can be; two looks, which can follow each other within moments, would prove nothing.
+
+A worker that died, and whose parent said so, leaves messages behind of which nothing is in flight any more. Nobody
+suspects anything then, so now and then all queues are swept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.domain.tasks.task import Lost, Returned
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.tasks.reports import Reported
+from orchestrator.store.tasks.waiting import InFlight
+from orchestrator.transport.codec import Malformed, decode_dispatches
+from orchestrator.transport.keys import is_private, private_queue
+from orchestrator.transport.leader import LeaderStreams, Message
+
+_MINIMUM_AGE = 1.0
+"""Seconds since the dispatch before anyone asks: a fast queue is never read through."""
+_PRIVATE_PATIENCE = 2.0
+"""Seconds that the worker with a workflow in memory has to receive a message, before any worker may have it."""
+
+
+@dataclass
+class Suspicion:
+    """What was found out of place, before the events were read to their end."""
+
+    tasks: list[InFlight] = field(default_factory=list)
+    where: dict[tuple[bytes, int], tuple[str, Message]] = field(default_factory=dict)
+    """For attempts that still have a message: queue and message."""
+    taken_back: set[tuple[str, str]] = field(default_factory=set)
+    """Queues and messages that were sent to one worker, and that nobody will receive any more."""
+    stale: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """By queue, messages of attempts that are no longer in flight."""
+
+
+class Reconciler:
+    """Judges what is lost; remembers only since when it has missed something."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._missing_since: dict[tuple[bytes, int], float] = {}
+
+    def suspects(
+        self, streams: LeaderStreams, generation: str, in_flight: Sequence[InFlight], sweep: Iterable[str] = ()
+    ) -> Suspicion:
+        """Return the in-flight tasks that no live worker lists, and where their messages stand.
+
+        Messages that belong to nothing in flight are looked for in the queues of such tasks, and in those to `sweep`.
+        """
+        held = self._fleet.held()
+        suspicion = Suspicion(
+            [task for task in in_flight if task.age > _MINIMUM_AGE and (task.id, task.attempt) not in held]
+        )
+        current = {(task.id, task.attempt) for task in in_flight}
+        for queue in sorted({*sweep, *self._private(suspicion.tasks), *(task.queue for task in suspicion.tasks)}):
+            for message in streams.messages(generation, queue):
+                try:
+                    members = [(task.id, task.attempt) for task in decode_dispatches(message.body)]
+                except Malformed:
+                    continue  # the worker that reads it sets it aside
+                for attempt in members:
+                    suspicion.where[attempt] = (queue, message)
+                if not current.intersection(members):
+                    suspicion.stale[queue].append(message.entry)
+        self._take_back(streams, generation, suspicion)
+        return suspicion
+
+    def _private(self, tasks: Sequence[InFlight]) -> set[str]:
+        """Return the streams of single workers in which messages of these tasks may stand.
+
+        Where a task is about to be given up for lost, they are those of all workers: another leader may have placed it.
+        """
+        placed = {worker for task in tasks if (worker := self._fleet.knowers.holder(task.id)) is not None}
+        homes = {task.worker for task in tasks if task.own and task.worker}
+        early = self._fleet.fair_time - self._fleet.ttl / 2
+        if any(self._missing_since.get((task.id, task.attempt), math.inf) <= early for task in tasks):
+            homes |= set(self._fleet.beats)
+        return {private_queue(worker) for worker in placed | homes}
+
+    def _take_back(self, streams: LeaderStreams, generation: str, suspicion: Suspicion) -> None:
+        """Take messages of tasks back from workers that do not receive them, if it is not too late for that."""
+        entries: dict[str, set[str]] = defaultdict(set)
+        for task in suspicion.tasks:
+            queue, message = suspicion.where.get((task.id, task.attempt), ("", None))
+            if message is None or message.consumer is not None or task.own:
+                continue
+            if is_private(queue) and task.age > _PRIVATE_PATIENCE:
+                entries[queue].add(message.entry)
+        for queue, unreceived in entries.items():
+            taken = streams.take_back(generation, queue, sorted(unreceived))
+            suspicion.taken_back.update((queue, entry) for entry in taken)
+
+    def judge(self, suspicion: Suspicion) -> tuple[list[Reported], dict[str, list[str]]]:
+        """Return what is to be reported of lost attempts, and the messages to withdraw, by queue."""
+        fleet = self._fleet
+        reports: list[Reported] = []
+        withdraw: dict[str, list[str]] = defaultdict(list)
+        missing: dict[tuple[bytes, int], float] = {}
+        for task in suspicion.tasks:
+            attempt = (task.id, task.attempt)
+            queue, message = suspicion.where.get(attempt, ("", None))
+            if message is not None and message.consumer is None:
+                if (queue, message.entry) in suspicion.taken_back:
+                    reports.append(("reconcile", "nobody", Returned(task.id, task.attempt, "not received")))
+                elif is_private(queue) and task.own and task.age > _PRIVATE_PATIENCE:
+                    reports.append(("reconcile", "nobody", Returned(task.id, task.attempt, "not received")))
+                    withdraw[queue].append(message.entry)
+                continue
+            owner = message.consumer if message is not None else task.worker
+            if owner is not None and fleet.is_dead(owner):
+                lost = Lost(task.id, task.attempt, alone=False, unheard=fleet.silence(owner))
+                reports.append(("reconcile", owner, lost))
+            elif owner is not None and owner not in fleet.beats:
+                continue
+            else:
+                missing[attempt] = self._missing_since.get(attempt, fleet.fair_time)
+                if fleet.in_grace or fleet.fair_time - missing[attempt] < fleet.ttl:
+                    continue
+                reports.append(("reconcile", owner or "nobody", Returned(task.id, task.attempt, "message lost")))
+            if message is not None:
+                withdraw[queue].append(message.entry)
+        self._missing_since = missing
+        for queue, entries in suspicion.stale.items():
+            withdraw[queue].extend(entries)
+        return reports, {queue: sorted(set(entries)) for queue, entries in withdraw.items()}

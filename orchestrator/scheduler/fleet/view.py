@@ -1,0 +1,136 @@
+"""The fleet as the leader sees it: who lives, what they can run, and what they hold.
+
+Silence is counted fairly. The clock of a worker's silence runs only between two successful looks, and a look
+begins with a write of the leader's own: while Redis is away or refuses writes, nobody can beat, and nobody is
+blamed. A leader that has just taken over, or seen Redis lose its data, gives everyone a full TTL to be heard.
+
+Heartbeats are numbered. One that stands there and does not change is silence, whatever Redis's clock says of its age.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from orchestrator.scheduler.fleet.knowers import ANY_FUNCTION, Knowers
+from orchestrator.transport.codec import Heartbeat, unpack_attempts
+
+Names = Callable[[str], "list[str] | None"]
+
+
+class Fleet:
+    """Heartbeats, folded into what dispatch and recovery ask."""
+
+    def __init__(self, ttl: float) -> None:
+        self.ttl = ttl
+        self.fair_time = 0.0
+        """Seconds in which workers could have been heard."""
+        self._last_look: float | None = None
+        self._grace_until = ttl
+        self._seen: dict[str, float] = {}
+        self._numbers: dict[str, int] = {}
+        self._names: dict[str, frozenset[str]] = {}
+        self.beats: dict[str, Heartbeat] = {}
+        self.knowers = Knowers()
+        self._slots: dict[str, int] = {}
+        self._known: dict[str, frozenset[str]] = {}
+
+    def look(self, beats: Sequence[Heartbeat], monotonic: float, names: Names) -> None:
+        """Take in the heartbeats of a successful look at this time of the leader's own clock."""
+        if self._last_look is not None:
+            self.fair_time += min(monotonic - self._last_look, self.ttl / 2)
+        self._last_look = monotonic
+        for beat in beats:
+            if beat.number == 0 or beat.number != self._numbers.get(beat.worker):
+                self._seen[beat.worker] = self.fair_time
+                self._numbers[beat.worker] = beat.number
+        self.beats = {beat.worker: beat for beat in beats if self.fair_time - self._seen[beat.worker] < self.ttl}
+        for digest in {beat.names for beat in self.beats.values()} - self._names.keys():
+            published = names(digest)
+            if published is not None:
+                self._names[digest] = frozenset(published)
+        self._index()
+
+    def interrupted(self) -> None:
+        """Redis was away: the time until the next look does not count."""
+        self._last_look = None
+
+    def grace(self) -> None:
+        """Give everyone a full TTL to be heard before anything is judged lost."""
+        self._grace_until = self.fair_time + self.ttl
+
+    @property
+    def is_in_view(self) -> bool:
+        """Say whether the last look succeeded."""
+        return self._last_look is not None
+
+    @property
+    def in_grace(self) -> bool:
+        return self.fair_time < self._grace_until
+
+    def is_dead(self, worker: str) -> bool:
+        """Say whether a worker has been silent for longer than its TTL, counted fairly."""
+        if worker in self.beats:
+            return False
+        return self.fair_time - self._seen.setdefault(worker, self.fair_time) >= self.ttl and not self.in_grace
+
+    def silence(self, worker: str) -> float:
+        """Return the seconds since a worker was last heard, counted fairly."""
+        return self.fair_time - self._seen.get(worker, self.fair_time)
+
+    def forget_dead(self) -> list[str]:
+        """Return the workers that have been dead for a while, and drop what is remembered of them."""
+        gone = [
+            worker
+            for worker, seen in self._seen.items()
+            if worker not in self.beats and self.fair_time - seen > 10 * self.ttl
+        ]
+        for worker in gone:
+            del self._seen[worker]
+            self._numbers.pop(worker, None)
+        return gone
+
+    def held(self) -> set[tuple[bytes, int]]:
+        """Return every attempt that a live worker has, or has finished without knowing that it was applied."""
+        return {attempt for beat in self.beats.values() for attempt in unpack_attempts(beat.held)}
+
+    # -- what dispatch asks
+
+    @property
+    def queues(self) -> Iterable[str]:
+        return self._slots
+
+    def slots(self, queue: str) -> int:
+        """Return how many tasks of a queue the fleet can run at once."""
+        return self._slots.get(queue, 0)
+
+    def knows(self, queue: str, name: str) -> bool:
+        """Say whether a live worker of this queue knows a task."""
+        if queue in self.knowers.mixed:
+            return self.knowers.who(queue, name) != frozenset()
+        known = self._known.get(queue, frozenset())
+        return name in known or (":" in name and ANY_FUNCTION in known)
+
+    def known(self) -> set[tuple[str, str]]:
+        """Return every (queue, name) that a live worker can run."""
+        return {(queue, name) for queue, names in self._known.items() for name in names}
+
+    def names_of(self, digest: str) -> frozenset[str]:
+        """Return the names published under a digest."""
+        return self._names.get(digest, frozenset())
+
+    def known_on(self, queue: str) -> list[str]:
+        """Return the names that live workers of a queue know."""
+        return sorted(self._known.get(queue, ()))
+
+    def _index(self) -> None:
+        slots: dict[str, int] = defaultdict(int)
+        known: dict[str, set[str]] = defaultdict(set)
+        at_work = [beat for beat in self.beats.values() if not (beat.draining or beat.doubtful)]
+        for beat in at_work:
+            for queue in beat.queues:
+                slots[queue] += beat.slots
+                known[queue] |= self._names.get(beat.names, frozenset())
+        self._slots = dict(slots)
+        self._known = {queue: frozenset(names) for queue, names in known.items()}
+        self.knowers.index(at_work, self._names, self.fair_time)

@@ -1,0 +1,157 @@
+"""Watch the fleet: read heartbeats, mirror them for people, and give orders to single workers.
+
+An order is repeated while a heartbeat still lists what it is about, so a lost one costs a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.tick import Tick
+from orchestrator.settings import Settings
+from orchestrator.store import fleet as mirror
+from orchestrator.store.fleet import WorkerRow
+from orchestrator.store.tasks import waiting
+from orchestrator.store.tasks.transitions import Moved
+from orchestrator.transport.codec import (
+    Attempt,
+    Heartbeat,
+    Malformed,
+    Order,
+    decode_dispatches,
+    unpack_attempts,
+)
+from orchestrator.transport.keys import private_queue
+from orchestrator.transport.leader import LeaderStreams
+
+_MIRROR_EVERY = 5.0
+
+
+class Watch:
+    """The leader's dealings with single workers."""
+
+    def __init__(self, fleet: Fleet, streams: LeaderStreams, settings: Settings) -> None:
+        self._fleet = fleet
+        self._streams = streams
+        self._settings = settings
+        self._revoked: dict[tuple[bytes, int], float] = {}
+        self._orders: dict[str, Order] = {}
+        self._mirrored: object = None
+        self._stopped: list[str] = []
+        """Workers that have said that they end."""
+        self._mirror_at = 0.0
+        self._looked = False
+        self._doubts_until = 0.0
+        """Until when workers may hold attempts of which Postgres has lost all memory."""
+        self._monotonic = 0.0
+        self.due_at = 0.0
+
+    def look(self, monotonic: float) -> None:
+        """Read all heartbeats."""
+        self._fleet.look(self._streams.fleet(), monotonic, self._streams.names)
+        self._fleet.forget_dead()
+        self._monotonic = monotonic
+        self._looked = True
+        self.due_at = monotonic + self._settings.heartbeat
+        self._revoked = {attempt: until for attempt, until in self._revoked.items() if until > monotonic}
+        self._order_stops()
+
+    def revoke(self, tasks: Sequence[Moved], monotonic: float) -> None:
+        """Remember attempts that are to stop, and order it where they are known to run."""
+        if tasks:
+            until = monotonic + 10 * self._settings.worker_ttl
+            self._revoked.update({(task.id, task.attempt): until for task in tasks})
+            self._order_stops()
+
+    def unreceived(self, generation: str, tasks: Sequence[Moved]) -> dict[str, list[str]]:
+        """Return the messages, by queue, that nobody has received and that hold nothing but these attempts."""
+        attempts = {(task.id, task.attempt) for task in tasks}
+        found: dict[str, list[str]] = {}
+        dispatched = [task for task in tasks if task.before == "dispatched"]
+        placed = {worker for task in dispatched if (worker := self._fleet.knowers.holder(task.id)) is not None}
+        for queue in {*(task.queue for task in dispatched), *map(private_queue, placed)}:
+            for message in self._streams.messages(generation, queue):
+                try:
+                    members = {(task.id, task.attempt) for task in decode_dispatches(message.body)}
+                except Malformed:
+                    continue  # the worker that reads it sets it aside
+                if message.consumer is None and members <= attempts:
+                    found.setdefault(queue, []).append(message.entry)
+        return found
+
+    def heard_of(self, stopped: Sequence[str]) -> None:
+        """Take note of workers that have ended in good order; people are shown so."""
+        self._stopped += stopped
+
+    def record(self, tick: Tick) -> None:
+        """After a look: answer workers that ask, and mirror the fleet where it has changed."""
+        if not self._looked:
+            return
+        self._looked = False
+        for beat in self._fleet.beats.values():
+            if beat.doubtful:
+                self._answer(tick, beat)
+            elif self._monotonic < self._doubts_until and (stale := _stale(tick, beat)):
+                self._order(beat.worker, stop=stale)
+            elif beat.burst and not beat.draining and not waiting.is_busy(tick.connection, beat.queues):
+                self._order(beat.worker, drain=True)
+            elif beat.hungry and waiting.has_ready(tick.connection, beat.queues):
+                self._order(beat.worker, work_waits=True)
+        shape = {(beat.worker, beat.running, beat.draining) for beat in self._fleet.beats.values()}
+        if shape != self._mirrored or self._stopped or (shape and self._monotonic >= self._mirror_at):
+            if shape:
+                mirror.mirror(tick.connection, [self._row(beat) for beat in self._fleet.beats.values()], tick.now)
+            mirror.mark_gone(tick.connection, list(self._fleet.beats), self._stopped, tick.now)
+            self._mirrored = shape
+            self._stopped = []
+            self._mirror_at = self._monotonic + _MIRROR_EVERY
+
+    def doubt_all(self, monotonic: float) -> None:
+        """For a while, see for every worker which of its attempts are still current."""
+        self._doubts_until = monotonic + 2 * self._settings.worker_ttl
+
+    def give_orders(self) -> None:
+        """Send what has been decided."""
+        if self._orders:
+            self._streams.order(self._orders)
+            self._orders = {}
+
+    def _answer(self, tick: Tick, beat: Heartbeat) -> None:
+        """Tell a worker that was stopped or cut off which of its attempts no longer count."""
+        self._order(beat.worker, stop=_stale(tick, beat), go_on=True)
+
+    def _order_stops(self) -> None:
+        if not self._revoked:
+            return
+        for beat in self._fleet.beats.values():
+            stop = [Attempt(*attempt) for attempt in unpack_attempts(beat.held) if attempt in self._revoked]
+            if stop:
+                self._order(beat.worker, stop=stop)
+
+    def _order(self, worker: str, **changes: Any) -> None:
+        """Add to what a worker is told next."""
+        self._orders[worker] = msgspec.structs.replace(self._orders.get(worker, Order()), **changes)
+
+    def _row(self, beat: Heartbeat) -> WorkerRow:
+        return WorkerRow(
+            id=beat.worker,
+            host=beat.host,
+            pid=beat.pid,
+            queues=beat.queues,
+            names=sorted(self._fleet.names_of(beat.names)),
+            slots=beat.slots,
+            running=beat.running,
+            state="draining" if beat.draining else "live",
+            started_at=beat.started_at,
+        )
+
+
+def _stale(tick: Tick, beat: Heartbeat) -> list[Attempt]:
+    """Return what a worker holds that is not current any more."""
+    held = unpack_attempts(beat.held)
+    current = waiting.current(tick.connection, held) if held else set()
+    return [Attempt(*attempt) for attempt in held if attempt not in current]

@@ -1,0 +1,180 @@
+"""Serve the lanes: learn which have something ready, and share each queue's room among them.
+
+A limit counts code that runs. An attempt that was cancelled, or that timed out and would not end, has no place among
+the rows any more but keeps its place in its lane until no worker lists it: until then it *lingers*.
+
+What is remembered here can be had from Postgres at any time, and is when a leader takes over or a tick is rolled back:
+lanes by looking through an index, what is in flight by counting it, rates from the table of buckets. The limits are
+exact because nobody but the leader claims.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from orchestrator.domain.limits.buckets import Buckets
+from orchestrator.domain.limits.lanes import Lanes, Share
+from orchestrator.domain.tasks.task import parse_options
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store.limits import lanes as store
+from orchestrator.store.tasks import waiting
+from orchestrator.store.tasks.transitions import Claimed
+
+Attempt = tuple[bytes, int]
+
+_ROUNDS = 4
+"""How often a tick goes round the lanes, if less than half of the room was used, before it lets the next one go on."""
+_SLICE = 500
+"""Lanes that one tick reads."""
+_SET_BACK = timedelta(seconds=0.2)
+"""By how much Postgres's clock must go back to be said to have been set back."""
+_MOST_DOUBTS = 500
+"""Lanes of a queue of which is asked at once what they have left."""
+
+
+class LaneService:
+    """The leader's view of all lanes."""
+
+    def __init__(self) -> None:
+        self._last_claim: datetime | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Start again from what Postgres says: this leader has just begun, or a tick was rolled back."""
+        self.buckets = Buckets()
+        self._lanes = Lanes(self.buckets)
+        self._is_stale = True
+        self._read_after: tuple[str, str] | None = ("", "")
+        """After which lane reading goes on; None once all have been read."""
+        self._has_more = False
+        self._lingering: dict[Attempt, str] | None = None
+        """Lanes of attempts that have ended and whose code may still run; None until the fleet has been looked at."""
+
+    # -- what is ready and what is in flight
+
+    def recount(self, in_flight: Iterable[str]) -> None:
+        """Start from what is in flight: the lane of each such task."""
+        self._lanes.recount([*in_flight, *(self._lingering or {}).values()])
+
+    def look(self, tick: Tick, fleet: Fleet) -> None:
+        """After a look at the fleet: let go of the attempts whose code has stopped, and of rates that allow all again.
+
+        A new leader takes everything that workers hold and that is not in flight for lingering at first.
+        """
+        self.buckets.forget_full(tick.now.timestamp())
+        if self._lingering == {} or not fleet.is_in_view:
+            return
+        held = fleet.held()
+        if self._lingering is None:
+            over = list(held - waiting.current(tick.connection, list(held))) if held else []
+            self._lingering = store.lanes_of(tick.connection, over) if over else {}
+            for lane in self._lingering.values():
+                self._lanes.took_off(lane)
+        for attempt in [attempt for attempt in self._lingering if attempt not in held]:
+            self._lanes.landed(self._lingering.pop(attempt))
+
+    def read_all(self) -> None:
+        """Look through all lanes: many have changed."""
+        self._read_after = ("", "")
+
+    def arrive(self, tick: Tick, tasks: Sequence[tuple[bytes, bool]]) -> None:
+        """Take note of tasks that are ready; each is marked if it is the first of several."""
+        for task in store.arrived(tick.connection, tasks):
+            self._lanes.arrive(task.queue, task.lane, task.priority, parse_options(task.options), task.is_first)
+
+    def refresh(self, tick: Tick) -> None:
+        """Before claiming: read what is not known, and count what has landed."""
+        self._has_more = False
+        if self._last_claim is not None and tick.now < self._last_claim - _SET_BACK:
+            self.forget()  # what sleeps until a time of the other clock would oversleep
+        self._last_claim = tick.now
+        if self._is_stale:
+            self.buckets.due.update(store.buckets(tick.connection))
+            self.recount(task.lane for task in waiting.in_flight(tick.connection) if task.lane is not None)
+            self._is_stale = False
+            tick.left_lanes.clear()
+            tick.lingering.clear()
+        self.count_landed(tick)
+        if self._read_after is None and self._lanes.should_read():
+            self.read_all()
+        if self._read_after is not None:
+            heads = store.lanes_after(tick.connection, *self._read_after, _SLICE)
+            for head in heads:
+                self._lanes.learn(head.queue, head.lane, head.stock, parse_options(head.options))
+            self._read_after = (heads[-1].queue, heads[-1].lane) if len(heads) == _SLICE else None
+
+    def count_landed(self, tick: Tick) -> None:
+        """Count what is no longer in flight, once."""
+        for lane, number in Counter(tick.left_lanes).items():
+            self._lanes.landed(lane, number)
+        tick.left_lanes.clear()
+        for task, attempt, lane in tick.lingering:
+            if self._lingering is None:
+                self._lanes.landed(lane)
+            else:
+                self._lingering[task, attempt] = lane
+        tick.lingering.clear()
+
+    # -- claiming
+
+    def serves(self, queue: str) -> bool:
+        """Say whether a queue has lanes with something in them."""
+        return self._lanes.has(queue)
+
+    def claim(self, tick: Tick, rooms: dict[str, int]) -> list[Claimed]:
+        """Claim what fits into each queue's room, by turns."""
+        claimed: list[Claimed] = []
+        now = tick.now.timestamp()
+        enough = sum(rooms.values()) // 2
+        for _ in range(_ROUNDS):
+            shares = self._allot(tick, rooms, now)
+            found = store.claim(tick.connection, shares, tick.now) if shares else []
+            if len(found) < sum(share.turns for share in shares):
+                self._take_back(shares, found, now)
+            claimed.extend(found)
+            for queue, count in Counter(task.queue for task in found).items():
+                rooms[queue] -= count
+            self._has_more = any(room > 0 and self._lanes.has_next(queue, now) for queue, room in rooms.items())
+            if not self._has_more or len(claimed) > enough:
+                break
+        return claimed
+
+    def _allot(self, tick: Tick, rooms: dict[str, int], now: float) -> list[Share]:
+        queues = [queue for queue, room in rooms.items() if room > 0 and self._lanes.has(queue)]
+        if not queues:
+            return []
+        in_doubt = [(queue, lane) for queue in queues for lane in self._lanes.in_doubt(queue, _MOST_DOUBTS)]
+        ready = store.look(tick.connection, queues, in_doubt, sum(rooms[queue] for queue in queues))
+        for (queue, lane), stock in ready.stocks.items():
+            self._lanes.learn(queue, lane, stock)
+        plain = ready.plain
+        return [share for queue in queues for share in self._lanes.allot(queue, rooms[queue], plain.get(queue), now)]
+
+    def _take_back(self, shares: Sequence[Share], found: Sequence[Claimed], now: float) -> None:
+        """Take back the turns that nobody could use."""
+        used = Counter((task.queue, task.lane) for task in found)
+        for share in shares:
+            unused = share.turns - used[share.queue, share.lane]
+            if share.lane is not None and unused:
+                self._lanes.give_back(share.queue, share.lane, unused, now)
+
+    def refuse(self, task: Claimed) -> None:
+        """A claimed task was put back at once."""
+        if task.lane is not None:
+            self._lanes.landed(task.lane)
+
+    def save(self, tick: Tick) -> None:
+        """Save the rates that were used."""
+        if self.buckets.changed:
+            store.save_buckets(tick.connection, {name: self.buckets.due[name] for name in self.buckets.changed})
+            self.buckets.changed.clear()
+
+    def patience(self, now: float) -> float | None:
+        """Return how many seconds may pass before there is something to do that nobody will tell of."""
+        if self._read_after is not None or self._has_more:
+            return 0.0
+        due = self._lanes.next_due(now)
+        return None if due is None else max(0.0, due - now)

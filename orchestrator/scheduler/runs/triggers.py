@@ -1,0 +1,178 @@
+"""What the end of a run, or a posted event, sets off: hooks, and runs of workflows that wait for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from orchestrator.domain.dag.definition import Definition, EventTrigger, resolve_params
+from orchestrator.domain.dag.expression import parse, parse_template
+from orchestrator.domain.dag.placement import Origin, of_hook
+from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.plain import REFUSALS
+from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.domain.states import RunState
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.tasks.creation import adopt
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store.code import histories
+from orchestrator.store.code.runs import EndedRun
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag import workflows
+from orchestrator.store.dag.plans import NewRun, WorkflowRun
+from orchestrator.store.dag.workflows import Triggered
+from orchestrator.store.runs import families
+from orchestrator.telemetry import get_logger
+
+log = get_logger("scheduler")
+_triggers = msgspec.json.Decoder(tuple[EventTrigger, ...])
+
+
+class Posted(NamedTuple):
+    """Something that happened: an event that was posted, or a run that ended."""
+
+    id: bytes
+    name: str | None
+    """The event's name; None for the end of a run."""
+    body: Any
+    workflow: str | None = None
+    state: str | None = None
+    depth: int = -1
+    """Of the run that ended: how many started each other before it."""
+    root: bytes | None = None
+
+
+class Waiting(NamedTuple):
+    """A workflow that something starts."""
+
+    name: str
+    version: int
+    triggers: tuple[EventTrigger, ...]
+
+
+class Triggers:
+    """Knows which workflows wait for what; read again when a definition has changed."""
+
+    def __init__(self, nesting: Nesting | None = None) -> None:
+        self._nesting = nesting or Nesting()
+        self._stamp: object = None
+        self._waiting: list[Waiting] = []
+        self._awaited: set[str | None] = set()
+        """Workflows for whose ends others wait."""
+
+    def runs_ended(self, tick: Tick, ended: Mapping[bytes, tuple[str, str]]) -> None:
+        """Run the hooks of runs that ended, by workflow and state, and start the workflows that waited for them."""
+        self._refresh(tick)
+        posted: list[Posted] = []
+        hooks: list[NewTask] = []
+        heard = [run for run, (name, state) in ended.items() if state != RunState.CANCELLED or name in self._awaited]
+        for run in dags.load(tick.connection, heard) if heard else ():
+            _, state = ended[run.id]
+            definition = tick.dags.definition(tick, run.workflow, run.version)
+            body = {"run_id": to_text(run.id), "workflow": run.workflow, "state": state, "params": run.params}
+            hooks.extend(_hooks(definition, run, state, body, tick.now))
+            posted.append(Posted(run.id, None, body, run.workflow, state, run.depth, run.root))
+        if hooks:
+            adopt(tick, hooks)
+        if posted:
+            self._fire(tick, posted)
+
+    def code_ended(self, tick: Tick, ended: Sequence[EndedRun]) -> None:
+        """Start the workflows that waited for runs of code. These have no hooks: their code does what is to follow."""
+        self._refresh(tick)
+        heard = [run for run in ended if run.workflow in self._awaited]
+        if heard:
+            beginnings = histories.beginnings(tick.connection, [run.id for run in heard])
+            bodies = ((run, _end_of_code(run, beginnings[run.id].payload)) for run in heard)
+            self._fire(tick, [Posted(run.id, None, body, run.workflow, run.state) for run, body in bodies])
+
+    def events(self, tick: Tick, posted: Iterable[Posted]) -> None:
+        """Start the workflows that wait for these events, each once per event."""
+        self._refresh(tick)
+        self._fire(tick, posted)
+
+    def _fire(self, tick: Tick, posted: Iterable[Posted]) -> None:
+        started: list[NewRun] = []
+        for event in posted:
+            for waiting in self._waiting:
+                for place, trigger in enumerate(waiting.triggers):
+                    if _matches(trigger, event):
+                        started.extend(self._start(tick, waiting, place, event))
+        started = self._within_limits(tick, started)
+        if started:
+            dags.start(tick.connection, started)
+            tick.runs_to_begin = True
+
+    def _start(self, tick: Tick, waiting: Waiting, place: int, event: Posted) -> Iterable[NewRun]:
+        depth = event.depth + 1
+        try:
+            if depth > self._nesting.depth:
+                raise InvalidWorkflow(self._nesting.too_deep(waiting.name, depth))
+            given = parse_template(waiting.triggers[place].params).render({"event": event.body})
+            definition = tick.dags.definition(tick, waiting.name, waiting.version)
+            params = resolve_params(definition, given, tick.now)
+            run = derived_id(event.id, "on", waiting.name, place)
+            yield dags.new_run(definition, waiting.version, run, params)._replace(depth=depth, root=event.root)
+        except (InvalidWorkflow, *REFUSALS) as error:  # which is not the fault of whoever ended or posted
+            log.warning("workflow %s cannot be started by event %s: %s", waiting.name, to_text(event.id), error)
+
+    def _within_limits(self, tick: Tick, started: list[NewRun]) -> list[NewRun]:
+        """Return the runs that may be started; a chain of runs that has grown too large gets no more."""
+        roots = Counter(run.root for run in started if run.root is not None)
+        full = families.grow(tick.connection, roots, self._nesting.descendants) if roots else set()
+        for run in started:
+            if run.root in full:
+                log.warning("%s", self._nesting.too_many(run.workflow))
+        return [run for run in started if run.root not in full]
+
+    def _refresh(self, tick: Tick) -> None:
+        stamp = workflows.stamp(tick.connection)
+        if stamp != self._stamp:
+            self._waiting = [*_readable(workflows.list_triggered(tick.connection))]
+            self._awaited = {trigger.workflow for waiting in self._waiting for trigger in waiting.triggers}
+            self._stamp = stamp
+
+
+def _readable(found: Iterable[Triggered]) -> Iterable[Waiting]:
+    for workflow in found:
+        try:
+            yield Waiting(workflow.name, workflow.version, _triggers.decode(workflow.triggers))
+        except REFUSALS as error:  # of another release; whatever ends is not to blame
+            log.error("what starts workflow %s cannot be read, so nothing does: %s", workflow.name, error)
+
+
+def _matches(trigger: EventTrigger, event: Posted) -> bool:
+    if trigger.event is not None:
+        right = trigger.event == event.name
+    else:
+        right = event.name is None and trigger.workflow == event.workflow and trigger.state in (event.state, "ended")
+    if not right or trigger.filter is None:
+        return right
+    try:
+        return bool(parse(trigger.filter).evaluate({"event": event.body}))
+    except (InvalidWorkflow, *REFUSALS) as error:
+        log.warning("filter %s does not fit event %s: %s", trigger.filter, to_text(event.id), error)
+        return False
+
+
+def _end_of_code(run: EndedRun, call: bytes) -> dict[str, Any]:
+    args, params = msgspec.msgpack.decode(call)
+    return {"run_id": to_text(run.id), "workflow": run.workflow, "state": run.state, "args": args, "params": params}
+
+
+def _hooks(
+    definition: Definition, run: WorkflowRun, state: str, body: dict[str, Any], now: datetime
+) -> Iterable[NewTask]:
+    hooks = {"success": definition.on_success, "failed": definition.on_failure}.get(state, ())
+    for place, hook in enumerate(hooks):
+        given = {"url": hook.webhook, "body": body} if hook.webhook is not None else body
+        context = {"workflow": definition.name, "step": f"on_{state}", "index": place, "count": None}
+        identifier = derived_id(run.id, "hook", state, place, now.isoformat())  # a retried run may end again
+        key = hook.registered.key if hook.registered is not None else None
+        payload = msgspec.msgpack.encode(((), given, context))
+        yield of_hook(hook, definition.queue).new(identifier, payload, key, Origin())

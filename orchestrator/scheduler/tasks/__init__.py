@@ -1,0 +1,1 @@
+"""Tasks: reported, created, due."""

@@ -1,0 +1,56 @@
+"""Create and cancel tasks on behalf of others: running tasks, runs, and people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
+from orchestrator.domain.tasks.task import NewTask, TaskError
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store.tasks import enqueue, transitions, unique
+from orchestrator.store.tasks.transitions import Ending
+from orchestrator.telemetry import get_logger
+
+log = get_logger("scheduler")
+
+_CANCELLED = TaskError("Cancelled", "Cancelled by request.")
+
+
+def adopt_children(tick: Tick, children: Sequence[NewTask]) -> None:
+    """Create what running tasks enqueue. Whoever needs a key may have to wait for it, and does so in the inbox."""
+    with_keys = [child for child in children if child.unique is not None]
+    if with_keys:
+        unique.defer(tick.connection, with_keys)
+        tick.has_wishes = True
+    adopt(tick, [child for child in children if child.unique is None])
+
+
+def adopt(tick: Tick, children: Sequence[NewTask], attempts: Mapping[bytes, int] | None = None) -> None:
+    """Create tasks, once; `attempts` of tasks that were taken back go on counting from there."""
+    if children:
+        tick.delayed = tick.delayed or any(child.delay > 0 or child.expires is not None for child in children)
+        tick.has_wishes = tick.has_wishes or any(child.lane is not None for child in children)
+        enqueue.adopt_tasks(tick.connection, children, tick.now, attempts)
+
+
+def cancel_tasks(tick: Tick, ids: list[bytes]) -> None:
+    """End tasks wherever they stand; running attempts are revoked after the commit."""
+    endings = [Ending(task, None, "cancelled", error_json(_CANCELLED)) for task in dict.fromkeys(ids)]
+    moved = transitions.end(tick.connection, TaskState.CANCELLED, endings, tick.now)
+    revoked = [task for task in moved if task.before in IN_FLIGHT_STATES]
+    tick.note(moved, errors={task.id: _CANCELLED for task in moved}, lingering={task.id for task in revoked})
+    tick.revoked.extend(revoked)
+
+
+def error_json(error: TaskError) -> str:
+    """Return an error as it is stored."""
+    return error.to_json()
+
+
+def tell_failed(errors: Mapping[bytes, TaskError]) -> None:
+    """Log that tasks failed without a worker who could tell of it: one line, however many there are."""
+    for task, error in errors.items():
+        others = f", and {len(errors) - 1:,} others likewise" if len(errors) > 1 else ""
+        log.error("task %s failed%s: %s: %s", to_text(task), others, error.kind, error.message)
+        return

@@ -1,0 +1,221 @@
+"""Apply what workers report: fold, guard, derive."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from orchestrator.domain.code.activation import Activated, Violation
+from orchestrator.domain.states import TaskState
+from orchestrator.domain.tasks.reports import AttemptReport, Report, fold, fold_notes
+from orchestrator.domain.tasks.task import (
+    DEATHS_PER_LOSS,
+    End,
+    Enqueued,
+    Failed,
+    Lost,
+    NewTask,
+    Noted,
+    Returned,
+    Started,
+    Succeeded,
+    TaskError,
+    TryAgain,
+    after_failure,
+    after_loss,
+    parse_options,
+)
+from orchestrator.scheduler.code.batches import apply_activations
+from orchestrator.scheduler.code.runs import stick
+from orchestrator.scheduler.isolation import isolate
+from orchestrator.scheduler.tasks.creation import adopt_children, error_json, tell_failed
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store.database import said
+from orchestrator.store.tasks import details, transitions, waiting
+from orchestrator.store.tasks.transitions import Again, Beginning, Ending, Moved, Success
+from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import encode
+from orchestrator.transport.quarantine import Refused
+
+log = get_logger("scheduler")
+
+Reported = tuple[str, str, Report]
+"""Entry id, worker and report."""
+
+
+def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, inline_result: int) -> None:
+    """Bring tasks to the states that their current attempts report."""
+    attempts: list[tuple[str, AttemptReport]] = []
+    children: list[NewTask] = []
+    notes: list[Noted] = []
+    for _, worker, report in reports:
+        if isinstance(report, Enqueued):
+            children.extend(report.tasks)
+        elif isinstance(report, Noted):
+            notes.append(report)
+        else:
+            attempts.append((worker, report))
+    started: list[Beginning] = []
+    succeeded: list[tuple[str, Succeeded]] = []
+    activated: list[tuple[str, Activated]] = []
+    unhappy: list[tuple[str, Failed | Lost]] = []
+    again: list[Again] = []
+    for worker, report in fold(attempts).values():
+        if isinstance(report, Succeeded):
+            succeeded.append((worker, report))
+        elif isinstance(report, Activated):
+            activated.append((worker, report))
+        elif isinstance(report, Started):
+            started.append(Beginning(report.id, report.attempt, report.age, worker))
+        elif isinstance(report, Returned):
+            again.append(Again(report.id, report.attempt, report.delay))
+            if report.unknown:
+                tick.denied.append((worker, report.unknown))
+        else:
+            unhappy.append((worker, report))
+    if children:
+        adopt_children(tick, children)
+    if notes:  # before their attempts end, and with them the right to leave anything
+        details.save(tick.connection, fold_notes(notes).values())
+    if succeeded:
+        _succeed(tick, succeeded, inline_result)
+    if started:
+        transitions.start(tick.connection, started, tick.now)
+    if activated:
+        apply_activations(tick, activated, inline_result)
+    endings = _decide(tick, unhappy, again, loss_limit) if unhappy else []
+    lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
+    if again:
+        tick.delayed = tick.delayed or any(row.delay > 0 for row in again)
+        repeated = transitions.again(tick.connection, again, tick.now)
+        tick.note(repeated, lingering=lingering)
+        _tell_lost(unhappy, repeated)
+    if endings:
+        errors = {ending.id: error for ending, error in endings}
+        moved = transitions.end(tick.connection, TaskState.FAILED, [ending for ending, _ in endings], tick.now)
+        tick.note(moved, errors=errors, by_worker=True, lingering=lingering)
+        lost = {report.id for _, report in unhappy if isinstance(report, Lost)}
+        tell_failed({task.id: errors[task.id] for task in moved if task.id in lost})
+
+
+def _succeed(tick: Tick, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
+    rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
+    results = {row.id: row.result for row in rows}
+    moved = transitions.succeed(tick.connection, rows, tick.now)
+    tick.note(moved, results=results, by_worker=True, inline_result=inline_result)
+    with_children = {report.id: report.children for _, report in succeeded if report.children}
+    if with_children:
+        adopt_children(tick, [child for task in moved for child in with_children.get(task.id, ())])
+
+
+def _decide(
+    tick: Tick, unhappy: Sequence[tuple[str, Failed | Lost]], again: list[Again], loss_limit: int
+) -> list[tuple[Ending, TaskError]]:
+    """Sort failed and lost attempts into those tried again and those that end their task."""
+    endings: list[tuple[Ending, TaskError]] = []
+    stuck: list[tuple[bytes, int, Violation]] = []
+    policies = waiting.policies(tick.connection, [report.id for _, report in unhappy])
+    lost = [report.id for _, report in unhappy if isinstance(report, Lost)]
+    deaths = waiting.deaths(tick.connection, lost) if lost else {}
+    for worker, report in unhappy:
+        policy = policies.get(report.id)
+        if policy is None:
+            continue  # it has ended already
+        if isinstance(report, Failed):
+            outcome = "failed" if report.charged else "postponed"
+            error, duration = report.error, max(0.0, report.duration)
+            options = parse_options(policy.options)
+            decision = after_failure(report, options.retry, policy.failures, random.random())
+        else:
+            before = deaths.get(report.id, 0)
+            outcome, error, duration = "lost", lost_error(report, policy.losses, before, loss_limit), None
+            decision = after_loss(report.alone, policy.losses, before, loss_limit)
+        text = error_json(error)
+        if isinstance(decision, TryAgain):
+            again.append(
+                Again(
+                    report.id,
+                    report.attempt,
+                    decision.delay,
+                    decision.failures,
+                    decision.losses,
+                    alone=isinstance(report, Lost),
+                    outcome=outcome,
+                    error=text,
+                    worker=worker,
+                    duration=duration,
+                )
+            )
+        elif policy.own:  # whatever becomes of the code of a workflow, its run is never failed by it
+            stuck.append((report.id, report.attempt, Violation(0, error.kind, error.message, error.traceback)))
+        else:
+            assert isinstance(decision, End)
+            ending = Ending(
+                report.id,
+                report.attempt,
+                decision.reason,
+                text,
+                decision.failures,
+                decision.losses,
+                worker,
+                duration,
+            )
+            endings.append((ending, error))
+    if stuck:
+        stick(tick, stuck)
+    return endings
+
+
+def lost_error(report: Lost, losses: int, deaths: int, limit: int) -> TaskError:
+    """Describe how an attempt was lost, after so many losses of its own and so many of any."""
+    if report.unheard:
+        what = (
+            f"The worker that had this attempt was not heard from for {report.unheard:.1f} s: "
+            f"it was stopped or cut off, or it died with its parent or its machine"
+        )
+    else:
+        what = f"The process that ran this attempt died: {_died_of(report)}"
+    if report.alone:
+        whose = f"It ran nothing else. The task fails when that has happened {limit} times; this was time {losses + 1}"
+    else:
+        most = DEATHS_PER_LOSS * limit
+        whose = (
+            f"That need not be the task's fault: it fails only if it was there {most} times; this was time {deaths + 1}"
+        )
+    return TaskError("WorkerLost", f"{what}. {whose}.")
+
+
+def _died_of(report: Lost) -> str:
+    return report.reason or "killed, out of memory, or crashed"
+
+
+def _tell_lost(unhappy: Sequence[tuple[str, Failed | Lost]], repeated: Sequence[Moved]) -> None:
+    """Log which workers were lost with attempts that others run again: one line each."""
+    lost = {report.id: (worker, report) for worker, report in unhappy if isinstance(report, Lost) and not report.alone}
+    counts: Counter[tuple[str, str]] = Counter()
+    for worker, report in (lost[task.id] for task in repeated if task.id in lost):
+        said = f"its parent says that its process died: {_died_of(report)}"
+        counts[worker, f"not heard from for {report.unheard:.1f} s" if report.unheard else said] += 1
+    for (worker, why), count in counts.items():
+        log.warning("worker %s is lost (%s); attempts that are run again: %d", worker, why, count)
+
+
+def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Sequence[Reported]], None]) -> None:
+    """Apply reports although one of them cannot be: it is set aside, and a failure takes its place."""
+
+    def refuse(reported: Reported, error: Exception) -> None:
+        entry, worker, report = reported
+        if isinstance(report, Failed) and report.duration < 0:
+            return  # not even its failure can be stored; the report itself has been set aside
+        tick.set_aside.append(Refused(entry, encode(report), f"{worker}: {said(error)}"))
+        if isinstance(report, (Succeeded, Failed, Activated)):
+            apply_carefully(tick, [(entry, worker, _refused(report, error))], apply)
+
+    isolate(tick, reports, apply, refuse)
+
+
+def _refused(report: Succeeded | Failed | Activated, error: Exception) -> Failed:
+    """Return what stands for a report that cannot be stored: without it, the task would be run again for ever."""
+    why = TaskError("ReportRefused", f"The attempt ended, but its report could not be stored: {type(error).__name__}.")
+    return Failed(report.id, report.attempt, -1.0, why, retryable=False)

@@ -1,0 +1,127 @@
+"""Start the runs that running tasks ask for (`domain/tasks/starts.py`), and say which they are, or why there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from orchestrator.domain.dag.definition import resolve_params
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.plain import REFUSALS
+from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, of_task
+from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
+from orchestrator.errors import Duplicate, InvalidWorkflow, NotFound, PayloadError
+from orchestrator.scheduler.code.runs import tell
+from orchestrator.scheduler.tasks.creation import adopt
+from orchestrator.scheduler.tick import Tick
+from orchestrator.store.code import expectations
+from orchestrator.store.code import keys as run_keys
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.expectations import Answered
+from orchestrator.store.code.histories import What
+from orchestrator.store.code.runs import NewCodeRun
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag import workflows
+from orchestrator.store.dag.plans import NewRun
+from orchestrator.store.dag.workflows import Stored
+from orchestrator.store.tasks import enqueue
+from orchestrator.telemetry import get_logger
+
+log = get_logger("scheduler")
+
+_REFUSED = (InvalidWorkflow, NotFound, PayloadError, Duplicate, *REFUSALS)
+
+
+def start_runs(tick: Tick, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
+    """Start runs; return, by what was asked for, the run that there is now. The same again starts nothing."""
+    steps: list[tuple[NewRun, StartSteps]] = []
+    code: list[NewCodeRun] = []
+    answers: dict[bytes, KeyHolder] = {}
+    definitions: dict[str, Stored] = {}
+    for task in tasks:
+        try:
+            start = of_task(task)
+            if isinstance(start, StartSteps):
+                steps.append((_run_of_steps(tick, task.id, start, definitions), start))
+                continue
+            if isinstance(start, StartMany):
+                _start_many(tick, task.id, start)
+                answers[task.id] = KeyHolder(task.id)
+                continue
+            answers[task.id] = KeyHolder(_holder(tick, task.id, start))
+            if answers[task.id].id == task.id:
+                code.append(_run_of_code(task.id, start))
+        except _REFUSED as error:
+            answers[task.id] = _refused(task.id, error)
+    if steps:
+        answers |= _start_steps(tick, steps)
+    if code:
+        code_runs.start(tick.connection, code, tick.now)
+        tick.delayed = tick.delayed or any(run.timeout is not None for run in code)
+    return answers
+
+
+def _start_many(tick: Tick, run: bytes, start: StartMany) -> None:
+    if enqueue.insert_run(tick.connection, run, start.name, len(start.tasks)):
+        adopt(tick, start.tasks)
+        tick.runs_to_begin = True
+
+
+def _run_of_steps(tick: Tick, run: bytes, start: StartSteps, definitions: dict[str, Stored]) -> NewRun:
+    stored = definitions.get(start.workflow) or workflows.latest(tick.connection, start.workflow)
+    if stored is None:
+        raise NotFound(f"There is no workflow {start.workflow!r}. Apply it with `orchestrator workflows apply FILE`.")
+    definitions[start.workflow] = stored
+    params = resolve_params(stored.definition, msgspec.json.decode(start.params), tick.now)
+    new = dags.new_run(stored.definition, stored.version, run, params)
+    return new._replace(key=start.key, tags=(*new.tags, *start.tags))
+
+
+def _start_steps(tick: Tick, steps: Sequence[tuple[NewRun, StartSteps]]) -> dict[bytes, KeyHolder]:
+    started = set(dags.start(tick.connection, [run for run, _ in steps]))
+    tick.runs_to_begin = True
+    answers: dict[bytes, KeyHolder] = {}
+    for run, start in steps:
+        answers[run.id] = KeyHolder(run.id)
+        if run.id not in started and run.key is not None:
+            try:
+                other = dags.find_same(tick.connection, run, msgspec.json.decode(start.params))
+            except Duplicate as error:
+                answers[run.id] = _refused(run.id, error)
+            else:
+                answers[run.id] = KeyHolder(other or run.id)
+    return answers
+
+
+def _refused(run: bytes, error: Exception) -> KeyHolder:
+    log.warning("run %s was not started for a task: %s", to_text(run), error)
+    return KeyHolder(run, error=TaskError(type(error).__name__, str(error)))
+
+
+def _holder(tick: Tick, run: bytes, start: StartCode) -> bytes:
+    """Return the run that has the chosen id of a run to be started: that one itself, unless another had it."""
+    if start.key is None:
+        return run
+    anew = start.signal is not None or start.on_conflict == "anew"
+    held = run_keys.take(tick.connection, start.key, run, anew=anew)
+    if held is None or held[0] == run:
+        return run
+    if start.signal is not None:
+        if expectations.find_answer(tick.connection, run) is None:  # else this is asked again, and it has the signal
+            tell(tick, {held[0]: [start.signal]})
+            expectations.answer(tick.connection, [Answered(run, held[0])], tick.now)
+    elif start.on_conflict != "return":
+        raise Duplicate(
+            f"Workflow {start.started.workflow!r} has run {to_text(held[0])} ({held[1]}) under this id. "
+            f"Start with on_conflict='return' to have that one, or 'anew' to start another once it has ended.",
+            to_text(held[0]),
+        )
+    return held[0]
+
+
+def _run_of_code(run: bytes, start: StartCode) -> NewCodeRun:
+    facts: list[What] = [start.started]
+    if start.signal is not None:
+        facts.append(start.signal)
+    return NewCodeRun(run, facts, start.timeout, tags=start.tags, pinned=start.pinned)

@@ -1,0 +1,1 @@
+"""Keep the tables small and clean."""

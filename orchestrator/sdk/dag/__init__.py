@@ -1,0 +1,1 @@
+"""Workflow definitions: files, builder, runs."""

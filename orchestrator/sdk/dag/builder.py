@@ -1,0 +1,210 @@
+"""Workflows written in Python, equal to the same written in a file.
+
+flow = Workflow("nightly", params={"day": date}, defaults={"retries": 2})
+discover = flow.task("discover", etl.discover, input={"day": flow.params.day})
+flow.task("process", "etl.process", depends_on=[discover], foreach=discover.files, concurrency=4)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime, timedelta
+from typing import Any, Literal, TypedDict, Unpack
+
+import msgspec
+
+from orchestrator.domain.dag.definition import Definition, Param, ParamType, Trigger
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.sdk.tasks.task import Task
+
+Duration = float | str | timedelta
+"""Seconds, a text such as `1h30m`, or a timedelta."""
+
+
+class Reference:
+    """A value that is known only when a run gets there. Its fields and items are references, too."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> Reference:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Reference(f"{self._path}.{name}")
+
+    def __getitem__(self, key: int | str) -> Reference:
+        return Reference(f"{self._path}[{msgspec.json.encode(key).decode()}]")
+
+    def __iter__(self) -> Any:
+        raise TypeError(f"{self} is not known yet, and cannot be iterated over. Use foreach=.")
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self} is not known yet, and is neither true nor false. Use when=.")
+
+    def __str__(self) -> str:
+        return f"${{{self._path}}}"
+
+    def __repr__(self) -> str:
+        return f"<Reference {self}>"
+
+
+class Output(Reference):
+    """The output of a step, which also stands for the step in depends_on."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__(f"`{step}`" if "." in step else step)
+        self._step = step
+
+
+class Defaults(TypedDict, total=False):
+    """Options of every step that does not say otherwise."""
+
+    retries: int
+    timeout: Duration
+    queue: str
+    priority: int
+    trigger: Trigger
+
+
+class StepOptions(Defaults, total=False):
+    """Options of a step."""
+
+    depends_on: Iterable[Output | str] | Output | str
+    input: Mapping[str, Any]
+    foreach: Reference | str | list[Any]
+    parallel: Reference | str | int
+    concurrency: int
+    concurrency_key: Reference | str
+    on_failure: Literal["run", "skip"]
+    when: Reference | str | bool
+
+
+class WorkflowOptions(TypedDict, total=False):
+    """Options of a workflow."""
+
+    version: int
+    description: str
+    schedule: Mapping[str, Any]
+    timeout: Duration
+    concurrency: int | Mapping[str, Any]
+    tags: Iterable[str]
+    on: Mapping[str, Any] | Iterable[Mapping[str, Any]]
+    on_failure: Mapping[str, Any] | Iterable[Mapping[str, Any]]
+    on_success: Mapping[str, Any] | Iterable[Mapping[str, Any]]
+    queue: str
+
+
+_PARAM_TYPES: dict[Any, ParamType] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    date: "date",
+    datetime: "datetime",
+    list: "list",
+    dict: "object",
+    Any: "any",
+}
+
+
+class Workflow:
+    """A workflow under construction."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        params: Mapping[str, type | Param] | None = None,
+        defaults: Defaults | None = None,
+        **options: Unpack[WorkflowOptions],
+    ) -> None:
+        self.name = name
+        """What it is called."""
+        self.params = Reference("params")
+        """The parameters of a run: `flow.params.day`."""
+        self.run = Reference("run")
+        """The run itself: `flow.run.id`, `flow.run.fire_time`."""
+        self.item = Reference("item")
+        """Within a foreach: the item of this task."""
+        self.index = Reference("index")
+        """Within a fan-out: the place of this task, from 0."""
+        self.count = Reference("count")
+        """Within a fan-out: how many tasks there are."""
+        self._data: dict[str, Any] = {"name": name, **options}
+        if params:
+            self._data["params"] = {key: _param(name, key, param) for key, param in params.items()}
+        if defaults:
+            self._data["defaults"] = dict(defaults)
+        self._steps: dict[str, dict[str, Any]] = {}
+
+    def task(
+        self, name: str, task: Task[..., Any] | Callable[..., Any] | str, **options: Unpack[StepOptions]
+    ) -> Output:
+        """Add a step that runs a task: a registered one, its name, or a plain function of a module."""
+        return self._add(name, {"task": _task_name(task), **options})
+
+    def workflow(self, name: str, workflow: Workflow | str, **options: Unpack[StepOptions]) -> Output:
+        """Add a step that starts another workflow and waits for it; `input` is what that is started with."""
+        child = workflow.name if isinstance(workflow, Workflow) else workflow
+        return self._add(name, {"workflow": child, **options})
+
+    def definition(self) -> Definition:
+        """Return the workflow as data, or say everything that is wrong with it."""
+        from orchestrator.sdk.dag.definitions import from_data  # loads YAML and cron, which workers do without
+
+        return from_data(self._plain(), f"workflow {self.name!r}")
+
+    def _plain(self) -> Any:
+        try:
+            return msgspec.to_builtins(
+                {**self._data, "tasks": self._steps}, builtin_types=(timedelta,), enc_hook=_text_of
+            )
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidWorkflow(f"workflow {self.name!r}: only plain data can be kept: {error}.") from None
+
+    def _add(self, name: str, step: dict[str, Any]) -> Output:
+        if name in self._steps:
+            raise InvalidWorkflow(f"workflow {self.name!r}: two tasks are called {name!r}.")
+        if "depends_on" in step:
+            step["depends_on"] = _step_names(step["depends_on"])
+        self._steps[name] = step
+        return Output(name)
+
+
+def _step_names(steps: Iterable[Output | str] | Output | str) -> list[str]:
+    listed = [steps] if isinstance(steps, (Output, str)) else steps
+    return [step._step if isinstance(step, Output) else step for step in listed]
+
+
+def _task_name(task: Task[..., Any] | Callable[..., Any] | str) -> str:
+    if isinstance(task, str):
+        return task
+    if isinstance(task, Task):
+        if task._is_variant:
+            raise InvalidWorkflow(
+                f"A step runs task {task.name!r} as it is registered. Give what options(…) says to the step, or to the "
+                f"decorator."
+            )
+        return task.name
+    if inspect.isfunction(task) and "<" not in task.__qualname__:
+        return f"{task.__module__}:{task.__qualname__}"
+    raise InvalidWorkflow(f"A step runs a task, its name, or a function at the top of a module; found {task!r}.")
+
+
+def _param(workflow: str, name: str, param: Any) -> dict[str, Any]:
+    if isinstance(param, Param):
+        plain: dict[str, Any] = msgspec.to_builtins(param)
+        return plain
+    if param in _PARAM_TYPES:
+        return {"type": _PARAM_TYPES[param]}
+    known = ", ".join(getattr(kind, "__name__", str(kind)) for kind in _PARAM_TYPES)
+    raise InvalidWorkflow(
+        f"workflow {workflow!r}: params.{name}: expected a Param or one of the types {known}, found {param!r}."
+    )
+
+
+def _text_of(value: Any) -> Any:
+    if isinstance(value, Reference):
+        return str(value)
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is not plain data")

@@ -1,0 +1,313 @@
+"""Workflow definitions in files: YAML or JSON to a `Definition`, and back.
+
+Everything that is wrong with a file is reported at once, each with its line:
+
+    nightly.yaml:12: tasks.report.depends_on: unknown task 'proces'. Did you mean 'process'?
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import yaml
+
+from orchestrator.domain.dag.checks import Path as Place
+from orchestrator.domain.dag.checks import Problem, check
+from orchestrator.domain.dag.definition import (
+    Concurrency,
+    Definition,
+    EventTrigger,
+    Hook,
+    Param,
+    ParamType,
+    Step,
+    Trigger,
+)
+from orchestrator.domain.dag.operators import shortened
+from orchestrator.domain.durations import format_duration
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.sdk.dag import document, fields
+from orchestrator.sdk.dag.document import Node
+from orchestrator.sdk.dag.fields import BAD, Bad, Convert, Fields
+from orchestrator.sdk.dag.schedule_fields import schedule
+
+_MOST_PROBLEMS = 50
+_LONGEST_SHOWN = 128
+
+
+Further = Callable[[Definition], tuple[Definition, list[Problem]]]
+"""Completes a definition in which nothing is wrong, and says what is wrong with that."""
+
+
+def load(path: str | Path, further: Further | None = None) -> Definition:
+    """Read a workflow from a file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InvalidWorkflow(f"{path}: cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError as error:
+        raise InvalidWorkflow(f"{path}: not a text in UTF-8: {error.reason} at byte {error.start}.") from None
+    return loads(text, str(path), further)
+
+
+def loads(text: str, source: str = "<text>", further: Further | None = None) -> Definition:
+    """Read a workflow from a text; `source` is what messages call it."""
+    root, flaws = document.read(text)
+    lines = [(flaw.line, f"{source}:{flaw.line}: {flaw.message}") for flaw in flaws]
+    if root is None:
+        raise _refusal(line for _, line in lines or [(1, f"{source}:1: expected a workflow, found nothing.")])
+    definition, problems = _read(root)
+    if further is not None and not lines and not problems:
+        definition, problems = further(definition)
+    for problem in problems:
+        line = _line(root, problem.path)
+        lines.append((line, f"{source}:{line}: {_words(problem)}"))
+    if lines:
+        raise _refusal(line for _, line in sorted(lines, key=lambda pair: pair[0]))
+    return definition
+
+
+def from_data(data: Any, source: str = "workflow") -> Definition:
+    """Read a workflow from plain data in the shape of a file."""
+    try:
+        root = document.from_plain(data)
+    except InvalidWorkflow as error:
+        raise InvalidWorkflow(f"{source}: {error}") from None
+    definition, problems = _read(root)
+    if problems:
+        raise _refusal(f"{source}: {_words(problem)}" for problem in problems)
+    return definition
+
+
+def checked(definition: Definition) -> Definition:
+    """Return a definition that was made by hand, or say everything that is wrong with it."""
+    if problems := check(definition):
+        raise _refusal(f"workflow {shortened(definition.name)}: {_words(problem)}" for problem in problems)
+    return definition
+
+
+def completed(definition: Definition, source: str, further: Further) -> Definition:
+    """Return a definition with what is to be added to it, or say everything that is wrong with that."""
+    definition, problems = further(definition)
+    if problems:
+        raise _refusal(f"{source}: {_words(problem)}" for problem in problems)
+    return definition
+
+
+def to_yaml(definition: Definition, *, registered: bool = False) -> str:
+    """Return a definition as a file that would give it again; with `registered`, also what the file cannot say."""
+    data = msgspec.to_builtins(definition)
+    steps = data.pop("steps", [])
+    for part in () if registered else (*steps, *data.get("on_failure", ()), *data.get("on_success", ())):
+        part.pop("registered", None)
+    for part in (data, data.get("schedule", {}), *steps):
+        for key in ("timeout", "every", "jitter"):
+            if part.get(key) is not None:
+                part[key] = format_duration(part[key])
+    data["tasks"] = {step.pop("name"): step for step in steps}
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
+    return text
+
+
+# -- reading
+
+
+def _param(reader: Fields, node: Node, path: Place) -> Param:
+    return Param(**reader.read(node, path, "a mapping such as {type: date, default: today}", _PARAM))
+
+
+def _params(reader: Fields, node: Node, path: Place) -> dict[str, Param] | Bad:
+    if not isinstance(node.value, dict):
+        return reader.mismatch(node, path, "a mapping of parameters by name")
+    return {name: _param(reader, entry.node, (*path, name)) for name, entry in node.value.items()}
+
+
+def _concurrency(reader: Fields, node: Node, path: Place) -> Concurrency | Bad:
+    if isinstance(node.value, int) and not isinstance(node.value, bool):
+        return Concurrency(limit=node.value)
+    values = reader.read(node, path, "a whole number, or a mapping with limit and key", _CONCURRENCY)
+    if "limit" in values:
+        return Concurrency(**values)
+    if isinstance(node.value, dict) and "limit" not in node.value:
+        return reader.problem(path, "limit is missing: how many runs may there be at once?")
+    return BAD
+
+
+def _each(make: Callable[..., Any], expected: str, table: dict[str, Convert]) -> Convert:
+    """Return how a list of mappings, or one alone, is read."""
+
+    def convert(reader: Fields, node: Node, path: Place) -> tuple[Any, ...]:
+        items = node.value if isinstance(node.value, list) else [node]
+        return tuple(make(**reader.read(item, (*path, place), expected, table)) for place, item in enumerate(items))
+
+    return convert
+
+
+def _tasks(reader: Fields, node: Node, path: Place) -> dict[str, dict[str, Any]] | Bad:
+    if not isinstance(node.value, dict):
+        return reader.mismatch(node, path, "a mapping of tasks by name")
+    expected = "a mapping such as {task: etl.discover}"
+    return {name: reader.read(entry.node, (*path, name), expected, _STEP) for name, entry in node.value.items()}
+
+
+def _defaults(reader: Fields, node: Node, path: Place) -> dict[str, Any]:
+    return reader.read(node, path, "a mapping of options for every task", _DEFAULTS)
+
+
+_DEFAULTS: dict[str, Convert] = {
+    "retries": fields.integer,
+    "timeout": fields.duration,
+    "queue": fields.text,
+    "priority": fields.integer,
+    "trigger": fields.one_of(get_args(Trigger)),
+}
+_STEP: dict[str, Convert] = {
+    "task": fields.text,
+    "workflow": fields.text,
+    "depends_on": fields.texts,
+    "input": fields.plain_object,
+    "foreach": fields.items,
+    "parallel": fields.number_of_copies,
+    "concurrency": fields.integer,
+    "concurrency_key": fields.text,
+    "on_failure": fields.one_of(("run", "skip")),
+    "when": fields.condition,
+    **_DEFAULTS,
+}
+_PARAM: dict[str, Convert] = {
+    "type": fields.one_of(get_args(ParamType)),
+    "default": fields.anything,
+    "description": fields.text,
+}
+_CONCURRENCY: dict[str, Convert] = {"limit": fields.integer, "key": fields.text}
+_EVENT: dict[str, Convert] = {
+    "workflow": fields.text,
+    "state": fields.one_of(("success", "failed", "ended")),
+    "event": fields.text,
+    "filter": fields.condition,
+    "params": fields.plain_object,
+}
+_HOOK: dict[str, Convert] = {"task": fields.text, "webhook": fields.text}
+_hooks = _each(Hook, "a mapping with task or webhook, or a list of such", _HOOK)
+_WORKFLOW: dict[str, Convert] = {
+    "name": fields.text,
+    "version": fields.integer,
+    "description": fields.text,
+    "params": _params,
+    "schedule": schedule,
+    "timeout": fields.duration,
+    "concurrency": _concurrency,
+    "tags": fields.texts,
+    "on": _each(EventTrigger, "a mapping with workflow or event, or a list of such", _EVENT),
+    "on_failure": _hooks,
+    "on_success": _hooks,
+    "queue": fields.text,
+    "defaults": _defaults,
+    "tasks": _tasks,
+}
+_TRIGGERS: dict[str, Trigger] = {"run": "all_ended", "skip": "all_success"}
+
+
+def _read(root: Node) -> tuple[Definition, list[Problem]]:
+    reader = Fields()
+    values = reader.read(root, (), "a workflow: a mapping with name and tasks", _WORKFLOW)
+    if isinstance(root.value, dict) and "name" not in root.value:
+        reader.problem(("name",), "is missing: every workflow has a name.")
+    defaults = values.pop("defaults", {})
+    steps = [_step(reader, name, defaults, own) for name, own in values.pop("tasks", {}).items()]
+    definition = Definition(**{"name": "", **values}, steps=tuple(steps))
+    return definition, [*reader.problems, *_consequences(root, definition, reader.problems)]
+
+
+def _step(reader: Fields, name: str, defaults: dict[str, Any], own: dict[str, Any]) -> Step:
+    on_failure = own.pop("on_failure", None)
+    if on_failure is not None:
+        trigger = _TRIGGERS[on_failure]
+        if own.setdefault("trigger", trigger) != trigger:
+            message = f"on_failure: {on_failure} means trigger: {trigger}, and trigger says {own['trigger']}: keep one."
+            reader.problem(("tasks", name, "on_failure"), message)
+    return Step(name=name, **{**defaults, **own})
+
+
+def _consequences(root: Node, definition: Definition, known: list[Problem]) -> Iterator[Problem]:
+    """Yield what does not make sense together, but not what only follows from a part that could not be read."""
+    bad = {problem.path for problem in known}
+    around_bad = {path[:length] for path in bad for length in range(len(path) + 1)}
+    if bad & {(), ("params",), ("tasks",)}:
+        return
+    said: set[Problem] = set()
+    for problem in check(definition):
+        path = problem.path
+        if len(path) == 3 and path[0] == "tasks" and path[2] in _DEFAULTS and not _holds(root, path):
+            path = ("defaults", path[2]) if _holds(root, ("defaults", path[2])) else path
+        found = Problem(path, problem.message)
+        inside_bad = any(path[:length] in bad for length in range(len(path) + 1))
+        if path not in around_bad and not inside_bad and found not in said:
+            said.add(found)
+            yield found
+
+
+# -- where things are
+
+
+def _follow(root: Node, path: Place) -> Iterator[tuple[Node, int]]:
+    """Yield each part on the way to a place, with its line, as far as the way goes."""
+    node = root
+    for key in path:
+        if isinstance(node.value, dict) and key in node.value:
+            entry = node.value[str(key)]
+            node = entry.node
+            yield node, entry.line if isinstance(node.value, (dict, list)) else node.line
+        elif isinstance(node.value, list) and isinstance(key, int) and key < len(node.value):
+            node = node.value[key]
+            yield node, node.line
+        elif isinstance(key, int):
+            yield node, node.line  # one alone, where a list could stand
+        else:
+            return
+
+
+def _line(root: Node, path: Place) -> int:
+    line = root.line
+    for _, line in _follow(root, path):  # noqa: B007
+        pass
+    return line
+
+
+def _holds(root: Node, path: Place) -> bool:
+    return sum(1 for _ in _follow(root, path)) == len(path)
+
+
+def _words(problem: Problem) -> str:
+    """Return a problem as people read it. A last index is left out: the message names the value itself."""
+    path = problem.path[:-1] if problem.path and isinstance(problem.path[-1], int) else problem.path
+    names = (f"[{key}]" if isinstance(key, int) else f".{_shown(key)}" for key in path)
+    place = "".join(names).removeprefix(".")
+    return f"{place}: {problem.message}" if place else problem.message
+
+
+def _shown(key: str) -> str:
+    return key if key.isprintable() and len(key) <= _LONGEST_SHOWN else shortened(key, _LONGEST_SHOWN)
+
+
+def _refusal(lines: Iterable[str]) -> InvalidWorkflow:
+    every = list(lines)
+    more = [f"… and {len(every) - _MOST_PROBLEMS} more."] if len(every) > _MOST_PROBLEMS else []
+    return InvalidWorkflow("\n".join(every[:_MOST_PROBLEMS] + more))
+
+
+# -- writing
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either YAML 1.1 or 1.2 would take for something other than a string."""
+
+    def ignore_aliases(self, _data: Any) -> bool:
+        return True
+
+
+_Dumper.add_implicit_resolver("!not-a-string", re.compile(rf"(?:{document.NOT_A_STRING.pattern})\Z"), None)

@@ -1,0 +1,261 @@
+"""A YAML document as a tree that knows the line of each part.
+
+YAML 1.2 as editors read it: `on`, `yes` and `no` are words, dates are strings, and JSON is YAML. The tree is built from
+parser events with a stack of our own, so that depth, aliases and duplicate keys are bounded and reported here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import yaml
+
+from orchestrator.domain.dag.operators import fits
+from orchestrator.errors import InvalidWorkflow
+
+LONGEST = 10_000_000
+"""Characters that a document may have."""
+DEEPEST = 64
+"""Levels to which it may be nested."""
+LARGEST = 1_000_000
+"""Parts that it may have, each alias counted as what it stands for."""
+
+Scalar = None | bool | int | float | str
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Node:
+    """A scalar, a list of nodes, or entries by key."""
+
+    __slots__ = ("line", "size", "value")
+
+    def __init__(self, value: Scalar | list[Node] | dict[str, Entry], line: int = 0, size: int = 1) -> None:
+        self.value = value
+        self.line = line
+        """Counted from 1; 0 where it comes from no text."""
+        self.size = size
+
+    def plain(self) -> Any:
+        """Return it as plain data."""
+        if isinstance(self.value, dict):
+            return {key: entry.node.plain() for key, entry in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+
+class Entry(NamedTuple):
+    """What a mapping holds under a key, and the line of the key."""
+
+    line: int
+    node: Node
+
+
+class Flaw(NamedTuple):
+    """Something in a text that cannot be accepted."""
+
+    line: int
+    message: str
+
+
+def read(text: str) -> tuple[Node | None, list[Flaw]]:
+    """Return the one document of a text, and what is wrong with it; None if it cannot be read at all."""
+    if len(text) > LONGEST:
+        return None, [Flaw(1, f"{len(text):,} characters, and at most {LONGEST:,} are allowed.")]
+    builder = _Builder()
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            builder.take(event)
+    except _Unreadable as error:
+        return None, [*builder.flaws, error.flaw]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        return None, [*builder.flaws, Flaw(mark.line + 1 if mark else 1, _syntax(error))]
+    except (yaml.YAMLError, UnicodeError) as error:
+        position = getattr(error, "position", None) or 0
+        return None, [
+            *builder.flaws,
+            Flaw(text.count("\n", 0, position) + 1, f"not readable as YAML: {' '.join(str(error).split())}."),
+        ]
+    return builder.root, builder.flaws
+
+
+def from_plain(value: Any, depth: int = 0) -> Node:
+    """Return plain data as a tree without lines, or say why it cannot be kept."""
+    if depth > DEEPEST:
+        raise InvalidWorkflow(f"nested more than {DEEPEST} levels deep.")
+    if isinstance(value, Mapping):
+        return Node({str(key): Entry(0, from_plain(item, depth + 1)) for key, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        return Node([from_plain(item, depth + 1) for item in value])
+    if isinstance(value, timedelta):
+        return Node(value.total_seconds())
+    if isinstance(value, (int, float)) and not fits(value):
+        raise InvalidWorkflow(_NOT_A_NUMBER.format("a number in it"))
+    if isinstance(value, str) and "\0" in value:
+        raise InvalidWorkflow(_NO_NUL)
+    return Node(value)
+
+
+_NOT_A_NUMBER = "{} is not a finite number of at most 64 bits."
+_NO_NUL = "a text cannot hold the character \\0."
+
+
+# -- scalars
+
+
+_NULL = re.compile(r"(?:~|null|Null|NULL)?")
+_TRUE = re.compile(r"true|True|TRUE")
+_FALSE = re.compile(r"false|False|FALSE")
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_OCTAL = re.compile(r"0o[0-7]+")
+_HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+NOT_A_STRING = re.compile(
+    "|".join(p.pattern for p in (_TRUE, _FALSE, _OCTAL, _HEXADECIMAL, _FLOAT, _NOT_FINITE, _INTEGER))
+    + "|~|null|Null|NULL"
+)
+"""Plain texts that mean something other than themselves."""
+
+
+def scalar(text: str) -> Scalar:
+    """Return what a plain, unquoted text means; a number that is too large is infinite."""
+    if _NULL.fullmatch(text):
+        return None
+    if _TRUE.fullmatch(text) or _FALSE.fullmatch(text):
+        return text[0] in "tT"
+    if _INTEGER.fullmatch(text):
+        return int(text) if len(text) <= 21 else math.inf
+    if _OCTAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text):
+        return int(text, 0) if len(text) <= 24 else math.inf
+    if _NOT_FINITE.fullmatch(text):
+        return math.inf
+    return float(text) if _FLOAT.fullmatch(text) else text
+
+
+# -- building
+
+
+class _Unreadable(Exception):
+    def __init__(self, line: int, message: str) -> None:
+        self.flaw = Flaw(line, message)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A list or mapping whose end has not been seen."""
+
+    line: int
+    anchor: str | None
+    items: list[Node] | None
+    entries: dict[str, Entry] = field(default_factory=dict)
+    key: tuple[str, int] | None = None
+    merged: list[Node] = field(default_factory=list)
+    size: int = 1
+
+
+class _Builder:
+    """Takes parser events and makes nodes of them."""
+
+    def __init__(self) -> None:
+        self.root: Node | None = None
+        self.flaws: list[Flaw] = []
+        self._stack: list[_Open] = []
+        self._anchors: dict[str, Node | None] = {}
+
+    def take(self, event: yaml.Event) -> None:
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.ScalarEvent):
+            self._take_scalar(event, line)
+        elif isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent)):
+            self._open(event, line)
+        elif isinstance(event, (yaml.SequenceEndEvent, yaml.MappingEndEvent)):
+            self._close()
+        elif isinstance(event, yaml.AliasEvent):
+            self._take_alias(event, line)
+        elif isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
+            raise _Unreadable(line, "a second document: a file holds one workflow.")
+
+    def _take_scalar(self, event: yaml.ScalarEvent, line: int) -> None:
+        top = self._stack[-1] if self._stack else None
+        if top is not None and top.items is None and top.key is None:
+            top.key = (event.value, line)
+            if event.value in top.entries:
+                first = top.entries[event.value].line
+                self.flaws.append(Flaw(line, f"key {event.value!r} is already there in line {first}."))
+            return
+        tag = (event.tag or "").removeprefix("tag:yaml.org,2002:")
+        if tag not in ("", "!", "str", "int", "float", "bool", "null"):
+            raise _Unreadable(line, f"tag {event.tag!r} is not allowed: a workflow is plain data.")
+        is_text = bool(event.style) or tag in ("!", "str")
+        value = event.value if is_text else scalar(event.value)
+        if isinstance(value, (int, float)) and not fits(value):
+            self.flaws.append(Flaw(line, _NOT_A_NUMBER.format(event.value[:40])))
+            value = 0
+        if isinstance(value, str) and "\0" in value:
+            self.flaws.append(Flaw(line, _NO_NUL))
+        self._add(Node(value, line), event.anchor)
+
+    def _take_alias(self, event: yaml.AliasEvent, line: int) -> None:
+        if event.anchor not in self._anchors:
+            raise _Unreadable(line, f"no anchor &{event.anchor} stands before this alias.")
+        node = self._anchors[event.anchor]
+        if node is None:
+            raise _Unreadable(line, f"alias *{event.anchor} stands within what it refers to.")
+        self._add(node, None)
+
+    def _open(self, event: yaml.SequenceStartEvent | yaml.MappingStartEvent, line: int) -> None:
+        if event.tag not in (None, "!", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"):
+            raise _Unreadable(line, f"tag {event.tag!r} is not allowed: a workflow is plain data.")
+        if len(self._stack) >= DEEPEST:
+            raise _Unreadable(line, f"nested more than {DEEPEST} levels deep.")
+        if event.anchor:
+            self._anchors[event.anchor] = None
+        self._stack.append(_Open(line, event.anchor, [] if isinstance(event, yaml.SequenceStartEvent) else None))
+
+    def _close(self) -> None:
+        done = self._stack.pop()
+        if done.items is not None:
+            self._add(Node(done.items, done.line, done.size), done.anchor)
+            return
+        for node in done.merged:
+            for mapping in node.value if isinstance(node.value, list) else [node]:
+                if not isinstance(mapping.value, dict):
+                    self.flaws.append(Flaw(mapping.line, "<< takes a mapping or a list of mappings."))
+                    continue
+                for key, entry in mapping.value.items():
+                    done.entries.setdefault(key, entry)
+        self._add(Node(done.entries, done.line, done.size), done.anchor)
+
+    def _add(self, node: Node, anchor: str | None) -> None:
+        if anchor:
+            self._anchors[anchor] = node
+        if not self._stack:
+            self.root = node
+            return
+        top = self._stack[-1]
+        top.size += node.size
+        if top.size > LARGEST:
+            raise _Unreadable(top.line, f"more than {LARGEST:,} parts, each alias counted as what it stands for.")
+        if top.items is not None:
+            top.items.append(node)
+        elif top.key is None:
+            raise _Unreadable(node.line, "a key must be a plain text.")
+        else:
+            key, line = top.key
+            top.key = None
+            if key == "<<":
+                top.merged.append(node)
+            else:
+                top.entries.setdefault(key, Entry(line, node))
+
+
+def _syntax(error: yaml.MarkedYAMLError) -> str:
+    context = f" {error.context}" if error.context else ""
+    return f"not readable as YAML: {error.problem}{context}."

@@ -1,0 +1,166 @@
+"""Typed values out of a document: each either fits, or leaves a problem with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.dag.checks import Path, Problem
+from orchestrator.domain.dag.expression import unwrap
+from orchestrator.domain.dag.operators import describe
+from orchestrator.domain.durations import parse_duration
+from orchestrator.errors import did_you_mean
+from orchestrator.sdk.dag.document import Entry, Node
+
+
+class Bad:
+    """Stands for a value that did not fit, and about which enough has been said."""
+
+
+BAD = Bad()
+
+
+class Fields:
+    """Reads a document and collects what is wrong with it."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def problem(self, path: Path, message: str) -> Bad:
+        """Note a problem."""
+        self.problems.append(Problem(path, message))
+        return BAD
+
+    def mismatch(self, node: Node, path: Path, expected: str) -> Bad:
+        """Note that a value is of another type than it should be."""
+        return self.problem(path, f"expected {expected}, found {describe(node.plain())}.")
+
+    def mapping(self, node: Node, path: Path, expected: str) -> Mapping[str, Entry]:
+        """Return the entries of a mapping."""
+        if isinstance(node.value, dict):
+            return node.value
+        self.mismatch(node, path, expected)
+        return {}
+
+    def read(self, node: Node, path: Path, expected: str, table: Mapping[str, Convert]) -> dict[str, Any]:
+        """Return the values of a mapping with known keys, without those that do not fit."""
+        values: dict[str, Any] = {}
+        for key, entry in self.mapping(node, path, expected).items():
+            if key not in table:
+                advice = did_you_mean(key, table) or f" Known: {', '.join(table)}."
+                self.problem((*path, key), f"unknown key.{advice}")
+                continue
+            value = table[key](self, entry.node, (*path, key))
+            if value is not BAD:
+                values[key] = value
+        return values
+
+
+Convert = Callable[[Fields, Node, Path], Any]
+
+
+def text(fields: Fields, node: Node, path: Path) -> str | Bad:
+    """Read a string."""
+    return node.value if isinstance(node.value, str) else fields.mismatch(node, path, "a string")
+
+
+def integer(fields: Fields, node: Node, path: Path) -> int | Bad:
+    """Read a whole number."""
+    if isinstance(node.value, int) and not isinstance(node.value, bool):
+        return node.value
+    return fields.mismatch(node, path, "a whole number")
+
+
+def boolean(fields: Fields, node: Node, path: Path) -> bool | Bad:
+    """Read true or false."""
+    return node.value if isinstance(node.value, bool) else fields.mismatch(node, path, "true or false")
+
+
+def anything(_fields: Fields, node: Node, _path: Path) -> Any:
+    """Read any plain data."""
+    return node.plain()
+
+
+def plain_object(fields: Fields, node: Node, path: Path) -> dict[str, Any] | Bad:
+    """Read a mapping of any plain data."""
+    if isinstance(node.value, dict):
+        plain: dict[str, Any] = node.plain()
+        return plain
+    return fields.mismatch(node, path, "a mapping")
+
+
+def texts(fields: Fields, node: Node, path: Path) -> tuple[str, ...] | Bad:
+    """Read a list of strings, or one alone."""
+    if isinstance(node.value, str):
+        return (node.value,)
+    if not isinstance(node.value, list):
+        return fields.mismatch(node, path, "a name or a list of names")
+    values = [text(fields, item, (*path, place)) for place, item in enumerate(node.value)]
+    return tuple(value for value in values if isinstance(value, str))
+
+
+def duration(fields: Fields, node: Node, path: Path) -> float | Bad:
+    """Read a length of time in seconds."""
+    if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+        return float(node.value)
+    seconds = parse_duration(node.value) if isinstance(node.value, str) else None
+    if seconds is None:
+        return fields.mismatch(node, path, "a duration such as 250ms, 30s, 10m, 1h30m or 2d, or a number of seconds")
+    return seconds
+
+
+def one_of(choices: Iterable[str]) -> Convert:
+    """Return how one of a few words is read."""
+    known = tuple(choices)
+
+    def convert(fields: Fields, node: Node, path: Path) -> str | Bad:
+        if node.value in known and isinstance(node.value, str):
+            return node.value
+        near = did_you_mean(node.value, known) if isinstance(node.value, str) else ""
+        return fields.problem(path, f"expected one of {', '.join(known)}, found {describe(node.plain())}.{near}")
+
+    return convert
+
+
+# -- expressions
+
+
+def condition(fields: Fields, node: Node, path: Path) -> str | Bad:
+    """Read an expression, with or without `${}`; it is kept without."""
+    if isinstance(node.value, bool):
+        return "true" if node.value else "false"
+    if isinstance(node.value, str):
+        return unwrap(node.value)
+    return fields.mismatch(node, path, "an expression such as report.ok, or true or false")
+
+
+def items(fields: Fields, node: Node, path: Path) -> str | Bad:
+    """Read an expression that gives a list, or the list itself."""
+    if isinstance(node.value, str):
+        return unwrap(node.value)
+    if isinstance(node.value, list):
+        return _literal(fields, node, path)
+    return fields.mismatch(node, path, "an expression such as discover.files, or a list")
+
+
+def number_of_copies(fields: Fields, node: Node, path: Path) -> int | str | Bad:
+    """Read a whole number, or an expression that gives one."""
+    if isinstance(node.value, str):
+        return unwrap(node.value)
+    if isinstance(node.value, int) and not isinstance(node.value, bool):
+        return node.value
+    return fields.mismatch(node, path, "a whole number, or an expression such as discover.count")
+
+
+def _literal(fields: Fields, node: Node, path: Path) -> str | Bad:
+    """Return plain data in the words of an expression."""
+    if isinstance(node.value, list):
+        parts = [_literal(fields, item, (*path, place)) for place, item in enumerate(node.value)]
+        return f"[{', '.join(map(str, parts))}]" if BAD not in parts else BAD
+    if isinstance(node.value, dict):
+        return fields.mismatch(node, path, "a string, a number, true, false, null or a list")
+    if isinstance(node.value, str) and unwrap(node.value) != node.value.strip():
+        return f"({unwrap(node.value)})"
+    return msgspec.json.encode(node.value).decode()

@@ -1,0 +1,206 @@
+"""What `@app.task` says of a task, put into the steps and hooks of a workflow that name it.
+
+The scheduler creates the tasks of a workflow, and knows no functions. So a workflow takes over what its tasks say of
+themselves when it is applied, as a part of that version; and what could not be kept there is refused then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from orchestrator.domain.dag.checks import Path, Problem
+from orchestrator.domain.dag.definition import Definition, Hook, Registered, Step
+from orchestrator.domain.dag.expression import parse_template
+from orchestrator.domain.dag.placement import HOOK_OPTIONS, WEBHOOK_TASK
+from orchestrator.domain.dag.steps import fan_out_sources
+from orchestrator.domain.tasks.task import DEFAULT_OPTIONS
+from orchestrator.errors import InvalidTask, did_you_mean
+from orchestrator.sdk.tasks.options import CallOptions, with_options
+from orchestrator.sdk.tasks.task import Task
+
+P = TypeVar("P", Step, Hook)
+_SAYS_NOTHING_TO_A_HOOK = Registered(options=msgspec.to_builtins(HOOK_OPTIONS))
+
+
+def take_over(
+    definition: Definition, tasks: Mapping[str, Task[..., Any]], elsewhere: Iterable[str] = ()
+) -> tuple[Definition, list[Problem]]:
+    """Return a definition in which steps and hooks carry what these tasks say, and all that does not fit them.
+
+    Where there are any, a step that names none of them is wrong, unless its task is `elsewhere`: another application's.
+    """
+    problems: list[Problem] = []
+    known = {*tasks, *elsewhere, WEBHOOK_TASK} if tasks else None
+    steps = []
+    for step in definition.steps:
+        place: Path = ("tasks", step.name)
+        steps.append(step)
+        problems += _unknown(step.task, known, place)
+        if (task := tasks.get(step.task or "")) is None:
+            continue
+        misfits = list(_misfits(task, step, place))
+        problems += misfits
+        if misfits:
+            continue  # which would be said once more
+        try:
+            steps[-1] = _with_registered(step, _of_step(task, step), unless=Registered())
+        except InvalidTask as error:
+            problems.append(Problem(place, str(error)))
+    hooks: dict[str, tuple[Hook, ...]] = {}
+    for name in ("on_failure", "on_success"):
+        for number, hook in enumerate(getattr(definition, name)):
+            problems += _unknown(hook.task, known, (name, number))
+        try:
+            hooks[name] = tuple(_with_task(hook, tasks) for hook in getattr(definition, name))
+        except InvalidTask as error:
+            problems.append(Problem((name,), str(error)))
+    return msgspec.structs.replace(definition, steps=tuple(steps), **hooks), problems
+
+
+def _unknown(task: str | None, known: set[str] | None, place: Path) -> Iterator[Problem]:
+    """Say that a name is no task's; a function that is named by where it stands is for the workers to find."""
+    if task is None or known is None or task in known or ":" in task:
+        return
+    full = min((name for name in known if name.endswith(f".{task}")), default=None)
+    advice = did_you_mean(task, known) if full is None else f" Did you mean {full!r}?"
+    message = f"the application has no task {task!r}.{advice} If another application has it, give it as elsewhere."
+    yield Problem((*place, "task"), message)
+
+
+def _misfits(task: Task[..., Any], step: Step, place: Path) -> Iterator[Problem]:
+    """Say which part of a step's input its task has no parameter for, or cannot take, and what it would miss."""
+    signature = task._signature
+    taken = signature.pick(step.input)
+    for name in step.input:
+        if name not in taken:
+            advice = did_you_mean(name, signature.names) or f" It has: {', '.join(signature.names) or 'none'}."
+            yield Problem((*place, "input", name), f"task {task.name!r} has no such parameter.{advice}")
+    known, later = _arguments(task, step)
+    for name, value in known.items():
+        try:
+            signature.check_value(name, value)
+        except InvalidTask as error:
+            yield Problem((*place, "input", name), str(error))
+    try:
+        signature.check((), dict.fromkeys([*known, *later]))
+    except InvalidTask as error:
+        yield Problem(place, str(error))
+
+
+def check_fit(task: Task[..., Any]) -> None:
+    """Refuse a task that no workflow could run as it says, whatever its arguments."""
+    options = task._call_options
+    for name in ("unique_key", "idempotency_key"):
+        if getattr(options, name) is not None:
+            raise InvalidTask(
+                f"Task {task.name!r} has the option {name}, and a run needs all its tasks. Leave it out, or run "
+                f"another task that enqueues this one. To limit runs, see `concurrency` of a workflow and `overlap` "
+                f"of a schedule."
+            )
+    for name in ("eta", "expires"):
+        if isinstance(getattr(options, name), datetime):
+            raise InvalidTask(
+                f"Task {task.name!r}: option {name} is a moment, and runs may begin at any time. Give "
+                f"{'delay' if name == 'eta' else name} in seconds."
+            )
+    if options.on_success is True:
+        raise InvalidTask(f"Task {task.name!r}: option on_success=True is for calls inside a task only.")
+
+
+def _of_step(task: Task[..., Any], step: Step) -> Registered:
+    check_fit(task)
+    own = {name: getattr(step, name) for name in ("retries", "timeout", "queue", "priority")}
+    given = {name: value for name, value in own.items() if value is not None}
+    with_options(task._call_options, given)  # which refuses what does not go together
+    known, later = _arguments(task, step)
+    options = task._call_options
+    if step.concurrency_key is not None:
+        options = dataclasses.replace(options, concurrency_key=None)
+    advice = 'Give the step a concurrency_key of its own, such as "${params.customer}"; a schedule, constant params.'
+    registered = _registered(task, options, known, ", ".join(later), advice)
+    return msgspec.structs.replace(registered, ignored=_ignored(task, step))
+
+
+def _ignored(task: Task[..., Any], step: Step) -> tuple[str, ...]:
+    """Return what a step would be given and its task has no parameter for."""
+    given = {name: None for name in step.depends_on if name not in fan_out_sources(step)}
+    if step.foreach is not None:
+        given["item"] = None
+    taken = task._signature.pick(given)
+    return tuple(name for name in given if name not in taken)
+
+
+def _with_task(hook: Hook, tasks: Mapping[str, Task[..., Any]]) -> Hook:
+    task = tasks.get(hook.task or "")
+    if task is None:
+        return hook
+    check_fit(task)
+    patience: dict[str, Any] = {"retries": HOOK_OPTIONS.retry.max}
+    if task._call_options.soft_timeout is None:
+        patience["timeout"] = HOOK_OPTIONS.timeout
+    options = with_options(
+        task._call_options, {name: value for name, value in patience.items() if name not in task._chosen}
+    )
+    advice = "Give it a fixed one, or let the hook run a task that enqueues this one."
+    registered = _registered(task, options, {}, "the end of a run", advice)
+    return _with_registered(hook, registered, unless=_SAYS_NOTHING_TO_A_HOOK)
+
+
+def _with_registered(part: P, registered: Registered, *, unless: Registered) -> P:
+    """Return a step or a hook with what its task says; a task that says nothing is like one that is not known."""
+    return msgspec.structs.replace(part, registered=registered if registered != unless else None)
+
+
+def _registered(
+    task: Task[..., Any], options: CallOptions, known: Mapping[str, Any], unknown: str, advice: str
+) -> Registered:
+    """Return what a task says, given those of its arguments that are known; `unknown` is what the others are called."""
+    if options.is_computed:
+        if unknown:
+            name = "concurrency_key" if callable(options.concurrency_key) else "weight"
+            way_out = advice if name == "concurrency_key" else "Give it a number."
+            raise InvalidTask(
+                f"Task {task.name!r}: option {name} is a function, and what it needs is known only when a run gets "
+                f"there: {unknown}. {way_out}"
+            )
+        task._signature.check((), known)
+        options = _fixed(task, options, known)
+    key = options.concurrency_key
+    travelling = options.travelling(float(options.weight))  # type: ignore[arg-type]
+    return Registered(
+        options={} if travelling == DEFAULT_OPTIONS else msgspec.to_builtins(travelling),
+        queue=task._own_queue,
+        priority=options.priority,
+        delay=options.delay_seconds or None,
+        expires=options.expiry_seconds,
+        key=None if key is None else str(key),
+        callbacks=task._callbacks,
+    )
+
+
+def _fixed(task: Task[..., Any], options: CallOptions, known: Mapping[str, Any]) -> CallOptions:
+    try:
+        return options.fixed(task._signature.named((), known))
+    except InvalidTask:
+        raise
+    except Exception as error:
+        raise InvalidTask(
+            f"Task {task.name!r}: its concurrency_key or weight cannot be told of the arguments {dict(known)!r:.200}: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+
+
+def _arguments(task: Task[..., Any], step: Step) -> tuple[dict[str, Any], list[str]]:
+    """Return those arguments of a step's task that stand in the definition, and the names of the others."""
+    templates = {name: parse_template(value) for name, value in step.input.items()}
+    later = {name for name, template in templates.items() if not template.is_constant}
+    later |= {name for name in step.depends_on if name not in fan_out_sources(step)} - templates.keys()
+    if step.foreach is not None and "item" not in templates:
+        later.add("item")
+    known = {name: template.render({}) for name, template in templates.items() if template.is_constant}
+    return task._signature.pick(known), sorted(task._signature.pick(dict.fromkeys(later)))

@@ -1,0 +1,150 @@
+"""The `schedule:` of a workflow: when it starts by itself."""
+
+from __future__ import annotations
+
+import re
+import zoneinfo
+from datetime import datetime
+from typing import Any, get_args
+
+from orchestrator.domain.dag.checks import Path
+from orchestrator.domain.plain import unstorable
+from orchestrator.domain.schedules.cron import cron_problem
+from orchestrator.domain.schedules.schedule import MOST_CAUGHT_UP, Overlap, Schedule, catch_up_parts, from_data, moment
+from orchestrator.errors import InvalidWorkflow, did_you_mean
+from orchestrator.sdk.dag import fields
+from orchestrator.sdk.dag.document import Node, from_plain
+from orchestrator.sdk.dag.fields import BAD, Bad, Convert, Fields
+
+_NAME = re.compile(r"[\w.-]{1,64}")
+_CENTURY = 100 * 365 * 86_400
+
+
+def schedule(reader: Fields, node: Node, path: Path) -> dict[str, Any] | Bad:
+    """Read a schedule; it stays plain data, with `every` and `jitter` in seconds."""
+    before = len(reader.problems)
+    values = reader.read(node, path, "a mapping such as {cron: 0 3 * * *, timezone: Europe/Berlin}", _SCHEDULE)
+    given = [key for key in ("cron", "every", "at") if isinstance(node.value, dict) and key in node.value]
+    if len(given) != 1 and isinstance(node.value, dict):
+        found = " and ".join(given) or "none of them"
+        reader.problem(path, f"expected exactly one of cron, every and at, found {found}.")
+    if not isinstance(values, Bad) and len(reader.problems) == before:
+        _check_bounds(reader, values, path)
+    return values if len(reader.problems) == before else BAD
+
+
+def _check_bounds(reader: Fields, values: dict[str, Any], path: Path) -> None:
+    given = [key for key in ("start", "end") if key in values]
+    if given and "at" in values:
+        reader.problem(
+            (*path, given[0]), "expected with cron or every, found with at, which is one moment: leave it out."
+        )
+    elif len(given) == 2:
+        zone = zoneinfo.ZoneInfo(values.get("timezone", "UTC"))
+        if moment(values["start"], zone) >= moment(values["end"], zone):
+            reader.problem((*path, "end"), f"expected a moment after start, {values['start']}, found {values['end']}.")
+
+
+def checked_schedule(data: dict[str, Any]) -> dict[str, Any]:
+    """Read a schedule that stands alone, or say everything that is wrong with it."""
+    reader = Fields()
+    values = schedule(reader, from_plain(data), ("schedule",))
+    if isinstance(values, Bad):
+        words = (f"{'.'.join(map(str, problem.path))}: {problem.message}" for problem in reader.problems)
+        raise InvalidWorkflow("\n".join(words))
+    return values
+
+
+def schedule_of_code(data: dict[str, Any]) -> Schedule:
+    """Return a schedule of a workflow as code, or say what is wrong with it."""
+    if problem := unstorable(data):
+        raise InvalidWorkflow(f"schedule: {problem}.")
+    schedule = from_data(checked_schedule(data))
+    if schedule.overlap == "queue":
+        raise InvalidWorkflow(
+            "schedule.overlap: a run of a workflow as code does not wait for another: it begins at once. "
+            "Use skip, allow or cancel_previous."
+        )
+    return schedule
+
+
+def _cron(reader: Fields, node: Node, path: Path) -> str | Bad:
+    if not isinstance(node.value, str):
+        return reader.mismatch(node, path, "a cron expression such as 0 3 * * *")
+    problem = cron_problem(node.value)
+    return reader.problem(path, problem) if problem else node.value
+
+
+def _every(reader: Fields, node: Node, path: Path) -> float | Bad:
+    seconds = fields.duration(reader, node, path)
+    if not isinstance(seconds, Bad) and seconds < 1:
+        return reader.problem(path, f"expected at least 1 second, found {seconds:g}.")
+    return _bounded(reader, seconds, path)
+
+
+def _jitter(reader: Fields, node: Node, path: Path) -> float | Bad:
+    seconds = fields.duration(reader, node, path)
+    if not isinstance(seconds, Bad) and seconds < 0:
+        return reader.problem(path, f"expected 0 seconds or more, found {seconds:g}.")
+    return _bounded(reader, seconds, path)
+
+
+def _bounded(reader: Fields, seconds: float | Bad, path: Path) -> float | Bad:
+    if isinstance(seconds, Bad) or seconds <= _CENTURY:
+        return seconds
+    return reader.problem(path, f"expected a hundred years at most, found {seconds:g} seconds.")
+
+
+def _at(reader: Fields, node: Node, path: Path) -> str | Bad:
+    try:
+        datetime.fromisoformat(str(node.value))
+    except ValueError:
+        return reader.mismatch(node, path, "a time such as 2024-01-31T09:30:00")
+    return str(node.value)
+
+
+def _timezone(reader: Fields, node: Node, path: Path) -> str | Bad:
+    if not isinstance(node.value, str):
+        return reader.mismatch(node, path, "a time zone such as Europe/Berlin")
+    try:
+        zoneinfo.ZoneInfo(node.value)
+    except (ValueError, OSError, LookupError):
+        known = zoneinfo.available_timezones()
+        advice = did_you_mean(node.value, known) or " Expected one such as Europe/Berlin."
+        if not known:
+            advice = " There is no time zone data here: pip install tzdata"
+        return reader.problem(path, f"unknown time zone {node.value!r:.100}.{advice}")
+    return node.value
+
+
+def _catch_up(reader: Fields, node: Node, path: Path) -> str | Bad:
+    parts = catch_up_parts(node.value) if isinstance(node.value, str) else None
+    if parts is None:
+        return reader.mismatch(node, path, "one of none, latest, all and all(limit)")
+    if parts[1] is not None and parts[1] > MOST_CAUGHT_UP:
+        return reader.problem(
+            path, f"expected a limit up to {MOST_CAUGHT_UP:,}, or all without a limit, found {parts[1]:,}."
+        )
+    return str(node.value)
+
+
+def _name(reader: Fields, node: Node, path: Path) -> str | Bad:
+    if isinstance(node.value, str) and _NAME.fullmatch(node.value):
+        return node.value
+    return reader.mismatch(node, path, "a name of 1 to 64 letters, digits, or any of _ . -")
+
+
+_SCHEDULE: dict[str, Convert] = {
+    "cron": _cron,
+    "every": _every,
+    "at": _at,
+    "start": _at,
+    "end": _at,
+    "timezone": _timezone,
+    "overlap": fields.one_of(get_args(Overlap)),
+    "catch_up": _catch_up,
+    "jitter": _jitter,
+    "name": _name,
+    "params": fields.plain_object,
+    "paused": fields.boolean,
+}

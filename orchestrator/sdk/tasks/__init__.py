@@ -1,0 +1,1 @@
+"""Tasks, their options and handles."""

@@ -1,0 +1,92 @@
+"""Errors as data: what a task or a workflow leaves behind when it fails."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from functools import lru_cache
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.plain import is_too_deep
+from orchestrator.domain.tasks.task import TaskError
+from orchestrator.errors import OrchestratorError
+from orchestrator.sdk.names import type_name
+from orchestrator.sdk.values.payload import encode_other
+
+_MESSAGE_LIMIT = 10_000
+_TRACEBACK_LIMIT = 50_000
+_DATA_LIMIT = 20_000
+_SLOTS = (MemberDescriptorType, GetSetDescriptorType)
+_WHERE_NOT_FOUND = "obj"
+"""An AttributeError holds the whole object that lacks the attribute: that is no word about the failure."""
+_encode = msgspec.json.Encoder(enc_hook=encode_other).encode
+
+
+def describe(error: BaseException) -> TaskError:
+    """Return an error as data, within limits, and with no character that the stores refuse."""
+    kind = type(error)
+    name = type_name(kind)
+    try:
+        message = str(error)
+    except Exception as unprintable:  # noqa: BLE001  # a broken __str__ must not hide the failure itself
+        message = f"(its text could not be had: {type(unprintable).__name__})"
+    first = error.__traceback__.tb_next if error.__traceback__ is not None else None  # not the frame that caught it
+    try:
+        text = "".join(traceback.TracebackException(kind, error, first, limit=-50).format())
+    except Exception as unprintable:  # noqa: BLE001  # nor must a broken cause, or a group of groups without end
+        text = f"(its traceback could not be had: {type(unprintable).__name__})"
+    return TaskError(_clean(name, 500), _clean(message, _MESSAGE_LIMIT), _clean(text, _TRACEBACK_LIMIT), _data(error))
+
+
+def _data(error: BaseException) -> str:
+    """Return the attributes of an exception as JSON; without those that are private, too large, or no data."""
+    kept: dict[str, msgspec.Raw] = {}
+    size = 0
+    for name, value in _attributes(error).items():
+        try:
+            text = _encode(value)
+            if size + len(text) > _DATA_LIMIT or is_too_deep(msgspec.json.decode(text)):
+                continue
+            kept[str(name)] = msgspec.Raw(text)
+            size += len(text) + len(name)
+        except Exception:  # noqa: BLE001  # what cannot be data is left out, whatever is wrong with it
+            continue
+    return msgspec.json.encode(kept).decode() if kept else ""
+
+
+def _attributes(error: BaseException) -> Mapping[str, Any]:
+    if isinstance(error, OrchestratorError):
+        return error.data
+    found: dict[str, Any] = {}
+    kind: Any = type(error)
+    for name in _slots(kind):
+        try:
+            value = getattr(error, name)
+        except Exception:  # noqa: BLE001  # a slot that was never set, say
+            continue
+        if value is not None:
+            found[name] = value
+    try:
+        return found | {name: value for name, value in vars(error).items() if not name.startswith("_")}
+    except Exception:  # noqa: BLE001  # a strange class, or one of slots only, must not hide the failure itself
+        return found
+
+
+@lru_cache(maxsize=1024)
+def _slots(kind: Any) -> tuple[str, ...]:
+    """Return the public attributes that a class keeps outside of `__dict__`: an OSError's `errno`, or its own slots."""
+    return tuple(
+        name
+        for base in reversed(kind.__mro__)
+        if base not in (object, BaseException)
+        for name, attribute in vars(base).items()
+        if isinstance(attribute, _SLOTS) and not name.startswith("_") and name != _WHERE_NOT_FOUND
+    )
+
+
+def _clean(text: str, limit: int) -> str:
+    text = text.encode("utf-8", "replace").decode().replace("\0", "\\0")
+    return text if len(text) <= limit else f"{text[: limit // 2]}\n…\n{text[-limit // 2 :]}"

@@ -1,0 +1,58 @@
+"""The options that a caller may give, as type checkers and editors see them; what they mean stands at the dataclasses.
+
+A dataclass cannot be unpacked into keywords, so names and types stand here a second time; a test holds them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypedDict
+
+from orchestrator.domain.code.commands import OnCancel
+from orchestrator.domain.limits.buckets import Rate
+from orchestrator.domain.tasks.task import DuplicatePolicy, Isolation
+from orchestrator.sdk.tasks.options import Computed
+from orchestrator.sdk.tasks.retry import Retry
+
+
+class GivenOptions(TypedDict, total=False):
+    """Options of a task: `CallOptions`."""
+
+    queue: str | None
+    priority: int
+    delay: float | timedelta
+    retries: int | Retry | Sequence[float | timedelta]
+    timeout: float | timedelta | None
+    isolation: Isolation
+    on_success: bool | Any
+    on_failure: Any
+    store_result: bool
+    eta: datetime | None
+    expires: float | timedelta | datetime | None
+    unique_key: str | Computed[str] | None
+    unique_for: Literal["pending", "running"] | float | timedelta
+    on_duplicate: DuplicatePolicy
+    idempotency_key: str | None
+    concurrency: int | None
+    concurrency_key: str | Computed[str] | None
+    total_concurrency: int | None
+    rate: str | Rate | None
+    total_rate: str | Rate | None
+    weight: float | Computed[float]
+    soft_timeout: float | timedelta | None
+
+
+class GivenToWorkflows(TypedDict, total=False):
+    """Options of a workflow as code on its decorator: `CodeOptions`, whose name is there the workflow's own."""
+
+    timeout: float | timedelta | None
+    queue: str | None
+    detached: bool
+    on_cancel: OnCancel
+
+
+class GivenToRuns(GivenToWorkflows, total=False):
+    """Options of the runs that follow: `CodeOptions`."""
+
+    name: str

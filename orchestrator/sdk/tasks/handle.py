@@ -1,0 +1,258 @@
+"""What the caller holds: a handle to one task, or to a run of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from uuid import UUID
+
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.runs.verdict import RunCounters
+from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
+from orchestrator.domain.tasks.task import error_text
+from orchestrator.errors import (
+    NotFound,
+    OrchestratorError,
+    ResultTimeout,
+    RunFailed,
+    TaskCancelled,
+    TaskFailed,
+    TaskSkipped,
+)
+from orchestrator.sdk.client import Client
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.context import current_outlet
+from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.waiting.steps import Steps, Stream, complete, iterate
+from orchestrator.sdk.waiting.twins import stream_twin, twin
+from orchestrator.transport.codec import Ended
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.tasks.task import Task
+
+R = TypeVar("R")
+_FINAL = (TaskState.SUCCESS, TaskState.CANCELLED)
+"""States from which nobody can retry a task."""
+
+
+class Handle(Generic[R]):
+    """One enqueued task."""
+
+    def __init__(self, client: Client, identifier: bytes, task: Task[Any, R] | None = None) -> None:
+        self._client = client
+        self._task = task
+        self._id = identifier
+        self._final: Ended | None = None
+        """How it has ended, if it cannot end another way any more."""
+        self._news: tuple[Ended, int] | None = None
+        """How it has ended just now, and how many retries this program had asked for; good for one look."""
+
+    @property
+    def id(self) -> str:
+        """The task's id."""
+        return to_text(self._id)
+
+    def __repr__(self) -> str:
+        return f"<Handle {self._task.name + ' ' if self._task else ''}{self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Handle) and other._id == self._id
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the result and return it; raise TaskFailed, TaskCancelled, TaskSkipped or ResultTimeout."""
+        return complete(self._result(timeout))
+
+    def _result(self, timeout: float | None = None) -> Steps[R]:
+        refuse_inside_task()
+        ended = self._known() or (yield from self._client.backend.tasks.wait(self._id, timeout))
+        if ended is None:
+            raise ResultTimeout(
+                f"{self!r} had no result after {timeout} s. {self._client.backend.tasks.overdue(self._id)}; "
+                f"ask again, or see `orchestrator tasks show {self.id}`."
+            )
+        return self._value(ended)
+
+    def status(self) -> str:
+        """Return the task's present state: pending, dispatched, running, success, failed, cancelled or skipped."""
+        return self._client.backend.tasks.status(self._id)
+
+    def progress(self) -> TaskProgress | None:
+        """Return how far the task last said it had come; None if it has said nothing, or long ago."""
+        return self._client.backend.tasks.progress(self._id)
+
+    def cancel(self) -> None:
+        """Cancel it, wherever it stands; this is durable even while no scheduler runs."""
+        self._client.backend.tasks.cancel(self._id)
+
+    def retry(self) -> None:
+        """Open it again if it has failed."""
+        self._client.backend.tasks.retry(self._id)
+
+    aresult = twin(result, _result)
+    astatus = twin(status)
+    aprogress = twin(progress)
+    acancel = twin(cancel)
+    aretry = twin(retry)
+
+    def _known(self) -> Ended | None:
+        """Return how it has ended, if that need not be asked."""
+        if self._final is not None:
+            return self._final
+        news, self._news = self._news, None
+        return news[0] if news is not None and news[1] == self._client.backend.tasks.retries else None
+
+    def _heard(self, ended: Ended) -> None:
+        self._news = ended, self._client.backend.tasks.retries
+
+    def _value(self, ended: Ended) -> R:
+        if ended.state in _FINAL:
+            self._final = ended
+        if ended.state == TaskState.SUCCESS:
+            value = decode_value(ended.result or b"\xc0")
+            result: R = self._task._signature.restore_kept(value) if self._task else value
+            return result
+        if ended.state not in ENDED_TASK_STATES:
+            raise NotFound.by_id("task", self.id)
+        error = ended.error
+        message = f"{self._task.name if self._task else 'Task'} {self.id}"
+        if ended.state == TaskState.CANCELLED:
+            raise TaskCancelled(f"{message} was cancelled.")
+        if ended.state == TaskState.SKIPPED:
+            raise TaskSkipped(f"{message} was skipped.")
+        if error is None:
+            raise TaskFailed(f"{message} failed.")
+        text = f"{message} failed: {error_text(error.kind, error.message)}"
+        raise TaskFailed(text, kind=error.kind, traceback=error.traceback, data=error.attributes)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    status: str
+    """The run's state: pending, running, success, failed or cancelled."""
+    counters: RunCounters
+    """How many of its tasks are in which state."""
+
+    @property
+    def fraction(self) -> float:
+        """Share of the tasks that have ended, from 0 to 1."""
+        return self.counters.ended / self.counters.total if self.counters.total else 1.0
+
+
+class RunHandle(Generic[R]):
+    """One run of many tasks."""
+
+    def __init__(self, client: Client, identifier: bytes, task: Task[Any, R] | None = None) -> None:
+        self._client = client
+        self._task = task
+        self._id = identifier
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return str(UUID(bytes=self._id))
+
+    def __repr__(self) -> str:
+        return f"<RunHandle {self.id}>"
+
+    def progress(self) -> Progress:
+        """Return the run's state and counters."""
+        status, counters = self._client.backend.runs.progress(self._id)
+        return Progress(status, counters)
+
+    def wait_ended(self, timeout: float | None = None) -> str:
+        """Wait until the run has ended and return its state: success, failed or cancelled."""
+        return complete(self._wait_ended(timeout))
+
+    def _wait_ended(self, timeout: float | None = None) -> Steps[str]:
+        refuse_inside_task()
+        ended = yield from self._client.backend.runs.wait(self._id, timeout)
+        if ended is None:
+            how = self._client.backend.code.overdue(self._id)
+            raise ResultTimeout(
+                f"{self!r} had not ended after {timeout} s. {how}; see `orchestrator runs show {self.id}`."
+            )
+        return ended.state
+
+    def results(self, timeout: float | None = None) -> list[R]:
+        """Wait for the end and return every task's result, in order; raise RunFailed unless all succeeded."""
+        return complete(self._results(timeout))
+
+    def _results(self, timeout: float | None = None) -> Steps[list[R]]:
+        yield from self._wait_success(timeout)
+        return list(self._stored_results())
+
+    def iter_results(self, timeout: float | None = None) -> Iterator[R]:
+        """Do the same as `results` in bounded memory."""
+        return iterate(self._iter_results(timeout))
+
+    def _iter_results(self, timeout: float | None = None) -> Stream[R]:
+        yield from self._wait_success(timeout)
+        yield from self._stored_results()
+
+    def _wait_success(self, timeout: float | None) -> Steps[None]:
+        state = yield from self._wait_ended(timeout)
+        if state != "success":
+            counters = self.progress().counters
+            raise RunFailed(
+                f"{self!r} ended as {state}: of {counters.total} tasks, {counters.failed} failed and "
+                f"{counters.cancelled} were cancelled. See `orchestrator runs show {self.id}`."
+            )
+
+    def _stored_results(self) -> Iterator[R]:
+        for data in self._client.backend.runs.results(self._id):
+            value = decode_value(data)
+            yield self._task._signature.restore_kept(value) if self._task else value
+
+    def outputs(self, timeout: float | None = None) -> dict[str, Any]:
+        """Wait for the end of a workflow's run and return the output of each step that was not skipped.
+
+        Of a fan-out it is the ordered list, of a child workflow the mapping of its last steps' outputs; None stands for
+        what did not succeed.
+        """
+        return complete(self._outputs(timeout))
+
+    def _outputs(self, timeout: float | None = None) -> Steps[dict[str, Any]]:
+        yield from self._wait_ended(timeout)
+        return self._client.backend.runs.outputs(self._id)
+
+    def cancel(self) -> None:
+        """Cancel its open tasks, and with them the run."""
+        self._client.backend.runs.cancel(self._id)
+
+    def rerun(self, from_step: str | None = None) -> RunHandle[R]:
+        """Start a workflow's run over as a new one, with its parameters and tags.
+
+        With `from_step`, all that succeeded and is not that step or below it is kept.
+        """
+        new = new_id()
+        self._client.backend.runs.rerun(self._id, new, from_step)
+        return RunHandle(self._client, new, self._task)
+
+    def retry(self) -> None:
+        """Try what failed or was cancelled in it again, and consider anew what is below; what succeeded stays."""
+        self._client.backend.runs.retry(self._id)
+
+    aprogress = twin(progress)
+    await_ended = twin(wait_ended, _wait_ended)
+    aresults = twin(results, _results)
+    aiter_results = stream_twin(iter_results, _iter_results)
+    aoutputs = twin(outputs, _outputs)
+    acancel = twin(cancel)
+    arerun = twin(rerun)
+    aretry = twin(retry)
+
+
+def refuse_inside_task() -> None:
+    """Refuse to wait inside a task."""
+    if current_outlet() is not None:
+        raise OrchestratorError(
+            "A task cannot wait for another task: it would hold a slot while it waits, and a full fleet would wait for "
+            "itself. Put both steps into a workflow, or let the second task enqueue what follows."
+        )

@@ -1,0 +1,89 @@
+"""When a failed attempt is tried again, as a user says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import msgspec
+
+from orchestrator.domain.tasks.retry import RetryPolicy
+from orchestrator.errors import InvalidTask
+from orchestrator.sdk.names import type_name
+
+Seconds = float | timedelta
+Backoff = Literal["exponential", "linear", "constant"] | Sequence[Seconds] | Callable[[int], float]
+Errors = Sequence[type[BaseException] | str] | type[BaseException] | str
+_NOT_SAID: Any = None
+_RETRIES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """How often a task is tried again, how long it waits before each try, and after which errors."""
+
+    max: int = _NOT_SAID
+    """Retries after the first try: 3, the default, means up to four tries. Of listed waits, as many as these."""
+    backoff: Backoff = "exponential"
+    """How the wait grows; or a list of waits in seconds; or a function of the number of failures so far."""
+    base: float = 1.0
+    """Seconds before the first retry."""
+    cap: float = 600.0
+    """Longest wait in seconds."""
+    jitter: float = 0.1
+    """Share of the wait by which it varies, so that a thousand failures do not come back at once."""
+    on: Errors = ()
+    """Exceptions, or their names (`"requests.exceptions.Timeout"`), after which alone it is tried again; none: all."""
+    give_up_on: Errors = ()
+    """Exceptions after which it is never tried again."""
+
+    def __post_init__(self) -> None:
+        for name in ("on", "give_up_on"):
+            given = getattr(self, name)
+            kinds = given if isinstance(given, (tuple, list, set, frozenset)) else (given,)
+            if not all(map(_is_error, kinds)):
+                raise InvalidTask(
+                    f"Retry: expected types of exceptions, or their names such as 'package.module.Error', in {name}=, "
+                    f"found {given!r}."
+                )
+            object.__setattr__(self, name, tuple(kinds))
+        if isinstance(self.backoff, (list, tuple)):
+            waits = [wait.total_seconds() if isinstance(wait, timedelta) else wait for wait in self.backoff]
+            if not waits:
+                raise InvalidTask("Retry: expected one wait or more in backoff=, found an empty list.")
+            object.__setattr__(self, "backoff", tuple(waits))
+        if self.max is _NOT_SAID:
+            object.__setattr__(self, "max", len(self.backoff) if isinstance(self.backoff, tuple) else _RETRIES)
+        try:
+            msgspec.convert(msgspec.structs.asdict(self.policy), RetryPolicy)  # a struct does not check its arguments
+        except msgspec.ValidationError as error:
+            raise InvalidTask(f"{self!r} is no way to retry: {error}.") from None
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """Return what travels with the task: names instead of types, and not the function."""
+        backoff: Any = "computed" if callable(self.backoff) else self.backoff
+        listed = isinstance(backoff, tuple)
+        return RetryPolicy(
+            max=self.max,
+            backoff="listed" if listed else backoff,
+            intervals=backoff if listed else (),
+            base=self.base,
+            cap=self.cap,
+            jitter=self.jitter,
+            on=_names(self.on),
+            give_up_on=_names(self.give_up_on),
+        )
+
+
+def _is_error(kind: object) -> bool:
+    if isinstance(kind, str):
+        return bool(kind) and all(part.isidentifier() for part in kind.split("."))
+    return isinstance(kind, type) and issubclass(kind, BaseException)
+
+
+def _names(kinds: Errors) -> tuple[str, ...]:
+    assert isinstance(kinds, tuple)
+    return tuple(kind if isinstance(kind, str) else type_name(kind) for kind in kinds)

@@ -1,0 +1,327 @@
+"""A function that can be run elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from asyncio import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+
+import msgspec
+
+from orchestrator.domain.tasks.callbacks import Callback, Callbacks
+from orchestrator.domain.tasks.task import NewTask, UniqueKey
+from orchestrator.errors import InvalidTask
+from orchestrator.sdk.client import Client
+from orchestrator.sdk.code.scheduling import refuse_in_workflow, schedule_task
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.names import module_name
+from orchestrator.sdk.tasks.context import current_outlet
+from orchestrator.sdk.tasks.given import GivenOptions
+from orchestrator.sdk.tasks.handle import Handle
+from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, shown, with_options
+from orchestrator.sdk.tasks.retry import Retry
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.sdk.values.signature import Signature
+from orchestrator.sdk.waiting.twins import twin
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_SCHEDULED_RETRIES = 3
+"""Retries of a task that a workflow schedules; one that is enqueued has none unless it says so."""
+
+
+class Task(Generic[P, R]):
+    """A registered function. Call it, and it runs right here; enqueue it, and a worker runs it."""
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        function: Callable[P, Any],
+        options: CallOptions,
+        signature: Signature,
+        chosen: frozenset[str] = frozenset(),
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._client = client
+        self.name = name
+        """What it is called everywhere: `module.function`, or the `name=` of its decorator."""
+        self.function = function
+        """The function itself; a plain call of the task calls it."""
+        self._call_options = options
+        self._chosen = chosen
+        """The options that somebody gave; the others may be decided by where it runs."""
+        self._signature = signature
+        self._is_variant = False
+        """It was made by `options`; workers and workflows know the one that is registered."""
+        self._is_async = inspect.iscoroutinefunction(function)
+        self._placed: Placed | None = None
+        self._scheduled: dict[str, Task[P, R]] = {}
+        self._after_success = _followers("on_success", options.on_success)
+        self._after_failure = _followers("on_failure", options.on_failure)
+        if self._after_success and not options.store_result:
+            self._check_followers()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function right here, in this process; inside a workflow, where that cannot be, say so."""
+        refuse_in_workflow(self, "called like a function")
+        arguments, keywords = self._signature.with_context(self.name, args, kwargs)
+        result: R = self.function(*arguments, **keywords)
+        return result
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    def options(self, **options: Unpack[GivenOptions]) -> Task[P, R]:
+        """Return this task with other options, for the calls that follow: `resize.options(delay=60).enqueue(…)`."""
+        changed = with_options(self._call_options, options)
+        if "retries" in options and isinstance(changed.retries, Retry) and callable(changed.retries.backoff):
+            raise InvalidTask(
+                f"Option retries: a backoff function belongs on the decorator of task {self.name!r}, because the "
+                f"worker has no other; found {changed.retries.backoff!r}."
+            )
+        variant: Task[P, R] = Task(
+            self._client, self.name, self.function, changed, self._signature, self._chosen | options.keys()
+        )
+        variant._is_variant = True
+        return variant
+
+    def schedule(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Inside a workflow: have a worker run it. The future is there at once; nothing is sent until the code waits.
+
+        It goes to the workflow's queue and is tried up to four times, unless its options say otherwise. Another thing
+        is `@app.schedule`, which is about the clock.
+        """
+        return schedule_task(self, args, kwargs)
+
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        """Have a worker run it; the task is durable when this returns: `resize.enqueue("a.png", width=50).result()`.
+
+        The arguments are those of the function, and are checked before anything is written.
+        """
+        task = self._new(args, kwargs)
+        hand_over = self._way_out()
+        if hand_over is None:
+            return Handle(self._client, self._client.backend.tasks.enqueue(task), self)
+        return Handle(self._client, hand_over([task]).get(task.id, task.id), self)
+
+    aenqueue = twin(enqueue)
+    delay = enqueue
+    """Celery's name for `enqueue`: it runs as soon as a worker is free.
+
+    The option `delay` is another thing: `task.options(delay=60).enqueue(…)` runs in a minute.
+    """
+    adelay = aenqueue
+
+    def enqueue_in(
+        self: Task[P, R],
+        connection: Connection | Session | scoped_session[Any],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Handle[R]:
+        """Enqueue inside the caller's own transaction: the task exists only if that commits.
+
+        The connection or session is of SQLAlchemy, to the database that the application uses.
+        """
+        if self._call_options.on_success is True:
+            raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
+        task = self._new(args, kwargs)
+        return Handle(self._client, self._client.backend.tasks.enqueue_in(connection, task), self)
+
+    async def aenqueue_in(
+        self: Task[P, R],
+        connection: AsyncConnection | AsyncSession | async_scoped_session[Any],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Handle[R]:
+        """Do the same as `enqueue_in` with an asynchronous connection or session."""
+        if not hasattr(connection, "run_sync"):
+            raise InvalidTask(
+                f"aenqueue_in: expected an AsyncSession or AsyncConnection of SQLAlchemy, found "
+                f"{shown(connection)}. With one that is not asynchronous, call `task.enqueue_in(session, …)`."
+            )
+        handle: Handle[R] = await connection.run_sync(self.enqueue_in, *args, **kwargs)
+        return handle
+
+    def _way_out(self) -> Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None:
+        """Return how the task that is running here, if any, hands over what it enqueues with these options."""
+        outlet = current_outlet()
+        if outlet is not None:
+            return outlet.enqueue_on_success if self._call_options.on_success is True else outlet.enqueue
+        if self._call_options.on_success is True:
+            raise InvalidTask("Option on_success=True: only inside a task that runs in a worker; this is not one.")
+        return None
+
+    def _new(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        run_id: bytes | None = None,
+        position: int | None = None,
+    ) -> NewTask:
+        """Check a call and return it as data; nothing is written."""
+        refuse_in_workflow(self, "enqueued")
+        outlet = current_outlet()
+        identifier = new_id() if outlet is None else outlet.next_id()
+        task = self._described(identifier, args, kwargs, run_id, position, in_task=outlet is not None)
+        self._signature.check_types(args, kwargs, task.payload)
+        return task
+
+    def _described(
+        self,
+        identifier: bytes,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        run_id: bytes | None,
+        position: int | None,
+        *,
+        in_task: bool = False,
+    ) -> NewTask:
+        """Check a call and return it as data, under an id that the caller has chosen."""
+        self._signature.check(args, kwargs)
+        options = self._call_options
+        settings = self._client.settings
+        placed = self._placed or self._place(args, kwargs)
+        if placed.unique is not None:
+            self._check_unique(placed.unique, in_run=run_id is not None, in_task=in_task)
+            if placed.unique.same_call:
+                args, kwargs = self._signature.normal(args, kwargs)
+        return NewTask(
+            id=identifier,
+            name=self.name,
+            queue=self.queue,
+            payload=encode_call(self.name, args, kwargs, settings.max_payload),
+            priority=options.priority,
+            delay=options.delay_seconds,
+            options=placed.options,
+            run_id=run_id,
+            position=position,
+            lane=placed.lane,
+            expires=options.expiry_seconds,
+            unique=placed.unique,
+            callbacks=self._callbacks,
+        )
+
+    def _as_scheduled(self, queue: str) -> Task[P, R]:
+        """Return this task with the options under which a workflow of that queue schedules it."""
+        found = self._scheduled.get(queue)
+        if found is None:
+            given: dict[str, Any] = {"queue": self._call_options.queue or self._client.route(self.name, queue)}
+            if "retries" not in self._chosen:
+                given["retries"] = _SCHEDULED_RETRIES
+            changed = with_options(self._call_options, given)
+            found = Task(self._client, self.name, self.function, changed, self._signature, self._chosen)
+            self._scheduled[queue] = found
+        return found
+
+    @functools.cached_property
+    def queue(self) -> str:
+        """The queue it waits in: its own, or where the application's routes send it."""
+        return self._call_options.queue or self._client.route(self.name)
+
+    def _queues(self) -> Iterator[str]:
+        """Yield the queues that it and all that follows it wait in."""
+        yield self.queue
+        for follower in (*self._after_success, *self._after_failure):
+            yield from follower._queues()
+
+    @property
+    def _own_queue(self) -> str | None:
+        """The same, but None where it goes to whatever queue is the default."""
+        return self._call_options.queue or self._client.route(self.name, "") or None
+
+    def _callback(self) -> Callback:
+        """Return this task as one that follows another, whose result it is given."""
+        options = self._call_options
+        if options.is_computed or options.unique_key is not None or options.idempotency_key is not None:
+            raise InvalidTask(
+                f"Task {self.name!r} cannot follow another: its keys are unique or depend on its arguments, which only "
+                f"the end of the other gives."
+            )
+        if options.eta is not None or isinstance(options.expires, datetime):
+            raise InvalidTask(
+                f"Task {self.name!r} cannot follow another: its eta or expires is a moment, and the other may end at "
+                f"any time. Give seconds."
+            )
+        placed = self._place((), {})
+        return Callback(
+            name=self.name,
+            queue=self.queue,
+            priority=options.priority,
+            delay=options.delay_seconds,
+            options=placed.options,
+            lane=placed.lane,
+            expires=options.expiry_seconds,
+            callbacks=self._callbacks,
+        )
+
+    @functools.cached_property
+    def _callbacks(self) -> str | None:
+        """What follows it, as JSON."""
+        success, failure = self._after_success, self._after_failure
+        if not success and not failure:
+            return None
+        callbacks = Callbacks(
+            self.name, tuple(task._callback() for task in success), tuple(task._callback() for task in failure)
+        )
+        return msgspec.json.encode(callbacks).decode()
+
+    def _check_followers(self) -> None:
+        """Refuse to keep no result where one that follows the success needs it."""
+        for follower in self._after_success:
+            try:
+                follower._signature.restore([None], {})
+            except InvalidTask as error:
+                raise InvalidTask(
+                    f"Task {self.name!r} keeps no result (store_result=False), so {follower.name!r}, which follows its "
+                    f"success, would be given None: {error} Keep the result, or let the follower take None."
+                ) from error
+
+    def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed:
+        """Return what the arguments decide, and remember it where they decide nothing."""
+        options, period = self._call_options, self._client.settings.idempotency_period
+        if options.is_computed:
+            return options.placed(self.name, self._signature.named(args, kwargs), period)
+        self._placed = options.placed(self.name, {}, period)
+        return self._placed
+
+    def _check_unique(self, unique: UniqueKey, *, in_run: bool, in_task: bool) -> None:
+        if in_run:
+            raise InvalidTask(
+                f"Task {self.name!r} has a unique key, and a run needs all its tasks. Enqueue it instead."
+            )
+        if in_task and unique.on_duplicate != "return":
+            raise InvalidTask(
+                f"Option on_duplicate: inside a task only 'return' is possible, because the scheduler decides later; "
+                f"found {unique.on_duplicate!r} for task {self.name!r}."
+            )
+
+
+def _followers(option: str, given: object) -> tuple[Task[..., Any], ...]:
+    """Return the tasks that an option names: one, several, or none."""
+    if given is None or isinstance(given, bool):
+        return ()
+    tasks = given if isinstance(given, (list, tuple)) else (given,)
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise InvalidTask(f"Option {option}: expected a task, or a list of tasks, found {task!r}.")
+    return tuple(tasks)
+
+
+def task_name(function: Callable[..., Any], name: str | None, what: str = "task") -> str:
+    """Return the name under which a function is registered: its own, or `module.function`."""
+    if name is not None:
+        return check_name(what, name)
+    if not hasattr(function, "__qualname__"):
+        raise InvalidTask(f"Only a function can be a {what} without a name; found {function!r}.")
+    return check_name(what, f"{module_name(function)}.{function.__qualname__.replace('<locals>.', '')}")

@@ -1,0 +1,129 @@
+"""The transaction with which a task completes. Loads the store, so a worker pays for it only where a task uses it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine, event
+
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.tasks.starts import is_start
+from orchestrator.domain.tasks.task import NewTask, UniqueKey
+from orchestrator.errors import AttemptOver, Unavailable, WrongState
+from orchestrator.sdk.waiting.per_process import PerProcess
+from orchestrator.settings import Settings
+from orchestrator.store import database
+from orchestrator.store.namespaces import borrowed
+from orchestrator.store.tasks import completions, enqueue, unique
+
+_KEY_PATIENCE = 10.0
+"""Seconds to wait for a unique key that another transaction may be taking."""
+_POOL = 5
+"""Connections that the tasks of one worker process share; one that needs another waits for it."""
+
+
+class Transactions:
+    """The database connections of the tasks in one worker process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._engine = PerProcess(lambda: _engine(settings))
+        self._namespace = settings.namespace
+
+    def close(self) -> None:
+        """Close every connection."""
+        engine = self._engine.take()
+        if engine is not None:
+            engine.dispose()
+
+    @contextmanager
+    def begin(self, task: bytes, attempt: int) -> Iterator[TaskTransaction]:
+        """Open a transaction for an attempt, which must still count; what is not committed is rolled back."""
+        with self._engine().connect() as connection:
+            with borrowed(connection, self._namespace):
+                if not completions.begin(connection, task, attempt):
+                    raise _attempt_over(task, attempt)
+            try:
+                yield TaskTransaction(connection, self._namespace, task, attempt)
+            except BaseException:
+                connection.invalidate()  # whatever the block has done to it, Postgres rolls back what it held
+                raise
+
+
+def _engine(settings: Settings) -> Engine:
+    url = settings.require_database()
+    engine = database.engine_for(url, pool_size=_POOL, max_overflow=0, name="orchestrator task")
+    event.listen(engine, "commit", _refuse_commit)
+    return engine
+
+
+class TaskTransaction:
+    """An open transaction, and the attempt that it completes."""
+
+    def __init__(self, connection: Connection, namespace: str, task: bytes, attempt: int) -> None:
+        self.connection = connection
+        self._namespace = namespace
+        self._task = task
+        self._attempt = attempt
+
+    def enqueue(self, tasks: Sequence[NewTask]) -> dict[bytes, bytes]:
+        """Create tasks, which exist only if the transaction commits; return the ids of those that have their keys."""
+        holders: dict[bytes, bytes] = {}
+        starts = [task for task in tasks if is_start(task)]
+        others = [task for task in tasks if not is_start(task)]
+        with borrowed(self.connection, self._namespace):
+            if starts:
+                unique.defer(self.connection, starts)
+            for task in sorted(others, key=lambda task: task.unique.key if task.unique else ""):
+                if task.unique is None:
+                    enqueue.insert_task(self.connection, task)
+                else:
+                    self._await_key(task.unique)
+                    holders[task.id] = unique.insert_unique(self.connection, task, task.unique)
+        if tasks:
+            enqueue.notify_on_commit(self.connection, self._namespace)
+        return holders
+
+    def promise(self, tasks: Sequence[NewTask]) -> None:
+        """Create tasks that were to follow the success. Whoever needs a key waits for it in the inbox."""
+        with_keys = [task for task in tasks if task.unique is not None]
+        with borrowed(self.connection, self._namespace):
+            if with_keys:
+                unique.defer(self.connection, with_keys)
+            for task in tasks:
+                if task.unique is None:
+                    enqueue.insert_task(self.connection, task)
+        if tasks:
+            enqueue.notify_on_commit(self.connection, self._namespace)
+
+    def _await_key(self, key: UniqueKey) -> None:
+        """Keep others from taking a key until this transaction has ended; not for ever, or two could wait in a ring."""
+        give_up_at = time.monotonic() + _KEY_PATIENCE
+        while not unique.try_key(self.connection, key):
+            if time.monotonic() > give_up_at:
+                raise Unavailable(
+                    f"Another transaction may be taking the key {key.key!r} and has not ended within "
+                    f"{_KEY_PATIENCE:g} s, so nobody knows yet which task has it."
+                )
+            time.sleep(0.02)
+
+    def commit(self, result: bytes, duration: float) -> None:
+        """Commit, and complete the task with it, if its attempt still counts."""
+        with borrowed(self.connection, self._namespace):
+            if not completions.commit(self.connection, self._task, self._attempt, result, duration):
+                raise _attempt_over(self._task, self._attempt)
+
+
+def _attempt_over(task: bytes, attempt: int) -> AttemptOver:
+    return AttemptOver(
+        f"Attempt {attempt} of task {to_text(task)} no longer counts: it was cancelled, or taken for lost and given to "
+        f"another worker. Nothing of its transaction was kept."
+    )
+
+
+def _refuse_commit(_: Connection) -> None:
+    raise WrongState(
+        "The connection of ctx.transaction() commits at the end of its block, together with the task. For a part that "
+        "may be undone by itself, use connection.begin_nested()."
+    )

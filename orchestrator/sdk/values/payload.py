@@ -1,0 +1,131 @@
+"""Arguments and results as data: MessagePack, never pickle.
+
+Values go in as `conversion.py` and msgspec know them; the worker gets them back in the types that the task's signature
+names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain import zoned
+from orchestrator.domain.plain import MOST_LEVELS, REFUSALS, is_too_deep
+from orchestrator.errors import PayloadError
+from orchestrator.sdk.values.conversion import convert, encode_other
+
+__all__ = ["convert", "decode_call", "decode_value", "digest_call", "encode_call", "encode_other", "encode_value"]
+
+_NEST = frozenset([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
+"""The bytes with which a map or an array of MessagePack begins."""
+
+_NO_NEST = bytes(set(range(256)) - _NEST)
+_FEWEST_LEVELS = MOST_LEVELS - 8
+"""So far down, parts are no longer looked at one by one."""
+
+_SHORT = MOST_LEVELS
+"""Data of so few bytes cannot be nested too deeply."""
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_other)
+_orderly = msgspec.msgpack.Encoder(enc_hook=encode_other, order="deterministic")
+_decoder = msgspec.msgpack.Decoder(ext_hook=zoned.restore)
+_IN_TIMES = b"\xff"
+"""A byte that stands in every timestamp, and rarely in anything else."""
+_WITH_TIMES = (bytes, bytearray, datetime)
+decode_call = _decoder.decode
+"""Decode the arguments of a call: by place, by name and, for a step of a workflow, what it knows of itself."""
+_parts = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
+
+
+def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any], limit: int) -> bytes:
+    """Encode the arguments of a call, or say which of them cannot be."""
+    try:
+        data = _encoder.encode((arguments, keywords))
+        if _IN_TIMES in data:
+            data = _with_zones(data, (arguments, keywords))
+    except REFUSALS:
+        for place, value in [*enumerate(arguments, 1), *keywords.items()]:
+            encode_value(value, f"Argument {place} of task {name!r}", limit)
+        return encode_value((arguments, keywords), f"The arguments of task {name!r}", limit)  # a keyword is at fault
+    return data if len(data) <= _SHORT <= limit else _checked(data, f"The arguments of task {name!r}", limit)
+
+
+def digest_call(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:
+    """Return a digest of arguments that is the same in every process, whatever the order of sets and mappings.
+
+    It is empty where there is no such order: in a set of objects, say, or a mapping whose keys are no text.
+    """
+    try:
+        data = _orderly.encode((arguments, keywords))
+    except Exception:  # noqa: BLE001  # whatever keeps their parts from being compared with each other
+        return ""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def encode_value(value: Any, what: str, limit: int) -> bytes:
+    """Encode one value, or say why it cannot be."""
+    try:
+        data = _encoder.encode(value)
+        if _IN_TIMES in data:
+            data = _with_zones(data, value)
+    except REFUSALS as error:
+        raise PayloadError(
+            f"{what} cannot be serialised: {error}. Pass plain data: JSON types, bytes, datetime, UUID, Decimal, "
+            f"dataclasses, msgspec or pydantic models."
+        ) from error
+    return _checked(data, what, limit)
+
+
+def _with_zones(data: bytes, value: Any) -> bytes:
+    """Return encoded data with the zones of its times."""
+    if not zoned.may_hold_times(data):
+        return data
+    plain = msgspec.to_builtins(value, builtin_types=_WITH_TIMES, enc_hook=encode_other)
+    return _encoder.encode(zoned.with_zones(plain))
+
+
+def _checked(data: bytes, what: str, limit: int) -> bytes:
+    if len(data) > limit:
+        raise PayloadError(
+            f"{what}: {len(data):,} bytes, and at most {limit:,} are allowed. Pass a reference to the data instead, "
+            f"or raise the setting max_payload."
+        )
+    if len(data) > _SHORT and (problem := _unreadable(data)):
+        raise PayloadError(f"{what} could not be read again: {problem}.")
+    return data
+
+
+def _unreadable(data: bytes) -> str | None:
+    """Return why what was written cannot be read, or not by a reader who has less stack left than its writer had."""
+    try:
+        if _is_surely_shallow(data, MOST_LEVELS) or not is_too_deep(_decoder.decode(data)):
+            return None
+    except REFUSALS as error:
+        return str(error)
+    return f"it is nested more than {MOST_LEVELS} levels deep"
+
+
+def _is_surely_shallow(data: bytes, levels: int) -> bool:
+    """Say whether it is plain, without reading it, that data has no more than so many levels.
+
+    There are no more than bytes with which one may begin, here or in the largest part.
+    """
+    if data[0] not in _NEST or len(data.translate(None, _NO_NEST)) < levels:
+        return True
+    if levels <= _FEWEST_LEVELS:
+        return False
+    try:
+        found = _parts.decode(data)
+    except msgspec.ValidationError:
+        return False  # a map whose keys may be anything
+    parts = found.values() if isinstance(found, dict) else found
+    return all(len(part) < levels - 1 or _is_surely_shallow(bytes(part), levels - 1) for part in parts)
+
+
+def decode_value(data: bytes, kind: Any = Any) -> Any:
+    """Decode a value into the given type."""
+    return convert(_decoder.decode(data), kind)

@@ -1,0 +1,233 @@
+"""A task's signature: what a call must look like, and which types the worker turns arguments into."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from orchestrator.errors import InvalidTask, PayloadError
+from orchestrator.sdk.tasks.context import TaskContext, current_task
+from orchestrator.sdk.values.conversion import can_convert, convert, sure_types, why_not
+from orchestrator.sdk.values.payload import decode_call, decode_value
+
+_MISFITS = (msgspec.ValidationError, TypeError, ValueError)
+"""What is raised for data that does not fit a type, pydantic's own errors included."""
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Signature:
+    """Checks calls in the caller and rebuilds them in the worker."""
+
+    def __init__(self, name: str, function: Callable[..., Any], *, what: str = "Task", leading: int = 0) -> None:
+        """Read a function's signature; `leading` parameters are not the caller's business, whatever their types."""
+        self._name = name
+        self._what = what
+        hints = _hints(function)
+        parameters = list(inspect.signature(function).parameters.values())[leading:]
+        self._context = next(((place, p) for place, p in enumerate(parameters) if _is_context(hints.get(p.name))), None)
+        visible = [p for p in parameters if not _is_context(hints.get(p.name))]
+        self._signature = inspect.Signature(visible)
+        for named in (*(p.name for p in visible), "return"):
+            if (reason := why_not(hints.get(named, Any))) is not None:
+                raise InvalidTask(
+                    f"{what} {name!r}, {'its result' if named == 'return' else f'argument {named!r}'}: data cannot be "
+                    f"turned into {_describe(hints[named])}: {reason}."
+                )
+        self._kinds = {p.name: hints[p.name] for p in visible if can_convert(hints.get(p.name, Any))}
+        self._result = hints["return"] if can_convert(hints.get("return", Any)) else Any
+        self._sure = {name: sure_types(kind) for name, kind in self._kinds.items()}
+        self._sure_results = sure_types(self._result)
+        positional = [p for p in visible if p.kind in _POSITIONAL]
+        self._positional = [p.name for p in positional]
+        self._sure_by_place = [self._sure.get(name) for name in self._positional]
+        self._forms = _forms(visible)
+        self._star = next((p.name for p in visible if p.kind is p.VAR_POSITIONAL), None)
+        self._double_star = next((p.name for p in visible if p.kind is p.VAR_KEYWORD), None)
+
+    def check(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        """Refuse a call that the function would refuse."""
+        given = len(arguments)
+        if given < len(self._forms):
+            missing, possible = self._forms[given]
+            if (missing <= keywords.keys() <= possible) if keywords else not missing:
+                return
+        try:
+            self._signature.bind(*arguments, **keywords)
+        except TypeError as error:
+            raise InvalidTask(
+                f"{self._what} {self._name!r}: {error}. Expected {self._name}{self._signature}."
+            ) from None
+
+    def check_types(self, arguments: Sequence[Any], keywords: Mapping[str, Any], payload: bytes) -> None:
+        """Refuse a call whose arguments the worker could not turn into the annotated types.
+
+        Types that are what they travel as are seen at once; for all others, the payload is read as the worker reads it.
+        """
+        if self._kinds and not (self._forms and self._is_surely_right(arguments, keywords)):
+            self.restore(*decode_call(payload))
+
+    def _is_surely_right(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+        """Say whether every value of a call that `check` let pass is of a type that needs no closer look."""
+        for value, sure in zip(arguments, self._sure_by_place):  # noqa: B905  # half of the time goes into `strict`
+            if sure is not None and type(value) not in sure:
+                return False
+        if keywords:
+            for name, value in keywords.items():
+                if (sure := self._sure.get(name)) is not None and type(value) not in sure:
+                    return False
+        return True
+
+    @property
+    def names(self) -> list[str]:
+        """What the arguments are called."""
+        return list(self._signature.parameters)
+
+    def check_value(self, name: str, value: Any) -> None:
+        """Refuse the data of one argument, given by name, that the worker could not turn into the annotated type."""
+        self._restore(name if name in self._signature.parameters else self._double_star, value)
+
+    def check_result(self, value: Any, data: bytes) -> None:
+        """Refuse a result that whoever asks for it could not turn into the annotated type."""
+        if self._result is not Any and type(value) not in self._sure_results:
+            self.restore_result(decode_value(data))
+
+    def named(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name, defaults included."""
+        bound = self._signature.bind(*arguments, **keywords)
+        bound.apply_defaults()
+        named = dict(bound.arguments)
+        extra = named.pop(self._double_star, {}) if self._double_star else {}
+        return {**named, **extra}
+
+    def normal(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return a call in the one form that all its spellings share: by place where that is possible."""
+        bound = self._signature.bind(*arguments, **keywords)
+        return bound.args, bound.kwargs
+
+    def pick(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the given values that the function has parameters for; `**kwargs` takes them all."""
+        if self._double_star is not None:
+            return dict(given)
+        known = self._signature.parameters
+        return {name: value for name, value in given.items() if name in known and name != self._star}
+
+    def restore(self, arguments: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Turn decoded arguments into the annotated types."""
+        self.check(arguments, keywords)
+        if not self._kinds:
+            return arguments, keywords
+        names = self._positional
+        restored = [
+            self._restore(names[place] if place < len(names) else self._star, value)
+            for place, value in enumerate(arguments)
+        ]
+        known = self._signature.parameters
+        return restored, {
+            name: self._restore(name if name in known else self._double_star, value) for name, value in keywords.items()
+        }
+
+    @property
+    def wants_context(self) -> bool:
+        """Say whether the function has a parameter for its context."""
+        return self._context is not None
+
+    def add_context(self, context: TaskContext, arguments: list[Any], keywords: dict[str, Any]) -> None:
+        """Put the context where the function wants it."""
+        assert self._context is not None
+        place, parameter = self._context
+        if parameter.kind in _POSITIONAL and place <= len(arguments):
+            arguments.insert(place, context)
+        else:
+            keywords[parameter.name] = context
+
+    def with_context(
+        self, name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return the arguments of a plain call with the context that the function needs, if the caller gave none."""
+        given = (*arguments, *keywords.values())
+        needed = self._context is not None and self._context[1].default is inspect.Parameter.empty
+        if not needed or any(isinstance(value, TaskContext) for value in given):
+            return arguments, keywords
+        positional, named = list(arguments), dict(keywords)
+        self.add_context(current_task() or TaskContext(task_name=name), positional, named)
+        return positional, named
+
+    def restore_result(self, value: Any) -> Any:
+        """Turn a decoded result into the annotated type."""
+        try:
+            return convert(value, self._result)
+        except _MISFITS as error:
+            raise PayloadError(
+                f"The result of {self._what.lower()} {self._name!r} does not fit its annotation: expected "
+                f"{_describe(self._result)}: {_reason(error)}."
+            ) from error
+
+    def restore_kept(self, value: Any) -> Any:
+        """Turn the decoded result of a task into the annotated type; None, which fits none, says that none was kept."""
+        try:
+            return self.restore_result(value)
+        except PayloadError:
+            if value is None:
+                return None
+            raise
+
+    def _restore(self, name: str | None, value: Any) -> Any:
+        kind = self._kinds.get(name, Any) if name else Any
+        try:
+            return convert(value, kind)
+        except _MISFITS as error:
+            raise InvalidTask(
+                f"{self._what} {self._name!r}, argument {name!r}: expected {_describe(kind)}: {_reason(error)}."
+            ) from error
+
+
+def _forms(parameters: Sequence[inspect.Parameter]) -> list[tuple[frozenset[str], frozenset[str]]]:
+    """Return, by the number of arguments given by place, which must be named beside them, and which can be.
+
+    There is no such list for a function that takes any number.
+    """
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return []
+    places = sum(p.kind in _POSITIONAL for p in parameters)  # which come before all others
+    return [
+        (
+            frozenset(p.name for p in parameters[given:] if p.default is p.empty),
+            frozenset(p.name for p in parameters[given:] if p.kind is not p.POSITIONAL_ONLY),
+        )
+        for given in range(places + 1)
+    ]
+
+
+def return_type(function: Callable[..., Any]) -> Any:
+    """Return the type that data from this function is turned into."""
+    kind = _hints(function).get("return", Any)
+    return kind if can_convert(kind) else Any
+
+
+def _is_context(kind: Any) -> bool:
+    """Say whether a parameter is annotated as the context: plainly, or as one that a caller may leave out."""
+    if typing.get_origin(kind) is typing.Annotated:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return set(typing.get_args(kind)) == {TaskContext, types.NoneType}
+    return kind is TaskContext
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}  # annotations that cannot be resolved here leave arguments as plain data
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()).removesuffix(".")
+
+
+def _describe(kind: Any) -> str:
+    return getattr(kind, "__name__", None) or str(kind)

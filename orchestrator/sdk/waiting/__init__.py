@@ -1,0 +1,1 @@
+"""Calls that wait, blocking and async from one source."""

@@ -1,0 +1,61 @@
+"""The async twins of blocking methods: `cancel` and `acancel`, `result` and `aresult`, each from one source."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from orchestrator.sdk.client import Client
+from orchestrator.sdk.waiting.steps import Steps, Stream
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Owner(Protocol):
+    """Whose methods have twins."""
+
+    @property
+    def _client(self) -> Client: ...
+
+
+S = TypeVar("S", bound=_Owner)
+
+
+def twin(
+    method: Callable[Concatenate[S, P], R], steps: Callable[Concatenate[S, P], Steps[R]] | None = None
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """Return the async twin of a method: it does the same, and the event loop goes on meanwhile.
+
+    The method runs in a thread of the client. One that may wait for long is written in `steps`, and its twin holds no
+    thread while it waits.
+    """
+
+    @functools.wraps(method)
+    async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if steps is None:
+            return await self._client.threads.run(method, self, *args, **kwargs)
+        return await self._client.threads.complete(steps(self, *args, **kwargs))
+
+    return _named(call, method)
+
+
+def stream_twin(
+    method: Callable[Concatenate[S, P], Iterator[R]], stream: Callable[Concatenate[S, P], Stream[R]]
+) -> Callable[Concatenate[S, P], AsyncIterator[R]]:
+    """Return the async twin of a method that yields."""
+
+    @functools.wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
+        return self._client.threads.iterate(stream(self, *args, **kwargs))
+
+    return _named(call, method)
+
+
+def _named(twin: Callable[P, R], method: Callable[..., Any]) -> Callable[P, R]:
+    name = f"a{method.__name__}"
+    twin.__qualname__ = method.__qualname__.removesuffix(method.__name__) + name
+    twin.__name__ = name
+    twin.__doc__ = f"Do the same as `{method.__name__}` without blocking the event loop.\n\n{method.__doc__}"
+    return twin

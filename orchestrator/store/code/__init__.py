@@ -1,0 +1,1 @@
+"""Runs of workflows as code: their histories, and what they wait for."""

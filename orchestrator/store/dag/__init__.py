@@ -1,0 +1,1 @@
+"""Definitions of workflows, and the plans of their runs."""

@@ -1,0 +1,1 @@
+"""Lanes and queues: what limits tasks."""

@@ -1,0 +1,159 @@
+"""What people have set for a queue: paused or not, its limits, how long it keeps what has ended.
+
+Anyone may write it; the inbox tells the leader.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection, text
+
+from orchestrator.domain.dag.definition import named_queues
+from orchestrator.domain.limits.buckets import Rate
+from orchestrator.store import inbox
+from orchestrator.store.dag import workflows
+from orchestrator.store.inbox import Wish
+from orchestrator.store.statement import Statement
+from orchestrator.store.tasks.transitions import identifier
+
+_NOBODY = bytes(16)
+
+
+class QueueRow(NamedTuple):
+    """The settings of one queue."""
+
+    name: str
+    paused: bool = False
+    concurrency: int | None = None
+    rate: Rate | None = None
+
+
+_READ = "SELECT name, paused, concurrency, rate, burst FROM orchestrator.queues ORDER BY name"
+
+
+def read(connection: Connection) -> list[QueueRow]:
+    """Return every queue for which something is set."""
+    return [
+        QueueRow(row[0], row[1], row[2], Rate(row[3], 1.0, row[4]) if row[3] else None)
+        for row in connection.exec_driver_sql(_READ)
+    ]
+
+
+_NAMED = """
+SELECT name FROM orchestrator.queues
+ UNION SELECT unnest(queues) FROM orchestrator.workers
+ UNION SELECT queue FROM orchestrator.tasks
+ UNION SELECT queue FROM (SELECT queue FROM orchestrator.ended_tasks ORDER BY ended_at DESC LIMIT 10000) AS newest
+"""
+
+
+def named(connection: Connection) -> set[str]:
+    """Return every queue that has a setting, a worker, a task that is open or among the last to end, or a workflow."""
+    return {row[0] for row in connection.exec_driver_sql(_NAMED)} | of_workflows(connection)
+
+
+_OF_CODE = "SELECT DISTINCT code->>'queue' FROM orchestrator.schedules WHERE code IS NOT NULL"
+
+
+def of_workflows(connection: Connection) -> set[str]:
+    """Return every queue that an applied workflow names, or the schedule of one that is code."""
+    of_code = {row[0] for row in connection.exec_driver_sql(_OF_CODE)}
+    return of_code.union(*(named_queues(stored.definition) for stored in workflows.list_latest(connection)))
+
+
+_PAUSE = text(
+    """
+    INSERT INTO orchestrator.queues (name, paused) VALUES (:name, :paused)
+        ON CONFLICT (name) DO UPDATE SET paused = excluded.paused
+    """
+)
+
+
+def set_paused(connection: Connection, name: str, paused: bool) -> None:
+    """Pause or resume a queue; needs a transaction."""
+    connection.execute(_PAUSE, {"name": name, "paused": paused})
+    inbox.add(connection, Wish.QUEUES, _NOBODY)
+
+
+_LIMIT = text(
+    """
+    INSERT INTO orchestrator.queues (name, concurrency, rate, burst) VALUES (:name, :concurrency, :rate, :burst)
+        ON CONFLICT (name) DO UPDATE
+       SET concurrency = excluded.concurrency, rate = excluded.rate, burst = excluded.burst
+    """
+)
+
+
+def set_limits(connection: Connection, name: str, concurrency: int | None, rate: Rate | None) -> None:
+    """Limit a queue, or lift its limits; needs a transaction."""
+    per_second = rate.count / rate.per if rate else None
+    limits = {"concurrency": concurrency, "rate": per_second, "burst": rate.size if rate else None}
+    connection.execute(_LIMIT, {"name": name, **limits})
+    inbox.add(connection, Wish.QUEUES, _NOBODY)
+
+
+_RETAIN = text(
+    """
+    INSERT INTO orchestrator.queues (name, retention_success, retention_failed) VALUES (:name, :success, :failed)
+        ON CONFLICT (name) DO UPDATE
+       SET retention_success = excluded.retention_success, retention_failed = excluded.retention_failed
+    """
+)
+
+
+def set_retention(connection: Connection, name: str, success: float | None, failed: float | None) -> None:
+    """Set for how many seconds a queue's tasks are kept: 0 for ever, None as the settings say."""
+    connection.execute(_RETAIN, {"name": name, "success": success, "failed": failed})
+
+
+def ask_purge(connection: Connection, name: str) -> None:
+    """Ask the leader to cancel what waits in a queue now."""
+    inbox.add(connection, Wish.PURGE, _NOBODY, msgspec.json.encode({"queue": name}).decode())
+
+
+# From one task to the next: a slice that is asked for at once may be sorted out of all tasks.
+_SLICE = Statement(
+    """
+WITH RECURSIVE found AS (
+    (SELECT id, queue, status, created_at FROM orchestrator.tasks WHERE id > %(after)s::uuid ORDER BY id LIMIT 1)
+    UNION ALL
+    SELECT following.* FROM found
+     CROSS JOIN LATERAL (
+           SELECT id, queue, status, created_at FROM orchestrator.tasks
+            WHERE id > found.id ORDER BY id LIMIT 1) AS following
+)
+SELECT id::text, queue = %(queue)s::text AND status = 'pending' AND created_at <= %(before)s::timestamptz
+  FROM found LIMIT %(limit)s
+"""
+)
+
+
+class Slice(NamedTuple):
+    """A part of the open tasks."""
+
+    waiting: list[bytes]
+    """Those that have waited in the queue."""
+    last: bytes | None
+    """Where the next slice goes on; None if there is no other."""
+
+
+def waiting_tasks(connection: Connection, queue: str, before: datetime, after: bytes, limit: int) -> Slice:
+    """Look at so many open tasks after an id, and return those that have waited in a queue since before a time.
+
+    No index leads to all that waits in a queue, be it ready, delayed or blocked. So all open tasks are walked, once.
+    """
+    rows = _SLICE(connection, {"queue": queue, "before": before, "after": after.hex(), "limit": limit})
+    waiting = [identifier(row[0]) for row in rows if row[1]]
+    return Slice(waiting, identifier(rows[-1][0]) if len(rows) == limit else None)
+
+
+_OPEN = "SELECT count(*) FROM orchestrator.tasks WHERE queue = %(queue)s"
+
+
+def open_tasks(connection: Connection, queue: str) -> int:
+    """Return how many tasks of a queue have not ended."""
+    number: int = connection.exec_driver_sql(_OPEN, {"queue": queue}).scalar_one()
+    return number

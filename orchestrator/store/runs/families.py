@@ -1,0 +1,97 @@
+"""Runs that were started by runs: how many there are, and who waits for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sqlalchemy import Connection
+
+from orchestrator.store import arrays
+from orchestrator.store.statement import Statement
+from orchestrator.store.tasks.transitions import identifier
+
+_GROW = Statement(
+    """
+WITH wanted AS (
+    SELECT g.id, g.number, r.place, r.descendants + g.number > %(limit)s AS too_many
+      FROM unnest(%(ids)s::uuid[], %(numbers)s::int[]) AS g(id, number)
+     CROSS JOIN LATERAL (
+           SELECT ctid AS place, descendants FROM orchestrator.runs WHERE id = g.id LIMIT 1) AS r
+), grown AS (
+    UPDATE orchestrator.runs r SET descendants = r.descendants + wanted.number
+      FROM wanted WHERE r.ctid = wanted.place AND NOT wanted.too_many
+)
+SELECT id::text FROM wanted WHERE too_many
+"""
+)
+
+
+def grow(connection: Connection, numbers: Mapping[bytes, int], limit: int) -> set[bytes]:
+    """Count runs that are started below others; return those below which there would be too many."""
+    parameters = {"ids": arrays.uuids(numbers), "numbers": arrays.numbers(numbers.values()), "limit": limit}
+    return {identifier(row[0]) for row in _GROW(connection, parameters)}
+
+
+_PLACES = Statement(
+    """
+SELECT r.id::text, coalesce(r.root, r.id)::text, r.depth FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (SELECT id, root, depth FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
+"""
+)
+
+
+def places(connection: Connection, ids: Iterable[bytes]) -> dict[bytes, tuple[bytes, int]]:
+    """Return where runs stand among those that started each other: the first of them, and how many are above."""
+    rows = _PLACES(connection, {"ids": arrays.uuids(ids)})
+    return {identifier(run): (identifier(root), depth) for run, root, depth in rows}
+
+
+# A run that holds a limit ends only after the runs below it. If each holder of a limit has one below it that waits for
+# the same limit, none of them ever ends.
+_WAITING_FOR_THEMSELVES = Statement(
+    """
+WITH RECURSIVE asked AS MATERIALIZED (
+    SELECT r.id, r.lane, r.lane_limit, r.parent_run FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+     CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
+), lanes AS MATERIALIZED (
+    SELECT DISTINCT lane FROM asked
+), parked AS (
+    SELECT id, lane, parent_run FROM asked
+     UNION
+    SELECT r.id, lanes.lane, r.parent_run FROM lanes
+     CROSS JOIN LATERAL (
+           SELECT id, parent_run FROM orchestrator.runs
+            WHERE lane = lanes.lane AND status = 'pending' AND parked AND parent_run IS NOT NULL LIMIT %(limit)s) AS r
+), above (id, lane, upper) AS (
+    SELECT id, lane, parent_run FROM parked
+     UNION ALL
+    SELECT above.id, above.lane, r.parent_run FROM above
+     CROSS JOIN LATERAL (SELECT parent_run FROM orchestrator.runs WHERE id = above.upper LIMIT 1) AS r
+     WHERE r.parent_run IS NOT NULL
+), holders AS MATERIALIZED (
+    SELECT lanes.lane, r.id FROM lanes
+     CROSS JOIN LATERAL (
+           SELECT id FROM orchestrator.runs WHERE lane = lanes.lane AND status = 'running' OFFSET 0) AS r
+), blocked AS (
+    SELECT lane FROM holders
+     GROUP BY lane HAVING bool_and(EXISTS (SELECT FROM above WHERE above.lane = holders.lane AND upper = holders.id))
+)
+SELECT asked.id::text, asked.lane_limit, asked.lane, asked.parent_run FROM asked JOIN blocked USING (lane)
+ WHERE EXISTS (SELECT FROM above JOIN holders ON holders.lane = above.lane AND holders.id = above.upper
+                WHERE above.id = asked.id)
+ ORDER BY asked.parent_run
+"""
+)
+
+
+def waiting_for_themselves(connection: Connection, ids: Sequence[bytes], limit: int) -> dict[bytes, int]:
+    """Return those of these waiting child runs that can never begin, because all who hold their limit wait for runs
+    that wait for it; and how many may hold it. Of each limit only the children of one run: when they give way, the
+    others may have room.
+    """
+    first: dict[str, str] = {}
+    found: dict[bytes, int] = {}
+    for run, number, lane, parent in _WAITING_FOR_THEMSELVES(connection, {"ids": arrays.uuids(ids), "limit": limit}):
+        if first.setdefault(lane, str(parent)) == str(parent):
+            found[identifier(run)] = number
+    return found

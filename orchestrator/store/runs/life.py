@@ -1,0 +1,259 @@
+"""The life of a run, and its counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.runs.verdict import RunCounters
+from orchestrator.domain.states import RunState, run_sources_of
+from orchestrator.store import arrays
+from orchestrator.store.runs.trees import ByTurns
+from orchestrator.store.statement import Statement
+from orchestrator.store.tasks.transitions import identifier
+
+COUNTERS = """r.id::text, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
+          r.workflow, r.reason, r.lane, r.parent_run::text, r.parent_step, r.code"""
+"""The columns of a `RunRow`."""
+
+
+class RunRow(NamedTuple):
+    """A run as the leader sees it."""
+
+    id: bytes
+    state: RunState
+    cancelling: bool
+    counters: RunCounters
+    workflow: str | None = None
+    reason: str | None = None
+    lane: str | None = None
+    parent_run: bytes | None = None
+    parent_step: str | None = None
+    code: bool = False
+    """Its code ends it."""
+    again: bool = False
+    """It has begun again, because a person retries it."""
+
+    @property
+    def is_planned(self) -> bool:
+        """Say whether a definition says what follows what."""
+        return self.workflow is not None and not self.code
+
+
+def run_rows(result: Iterable[Any]) -> list[RunRow]:
+    """Return runs from rows of `COUNTERS`."""
+    return [
+        RunRow(
+            identifier(row[0]),
+            RunState(row[1]),
+            row[2],
+            RunCounters(total=row[3], open=row[4], success=row[5], failed=row[6], cancelled=row[7], skipped=row[8]),
+            row[9],
+            row[10],
+            row[11],
+            identifier(row[12]) or None,
+            *row[13:],
+        )
+        for row in result
+    ]
+
+
+# A run whose lane is full is parked, so that it is not looked at again until one of the lane's runs ends. Its time
+# begins when it does; the deadline that it was created with is for leaders of the release before.
+_BEGIN = Statement(
+    f"""
+WITH next AS MATERIALIZED (
+    SELECT r.id, lane, lane_limit, started_at, root, parent_run,
+           coalesce(timeout, extract(epoch FROM deadline - created_at)) AS timeout
+      FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+     CROSS JOIN LATERAL (
+           SELECT * FROM orchestrator.runs
+            WHERE id = wanted.id AND status = 'pending' AND NOT parked AND NOT cancelling LIMIT 1) AS r
+), held AS MATERIALIZED (
+    SELECT lane, (SELECT count(*) FROM orchestrator.runs WHERE lane = wanted.lane AND status = 'running') AS number
+      FROM (SELECT DISTINCT lane FROM next WHERE lane IS NOT NULL) AS wanted
+), admitted AS (
+    SELECT n.id, n.timeout, n.started_at,
+           coalesce((SELECT cancelling AND ended_at IS NULL FROM orchestrator.runs WHERE id = n.root), false)
+           OR coalesce((SELECT cancelling AND ended_at IS NULL FROM orchestrator.runs WHERE id = n.parent_run), false)
+           AS over,
+           n.lane IS NULL
+           OR n.lane_limit > held.number + row_number() OVER (PARTITION BY n.lane ORDER BY n.id) - 1 AS free
+      FROM next n LEFT JOIN held USING (lane)
+)
+UPDATE orchestrator.runs r
+   SET status = CASE WHEN a.over THEN 'cancelled' WHEN a.free THEN 'running' ELSE r.status END,
+       ended_at = CASE WHEN a.over THEN %(now)s::timestamptz END,
+       started_at = coalesce(a.started_at, CASE WHEN a.free AND NOT a.over THEN %(now)s::timestamptz END),
+       timeout = a.timeout,
+       deadline = CASE WHEN a.free THEN %(now)s::timestamptz + a.timeout * interval '1 second' END,
+       parked = NOT a.free AND NOT a.over,
+       cancelling = a.over
+  FROM admitted a
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = a.id LIMIT 1) AS found
+ WHERE r.ctid = found.place
+RETURNING {COUNTERS}, a.started_at IS NOT NULL
+"""
+)
+
+
+class Begun(NamedTuple):
+    """What became of runs that wanted to begin."""
+
+    running: list[RunRow]
+    waiting: list[RunRow]
+    """Those for whose limit there is no room."""
+    cancelled: list[RunRow]
+    """Those below a run that is being cancelled."""
+
+
+def begin_or_park(connection: Connection, now: datetime, ids: Sequence[bytes]) -> Begun:
+    """Start those of these runs that are pending, as far as their lanes have room, and let the others wait.
+
+    What is below a run that is being cancelled does not begin, and is cancelled as well: so no tree of runs grows
+    faster than it is cancelled.
+    """
+    found: dict[RunState, list[RunRow]] = {RunState.RUNNING: [], RunState.PENDING: [], RunState.CANCELLED: []}
+    for row in run_rows(_BEGIN(connection, {"now": now, "ids": arrays.uuids(ids)})):
+        found[row.state].append(row)
+    return Begun(*found.values())
+
+
+class Pending(NamedTuple):
+    """A run that wants to begin, and what it is a run of."""
+
+    id: bytes
+    workflow: str | None
+    version: int | None
+
+
+def pending() -> ByTurns:
+    """Return what finds the runs that want to begin."""
+    return ByTurns("runs", "status = 'pending' AND NOT parked AND NOT cancelling", "id::text, workflow, version")
+
+
+def begin(connection: Connection, now: datetime, limit: int) -> list[RunRow]:
+    """Start pending runs, as far as their lanes have room; return those that have begun."""
+    found = pending()(connection, limit)
+    return begin_or_park(connection, now, [identifier(row[0]) for row in found]).running
+
+
+_REFUSE = Statement(
+    f"""
+UPDATE orchestrator.runs r SET status = 'failed', reason = n.reason, ended_at = %(now)s::timestamptz, parked = false
+  FROM unnest(%(ids)s::uuid[], %(reasons)s::text[]) AS n(id, reason)
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = n.id LIMIT 1) AS found
+ WHERE r.ctid = found.place AND r.status = 'pending'
+RETURNING {COUNTERS}
+"""
+)
+
+
+def refuse(connection: Connection, reasons: Mapping[bytes, str], now: datetime) -> list[RunRow]:
+    """End runs that can never begin, each with its reason."""
+    parameters = {"ids": arrays.uuids(reasons), "reasons": list(reasons.values()), "now": now}
+    return run_rows(_REFUSE(connection, parameters))
+
+
+_UNPARK = Statement(
+    """
+UPDATE orchestrator.runs SET parked = false
+ WHERE ctid = ANY (ARRAY(
+       SELECT next.ctid FROM unnest(%(lanes)s::text[], %(rooms)s::int[]) AS ended(lane, room)
+        CROSS JOIN LATERAL (
+              SELECT ctid FROM orchestrator.runs
+               WHERE lane = ended.lane AND ended_at IS NULL AND status = 'pending' AND parked
+               ORDER BY id LIMIT ended.room) AS next))
+"""
+)
+
+
+def unpark(connection: Connection, ended: Mapping[str, int]) -> None:
+    """Let as many parked runs of each lane try again as runs of it have ended."""
+    _UNPARK(connection, {"lanes": list(ended), "rooms": arrays.numbers(ended.values())})
+
+
+_COUNT = Statement(
+    f"""
+UPDATE orchestrator.runs r
+   SET total = r.total + d.total, open = r.open + d.opened, success = r.success + d.success,
+       failed = r.failed + d.failed, cancelled = r.cancelled + d.cancelled, skipped = r.skipped + d.skipped,
+       state = coalesce(d.state, r.state), expanding = coalesce(d.expanding, r.expanding)
+  FROM unnest(%(ids)s::uuid[], %(total)s::int[], %(opened)s::int[], %(success)s::int[], %(failed)s::int[],
+              %(cancelled)s::int[], %(skipped)s::int[], %(states)s::bytea[], %(expanding)s::boolean[])
+       AS d(id, total, opened, success, failed, cancelled, skipped, state, expanding)
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = d.id LIMIT 1) AS found
+ WHERE r.ctid = found.place
+RETURNING {COUNTERS}
+"""
+)
+
+Delta = Mapping[str, int]
+"""How much each counter changes: total, opened, success, failed, cancelled, skipped."""
+Plans = Mapping[bytes, tuple[bytes, bool]]
+"""By run, what its planner remembers, and whether more of its tasks are to be created."""
+
+
+def count(connection: Connection, deltas: Mapping[bytes, Delta], plans: Plans | None = None) -> list[RunRow]:
+    """Change the counters of runs, once per run however many of its tasks moved, and save their plans."""
+    plans = plans or {}
+    parameters = {"ids": arrays.uuids(deltas)} | {
+        column: arrays.numbers(delta.get(column, 0) for delta in deltas.values())
+        for column in ("total", "opened", "success", "failed", "cancelled", "skipped")
+    }
+    saved = [plans.get(run) for run in deltas]
+    parameters["states"] = arrays.blobs(plan[0] if plan else None for plan in saved)
+    parameters["expanding"] = arrays.numbers(plan[1] if plan else None for plan in saved)
+    return run_rows(_COUNT(connection, parameters))
+
+
+def sources(state: RunState) -> str:
+    """Return the states from which a run may enter another, for SQL."""
+    return "({})".format(", ".join(f"'{source}'" for source in run_sources_of(state)))
+
+
+_END = {
+    state: Statement(f"""
+UPDATE orchestrator.runs SET status = '{state}', ended_at = %(now)s::timestamptz
+ WHERE id = ANY(%(ids)s::uuid[]) AND status IN {sources(state)} RETURNING id::text
+""")
+    for state in (RunState.SUCCESS, RunState.FAILED, RunState.CANCELLED)
+}
+
+
+def end(connection: Connection, state: RunState, ids: Sequence[bytes], now: datetime) -> list[bytes]:
+    """End runs; return those that really ended now."""
+    rows = _END[state](connection, {"ids": arrays.uuids(ids), "now": now})
+    return [identifier(row[0]) for row in rows]
+
+
+_REOPEN = Statement(
+    f"""
+UPDATE orchestrator.runs SET status = 'running', ended_at = NULL, reason = NULL, deadline = NULL
+ WHERE id = ANY(%(ids)s::uuid[]) AND status IN {sources(RunState.RUNNING)} AND status <> 'pending' AND NOT code
+"""
+)
+
+
+def reopen(connection: Connection, ids: Sequence[bytes]) -> None:
+    """Set failed runs running again, because tasks of theirs are open again."""
+    _REOPEN(connection, {"ids": arrays.uuids(ids)})
+
+
+_RETRYABLE = Statement(
+    """
+SELECT id::text FROM orchestrator.ended_tasks
+ WHERE run_id = %(run)s::uuid AND status IN ('failed', 'skipped', 'cancelled') AND ended_at <= %(until)s::timestamptz
+       AND (SELECT workflow IS NULL FROM orchestrator.runs WHERE id = %(run)s::uuid)
+ LIMIT %(limit)s
+"""
+)
+
+
+def retryable_tasks(connection: Connection, run: bytes, until: datetime, limit: int) -> list[bytes]:
+    """Return some of the tasks of a run without a workflow that had not succeeded by then."""
+    rows = _RETRYABLE(connection, {"run": run.hex(), "until": until, "limit": limit})
+    return [identifier(row[0]) for row in rows]

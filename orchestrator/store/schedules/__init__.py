@@ -1,0 +1,1 @@
+"""Schedules, their fires, and backfills."""

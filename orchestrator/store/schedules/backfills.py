@@ -1,0 +1,226 @@
+"""Backfills: the fires of a schedule over a range of the past, started a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.ids import time_ordered_id
+from orchestrator.domain.plain import stored_json
+from orchestrator.domain.schedules.schedule import Schedule, from_data, key_of
+from orchestrator.store.inbox import Wish
+from orchestrator.store.schedules.fires import NEWEST_OF_S, Target
+from orchestrator.store.statement import Statement
+
+
+def series_of(workflow: str, name: str, backfill: int) -> str:
+    """Return what the runs of a backfill know as their schedule, so that they do not stand in its way."""
+    return f"{key_of(workflow, name)}#{backfill}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackfillView:
+    """A backfill and how far it is."""
+
+    id: int
+    workflow: str
+    name: str
+    start_at: datetime
+    end_at: datetime
+    concurrency: int
+    total: int
+    """Fires in the range."""
+    passed: int
+    """Fires that have been looked at."""
+    started: int
+    """Runs that were started; a fire that had its run already gets no other, unless that was asked for."""
+    open: int
+    """Runs that have not ended, those that wait for their turn included."""
+    running: int
+    """Runs that are under way: as many at once as was asked for."""
+    failed: int
+    """Runs that failed or were cancelled."""
+    error: str | None
+    """Why it was given up."""
+    created_at: datetime
+
+    @property
+    def done(self) -> int:
+        """Fires that need nothing more."""
+        return self.passed - self.open
+
+    @property
+    def waiting(self) -> int:
+        """Fires whose turn is still to come."""
+        return (self.open if self.error is not None else self.total - self.done) - self.running
+
+    @property
+    def is_over(self) -> bool:
+        return self.open == 0 and (self.error is not None or self.passed >= self.total)
+
+
+_ADD = """
+INSERT INTO orchestrator.backfills
+       (workflow, name, definition, start_at, end_at, concurrency, again, total, next_fire)
+VALUES (%(workflow)s, %(name)s, %(definition)s::jsonb, %(start)s, %(end)s, %(concurrency)s, %(again)s, %(total)s,
+        %(next_fire)s)
+RETURNING id
+"""
+
+
+class NewBackfill(NamedTuple):
+    """What is asked for."""
+
+    workflow: str
+    schedule: Schedule
+    start: datetime
+    end: datetime
+    """Not in the range itself."""
+    concurrency: int
+    again: bool
+    total: int
+    first: datetime | None
+    """The first fire in the range."""
+
+
+def add(connection: Connection, new: NewBackfill) -> int:
+    """Ask for a backfill; return its number."""
+    parameters = {
+        "workflow": new.workflow,
+        "name": new.schedule.name,
+        "definition": stored_json(new.schedule),
+        "start": new.start,
+        "end": new.end,
+        "concurrency": new.concurrency,
+        "again": new.again,
+        "total": new.total,
+        "next_fire": new.first,
+    }
+    number: int = connection.exec_driver_sql(_ADD, parameters).scalar_one()
+    return number
+
+
+_VIEW = """
+SELECT b.id, b.workflow, b.name, b.start_at, b.end_at, b.concurrency, b.total, b.passed, b.started,
+       unended.open, unended.running, b.error, b.created_at
+  FROM orchestrator.backfills b
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS open, count(*) FILTER (WHERE status = 'running') AS running FROM orchestrator.runs r
+        WHERE r.schedule = b.workflow || '/' || b.name || '#' || b.id AND r.ended_at IS NULL) AS unended
+"""
+# Its runs are younger than itself, and ids tell their age.
+_FAILED = """
+SELECT count(*) FROM orchestrator.runs
+ WHERE workflow = %(workflow)s AND id >= %(since)s::uuid AND schedule = %(series)s AND status IN ('failed', 'cancelled')
+"""
+
+
+def _view(connection: Connection, row: Sequence[Any]) -> BackfillView:
+    since = time_ordered_id(int(row.created_at.timestamp() * 1000) - 60_000, bytes(10))  # type: ignore[attr-defined]
+    series = series_of(row[1], row[2], row[0])
+    parameters = {"workflow": row[1], "since": since.hex(), "series": series}
+    failed = connection.exec_driver_sql(_FAILED, parameters).scalar_one()
+    return BackfillView(**row._asdict(), failed=failed)  # type: ignore[attr-defined]
+
+
+def show(connection: Connection, backfill: int) -> BackfillView | None:
+    """Return one backfill."""
+    row = connection.exec_driver_sql(f"{_VIEW} WHERE b.id = %(id)s", {"id": backfill}).one_or_none()
+    return _view(connection, row) if row else None
+
+
+def list_newest(connection: Connection, limit: int) -> list[BackfillView]:
+    """Return the newest backfills, newest first."""
+    rows = connection.exec_driver_sql(f"{_VIEW} ORDER BY b.id DESC LIMIT %(limit)s", {"limit": limit}).all()
+    return [_view(connection, row) for row in rows]
+
+
+_GIVE_UP = """
+UPDATE orchestrator.backfills SET next_fire = NULL, error = 'cancelled'
+ WHERE id = %(id)s AND next_fire IS NOT NULL
+"""
+_CANCEL_RUNS = f"""
+INSERT INTO orchestrator.inbox (kind, target)
+SELECT '{Wish.CANCEL_RUN}', id FROM orchestrator.runs WHERE schedule = %(series)s AND ended_at IS NULL
+"""
+
+
+def cancel(connection: Connection, view: BackfillView) -> None:
+    """Start no more of a backfill, and ask for the end of its open runs; in one transaction of the caller's.
+
+    The leader holds the row while it starts runs, so none that it has started is overlooked.
+    """
+    connection.exec_driver_sql(_GIVE_UP, {"id": view.id})
+    connection.exec_driver_sql(_CANCEL_RUNS, {"series": series_of(view.workflow, view.name, view.id)})
+
+
+# -- what the leader does
+
+
+class OpenBackfill(NamedTuple):
+    """A backfill of which more is to be started, locked until the tick ends."""
+
+    id: int
+    workflow: str
+    name: str
+    definition: dict[str, Any]
+    end: datetime
+    concurrency: int
+    again: bool
+    next_fire: datetime
+    running: int
+    version: int | None
+    workflow_definition: str | None
+
+    @property
+    def target(self) -> Target:
+        return Target(self.workflow, self.version, self.workflow_definition)
+
+    @property
+    def series(self) -> str:
+        return series_of(self.workflow, self.name, self.id)
+
+    @property
+    def schedule(self) -> Schedule:
+        return from_data(self.definition)
+
+
+_OPEN = Statement(
+    f"""
+SELECT s.id, s.workflow, s.name, s.definition, s.end_at, s.concurrency, s.again, s.next_fire,
+       (SELECT count(*) FROM orchestrator.runs r
+         WHERE r.schedule = s.workflow || '/' || s.name || '#' || s.id AND r.ended_at IS NULL),
+       w.version, w.definition::text
+  FROM (SELECT * FROM orchestrator.backfills
+         WHERE next_fire IS NOT NULL ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS s
+{NEWEST_OF_S} ORDER BY s.id
+"""
+)
+
+
+def open_backfills(connection: Connection, limit: int) -> list[OpenBackfill]:
+    """Return the oldest backfills that have more to start."""
+    rows = _OPEN(connection, {"limit": limit})
+    return [OpenBackfill(*row) for row in rows]
+
+
+_SAVE = Statement(
+    """
+UPDATE orchestrator.backfills
+   SET next_fire = %(next_fire)s::timestamptz, passed = passed + %(passed)s::int, started = started + %(started)s::int,
+       error = %(error)s::text
+ WHERE id = %(id)s::bigint
+"""
+)
+
+
+def save(
+    connection: Connection, backfill: int, next_fire: datetime | None, passed: int, started: int, error: str | None
+) -> None:
+    """Note how far a backfill has come."""
+    parameters = {"id": backfill, "next_fire": next_fire, "passed": passed, "started": started, "error": error}
+    _SAVE(connection, parameters)

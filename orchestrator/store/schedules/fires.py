@@ -1,0 +1,157 @@
+"""What the leader reads and writes when schedules fire: a slice of those that are due, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain.dag.definition import Definition, queueing_problem, resolve_params
+from orchestrator.domain.dag.expression import parse_template
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.schedules.schedule import Schedule, key_of
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag.plans import NewRun
+from orchestrator.store.statement import Statement
+from orchestrator.store.tasks.transitions import identifier
+
+
+class Target(NamedTuple):
+    """The newest version of a workflow, which is what a schedule starts."""
+
+    name: str
+    version: int | None
+    definition: str | None
+    """JSON; None where there is no such workflow."""
+    code: str | None = None
+    """How runs of a workflow as code are started, as JSON, where it is one."""
+
+
+class DueSchedule(NamedTuple):
+    """A schedule whose time has come, locked until the tick ends."""
+
+    workflow: str
+    name: str
+    definition: str
+    next_fire: datetime
+    overlap: str
+    target: Target
+
+    @property
+    def key(self) -> str:
+        return key_of(self.workflow, self.name)
+
+
+NEWEST_OF_S = """
+  LEFT JOIN LATERAL (SELECT version, definition FROM orchestrator.workflows
+                      WHERE name = s.workflow AND deleted_at IS NULL ORDER BY version DESC LIMIT 1) AS w ON true
+"""
+
+# One that somebody is just changing is left for the next tick.
+_DUE = Statement(
+    f"""
+SELECT s.workflow, s.name, s.definition::text, s.next_fire, coalesce(s.definition ->> 'overlap', 'skip'),
+       w.version, w.definition::text, s.code::text
+  FROM (SELECT workflow, name, definition, next_fire, due_at, code FROM orchestrator.schedules
+         WHERE due_at <= %(now)s::timestamptz AND NOT paused
+         ORDER BY due_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS s
+{NEWEST_OF_S} ORDER BY s.due_at
+"""
+)
+
+
+def due(connection: Connection, now: datetime, limit: int) -> list[DueSchedule]:
+    """Return schedules that are due, the longest due first."""
+    rows = _DUE(connection, {"now": now, "limit": limit})
+    return [DueSchedule(row[0], row[1], row[2], row[3], row[4], Target(row[0], *row[5:])) for row in rows]
+
+
+_OPEN = Statement(
+    """
+SELECT asked.key, r.id::text FROM unnest(%(keys)s::text[]) AS asked(key)
+ CROSS JOIN LATERAL (SELECT id FROM orchestrator.runs
+                      WHERE schedule = asked.key AND ended_at IS NULL OFFSET 0) AS r
+"""
+)
+
+
+def open_runs(connection: Connection, keys: Sequence[str]) -> dict[str, list[bytes]]:
+    """Return, by schedule, its runs that have not ended."""
+    found: dict[str, list[bytes]] = {key: [] for key in keys}
+    for key, run in _OPEN(connection, {"keys": list(keys)}):
+        found[key].append(identifier(run))
+    return found
+
+
+class Advance(NamedTuple):
+    """What a schedule's row is to say after a look at it."""
+
+    workflow: str
+    name: str
+    next_fire: datetime | None
+    due_at: datetime | None
+    last_fire: datetime | None
+    """None: as before."""
+    last_run: bytes | None
+    fired: int
+    skipped: int
+    error: str | None
+
+
+_ADVANCE = Statement(
+    """
+UPDATE orchestrator.schedules s
+   SET next_fire = d.next_fire, due_at = d.due_at, last_fire = coalesce(d.last_fire, s.last_fire),
+       last_run = coalesce(d.last_run, s.last_run), fired = s.fired + d.fired, skipped = s.skipped + d.skipped,
+       error = d.error
+  FROM unnest(%(workflows)s::text[], %(names)s::text[], %(next_fires)s::timestamptz[], %(due)s::timestamptz[],
+              %(last_fires)s::timestamptz[], %(last_runs)s::uuid[], %(fired)s::int[], %(skipped)s::int[],
+              %(errors)s::text[])
+       AS d(workflow, name, next_fire, due_at, last_fire, last_run, fired, skipped, error)
+ CROSS JOIN LATERAL (
+       SELECT ctid AS place FROM orchestrator.schedules WHERE workflow = d.workflow AND name = d.name LIMIT 1) AS found
+ WHERE s.ctid = found.place
+"""
+)
+
+
+def advance(connection: Connection, advances: Sequence[Advance]) -> None:
+    """Save what became of schedules."""
+    workflows, names, next_fires, due_at, last_fires, last_runs, fired, skipped, errors = zip(*advances, strict=True)
+    parameters = {
+        "workflows": list(workflows),
+        "names": list(names),
+        "next_fires": list(next_fires),
+        "due": list(due_at),
+        "last_fires": list(last_fires),
+        "last_runs": [run and run.hex() for run in last_runs],
+        "fired": list(fired),
+        "skipped": list(skipped),
+        "errors": list(errors),
+    }
+    _ADVANCE(connection, parameters)
+
+
+def run_of(target: Target, schedule: Schedule, fire: datetime, run_id: bytes, series: str) -> NewRun:
+    """Return the run of one fire, or say why there can be none. `series` is what the run is to know as its schedule.
+
+    `today` is the day of the fire in the schedule's time zone.
+    """
+    if target.definition is None or target.version is None:
+        raise InvalidWorkflow(f"There is no workflow {target.name!r}.")
+    definition = msgspec.json.decode(target.definition, type=Definition)
+    fire_time = fire.astimezone(UTC).isoformat()
+    info = {"id": to_text(run_id), "workflow": target.name, "version": target.version, "fire_time": fire_time}
+    given = parse_template(schedule.params).render({"run": info})
+    in_zone = msgspec.structs.replace(definition, schedule={"timezone": schedule.timezone})
+    run = dags.new_run(definition, target.version, run_id, resolve_params(in_zone, given, fire))
+    run = run._replace(schedule=series, fire_time=fire_time)
+    if schedule.overlap == "queue":
+        if problem := queueing_problem(definition):
+            raise InvalidWorkflow(f"Workflow {target.name!r}: {problem}")
+        run = run._replace(lane=run.lane or f"schedule {series}", lane_limit=1)
+    return run

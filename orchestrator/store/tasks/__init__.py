@@ -1,0 +1,1 @@
+"""The rows of tasks: created, changed, found."""

@@ -1,0 +1,85 @@
+"""Tasks that complete in a transaction of their own, together with what they wrote: the one write of a worker.
+
+    worker   BEGIN; is the attempt current?   the task's own statements …   complete, tell the leader, COMMIT
+    leader                                                                        ends the task as success
+
+The last three are one message to Postgres: a worker that is stopped or cut off holds no lock on a task's row, for it
+has sent all of them or none. A row that has a completion is never given to another attempt, nor ended otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, exc, text
+
+from orchestrator.domain.states import IN_FLIGHT_STATES
+from orchestrator.store import arrays
+from orchestrator.store.inbox import Item, Wish
+from orchestrator.store.statement import Statement
+from orchestrator.store.tasks.transitions import Success, identifier
+
+_IDLE = "60s"
+"""How long the task may leave its transaction idle: what it has locked is free then, though its worker stands still."""
+_OVER = "OR001"
+"""The error code by which Postgres says that the attempt does not count."""
+
+_COUNTS = "status IN ({}) AND completion IS NULL".format(", ".join(f"'{state}'" for state in IN_FLIGHT_STATES))
+
+_BEGIN = text(
+    f"""
+    SELECT set_config('idle_in_transaction_session_timeout', '{_IDLE}', true), EXISTS (
+           SELECT FROM orchestrator.tasks WHERE id = CAST(:id AS uuid) AND attempt = :attempt AND {_COUNTS})
+    """
+)
+
+
+def begin(connection: Connection, task: bytes, attempt: int) -> bool:
+    """Begin the transaction of an attempt; say whether it still counts."""
+    return bool(connection.execute(_BEGIN, {"id": task.hex(), "attempt": attempt}).one()[1])
+
+
+# Several statements in one message cannot have parameters, so the values stand in the text: numbers and hexadecimal.
+_COMMIT = f"""
+DO $complete$ BEGIN
+    UPDATE orchestrator.tasks SET completion = '\\x{{result}}'
+     WHERE id = '{{task}}' AND attempt = {{attempt:d}} AND {_COUNTS};
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the attempt is over' USING ERRCODE = '{_OVER}';
+    END IF;
+    INSERT INTO orchestrator.inbox (kind, target, body)
+    VALUES ('{Wish.COMPLETE_TASK}', '{{task}}', to_jsonb({{duration:f}}));
+END $complete$;
+COMMIT
+"""
+
+
+def commit(connection: Connection, task: bytes, attempt: int, result: bytes, duration: float) -> bool:
+    """Complete the task and commit what was written; False, and nothing is kept, if its attempt does not count."""
+    sql = _COMMIT.format(task=task.hex(), attempt=attempt, result=result.hex(), duration=duration)
+    try:
+        connection.exec_driver_sql(sql)
+    except exc.DBAPIError as error:
+        if getattr(error.orig, "pgcode", None) == _OVER or getattr(error.orig, "sqlstate", None) == _OVER:
+            return False
+        raise
+    return True
+
+
+_FIND = Statement(
+    """
+SELECT asked.id::text, found.attempt, found.completion, coalesce(found.worker, '')
+  FROM unnest(%(ids)s::uuid[]) AS asked(id)
+ CROSS JOIN LATERAL (
+       SELECT attempt, completion, worker FROM orchestrator.tasks
+        WHERE id = asked.id AND completion IS NOT NULL LIMIT 1) AS found
+"""
+)
+
+
+def find(connection: Connection, items: Sequence[Item]) -> list[Success]:
+    """Return the successes that these requests tell of; of tasks that have ended since, none."""
+    durations = {item.target: float(item.body) for item in items}
+    rows = _FIND(connection, {"ids": arrays.uuids(durations)})
+    found = [(identifier(row[0]), row) for row in rows]
+    return [Success(task, row[1], bytes(row[2]), durations[task], row[3]) for task, row in found]

@@ -1,0 +1,120 @@
+"""Trying failed tasks again by the thousand: those of a queue, a name, an error or a time."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.store import inbox
+from orchestrator.store.inbox import Wish
+from orchestrator.store.statement import Statement
+from orchestrator.store.tasks.revival import KEEPS_KEY, REVIVABLE
+from orchestrator.store.tasks.transitions import identifier
+
+
+class FailedFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which failed tasks are meant; whatever is None does not matter."""
+
+    queue: str | None = None
+    name: str | None = None
+    error: str | None = None
+    """Part of the error's type or message, in any case."""
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+_MATCHES = f"""
+       e.status = 'failed' AND (%(queue)s::text IS NULL OR e.queue = %(queue)s::text)
+   AND (%(name)s::text IS NULL OR e.name = %(name)s::text)
+   AND (%(error)s::text IS NULL
+        OR strpos(lower((e.error->>'kind') || ': ' || (e.error->>'message')), lower(%(error)s::text)) > 0)
+   AND {REVIVABLE}
+"""
+
+
+def _parameters(wanted: FailedFilter) -> dict[str, object]:
+    return {name: getattr(wanted, name) for name in ("queue", "name", "error", "since", "until")}
+
+
+class Group(NamedTuple):
+    """Failed tasks of one name with one kind of error."""
+
+    name: str
+    queue: str
+    kind: str
+    example: str
+    """The message of the last of them."""
+    tasks: int
+
+
+_PREVIEW = f"""
+SELECT e.name, e.queue, coalesce(e.error->>'kind', ''),
+       coalesce((array_agg(e.error->>'message' ORDER BY e.ended_at DESC))[1], ''),
+       count(DISTINCT CASE WHEN {KEEPS_KEY} IS NULL THEN e.id::text ELSE e.unique_key END)
+  FROM orchestrator.ended_tasks e
+ WHERE {_MATCHES} AND e.ended_at >= coalesce(%(since)s::timestamptz, '-infinity')
+   AND e.ended_at <= coalesce(%(until)s::timestamptz, 'infinity')
+ GROUP BY 1, 2, 3 ORDER BY 5 DESC, 1, 2, 3
+"""
+
+
+def preview(connection: Connection, wanted: FailedFilter) -> list[Group]:
+    """Return what would be tried again, the largest groups first; of those that share a unique key, one."""
+    return [Group(*row) for row in connection.exec_driver_sql(_PREVIEW, _parameters(wanted))]
+
+
+def ask(connection: Connection, wanted: FailedFilter) -> None:
+    """Ask the leader to open the failed tasks again that match now."""
+    inbox.add(connection, Wish.REDRIVE, bytes(16), msgspec.json.encode(wanted).decode())
+
+
+IS_ASKED_FOR = """
+       (e.status = 'failed' AND e.queue = coalesce(r.body->>'queue', e.queue)
+        AND e.name = coalesce(r.body->>'name', e.name)
+        AND (r.body->>'error' IS NULL
+             OR strpos(lower((e.error->>'kind') || ': ' || (e.error->>'message')), lower(r.body->>'error')) > 0)
+        AND e.ended_at >= coalesce((r.body->>'since')::timestamptz, '-infinity')
+        AND e.ended_at <= least(r.created_at, (r.body->>'until')::timestamptz)
+        AND (r.body->'after' IS NULL
+             OR (e.ended_at, e.id) > ((r.body->'after'->>0)::timestamptz, (r.body->'after'->>1)::uuid)))
+"""
+"""Whether request `r`, which is not done yet, is to open the ended task `e` again."""
+
+_SLICE = Statement(
+    f"""
+SELECT e.id::text, e.ended_at::text, {_MATCHES}
+  FROM (SELECT * FROM orchestrator.ended_tasks
+         WHERE status <> 'success' AND (ended_at, id) > (%(after)s::timestamptz, %(after_id)s::uuid)
+           AND ended_at <= %(until)s::timestamptz
+         ORDER BY ended_at, id LIMIT %(limit)s) AS e
+ ORDER BY e.ended_at, e.id
+"""
+)
+Place = tuple[str, str]
+"""How far a walk along what did not succeed has come: the time of an end, and the id of the task."""
+
+
+class Slice(NamedTuple):
+    """A part of what did not succeed."""
+
+    tasks: list[bytes]
+    """Those that match."""
+    last: Place | None
+    """Where the next slice goes on; None if there is no other."""
+
+
+def matching(connection: Connection, wanted: FailedFilter, before: datetime, after: Place | None, limit: int) -> Slice:
+    """Look at so many tasks that did not succeed, in the order of their ends, up to a time; return those that match.
+
+    What does not match is walked past once, however much of it there is.
+    """
+    until = before if wanted.until is None else min(before, wanted.until)
+    since = "-infinity" if wanted.since is None else wanted.since.isoformat()
+    at, task = after or (since, "00" * 16)
+    place = {"until": until, "after": at, "after_id": task, "limit": limit}
+    rows = _SLICE(connection, {**_parameters(wanted), **place})
+    tasks = [identifier(row[0]) for row in rows if row[2]]
+    return Slice(tasks, (rows[-1][1], rows[-1][0]) if len(rows) == limit else None)

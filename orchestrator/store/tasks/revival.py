@@ -1,0 +1,141 @@
+"""Ended → pending: a task that failed or was skipped is opened again, and takes its unique key back.
+
+Row and key come back in one statement, so that nobody sees the one without the other. As in `unique.py`, the leader
+waits for no client: where a transaction that has not ended may be taking the same key, the task is to be asked for
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.states import ENDED_TASK_STATES, TaskState, sources_of
+from orchestrator.store import arrays
+from orchestrator.store.statement import Statement
+from orchestrator.store.tasks.transitions import Moved, among, arrivals, identifier, moved_rows
+from orchestrator.store.tasks.unique import LOCK_OF
+
+KEEPS_KEY = "(e.options->>'unique_for')"
+"""How long an ended task `e` keeps its key when it is opened again; null if it has none, or had it for a period."""
+
+REVIVABLE = """
+       (e.run_id IS NULL OR (
+            SELECT true FROM orchestrator.runs r
+             WHERE r.id = e.run_id AND NOT r.cancelling AND NOT r.code AND (
+                   r.status = 'running' OR (r.status = 'failed' AND r.lane IS NULL AND r.parent_step IS NULL))
+             LIMIT 1))
+       AND (e.unique_key IS NULL OR NOT EXISTS (
+            SELECT FROM orchestrator.unique_keys k
+             WHERE k.key = e.unique_key AND k.task_id <> e.id AND (k.until IS NULL OR k.until > now())))
+"""
+"""Whether an ended task `e` can be opened again: its run can, and nobody else has its key. A run that has ended and
+stands in line for a limit, or gave its end to another run, is retried as a whole.
+
+Its run is asked for by a scalar subquery: EXISTS lets the planner read all runs into a hash table first.
+The code of a workflow has been told how its tasks ended, and none of them can end another way.
+"""
+
+ENDED_SOURCES = [state for state in sources_of(TaskState.PENDING) if state in ENDED_TASK_STATES]
+
+_REVIVED = Statement(
+    f"""
+WITH wanted AS MATERIALIZED (
+    SELECT e.place, e.id, e.unique_key AS key, {KEEPS_KEY} AS scope, asked.turn
+      FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY AS asked(id, turn)
+     CROSS JOIN LATERAL (
+           SELECT ctid AS place, id, status, run_id, unique_key, options FROM orchestrator.ended_tasks
+            WHERE id = asked.id LIMIT 1) AS e
+     WHERE e.status IN {among(ENDED_SOURCES)} AND (%(cancelled)s::boolean OR e.status <> 'cancelled') AND {REVIVABLE}
+), first AS MATERIALIZED (
+    SELECT DISTINCT ON (key) id, key, scope, pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
+      FROM wanted WHERE scope IS NOT NULL ORDER BY key, turn
+), taken AS (
+    INSERT INTO orchestrator.unique_keys AS held (key, task_id, scope)
+    SELECT key, id, scope FROM first WHERE is_mine
+        ON CONFLICT (key) DO UPDATE SET task_id = excluded.task_id, scope = excluded.scope, until = NULL
+     WHERE held.until <= now() OR held.task_id = excluded.task_id
+    RETURNING task_id
+), back AS (
+    DELETE FROM orchestrator.ended_tasks e USING wanted
+     WHERE e.ctid = wanted.place AND (wanted.scope IS NULL OR wanted.id IN (SELECT task_id FROM taken))
+    RETURNING e.*
+), history AS (
+    INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
+    SELECT id, attempt, status, error, worker, started_at, ended_at FROM back
+     WHERE status IN ('failed', 'cancelled') AND attempt > 0
+    ON CONFLICT DO NOTHING
+), opened AS (
+    INSERT INTO orchestrator.tasks
+           (id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step, lane,
+            unique_key, callbacks)
+    SELECT id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step, lane,
+           unique_key, callbacks
+      FROM back
+), arrived AS (
+    {arrivals("back WHERE lane IS NOT NULL")}
+)
+SELECT id::text, 'pending', queue, run_id::text, attempt, status, step, lane FROM back
+ UNION ALL
+SELECT id::text, 'contested', NULL, NULL, NULL, NULL, NULL, NULL FROM first WHERE NOT is_mine
+"""
+)
+
+
+class Revived(NamedTuple):
+    """What became of tasks that were to be opened again."""
+
+    moved: list[Moved]
+    contested: set[bytes]
+    """Those whose key somebody may be taking in a transaction that has not ended: ask again."""
+
+
+def revive(connection: Connection, ids: Sequence[bytes], *, cancelled: bool = False) -> Revived:
+    """Open failed or skipped tasks again, with a fresh count of failures and the fence where it was.
+
+    Cancelled ones are opened only if so asked. Of several with the same key, the first is opened, and the others stay
+    as they are.
+    """
+    rows = _REVIVED(connection, {"ids": arrays.uuids(ids), "cancelled": cancelled})
+    return Revived(
+        moved_rows(row for row in rows if row[1] == "pending"),
+        {identifier(row[0]) for row in rows if row[1] == "contested"},
+    )
+
+
+_WAIT_FOR_TURN = f"""
+SELECT pg_advisory_xact_lock({LOCK_OF.format(key="'retry/' || e.unique_key")})
+  FROM orchestrator.ended_tasks e WHERE e.id = %(id)s::uuid AND e.unique_key IS NOT NULL
+"""
+_HOLDER = """
+SELECT k.key, k.task_id::text FROM orchestrator.ended_tasks e JOIN orchestrator.unique_keys k ON k.key = e.unique_key
+ WHERE e.id = %(id)s::uuid AND k.task_id <> e.id AND (k.until IS NULL OR k.until > now())
+ UNION ALL
+SELECT e.unique_key, i.target::text FROM orchestrator.ended_tasks e
+  JOIN orchestrator.inbox i ON i.kind = 'retry task' AND i.body->>'key' = e.unique_key AND i.target <> e.id
+ WHERE e.id = %(id)s::uuid
+ LIMIT 1
+"""
+_ASK = f"""
+INSERT INTO orchestrator.inbox (kind, target, body)
+SELECT 'retry task', asked.id, CASE WHEN {KEEPS_KEY} IS NOT NULL THEN jsonb_build_object('key', e.unique_key) END
+  FROM (SELECT %(id)s::uuid AS id) AS asked LEFT JOIN orchestrator.ended_tasks e ON e.id = asked.id
+"""
+
+
+def ask(connection: Connection, task: bytes) -> tuple[str, str] | None:
+    """Ask the leader to open an ended task again, in a transaction of the caller's.
+
+    If another task has its key, or is to be opened with it, nothing is asked for: return the key and that task's id.
+    Those who ask for tasks of the same key take turns, on a lock that nobody else takes, since one request is told
+    from another only once it is committed.
+    """
+    parameters = {"id": task.hex()}
+    connection.exec_driver_sql(_WAIT_FOR_TURN, parameters)
+    row = connection.exec_driver_sql(_HOLDER, parameters).one_or_none()
+    if row:
+        return row[0], row[1]
+    connection.exec_driver_sql(_ASK, parameters)
+    return None

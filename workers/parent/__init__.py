@@ -1,0 +1,1 @@
+"""The parent of a worker's processes."""

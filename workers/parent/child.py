@@ -1,0 +1,220 @@
+"""One worker process, as its parent sees it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.tasks.reports import Report
+from orchestrator.domain.tasks.task import Failed, Lost, Returned, TaskError
+from orchestrator.errors import TaskTimeout
+from orchestrator.sdk.tasks.failure import describe
+from orchestrator.settings import Settings
+from orchestrator.telemetry import close_output, get_logger
+from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, encode, names_digest
+from orchestrator.workers.parent.held import Farewell, HeldAttempts, Limit
+from orchestrator.workers.parent.parent_death import die_with
+from orchestrator.workers.parent.staffing import Standing
+from orchestrator.workers.process import Command, Hello, Leaving
+from orchestrator.workers.process import main as run_process
+from orchestrator.workers.running.forks import watch_forks
+from orchestrator.workers.spec import WorkerSpec
+
+log = get_logger("worker")
+
+
+class Child:
+    """A process that was forked, and what its parent knows of it."""
+
+    def __init__(self, worker: str, pid: int, pipe: Connection[Any, Any], held: HeldAttempts) -> None:
+        self.worker = worker
+        self.pid = pid
+        self.pipe = pipe
+        self.held = held
+        self.started_at = time.time()
+        self.names: list[str] | None = None
+        """The tasks that it knows; None until it is ready."""
+        self.queues: list[str] = []
+        """The queues that it serves."""
+        self.doubtful = False
+        self.worn = False
+        self.draining = False
+        self.spent = False
+        """It takes no more tasks, and ends when its successor is ready."""
+        self.dismissed = False
+        """It was killed on purpose, and nobody need hear of it."""
+        self.is_deaf = False
+        """Its end of the pipe is closed."""
+        self._deaf_looks = 0
+        self._stopping: dict[tuple[bytes, int], float] = {}
+        """Attempts that it was told to stop, and since when."""
+        self._frozen_looks = 0
+        self._still_looks = 0
+        self._left_at = 0.0
+        """When it was told to end, if it was."""
+        self._overdue: list[Limit] = []
+
+    @property
+    def standing(self) -> Standing:
+        """What it is to its parent."""
+        if self.draining or self.spent or self.dismissed:
+            return Standing.DRAINING
+        if self.names is None:
+            return Standing.LOADING
+        return Standing.WORN if self.worn else Standing.WORKING
+
+    def hear(self) -> list[Hello | Leaving]:
+        """Return what the process has said since."""
+        heard: list[Hello | Leaving] = []
+        try:
+            while not self.is_deaf and self.pipe.poll():
+                heard.append(decode(Hello | Leaving, self.pipe.recv_bytes()))  # type: ignore[arg-type]
+        except (EOFError, OSError, Malformed):
+            self.is_deaf = True  # it has died, and is reaped in a moment
+        return heard
+
+    def tell(self, command: Command) -> None:
+        """Send a command; a child that is dead is dealt with elsewhere."""
+        try:
+            self.pipe.send_bytes(encode(command))
+        except OSError:
+            log.debug("process %d is gone", self.pid)
+
+    def stop(self, attempts: list[Attempt], now: float) -> None:
+        """Have it stop attempts."""
+        for attempt in attempts:
+            self._stopping.setdefault((attempt.id, attempt.attempt), now)
+        self.tell(Command("stop", attempts))
+
+    def leave(self, verb: Command) -> None:
+        """Have it take no more tasks and end."""
+        self.draining = True
+        self._left_at = self._left_at or time.monotonic()
+        self.tell(verb)
+
+    def kill(self) -> None:
+        """End it at once."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def heartbeat(self, spec: WorkerSpec, number: int, *, hungry: bool) -> Heartbeat:
+        """Return what is published of it."""
+        held, running = self.held.snapshot()
+        return Heartbeat(
+            worker=self.worker,
+            host=socket.gethostname(),
+            pid=self.pid,
+            queues=self.queues,
+            slots=spec.concurrency,
+            names=names_digest(self.names or []),
+            generation="",
+            started_at=self.started_at,
+            held=held,
+            running=running,
+            doubtful=self.doubtful,
+            burst=spec.burst,
+            draining=self.draining or self.spent,
+            number=number,
+            hungry=hungry,
+        )
+
+    # -- code that stops the whole process
+
+    def is_somebody_else(self) -> bool:
+        """Say whether the process lives and is ours no more: it has closed the pipe, or become another program.
+
+        It is asked with each heartbeat; one that has just died is reaped before the second time.
+        """
+        self._deaf_looks += self.is_deaf
+        return self._deaf_looks > 1
+
+    def stands_still(self, now: float, grace: float) -> bool:
+        """Say, once each time, that the process has done nothing for so long: one task keeps it, or it is stopped."""
+        pulse, _ = self.held.pulse()
+        self._still_looks = self._still_looks + 1 if pulse > 0.0 and now - pulse > grace else 0
+        return self._still_looks == 2
+
+    def is_beyond_drain(self, now: float, patience: float) -> bool:
+        """Say whether it was to end long ago, and stands still instead."""
+        return bool(self._left_at) and now - self._left_at > patience and self._still_looks > 1
+
+    def is_beyond_help(self, now: float, grace: float) -> bool:
+        """Say whether an attempt must end and only killing the process can do it.
+
+        A process ends its attempts itself, unless one of them keeps the interpreter to itself: then its clock stands.
+        Two looks in a row must find it so, because the whole machine may have been asleep.
+        """
+        pulse, _ = self.held.pulse()
+        held = set(self.held.unended())
+        self._stopping = {attempt: since for attempt, since in self._stopping.items() if attempt in held}
+        self._overdue = self.held.overdue(now - grace)
+        must_end = self._overdue or any(now - since > grace for since in self._stopping.values())
+        is_frozen = pulse > 0.0 and now - pulse > grace
+        self._frozen_looks = self._frozen_looks + 1 if must_end and is_frozen else 0
+        return self._frozen_looks > 1
+
+    # -- its end
+
+    def last_words(self, now: float, died_of: str) -> list[Report]:
+        """Return what is to be reported of a process that has ended so and still held something.
+
+        Nobody is charged for its death: whoever brought it down, others may have been in it.
+        """
+        left = self.held.unended()
+        if self._frozen_looks > 1:
+            overdue = {(limit.id, limit.attempt): limit for limit in self._overdue}
+            return [
+                _timed_out(overdue[attempt], now)
+                if attempt in overdue
+                else Returned(*attempt, "the code of a neighbour stopped its process")
+                for attempt in left
+            ]
+        if self.held.farewell is Farewell.UNFINISHED or self.dismissed:
+            blocking = self.held.blocking()
+            return [
+                Lost(*attempt, alone=False, reason="the event loop that it ran on was blocked or closed")
+                if attempt in blocking
+                else Returned(*attempt, "worker stops")
+                for attempt in left
+            ]
+        return [Lost(*attempt, alone=False, reason=died_of) for attempt in left]
+
+
+def _timed_out(limit: Limit, now: float) -> Failed:
+    error: TaskError = describe(TaskTimeout(f"ran longer than its timeout of {limit.timeout:g} s"))
+    log.error("task %s %s, and was killed with its process", to_text(limit.id), error.message)
+    return Failed(limit.id, limit.attempt, now - limit.deadline + limit.timeout, error, limit.retryable)
+
+
+def start_child(spec: WorkerSpec, settings: Settings, after_fork: Callable[[], None]) -> Child:
+    """Fork a worker process; `after_fork` is called in it first."""
+    held = HeldAttempts()
+    ours, theirs = Pipe()
+    worker = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(4)}"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        farewell = Farewell.NONE
+        try:
+            after_fork()
+            ours.close()
+            die_with(parent)
+            watch_forks()
+            farewell = run_process(spec, settings, worker, held, theirs)
+        except BaseException:
+            log.exception("worker process failed")
+        finally:
+            close_output()
+            held.say(farewell)
+            os._exit(0 if farewell is Farewell.FINISHED else 1)
+    theirs.close()
+    return Child(worker, pid, ours, held)

@@ -1,0 +1,401 @@
+"""The parent of a worker's processes: it beats for them, passes orders on, and replaces them.
+
+It runs nothing itself, so no task can starve the heartbeat. When a child dies, the parent still has the table of
+what the child held, and reports those attempts as lost at once. When the parent itself was stopped or cut off for
+longer than a worker's TTL, its children start nothing new until the leader has said which attempts still count.
+It sleeps until something happens: a signal, a child's word or death, an order of the leader's, or the next heartbeat.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.task import Returned
+from orchestrator.harmless import without_password
+from orchestrator.prerequisites import Prerequisites
+from orchestrator.settings import Settings
+from orchestrator.telemetry import Outage, get_logger, retry_log
+from orchestrator.transport.codec import Order, encode, names_digest
+from orchestrator.transport.connection import UNAVAILABLE, awaited, connect, describe
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.worker import WorkerStreams
+from orchestrator.workers.parent.changes import Changes
+from orchestrator.workers.parent.child import Child, start_child
+from orchestrator.workers.parent.held import Farewell
+from orchestrator.workers.parent.memory import format_memory, resident_memory
+from orchestrator.workers.parent.parent_death import ending
+from orchestrator.workers.parent.signal_wakeup import Bell
+from orchestrator.workers.parent.staffing import Bounds, Headcount, Standing, crowd, plan
+from orchestrator.workers.process import Command, Hello, Leaving
+from orchestrator.workers.spec import WorkerSpec
+
+log = get_logger("worker")
+
+_LAST_WORDS = 5.0
+"""Seconds to report what the last children held; after that the leader finds out by itself."""
+_BREATHER = 1.0
+"""Seconds between the starts of two processes that stand in for dead ones."""
+_TRY_LOADING_AGAIN = 30.0
+"""Seconds until an application that could be loaded before, and now cannot, is tried again."""
+_LOOK_AT_FILES = 0.5
+"""Seconds between two looks at the files that may change."""
+
+
+def run_worker(spec: WorkerSpec, settings: Settings) -> int:
+    """Run a worker until it is told to stop; return the exit code."""
+    url = settings.require_redis()
+    log.info("worker of %s, with Redis at %s", spec.app, without_password(url))
+    prerequisites = Prerequisites(log, [awaited(connect(url))])
+    if not prerequisites.wait():
+        return 0
+    return Supervisor(spec, settings).run(prerequisites)
+
+
+class Supervisor:
+    """Forks, beats, obeys, replaces."""
+
+    def __init__(self, spec: WorkerSpec, settings: Settings) -> None:
+        self._spec = spec
+        self._settings = settings
+        self._streams = WorkerStreams(connect(settings.require_redis()), Keys(settings.namespace))
+        self._inbox = self._streams.order_inbox()
+        self._children: dict[int, Child] = {}
+        self._gone: dict[str, bool] = {}
+        """Processes that have ended and whether that was in good order; the leader has not been told."""
+        self._lost: list[Flush] = []
+        self._redis = Outage(log, "Redis", "tasks go on, and nobody can hear of them", settled=settings.worker_ttl)
+        self._beats = 0
+        self._beat_at = 0.0
+        self._last_beat: float | None = None
+        self._has_news = False
+        """The leader should look at the fleet now."""
+        self._start_after = 0.0
+        self._broken_until = 0.0
+        """Until then nobody tries to load the application, which could not be loaded last time."""
+        self._died_at = float("-inf")
+        self._signals = 0
+        self._is_closing = False
+        """Nothing is started any more."""
+        self._drain_told = False
+        self._handed_back = 0
+        """Attempts that its processes gave back at their ends."""
+        self._exit_code = 0
+        bounds = Bounds(*(spec.autoscale or (spec.processes, spec.processes)))
+        self._headcount = Headcount(bounds, settings.scale_down_after)
+        self._changes = Changes(Path.cwd()) if spec.reload else None
+        self._look_at = 0.0
+        self._is_proven = False
+        """The application as it is now could be loaded; one process tries before the others."""
+        self._was_loaded = False
+        self._awaits_change = False
+        self._unserved: list[str] = []
+        """Queues of which it was said that nobody here serves them."""
+
+    def run(self, prerequisites: Prerequisites) -> int:
+        """Supervise until every child has ended."""
+        self._bell = Bell(
+            {
+                signal.SIGTERM: self._on_signal,
+                signal.SIGINT: self._on_signal,
+                signal.SIGHUP: self._on_hangup,
+                signal.SIGCHLD: lambda: None,
+            }
+        )
+        if prerequisites.told_to_stop:
+            self._on_signal()  # before there was a bell
+        give_up_at = float("inf")
+        while not self._is_closing or self._children or (self._lost and time.monotonic() < give_up_at):
+            if self._is_closing and not self._children:
+                give_up_at = min(give_up_at, time.monotonic() + _LAST_WORDS)
+            try:
+                self._step(time.monotonic())
+                self._redis.worked()
+            except UNAVAILABLE as error:
+                self._redis.failed(describe(error))
+                self._sleep(min(0.5, self._settings.heartbeat))
+        log.info("worker stopped; attempts that it handed back: %d", self._handed_back)
+        return self._exit_code
+
+    def _step(self, now: float) -> None:
+        self._reap(now)
+        self._hear()
+        self._heed_signals()
+        self._look_at_files(now)
+        self._staff(now)
+        if now >= self._beat_at:
+            self._beat_at = now + self._settings.heartbeat
+            self._check_children(now)
+            self._beat(now)
+            retry_log()
+        if self._has_news:
+            self._beat(now)
+            self._streams.greet()
+            self._has_news = False
+        self._report_lost()
+        self._inbox.ask(self._settings.heartbeat)
+        self._wait(now)
+
+    def _wait(self, now: float) -> None:
+        until = [self._beat_at]
+        if self._start_after > now:
+            until.append(self._start_after)
+        if self._changes is not None:
+            until.append(self._look_at)
+        if self._lost:
+            until.append(now + 0.1)  # Redis has no generation yet, or takes no reports
+        orders = [self._inbox] if self._inbox.is_open else []
+        if self._inbox in self._sleep(max(0.0, min(until) - time.monotonic()), orders):
+            for worker, order in self._inbox.read():
+                self._obey(worker, order)
+
+    def _sleep(self, seconds: float, also: Sequence[Any] = ()) -> list[Any]:
+        """Sleep until a signal arrives, a child says something, or one of these is ready; return what is."""
+        pipes = [child.pipe for child in self._children.values() if not child.is_deaf]
+        ready: list[Any] = wait([self._bell, *pipes, *also], seconds)  # type: ignore[list-item]
+        if self._bell in ready:
+            self._bell.silence()
+        return ready
+
+    # -- children
+
+    def _staff(self, now: float) -> None:
+        """Start and retire processes, so that as many work as are wanted."""
+        self._see_to_the_spent(now)
+        if self._is_closing or self._awaits_change:
+            return
+        children = list(self._children.values())
+        wanted = self._headcount.wanted if self._is_proven else 1
+        start, retire = plan([child.standing for child in children], wanted, crowd(self._headcount.wanted))
+        for place in retire:
+            log.info("process %d is no longer needed; it finishes what it runs", children[place].pid)
+            children[place].leave(Command("retire"))
+            self._has_news = True
+        if now >= self._start_after:
+            for _ in range(start):
+                child = start_child(self._spec, self._settings, self._bell.remove)
+                self._children[child.pid] = child
+
+    def _see_to_the_spent(self, now: float) -> None:
+        """Have processes that wait for a successor end where the worker ends, and go on where nothing can be loaded."""
+        for child in self._children.values():
+            if not child.spent or child.draining:
+                continue
+            if self._is_closing:
+                child.leave(Command("retire"))
+            elif self._awaits_change or now < self._broken_until:
+                child.spent, child.worn = False, True
+                child.tell(Command("stay"))
+
+    def _hear(self) -> None:
+        """Take in what the children say. The leader hears at once of those that are ready and those that leave."""
+        for child in self._children.values():
+            for word in child.hear():
+                self._has_news = True
+                if isinstance(word, Hello):
+                    self._welcome(child, word)
+                else:
+                    self._replace(child, word)
+
+    def _welcome(self, child: Child, hello: Hello) -> None:
+        child.names, child.queues = hello.names, hello.queues
+        self._inbox.add(child.worker)
+        self._is_proven = self._was_loaded = True
+        for old in self._children.values():
+            if old.spent and not old.draining:
+                old.leave(Command("retire"))
+                break
+        log.info("process %d ready: queues %s, %d at once", child.pid, ", ".join(child.queues), self._spec.concurrency)
+        if hello.unserved and hello.unserved != self._unserved:
+            others = ", ".join(hello.unserved)
+            log.warning("not served: %s, which the application names too. Choose with --queues; '*' is all", others)
+        self._unserved = hello.unserved
+
+    def _replace(self, child: Child, leaving: Leaving) -> None:
+        log.info("process %d is replaced: %s", child.pid, leaving.reason)
+        if not leaving.at_once:
+            child.worn = True
+        elif leaving.is_last:
+            child.draining = True
+        else:
+            child.spent = True
+
+    def _check_children(self, now: float) -> None:
+        """Find the children that have grown too large, and those that cannot end what must end."""
+        heard = self._last_beat is not None and now - self._last_beat < 2 * self._settings.heartbeat + 1.0
+        for child in self._children.values():
+            if child.names is None or child.dismissed:
+                continue
+            if child.is_somebody_else():
+                log.error("process %d is killed: a task has closed its files, or made another program of it", child.pid)
+                child.kill()
+                continue
+            if self._spec.max_memory is not None and child.standing is Standing.WORKING:
+                memory = resident_memory(child.pid)
+                if memory > self._spec.max_memory:
+                    self._replace(child, Leaving(f"it uses {format_memory(memory)}", at_once=False))
+            grace = self._settings.stop_grace
+            if heard and child.stands_still(now, grace):
+                held = ", ".join(to_text(id) for id, _ in child.held.unended()[:3])
+                log.warning(
+                    "process %d has stood still for %g s: code of a task keeps it from all else, or somebody "
+                    "has stopped it; it holds %s",
+                    *(child.pid, grace, held or "nothing"),
+                )
+            if heard and child.is_beyond_drain(now, self._settings.drain_timeout + grace):
+                log.error("process %d is killed: it stands still, and was to end; its tasks are handed back", child.pid)
+                child.dismissed = True
+                child.kill()
+            elif heard and child.is_beyond_help(now, grace):
+                log.error("process %d is killed: a task must end, and holds up the whole process", child.pid)
+                child.dismissed = True
+                child.kill()
+
+    def _reap(self, now: float) -> None:
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            child = self._children.pop(pid, None)
+            if child is None:
+                continue
+            child.pipe.close()
+            self._inbox.remove(child.worker)
+            code = os.waitstatus_to_exitcode(status)
+            farewell = child.held.farewell
+            in_order = farewell in (Farewell.FINISHED, Farewell.UNFINISHED)
+            self._gone[child.worker] = in_order
+            died_of = ending(code)
+            reports = child.last_words(now, died_of)
+            self._handed_back += child.held.handed_back + sum(isinstance(report, Returned) for report in reports)
+            if reports:
+                self._lost.append(Flush(child.worker, reports))
+            if farewell in (Farewell.UNUSABLE, Farewell.BROKEN):
+                self._cannot_load(now, mendable=farewell is Farewell.BROKEN or self._was_loaded)
+            elif not in_order and not child.dismissed:
+                log.error("process %d died (%s) with %d tasks; they will run elsewhere", pid, died_of, len(reports))
+                self._start_after = max(self._start_after, self._died_at + _BREATHER)
+                self._died_at = max(now, self._start_after)
+
+    def _cannot_load(self, now: float, *, mendable: bool) -> None:
+        """Decide what to do without the application; what is wrong with it has been printed."""
+        if self._changes is not None and mendable:
+            self._awaits_change = True
+            log.error("the application cannot be loaded; waiting for the next change of a file")
+        elif any(child.names is not None and not child.draining for child in self._children.values()):  # spent ones too
+            self._start_after = self._broken_until = now + _TRY_LOADING_AGAIN
+            log.error("the application cannot be loaded any more; going on with the processes that have loaded it")
+        else:
+            self._exit_code = 1
+            self._signals = max(1, self._signals)
+
+    def _look_at_files(self, now: float) -> None:
+        """With `reload`: when a file has changed, end the processes that have loaded what it was before."""
+        if self._changes is None or self._is_closing or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_AT_FILES
+        changed = self._changes.poll()
+        if not changed:
+            return
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        log.info("changed: %s%s; starting again", ", ".join(changed[:3]), more)
+        self._awaits_change = self._is_proven = False
+        for child in self._children.values():
+            if child.names is None:
+                child.dismissed = True
+                child.kill()
+            elif not child.draining:
+                child.leave(Command("drain"))
+                self._has_news = True
+
+    def _report_lost(self) -> None:
+        """Sign off dead children and report what they held; while Redis is away, both wait."""
+        if self._gone:
+            self._streams.leave(list(self._gone), [worker for worker, in_order in self._gone.items() if in_order])
+            self._gone = {}
+        while self._lost:
+            generation = self._streams.generation()
+            if generation is None:
+                return
+            if self._streams.flush(generation, encode(self._lost[0]), {}).entry is None:
+                return
+            self._lost.pop(0)
+
+    # -- heartbeats and orders
+
+    def _beat(self, now: float) -> None:
+        for child in self._children.values():
+            child.held.nod(now)
+        ready = [child for child in self._children.values() if child.names is not None]
+        if not ready:
+            self._last_beat = None  # nobody was there to be heard
+            return
+        if self._last_beat is not None and now - self._last_beat > self._settings.worker_ttl:
+            log.warning("unheard for %.1f s; asking which tasks still count", now - self._last_beat)
+            for child in ready:
+                child.doubtful = True
+                child.tell(Command("pause"))
+        self._beats += 1
+        asks = self._scale()
+        by_names: dict[str, list[Child]] = {}
+        for child in ready:
+            by_names.setdefault(names_digest(child.names or []), []).append(child)
+        for alike in by_names.values():
+            beats = [child.heartbeat(self._spec, self._beats, hungry=child is asks) for child in alike]
+            self._streams.beat(beats, alike[0].names or [], self._settings.worker_ttl)
+        self._last_beat = now
+
+    def _obey(self, worker: str, order: Order) -> None:
+        child = next((child for child in self._children.values() if child.worker == worker), None)
+        if child is None:
+            return
+        if order.stop:
+            child.stop(order.stop, time.monotonic())
+        if order.go_on and child.doubtful:
+            child.doubtful = False
+            child.tell(Command("resume"))
+        if order.drain and not child.draining:
+            self._is_closing = True  # the queues are empty
+            child.leave(Command("drain"))
+        if order.work_waits:
+            self._scale(work_waits=True)
+
+    # -- how many
+
+    def _scale(self, *, work_waits: bool = False) -> Child | None:
+        """Want more or fewer processes, as they are busy; return one that is to ask the leader whether work waits."""
+        working = [child for child in self._children.values() if child.standing in (Standing.WORKING, Standing.WORN)]
+        load = sum(child.held.pulse()[1] for child in working)
+        before = self._headcount.wanted
+        if self._headcount.note(len(working), load, time.monotonic(), work_waits=work_waits):
+            log.info("scaling from %d to %d processes", before, self._headcount.wanted)
+        return working[0] if self._headcount.could_use_more(len(working), load) else None
+
+    # -- the end
+
+    def _heed_signals(self) -> None:
+        if self._signals and not self._drain_told:
+            if self._children:
+                limit = self._settings.drain_timeout
+                log.info("draining: finishing what runs, up to %g s (again to stop at once)", limit)
+            self._is_closing = self._drain_told = True
+            for child in self._children.values():
+                child.leave(Command("drain"))
+            self._has_news = True
+        if self._signals > 1:
+            for child in self._children.values():
+                child.kill()
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+
+    def _on_hangup(self) -> None:
+        """Drain when the terminal is closed; several may say so, the shell and the kernel, and it means no more."""
+        self._signals = max(1, self._signals)

@@ -1,0 +1,95 @@
+"""Pass on what running tasks say of themselves, a few times a second and in a thread of its own.
+
+Lossy on purpose: of a task's progress only the newest counts, of too many lines the oldest are dropped, and what cannot
+be written is forgotten. A chatty task costs neither its neighbours' reports nor the leader anything.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from orchestrator.telemetry import get_logger
+from orchestrator.transport import journal
+from orchestrator.transport.codec import LogLine, ProgressMark
+from orchestrator.transport.keys import Keys
+from orchestrator.workers.running.forks import is_fork
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+log = get_logger("worker")
+
+_PAUSE = 0.2
+"""Seconds between two writes."""
+_BACKLOG = 2_000
+_LOOK_EVERY = 5.0
+"""Seconds between two looks at Redis's memory."""
+
+
+class Journal:
+    """Gathers words, and writes them down."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._lock = threading.Lock()
+        self._marks: dict[bytes, ProgressMark] = {}
+        self._lines: deque[tuple[bytes, LogLine]] = deque(maxlen=_BACKLOG)
+        self._something = threading.Event()
+        self._started = False
+        self._look_at = 0.0
+        self._full = False
+
+    def mark(self, task: bytes, mark: ProgressMark) -> None:
+        """Note how far a task has come; a fork that it has made has no say."""
+        if is_fork():
+            return
+        with self._lock:
+            self._marks[task] = mark
+        self._wake()
+
+    def log(self, task: bytes, line: LogLine) -> None:
+        """Note what a task says."""
+        if is_fork():
+            return
+        self._lines.append((task, line))
+        self._wake()
+
+    def flush(self) -> None:
+        """Write what there is, or forget it."""
+        with self._lock:
+            marks, self._marks = self._marks, {}
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        try:
+            if (marks or lines) and not self._is_full():
+                journal.write(self._redis, self._keys, marks, lines)
+        except journal.LOSSES as error:
+            log.debug("progress and logs are lost: %s", error)
+
+    def _wake(self) -> None:
+        if not self._started:
+            with self._lock:
+                if not self._started:
+                    self._started = True
+                    threading.Thread(target=self._run, name="journal", daemon=True).start()
+        self._something.set()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            self._something.wait()
+            self._something.clear()
+            self.flush()
+            pause.wait(_PAUSE)
+
+    def _is_full(self) -> bool:
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_EVERY
+            was, self._full = self._full, journal.is_full(self._redis)
+            if self._full and not was:
+                log.warning("Redis is nearly full; progress and logs of tasks are not written")
+        return self._full

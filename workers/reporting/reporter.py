@@ -1,0 +1,293 @@
+"""Hand reports to the leader: in batches, kept until they are applied, sent again if Redis loses them.
+
+Each report belongs to a slot in the shared table of held attempts. The slot is cleared when the leader says that
+the report is in Postgres, so that until then nobody takes the attempt for lost; and when its code has ended, so that
+until then the leader counts what it uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.code.commands import command_size
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.task import Enqueued, KeyHolder, NewTask, Noted, Succeeded
+from orchestrator.errors import Uncertain
+from orchestrator.telemetry import Outage, get_logger
+from orchestrator.transport.codec import Applied, encode, stream_position
+from orchestrator.transport.connection import FULL, UNAVAILABLE, describe
+from orchestrator.transport.worker import WorkerStreams
+from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.running.critical_thread import start_vital_thread
+from orchestrator.workers.running.forks import refuse_in_fork
+from orchestrator.workers.running.job import Job
+
+log = get_logger("worker")
+
+_BATCH = 1_000
+_BATCH_BYTES = 2_000_000
+_SMALLEST_BATCH_BYTES = 1_000
+_ASK_AGAIN = 1.0
+_ASK_FOR_KEYS = 2.0
+"""Seconds after which a task that wants another one under a key says so again."""
+_KEY_PATIENCE = 60.0
+"""Seconds after which it gives up."""
+
+
+class Item(NamedTuple):
+    """A report that has not been applied yet."""
+
+    report: Report
+    job: Job | None = None
+    """The job that it ends."""
+    applied: threading.Event | None = None
+    """Set for someone who waits until it is applied."""
+
+
+class _Flight(NamedTuple):
+    """A batch that stands in the events stream."""
+
+    generation: str
+    entry: str
+    items: list[Item]
+
+
+class Reporter:
+    """Owns the events stream on the worker's side, and with it the generation."""
+
+    def __init__(self, streams: WorkerStreams, worker: str, held: HeldAttempts, *, settled: float = 5.0) -> None:
+        self._streams = streams
+        self._worker = worker
+        self._held = held
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._redis = Outage(log, "Redis", "reports wait", settled=settled)
+        self._unapplied: deque[_Flight] = deque()
+        self._lock = threading.Lock()
+        self._listening = False
+        self._empty = threading.Event()
+        self._empty.set()
+        self.has_sent_all = False
+        """Since somebody has waited: all reports stand in the events stream, at least."""
+        self.generation = ""
+
+    def start(self) -> None:
+        """Begin to send, in a thread of its own."""
+        start_vital_thread("reporter", self._run)
+
+    def report(self, report: Report, job: Job | None = None) -> None:
+        """Send a report; if it ends a job, its message is dropped from the queue with it."""
+        self._empty.clear()
+        if job is not None and not isinstance(report, Succeeded):
+            self.note(job)  # once the job has ended it is too late
+        self._queue.put(Item(report, job))
+
+    def note(self, job: Job) -> None:
+        """Send what a job has left for its next attempt, if that has not been sent."""
+        if job.noted is None:
+            return
+        with self._lock:  # or the report that ends the job could overtake what was taken here
+            details, job.noted = job.noted, None
+            if details is not None:
+                self._empty.clear()
+                self._queue.put(Item(Noted(job.dispatch.id, job.dispatch.attempt, details)))
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
+        """Send tasks that a running task enqueued, and return once they are in Postgres.
+
+        For those with a unique key, return which task has it; the leader decides that a moment later.
+        """
+        if not tasks:
+            return {}
+        refuse_in_fork()
+        self._listen()
+        applied = threading.Event()
+        self._empty.clear()
+        self._queue.put(Item(Enqueued(list(tasks)), None, applied))
+        applied.wait()
+        with_keys = {task.id: task for task in tasks if task.unique is not None}
+        return self._key_holders(with_keys) if with_keys else {}
+
+    def _key_holders(self, tasks: Mapping[bytes, NewTask]) -> dict[bytes, KeyHolder]:
+        """Wait until the leader has said which tasks have the keys of these; what it said may be lost, so ask again."""
+        found: dict[bytes, KeyHolder] = {}
+        pause = 0.002
+        give_up_at = time.monotonic() + _KEY_PATIENCE
+        ask_at = time.monotonic() + _ASK_FOR_KEYS
+        while True:
+            left = [task for task in tasks if task not in found]
+            with contextlib.suppress(*UNAVAILABLE):
+                found.update(self._streams.key_holders(left))
+            if len(found) == len(tasks):
+                return found
+            if time.monotonic() > give_up_at:
+                raise Uncertain(
+                    f"The scheduler has not said within {_KEY_PATIENCE:g} s which task has the unique key of "
+                    f"{to_text(left[0])}, so it is not known whether that one was stored."
+                )
+            if time.monotonic() > ask_at:
+                self._empty.clear()
+                self._queue.put(Item(Enqueued([tasks[task] for task in left])))
+                ask_at = time.monotonic() + _ASK_FOR_KEYS
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.1)
+
+    def wait_until_applied(self, timeout: float) -> bool:
+        """Wait until the leader has everything; used before the process ends."""
+        self.has_sent_all = False
+        self._queue.put(None)
+        return self._empty.wait(timeout)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        backlog: list[Item] = []
+        pause = 0.05
+        largest = _BATCH_BYTES
+        while True:
+            backlog.extend(self._gather(wait=not backlog))
+            batch, backlog = _split(backlog, largest)
+            try:
+                resend = self._flush(batch)
+                self._redis.worked()
+                pause = 0.05
+                largest = min(_BATCH_BYTES, 2 * largest)
+            except UNAVAILABLE as error:
+                self._redis.failed(describe(error))
+                if isinstance(error, FULL):
+                    self._make_room([*batch, *backlog])
+                    largest = max(_SMALLEST_BATCH_BYTES, largest // 2)  # a little may fit where much does not
+                resend = batch
+                threading.Event().wait(pause)
+                pause = min(pause * 2, 1.0)
+            backlog = [*resend, *backlog]
+            if not backlog and self._queue.empty():
+                self.has_sent_all = True
+                if not self._unapplied:
+                    self._empty.set()
+
+    def _gather(self, *, wait: bool) -> Iterable[Item]:
+        """Yield what is there to report; wait for the first, but not for ever while something is unapplied."""
+        try:
+            if wait:
+                is_open = self._unapplied or not self.generation or self._redis.lasts
+                item = self._queue.get(timeout=_ASK_AGAIN if is_open else None)
+                if item is not None:
+                    yield item
+            for _ in range(_BATCH):
+                item = self._queue.get_nowait()
+                if item is not None:
+                    yield item
+        except queue.Empty:
+            return
+
+    def _flush(self, batch: list[Item]) -> list[Item]:
+        """Send a batch, and learn what was applied; return what must be sent again."""
+        if not self.generation:
+            self.generation = self._streams.generation() or ""
+            if not self.generation:
+                threading.Event().wait(0.2)  # no leader has begun yet
+                return batch
+        done = self._finished_messages(batch)
+        body = encode(Flush(self._worker, [item.report for item in batch])) if batch else None
+        receipt = self._streams.flush(self.generation, body, done)
+        if receipt.applied is not None:
+            self.note_applied(receipt.applied)
+        if receipt.generation is not None and receipt.generation != self.generation:
+            return self._begin_generation(receipt.generation, batch)
+        if batch and receipt.entry is None:
+            threading.Event().wait(0.2)  # Redis has lost the stream, and no leader has begun anew yet
+            return batch
+        if batch and receipt.entry is not None:
+            with self._lock:
+                self._unapplied.append(_Flight(self.generation, receipt.entry, batch))
+            if receipt.applied is not None:
+                self.note_applied(receipt.applied)
+        return []
+
+    def _finished_messages(self, batch: Iterable[Item]) -> dict[str, list[str]]:
+        """Return the messages, by queue, of which every task has now been reported."""
+        done: dict[str, list[str]] = {}
+        for item in batch:
+            if item.job is None:
+                continue
+            bundle = item.job.bundle
+            bundle.reported.add(item.job.slot)
+            if len(bundle.reported) == bundle.size and bundle.generation == self.generation:
+                done.setdefault(bundle.queue, []).append(bundle.entry)
+        return {name: list(dict.fromkeys(entries)) for name, entries in done.items()}
+
+    def _make_room(self, unsent: Iterable[Item]) -> None:
+        """Redis is full, perhaps of messages that are answered and whose reports do not fit beside them."""
+        with contextlib.suppress(*UNAVAILABLE):
+            self._streams.drop(self.generation, self._finished_messages(unsent))
+
+    def _begin_generation(self, generation: str, batch: list[Item]) -> list[Item]:
+        """Redis has lost its data: whatever was not applied is sent again."""
+        with self._lock:
+            lost = [item for flight in self._unapplied for item in flight.items]
+            self._unapplied.clear()
+        log.warning("generation %s has begun; %d reports are sent again", generation, len(lost) + len(batch))
+        self.generation = generation
+        return [*lost, *batch]
+
+    # -- what was applied
+
+    def note_applied(self, applied: Applied) -> None:
+        """Let go of every report that is in Postgres."""
+        position = stream_position(applied.cursor)
+        with self._lock:
+            while self._unapplied:
+                flight = self._unapplied[0]
+                if flight.generation != applied.generation or stream_position(flight.entry) > position:
+                    break
+                self._unapplied.popleft()
+                for item in flight.items:
+                    if item.job is not None:
+                        self._let_go(item.job)
+                    if item.applied is not None:
+                        item.applied.set()
+
+    def _let_go(self, job: Job) -> None:
+        job.applied = True
+        if job.lingers:
+            self._held.mark_ended(job.slot)
+        else:
+            self._held.drop(job.slot)
+
+    def code_ended(self, job: Job) -> None:
+        """The code of a job that lingered has ended after all."""
+        with self._lock:
+            job.lingers = False
+            if job.applied:
+                self._held.drop(job.slot)
+
+    def _listen(self) -> None:
+        """Hear at once what was applied, from the first time that somebody waits for it."""
+        with self._lock:
+            if self._listening:
+                return
+            self._listening = True
+        self._streams.listen_applied(self.note_applied)
+
+
+def _split(backlog: list[Item], largest: int = _BATCH_BYTES) -> tuple[list[Item], list[Item]]:
+    """Return the part of a backlog that fits one entry, and the rest."""
+    size = 0
+    for place, item in enumerate(backlog):
+        if isinstance(item.report, Succeeded):
+            size += len(item.report.result)
+        elif isinstance(item.report, Noted):
+            size += len(item.report.details)
+        elif isinstance(item.report, Activated):
+            size += sum(map(command_size, item.report.commands))
+        if place and (size > largest or place >= _BATCH):
+            return backlog[:place], backlog[place:]
+    return backlog, []

@@ -1,0 +1,188 @@
+"""The lines of a worker's log about its tasks: received, succeeded, tried again, failed.
+
+One line each, as long as they are few. Of a task that has more than `_MOST` of a kind in `_WINDOW` seconds, the rest is
+counted and told in one line; as long as that lasts, it gets no others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Iterable, Sequence
+from itertools import count
+from pathlib import Path
+
+from orchestrator import telemetry
+from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.code.commands import FailRun
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.task import Failed, Lost, Succeeded, TaskError, TryAgain, after_failure
+from orchestrator.errors import TaskAborted
+from orchestrator.telemetry import get_logger, retry_log
+from orchestrator.workers.reporting.task_output import add_fields
+from orchestrator.workers.running.job import Job
+
+log = get_logger("worker")
+
+_WINDOW = 5.0
+_MOST = 50
+_KINDS = ("received", "succeeded", "tried again", "failed")
+_RECEIVED, _SUCCEEDED, _RETRIED, _FAILED = range(len(_KINDS))
+_LEVELS = (logging.INFO, logging.INFO, logging.WARNING, logging.ERROR)
+_PLACE = re.compile(r'^[ |]*File "(.*)", line (\d+)', re.MULTILINE)
+_OURS = f"{Path(telemetry.__file__).parent}/"
+
+
+class _Tally:
+    """How often each kind of thing happened to one task: numbers that threads draw, without waiting for each other."""
+
+    __slots__ = ("_begun", "latest", "numbers", "until")
+
+    def __init__(self) -> None:
+        self.numbers = [count() for _ in _KINDS]
+        self.until = [_MOST] * len(_KINDS)
+        """Lower numbers get lines of their own."""
+        self._begun = [0] * len(_KINDS)
+        """The first numbers of this window."""
+        self.latest: tuple[Job, TaskError] | None = None
+        """The latest failure that got no line."""
+
+    def take_hidden(self) -> list[int]:
+        """Return how many of each kind got no line of their own, and begin a window."""
+        return [self._take_hidden(kind) for kind in range(len(_KINDS))]
+
+    def _take_hidden(self, kind: int) -> int:
+        begun, end = self._begun[kind], next(self.numbers[kind])
+        hidden = end - max(begun, min(end, self.until[kind]))
+        self._begun[kind] = end + 1
+        self.until[kind] = end + 1 + (_MOST if end - begun <= _MOST else 0)
+        return hidden
+
+
+class TaskLog:
+    """Tells what becomes of the jobs of one worker process."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, _Tally] = {}
+        self._since = time.monotonic()
+        self._tells_all = log.isEnabledFor(logging.INFO)
+        """Also of what goes well."""
+
+    def received(self, jobs: Iterable[Job]) -> None:
+        """Tell that these have arrived."""
+        if self._tells_all:
+            for job in jobs:
+                if self._has_room(job.dispatch.name, _RECEIVED) and not job.dispatch.is_activation:
+                    _tell(job, logging.INFO, "received")
+
+    def ended(self, job: Job, report: AttemptReport) -> None:
+        """Tell how an attempt has ended."""
+        if isinstance(report, Succeeded):
+            if self._tells_all and self._has_room(job.dispatch.name, _SUCCEEDED):
+                _tell(job, logging.INFO, f"succeeded in {_long(report.duration)}")
+        elif isinstance(report, Failed):
+            self._failed(job, report)
+        elif isinstance(report, Lost):
+            _tell(job, logging.WARNING, f"its process died: {report.reason or 'killed, out of memory, or crashed'}")
+        elif isinstance(report, Activated):
+            for command in report.commands:
+                if isinstance(command, FailRun) and self._may_tell(job, _FAILED, command.error):
+                    _tell(job, logging.ERROR, f"failed: {_said(command.error)}", command.error)
+
+    def _failed(self, job: Job, report: Failed) -> None:
+        error = report.error
+        if job.interrupted_by is not None and issubclass(job.interrupted_by, TaskAborted):
+            _tell(
+                job, logging.INFO, f"stopped after {_long(report.duration)}: cancelled, or another attempt counts now"
+            )
+            return
+        policy, failures = job.options.retry, job.dispatch.failures
+        decision = after_failure(report, policy, failures, 0.5)
+        tries = f", try {failures + 1} of {policy.max + 1}" if policy.max else ""
+        ran = f"after {_long(report.duration)}{tries}"
+        if not isinstance(decision, TryAgain):
+            if self._may_tell(job, _FAILED, error):
+                _tell(job, logging.ERROR, f"failed: {_said(error)} ({ran})", error)
+        elif not report.charged:
+            if self._tells_all and self._has_room(job.dispatch.name, _RETRIED):
+                _tell(job, logging.INFO, f"asks to be tried again in {_long(decision.delay)}: {error.message}")
+        elif self._may_tell(job, _RETRIED, error):
+            about = "about " if report.delay is None and policy.jitter else ""
+            when = f"next try in {about}{_long(decision.delay)}"
+            shown = error if log.isEnabledFor(logging.DEBUG) else None
+            _tell(job, logging.WARNING, f"failed, {when}: {_said(error)} ({_place(error)}{ran})", shown)
+
+    # -- many
+
+    def look(self, now: float) -> None:
+        """Tell of what was too much for lines of its own, if it is time; write what could not be written."""
+        if now - self._since >= _WINDOW:
+            self.summarize(now)
+        self._tells_all = log.isEnabledFor(logging.INFO)
+        retry_log()
+
+    def summarize(self, now: float) -> None:
+        """Tell of what was too much for lines of its own."""
+        seconds, self._since = now - self._since, now
+        for name, tally in list(self._tallies.items()):
+            hidden = tally.take_hidden()
+            if any(hidden):
+                latest, tally.latest = tally.latest, None
+                _summarize(name, hidden, latest, seconds)
+
+    def _has_room(self, name: str, kind: int) -> bool:
+        """Count something; say whether it gets a line of its own."""
+        tally = self._tallies.get(name) or self._tallies.setdefault(name, _Tally())
+        return next(tally.numbers[kind]) < tally.until[kind]
+
+    def _may_tell(self, job: Job, kind: int, error: TaskError) -> bool:
+        """Count a failure; say whether it gets a line of its own."""
+        if self._has_room(job.dispatch.name, kind):
+            return True
+        self._tallies[job.dispatch.name].latest = job, error
+        return False
+
+
+def _summarize(name: str, hidden: Sequence[int], latest: tuple[Job, TaskError] | None, seconds: float) -> None:
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in zip(_KINDS, hidden, strict=True) if count)
+    level = max(level for level, count in zip(_LEVELS, hidden, strict=True) if count)
+    last = ""
+    if latest is not None:
+        job, error = latest
+        last = f"; the latest failure, {to_text(job.dispatch.id)}: {_said(error)}"
+    log.log(level, "%s: %s in the last %.0f s, without a line each%s", name, counts, seconds, last)
+
+
+def _tell(job: Job, level: int, text: str, error: TaskError | None = None) -> None:
+    if not log.isEnabledFor(level):
+        return
+    record = log.makeRecord(log.name, level, "", 0, text, (), None)
+    if error is not None and not _is_ours(error.traceback):
+        record.exc_text = error.traceback.rstrip()
+    add_fields(record, job)
+    with contextlib.suppress(Exception):  # a filter or a handler of the application's is no reason to lose a report
+        log.handle(record)
+
+
+def _said(error: TaskError) -> str:
+    """Return an error in one line."""
+    return f"{error.kind.removeprefix('orchestrator.errors.')}: {error.message}".split("\n", 1)[0]
+
+
+def _place(error: TaskError) -> str:
+    """Return where it was raised, for a list."""
+    places = _PLACE.findall(error.traceback)
+    return f"{places[-1][0].rpartition('/')[2]}:{places[-1][1]}, " if places else ""
+
+
+def _long(seconds: float) -> str:
+    """Return a length of time."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
+
+
+def _is_ours(traceback: str) -> bool:
+    """Say whether a traceback has no line of the user's code, and so tells him nothing: arguments that do not fit."""
+    return all(path.startswith(_OURS) for path, _ in _PLACE.findall(traceback))

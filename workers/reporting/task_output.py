@@ -1,0 +1,183 @@
+"""What tasks print and log, with their names on it.
+
+In a process that runs tasks, `sys.stdout` and `sys.stderr` lead here before the application is imported. A line that a
+task prints becomes a record of the log; all else, and what log handlers of the application write, passes as it is.
+Nobody hangs on a reader who does not read, and nobody dies of one who is gone. `TaskFields` tells each log handler
+whose a record is: whoever wants to keep the lines of an attempt finds all of them there.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from orchestrator.domain.ids import to_text
+from orchestrator.harmless import with_styles
+from orchestrator.log_format import TASK_FIELDS
+from orchestrator.sdk.tasks.context import current_outlet
+from orchestrator.telemetry import LOGGER_NAME, get_logger
+from orchestrator.unblocked import UnblockedHandler, unblocked
+from orchestrator.workers.running.forks import is_fork, on_fork
+from orchestrator.workers.running.job import Job
+from orchestrator.workers.running.task_runtime import JobOutlet
+
+_PATIENCE = 1.0
+"""Seconds that a task waits, once, for a reader who is slow."""
+_LONGEST_PIECE = 10_000
+"""Characters that are kept until their line ends."""
+_HANDLE = logging.Handler.handle.__code__
+
+_unfinished: dict[tuple[Job | int, TaskOutput], str] = {}
+"""Lines that have not ended, by the job or the thread that prints them."""
+
+
+def capture_output() -> None:
+    """Make standard output and error lead here; called before the application is imported."""
+    on_fork(_unfinished.clear)
+    for name in ("stdout", "stderr"):
+        try:
+            output = TaskOutput(name, unblocked(getattr(sys, name).fileno()))
+        except (OSError, AttributeError, ValueError):  # closed, or no file
+            continue
+        stream = io.TextIOWrapper(output, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
+        setattr(sys, name, stream)
+
+
+def share_log() -> None:
+    """Let what the application logs come out; called when it has been imported.
+
+    What it has configured stays. If it has given the root logger no handler, that gets ours; and our own lines come out
+    although `dictConfig` silences, unless it is told otherwise, all loggers that it does not name.
+    """
+    ours, root = logging.getLogger(LOGGER_NAME), logging.getLogger()
+    if not root.handlers:
+        for handler in ours.handlers:
+            root.addHandler(handler)
+        if root.level == logging.WARNING:  # as it is by default
+            root.setLevel(ours.level)
+    for logger in _loggers():
+        if logger.name.startswith(f"{LOGGER_NAME}."):
+            logger.disabled = False
+    ours.disabled = False
+    for handler in {handler for logger in _loggers() for handler in logger.handlers}:
+        handler.addFilter(TaskFields(handler))
+
+
+def _loggers() -> Iterator[logging.Logger]:
+    yield logging.getLogger()
+    for logger in list(logging.Logger.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            yield logger
+
+
+def current_job() -> Job | None:
+    """Return the attempt around the current code, if any."""
+    outlet = current_outlet()
+    return outlet.job if isinstance(outlet, JobOutlet) else None
+
+
+def add_fields(record: logging.LogRecord, job: Job | None) -> None:
+    """Let a record know whose it is; what it knows already stays."""
+    values: tuple[Any, ...] = ("",) * len(TASK_FIELDS)
+    if job is not None:
+        dispatch = job.dispatch
+        run = "" if dispatch.run_id is None else to_text(dispatch.run_id)
+        values = to_text(dispatch.id), dispatch.name, run, dispatch.attempt, dispatch.queue
+    for name, value in zip(TASK_FIELDS, values, strict=True):
+        record.__dict__.setdefault(name, value)
+
+
+class TaskFields(logging.Filter):
+    """Lets each record of a handler know which attempt it comes from; refuses none."""
+
+    def __init__(self, handler: logging.Handler) -> None:
+        super().__init__()
+        self._unblocked = handler if isinstance(handler, UnblockedHandler) else None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add the fields; a task that says much waits for its reader, for a while."""
+        job = current_job()
+        add_fields(record, job)
+        if job is not None and self._unblocked is not None:
+            self._unblocked.wait_for_room(_PATIENCE)
+        return True
+
+
+class TaskOutput(io.RawIOBase):
+    """What `sys.stdout` or `sys.stderr` writes to."""
+
+    def __init__(self, name: str, passed_on: UnblockedHandler) -> None:
+        super().__init__()
+        self.name = f"<{name}>"
+        self._log = get_logger(name)
+        self._passed_on = passed_on
+
+    def writable(self) -> bool:
+        """Say that it can be written to."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor, for programs that a task starts."""
+        return self._passed_on.descriptor
+
+    def write(self, data: Any, /) -> int:
+        """Take whatever is printed; lines are told when they end."""
+        data = bytes(data)
+        job = current_job()
+        if job is not None and _is_logging():
+            job = None
+        key = (job or threading.get_ident(), self)
+        *lines, rest = (_unfinished.pop(key, "") + data.decode("utf-8", "backslashreplace")).split("\n")
+        for line in lines:
+            self._tell(job, line)
+        if len(rest) > _LONGEST_PIECE:
+            self._tell(job, rest)
+        elif rest:
+            _unfinished[key] = rest
+        return len(data)
+
+    def flush(self) -> None:
+        """Write what has not ended, unless a task prints it: that has a line of its own when it ends."""
+        if rest := _unfinished.pop((threading.get_ident(), self), ""):
+            self._passed_on.write(with_styles(rest))
+        job = current_job()
+        if job is not None and is_fork():  # it ends, and its job does not
+            self.end(job)
+        self._passed_on.retry()
+
+    def end(self, job: Job) -> None:
+        """Tell the line that a job has left unfinished."""
+        if rest := _unfinished.pop((job, self), ""):
+            self._tell(job, rest)
+
+    def _tell(self, job: Job | None, line: str) -> None:
+        if job is None:
+            self._passed_on.wait_for_room(_PATIENCE)
+            self._passed_on.write(f"{with_styles(line)}\n")
+            return
+        line = line.rstrip("\r").rpartition("\r")[2]  # a bar that is drawn again and again is shown once
+        if line.strip():
+            record = self._log.makeRecord(self._log.name, logging.INFO, "", 0, line, (), None)
+            add_fields(record, job)
+            self._log.handle(record)
+
+
+def end_lines(job: Job) -> None:
+    """Tell what a job has printed without ending the line: its code has ended."""
+    for owner, output in list(_unfinished) if _unfinished else ():
+        if owner is job:
+            output.end(job)
+
+
+def _is_logging() -> bool:
+    """Say whether a log handler writes, rather than the task itself."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is _HANDLE:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

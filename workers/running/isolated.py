@@ -1,0 +1,389 @@
+"""Tasks in child processes that can be killed: `isolation="process"`, and tasks that took a worker down before.
+
+A child runs one task at a time and is used again for the next; one that nobody has needed for a while is ended, since
+it holds as much memory as a worker process. The two talk over a pair of pipes:
+
+    worker → child   [run, dispatch]                      worker ← child   [ready, None] once the application is loaded
+                     [handed, holders of keys] or [uncertain, why]         [begun, None] as the first word about a task
+                     [page, page] or [gone, None]                          [enqueue, tasks]
+                                                                           [page, number]
+                                                                           [mark | log | leave, what it says]
+                                                                           [report, report]
+
+A task's time begins with `begun`. A child that ends before it has said so is no fault of the task.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.task import Dispatch, KeyHolder, Lost, NewTask, Returned
+from orchestrator.errors import SoftTimeout, Uncertain
+from orchestrator.settings import load_settings
+from orchestrator.telemetry import close_output, configure_logging, get_logger
+from orchestrator.transport.codec import AttemptEnd, LogLine, ProgressMark, decode, encode
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions.builtin import install
+from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.parent.memory import resident_memory
+from orchestrator.workers.parent.parent_death import die_with, ending
+from orchestrator.workers.reporting.task_output import capture_output, share_log
+from orchestrator.workers.running.forks import is_fork, on_fork, refuse_in_fork, watch_forks
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner
+from orchestrator.workers.running.task_runtime import Outbox, interruption
+from orchestrator.workers.running.turns import Turns
+from orchestrator.workers.spec import WorkerSpec
+
+log = get_logger("worker")
+
+_KEPT_WARM = 30.0
+"""Seconds after which a child without work is ended."""
+_START_LIMIT = 300.0
+"""Seconds that a child may take to start and to import the application."""
+_STARTING = max(1, (os.cpu_count() or 1) // 2)
+"""Children of a worker process that start at the same time."""
+_START_AGAIN = 5.0
+"""Seconds before a task whose child could not start is tried again, perhaps elsewhere."""
+_LOOK = 0.05
+"""Seconds between two looks at the turn of a workflow, or at whether a job that waits for a child is still wanted."""
+_DYING_TOGETHER = 0.1
+"""Seconds to outlive a child by, before its death is held against its task: all on this machine may be dying."""
+
+
+class Isolation:
+    """Child processes for one worker process, started as they are needed and kept warm for a while."""
+
+    def __init__(
+        self, spec: WorkerSpec, outbox: Outbox, *, kept_warm: float = _KEPT_WARM, start_limit: float = _START_LIMIT
+    ) -> None:
+        self._spec = spec
+        self._outbox = outbox
+        self._kept_warm = kept_warm
+        self._start_limit = start_limit
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._starting = 0
+        self._idle: list[_Child] = []
+        """The longest idle first; the last is the next to be used, so that those too many grow old."""
+        self._retiring = False
+
+    def run(self, job: Job, start_clock: Callable[[Job], None]) -> AttemptReport:
+        """Run a job in a child process; called in a thread that waits for it. Raises what it was interrupted with.
+
+        `start_clock` is called when the code of the task begins.
+        """
+        child = self._idle_child(job) or self._start()
+        # A soft timeout is raised by the child itself.
+        job.interruptible(lambda reason: None if reason is SoftTimeout else child.kill())
+        try:
+            self._wait_until_ready(child)
+            child.send("run", encode(job.dispatch))
+            report = self._converse(child, job, start_clock)
+        except (EOFError, OSError) as error:
+            return self._died(job, error, child.end())
+        finally:
+            job.uninterruptible()
+        child.runs += 1
+        if self._is_worn(child):
+            child.end()
+        else:
+            self._keep(child)
+        return report
+
+    def _idle_child(self, job: Job) -> _Child | None:
+        """Return a child that waits for work; None if it is this job's turn to start one.
+
+        Only a few start at a time: they would take the processor from each other, and where tasks are short, the first
+        of them can do the work of all.
+        """
+        while True:
+            with self._changed:
+                if not self._idle:
+                    if self._starting < _STARTING:
+                        self._starting += 1
+                        return None
+                    self._changed.wait(_LOOK)
+                    if job.interrupted_by is not None:
+                        raise interruption(job, job.interrupted_by)
+                    continue
+                child = self._idle.pop()
+            if child.is_alive():
+                return child
+            child.end()
+
+    def _start(self) -> _Child:
+        try:
+            return _Child(self._spec)
+        except BaseException:
+            self._has_started()
+            raise
+
+    def _wait_until_ready(self, child: _Child) -> None:
+        if child.is_ready:
+            return
+        try:
+            child.wait_until_ready(self._start_limit)
+        finally:
+            self._has_started()
+
+    def _has_started(self) -> None:
+        with self._changed:
+            self._starting -= 1
+            self._changed.notify()
+
+    def _is_worn(self, child: _Child) -> bool:
+        most, memory = self._spec.max_tasks_per_process, self._spec.max_memory
+        return (most is not None and child.runs >= most) or (memory is not None and child.memory() > memory)
+
+    def close(self) -> None:
+        """Stop the children that wait for work."""
+        with self._lock:
+            for child in self._idle:
+                child.end()
+
+    def _keep(self, child: _Child) -> None:
+        """Keep a child for the next job, and see that it is not kept for ever."""
+        child.idle_since = time.monotonic()
+        with self._changed:
+            self._idle.append(child)
+            self._changed.notify()
+            if self._retiring:
+                return
+            self._retiring = True
+        threading.Thread(target=self._retire, name="retirement", daemon=True).start()
+
+    def _retire(self) -> None:
+        """End children that have been idle for long, until none is idle."""
+        some_left = True
+        while some_left:
+            threading.Event().wait(self._kept_warm / 2)
+            too_long = time.monotonic() - self._kept_warm
+            with self._lock:
+                retired = [child for child in self._idle if child.idle_since < too_long]
+                self._idle = [child for child in self._idle if child.idle_since >= too_long]
+                some_left = self._retiring = bool(self._idle)
+            for child in retired:
+                child.end()
+
+    def _converse(self, child: _Child, job: Job, start_clock: Callable[[Job], None]) -> AttemptReport:
+        while True:
+            word, data = child.receive()
+            if word == "report":
+                return decode(list[AttemptEnd], data)[0]
+            if word == "begun":
+                start_clock(job)
+            elif word == "enqueue":
+                child.send(*self._hand_over(decode(list[NewTask], data)))
+            elif word == "page":
+                page = self._outbox.page(job, decode(int, data))
+                child.send("gone" if page is None else "page", page or b"")
+            elif word == "mark":
+                self._outbox.mark(job.dispatch.id, decode(ProgressMark, data))
+            elif word == "log":
+                self._outbox.log(job.dispatch.id, decode(LogLine, data))
+            elif word == "leave":
+                self._outbox.leave(job, data)
+
+    def _hand_over(self, tasks: list[NewTask]) -> tuple[str, bytes]:
+        try:
+            return "handed", encode(self._outbox.hand_over(tasks) or {})
+        except Uncertain as error:
+            return "uncertain", str(error).encode()
+
+    @staticmethod
+    def _died(job: Job, error: EOFError | OSError, code: int) -> Lost | Returned:
+        dispatch = job.dispatch
+        reason = job.interrupted_by
+        if reason is not None and reason is not SoftTimeout:
+            raise interruption(job, reason)
+        if job.starting:
+            why = str(error) or "it ended before it was ready"
+            log.error("a process for task %s could not be started: %s", dispatch.name, why)
+            return Returned(dispatch.id, dispatch.attempt, "its process could not be started", _START_AGAIN)
+        threading.Event().wait(_DYING_TOGETHER)
+        return Lost(dispatch.id, dispatch.attempt, alone=True, reason=ending(code))
+
+
+class _Child:
+    """One child process."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        ours, theirs = Pipe()
+        self._pipe = ours
+        self.is_ready = False
+        self.idle_since = 0.0
+        self.runs = 0
+        os.set_inheritable(theirs.fileno(), True)
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "orchestrator.workers.running.isolated",
+                spec.app,
+                str(theirs.fileno()),
+                str(os.getpid()),
+                "database" if spec.database else "",
+                spec.log_level,
+                spec.log_format,
+                *spec.allow,
+            ],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def memory(self) -> int:
+        return resident_memory(self._process.pid)
+
+    def send(self, word: str, data: bytes) -> None:
+        self._pipe.send_bytes(encode((word, data)))
+
+    def receive(self) -> tuple[str, bytes]:
+        return decode(tuple[str, bytes], self._pipe.recv_bytes())
+
+    def wait_until_ready(self, limit: float) -> None:
+        if self.is_ready:
+            return
+        if not self._pipe.poll(limit):
+            raise TimeoutError(f"it was not ready after {limit:g} s")
+        self.receive()
+        self.is_ready = True
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> int:
+        """Kill it, unless it has ended; return its exit code."""
+        self._process.kill()
+        self._pipe.close()
+        return self._process.wait()
+
+
+# -- the child's side
+
+
+class _PipeOutbox:
+    """Passes everything on to the worker process."""
+
+    def __init__(self, pipe: Connection[Any, Any]) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, word: str, data: bytes) -> None:
+        """Say one thing at a time, whichever of the task's threads says it; a fork has no say."""
+        if is_fork():
+            return
+        with self._lock:
+            self._pipe.send_bytes(encode((word, data)))
+
+    def ask(self, word: str, data: bytes) -> tuple[str, bytes]:
+        """Say one thing, and wait for the answer."""
+        refuse_in_fork()
+        with self._lock:
+            self._pipe.send_bytes(encode((word, data)))
+            return decode(tuple[str, bytes], self._pipe.recv_bytes())
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
+        word, data = self.ask("enqueue", encode(list(tasks)))
+        if word == "uncertain":
+            raise Uncertain(data.decode())
+        return decode(dict[bytes, KeyHolder], data)
+
+    def page(self, job: Job, number: int) -> bytes | None:
+        del job  # there is but one
+        word, page = self.ask("page", encode(number))
+        return page if word == "page" else None
+
+    def mark(self, task: bytes, mark: ProgressMark) -> None:
+        del task
+        self.send("mark", encode(mark))
+
+    def log(self, task: bytes, line: LogLine) -> None:
+        del task
+        self.send("log", encode(line))
+
+    def leave(self, job: Job, details: bytes) -> None:
+        del job
+        self.send("leave", details)
+
+
+def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> None:
+    """Run tasks as they come, until the worker closes the pipe."""
+    # The worker decides when this process ends. Handlers, unlike SIG_IGN, are not inherited by what a task starts.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    pipe: Connection[Any, Any] = Connection(descriptor)
+    # Whatever a task starts must not keep the pipe open: the worker learns from its end that this process has died.
+    os.set_inheritable(descriptor, False)
+    watch_forks()
+    on_fork(pipe.close)
+    capture_output()
+    application = load_app(app)
+    share_log()
+    install(application)
+    outbox = _PipeOutbox(pipe)
+    runner = Runner(application, outbox, Allowed(application, allow), database=database)
+    turn_timeout = load_settings().turn_timeout
+    outbox.send("ready", b"")
+    while True:
+        try:
+            _, data = decode(tuple[str, bytes], pipe.recv_bytes())
+        except EOFError:
+            return
+        dispatch = decode(Dispatch, data)
+        job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
+        outbox.send("begun", b"")
+        job.begin(time.monotonic())
+        report = _watched(runner, job, turn_timeout) if dispatch.is_activation else _run(runner, job)
+        job.finish()
+        outbox.send("report", encode([report]))
+
+
+def _run(runner: Runner, job: Job) -> AttemptReport:
+    if job.options.soft_timeout is None:
+        return runner.run(job)
+    timer = threading.Timer(job.options.soft_timeout, job.warn)
+    timer.daemon = True
+    timer.start()
+    try:
+        return runner.run(job)
+    except SoftTimeout as late:  # arrived when the code had just ended
+        return runner.failure(job, late)
+    finally:
+        timer.cancel()
+
+
+def _watched(runner: Runner, job: Job, limit: float) -> AttemptReport:
+    """Run a turn of a workflow's code, and end it if that takes too long, as a worker process does with its own."""
+    turns, over = Turns(limit), threading.Event()
+
+    def look() -> None:
+        while not over.wait(_LOOK):
+            turns.look(runner.running(job), job, time.monotonic())
+
+    threading.Thread(target=look, name="turns", daemon=True).start()
+    try:
+        report = runner.run(job)
+    finally:
+        over.set()
+    return turns.verdict(job) or report
+
+
+if __name__ == "__main__":
+    die_with(int(sys.argv[3]))
+    configure_logging(sys.argv[5], sys.argv[6])
+    main(sys.argv[1], int(sys.argv[2]), bool(sys.argv[4]), sys.argv[7:])
+    close_output()

@@ -1,0 +1,207 @@
+"""One task that a worker process has received, on its way through the process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.domain.tasks.task import Dispatch, NewTask, parse_options
+from orchestrator.errors import SoftTimeout
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.tasks.transaction import TaskTransaction
+
+_lock = threading.Lock()
+
+
+class Stage(Enum):
+    """How far a job has come in this process."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+
+
+class Bundle:
+    """A message: dropped from the stream when all its tasks have been reported."""
+
+    __slots__ = ("entry", "generation", "queue", "reported", "size")
+
+    def __init__(self, generation: str, queue: str, entry: str, size: int) -> None:
+        self.generation = generation
+        self.queue = queue
+        self.entry = entry
+        self.size = size
+        self.reported: set[int] = set()
+        """Slots of the tasks that have been reported."""
+
+
+class Job:
+    """A received task. Whoever moves it on first wins: its runner, the clock, a drain, or an order to stop."""
+
+    __slots__ = (
+        "announced",
+        "applied",
+        "bundle",
+        "children",
+        "committing",
+        "completion",
+        "counter",
+        "deadline",
+        "dispatch",
+        "interrupt",
+        "interrupted_at",
+        "interrupted_by",
+        "lingers",
+        "noted",
+        "options",
+        "received_at",
+        "result",
+        "slot",
+        "soft_deadline",
+        "stage",
+        "started_at",
+        "starting",
+        "step",
+        "transaction",
+    )
+
+    def __init__(self, dispatch: Dispatch, bundle: Bundle, slot: int, received_at: float) -> None:
+        self.dispatch = dispatch
+        self.bundle = bundle
+        self.slot = slot
+        self.received_at = received_at
+        self.options = parse_options(dispatch.options)
+        self.stage = Stage.WAITING
+        self.started_at = 0.0
+        self.starting = False
+        """It waits for a process of its own: its code has not begun, and its time does not run."""
+        self.deadline: float | None = None
+        self.soft_deadline: float | None = None
+        self.announced = False
+        self.applied = False
+        """Its report is in Postgres; kept for a job that lingers."""
+        self.lingers = False
+        """Its end has been reported, but its code has not ended."""
+        self.interrupted_by: type[BaseException] | None = None
+        self.interrupted_at = 0.0
+        self.interrupt: Callable[[type[BaseException]], None] | None = None
+        """How the running code is interrupted; set by what runs it."""
+        self.step: dict[str, Any] = {}
+        """For a step of a workflow: workflow, step, index and count."""
+        self.counter = 0
+        self.children: list[NewTask] = []
+        self.noted: bytes | None = None
+        """Details for the next attempt that have not been sent."""
+        self.committing = False
+        """Its transaction commits now: whoever wants it to stop comes too late for that, and waits for its end."""
+        self.transaction: TaskTransaction | None = None
+        """The transaction that will complete it, while that is open."""
+        self.result = b""
+        """What the transaction will record."""
+        self.completion: bytes | None = None
+        """The result that its transaction has recorded: it has succeeded, whatever its code does now."""
+
+    def begin(self, now: float, *, starting: bool = False) -> bool:
+        """Take the job to run it; False if it was given back or revoked in the meantime."""
+        with _lock:
+            if self.stage is not Stage.WAITING:
+                return False
+            self.stage = Stage.RUNNING
+            self.starting = starting
+            self._start_clock(now)
+            return True
+
+    def start_clock(self, now: float) -> None:
+        """Its code begins now, in the process that it has waited for."""
+        with _lock:
+            self.starting = False
+            self._start_clock(now)
+
+    def _start_clock(self, now: float) -> None:
+        self.started_at = now
+        if self.starting:
+            return
+        if self.options.timeout is not None:
+            self.deadline = now + self.options.timeout
+        if self.options.soft_timeout is not None:
+            self.soft_deadline = now + self.options.soft_timeout
+
+    def take_back(self) -> bool:
+        """Take the job away before it has begun."""
+        with _lock:
+            if self.stage is not Stage.WAITING:
+                return False
+            self.stage = Stage.DONE
+            return True
+
+    def finish(self, *, lingers: bool = False) -> bool:
+        """Claim the right to report the end of the run, of which the code may linger; False if someone else has."""
+        with _lock:
+            if self.stage is not Stage.RUNNING:
+                return False
+            self.stage = Stage.DONE
+            self.lingers = lingers
+            return True
+
+    def stop_with(self, reason: type[BaseException], now: float) -> None:
+        """Interrupt the running code with an exception of this type; once is enough."""
+        with _lock:
+            if self.stage is not Stage.RUNNING or self.interrupted_by not in (None, SoftTimeout):
+                return
+            self.interrupted_by = reason
+            self.interrupted_at = now
+            if self.interrupt is not None and not self.committing:
+                self.interrupt(reason)
+
+    def warn(self) -> None:
+        """Raise SoftTimeout in the running code, once; it may go on."""
+        with _lock:
+            self.soft_deadline = None
+            if self.stage is Stage.RUNNING and self.interrupted_by is None:
+                self.interrupted_by = SoftTimeout
+                if self.interrupt is not None and not self.committing:
+                    self.interrupt(SoftTimeout)
+
+    def interruptible(self, interrupt: Callable[[type[BaseException]], None]) -> None:
+        """Say how the code that begins now is interrupted. If someone has wanted that already, it happens at once."""
+        with _lock:
+            self.interrupt = interrupt
+            if self.interrupted_by is not None:
+                interrupt(self.interrupted_by)
+
+    def uninterruptible(self) -> None:
+        """From now on nothing is interrupted: the code has ended, and what follows is ours."""
+        if self.interrupt is None:
+            return
+        with _lock:
+            self.interrupt = None
+
+    def may_complete(self) -> bool:
+        """Say whether it runs and nobody has told it to stop; a soft timeout is only a request."""
+        return self.stage is Stage.RUNNING and self.interrupted_by in (None, SoftTimeout)
+
+    @contextmanager
+    def commit(self) -> Iterator[bool]:
+        """Claim the right to commit: False if it has ended or was told to stop.
+
+        An interruption that comes meanwhile arrives after the commit, never between that and what is known of it here.
+        """
+        with _lock:
+            self.committing = self.may_complete()
+            before = self.interrupted_by
+        try:
+            yield self.committing
+        finally:
+            with _lock:
+                self.committing = False
+                if self.interrupted_by is not before and self.interrupted_by is not None and self.interrupt is not None:
+                    self.interrupt(self.interrupted_by)
+
+    def outlives_stop(self, now: float, grace: float) -> bool:
+        """Say whether the running code was told to end more than `grace` seconds ago."""
+        stopped = self.interrupted_by is not None and self.interrupted_by is not SoftTimeout
+        return stopped and now > self.interrupted_at + grace

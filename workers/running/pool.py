@@ -1,0 +1,356 @@
+"""Everything that a worker process is running, and what runs it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.task import Failed, Returned, Started
+from orchestrator.errors import SoftTimeout, TaskAborted, TaskTimeout
+from orchestrator.sdk.code.putting_away import EndTurn
+from orchestrator.telemetry import get_logger
+from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.reporting.reporter import Reporter
+from orchestrator.workers.reporting.task_log import TaskLog
+from orchestrator.workers.running.coroutines import Coroutines
+from orchestrator.workers.running.critical_thread import start_vital_thread
+from orchestrator.workers.running.isolated import Isolation
+from orchestrator.workers.running.job import Job, Stage
+from orchestrator.workers.running.runner import Runner
+from orchestrator.workers.running.task_runtime import interruption
+from orchestrator.workers.running.threads import Threads
+from orchestrator.workers.running.turns import Turns
+
+log = get_logger("worker")
+
+_LOOK = 0.05
+"""Seconds between two looks at the clock while anything is here."""
+_ANNOUNCE_AFTER = 0.05
+"""Seconds after which a run is worth a report of its own; most tasks have ended by then."""
+_HAND_BACK_AFTER = 0.2
+"""Seconds that a received task may wait for a thread before another worker may have it."""
+_IDLE_LOOK = 1.0
+"""Seconds between two looks while nothing is here: the parent wants to see that the clock ticks."""
+_BLOCKED_AFTER = 1.0
+"""Seconds in which a healthy event loop turns."""
+_BLOCKED_FOR = 5.0
+"""Seconds in which even a burdened event loop turns; one that has not is given up, with its process."""
+_MEMORY = 0.1
+"""Weight of the latest look in how full this process has been of late."""
+
+
+class Pool:
+    """Runs jobs, watches their time, and reports how they end.
+
+    `on_stuck` is called with the name of a task whose code did not end although it was told to, `on_standstill` with
+    the reason why the event loop runs no more.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        isolation: Isolation,
+        reporter: Reporter,
+        held: HeldAttempts,
+        *,
+        concurrency: int,
+        ttl: float,
+        stop_grace: float,
+        on_stuck: Callable[[str], None],
+        turn_timeout: float = 2.0,
+        on_standstill: Callable[[str], None] = lambda _: None,
+        blocked_for: float = _BLOCKED_FOR,
+    ) -> None:
+        self._runner = runner
+        self._isolation = isolation
+        self._reporter = reporter
+        self._held = held
+        self.concurrency = concurrency
+        self._ttl = ttl
+        self._stop_grace = stop_grace
+        self._on_stuck = on_stuck
+        self._turns = Turns(turn_timeout)
+        self._on_standstill = on_standstill
+        self._blocked_for = blocked_for
+        self._stands_still = False
+        self._is_slow = False
+        self._threads = Threads(concurrency, self._run)
+        self._coroutines = Coroutines(self._run_async)
+        self._jobs: dict[int, Job] = {}
+        """Everything that was received and whose code has not ended."""
+        self.task_log = TaskLog()
+        self._busy = threading.Event()
+        self._freed = threading.Event()
+        self.ended = 0
+        """How many jobs have run to their end in this very process."""
+        self._load = 0.0
+        self._finished = 0
+        self._rate = 0.0
+        self._measured_at = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to watch the time, in a thread of its own.
+
+        The first beat is here: the very first task may keep the interpreter from that thread for ever.
+        """
+        self._held.beat(time.monotonic(), self._load)
+        start_vital_thread("timekeeper", self._keep_time)
+
+    # -- taking in
+
+    def room(self) -> int:
+        """Return how many tasks may be received now: free slots, and what is finished in the next 20 ms."""
+        ahead = min(500, int(self._rate * 0.02))
+        return min(self.concurrency + ahead - len(self._jobs), self._held.room)
+
+    def wait_for_room(self, timeout: float) -> int:
+        """Return the room, waiting for some if there is none."""
+        if (room := self.room()) > 0:
+            return room
+        self._freed.clear()
+        if (room := self.room()) <= 0:
+            self._freed.wait(timeout)
+            room = self.room()
+        return max(0, room)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Run these jobs."""
+        for job in jobs:
+            self._jobs[id(job)] = job
+        self.task_log.received(jobs)
+        self._busy.set()
+        synchronous: list[Job] = []
+        asynchronous: list[Job] = []
+        for job in jobs:
+            task = None if job.dispatch.is_activation else self._runner.find(job)
+            on_loop = task is not None and task._is_async and not self._isolated(job)
+            (asynchronous if on_loop else synchronous).append(job)
+        if synchronous:
+            self._threads.submit(synchronous)
+        if asynchronous:
+            self._coroutines.submit(asynchronous)
+
+    # -- running
+
+    def _run(self, job: Job) -> float:
+        """Run a job in the current thread; return how long it took."""
+        if not self._begin(job):
+            return 0.0
+        try:
+            if self._isolated(job):
+                report = self._isolation.run(job, self._start_clock)
+            else:
+                report = self._runner.run(job)
+        except (
+            SoftTimeout,
+            TaskTimeout,
+            TaskAborted,
+            EndTurn,
+        ) as reason:  # its process was killed, or the code had just ended
+            job.uninterruptible()
+            report = self._runner.failure(job, reason.with_traceback(None))
+        self._end(job, report)
+        return time.monotonic() - job.started_at
+
+    async def _run_async(self, job: Job) -> None:
+        if self._begin(job):
+            self._end(job, await self._runner.run_async(job))
+
+    def is_unheard(self) -> bool:
+        """Say whether nobody has beaten for this process for so long that others may have what it holds."""
+        return self._held.unheard(time.monotonic()) > self._ttl
+
+    def _begin(self, job: Job) -> bool:
+        if self.is_unheard():
+            self._hand_back(job, "its worker cannot be heard")
+            return False
+        if not job.begin(time.monotonic(), starting=self._isolated(job)):
+            return False
+        self._limit(job)
+        return True
+
+    def _start_clock(self, job: Job) -> None:
+        job.start_clock(time.monotonic())
+        self._limit(job)
+
+    def _limit(self, job: Job) -> None:
+        if job.deadline is not None and job.options.timeout is not None:
+            retryable = self._runner.retries_timeouts(job)
+            self._held.limit(job.slot, job.deadline, job.options.timeout, retryable=retryable)
+
+    @staticmethod
+    def _isolated(job: Job) -> bool:
+        return job.dispatch.alone or job.options.isolation == "process"
+
+    def _end(self, job: Job, report: AttemptReport) -> None:
+        report = self._turns.verdict(job) or report
+        if job.finish():
+            if job.deadline is not None:
+                self._held.unlimit(job.slot)
+            self.task_log.ended(job, report)
+            self._reporter.report(report, job)
+        else:
+            self._reporter.code_ended(job)
+        self.ended += not self._isolated(job)
+        self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        self._jobs.pop(id(job), None)
+        self._finished += 1
+        self._freed.set()
+
+    # -- the clock
+
+    def _keep_time(self) -> None:
+        while True:
+            self._busy.wait(_IDLE_LOOK)
+            now = time.monotonic()
+            self._held.beat(now, self._load)
+            self.task_log.look(now)
+            if not self._jobs:
+                self._busy.clear()
+                self._held.show_running(0)
+                self._load = 0.0
+                if self._jobs:
+                    self._busy.set()
+                self._measure(now)
+                continue
+            self._look(now)
+            threading.Event().wait(_LOOK)
+
+    def _look(self, now: float) -> None:
+        running = 0
+        stale = False
+        jobs = list(self._jobs.values())
+        self._load += _MEMORY * (min(1.0, len(jobs) / self.concurrency) - self._load)
+        for job in jobs:
+            if job.stage is Stage.RUNNING:
+                running += 1
+                self._check_running(job, now)
+            elif job.lingers:
+                running += 1
+            elif now - job.received_at > _HAND_BACK_AFTER:
+                stale = True
+                self._hand_back(job, "no free slot")
+        self._held.show_running(running)
+        if not stale:
+            self._threads.relieve()
+        self._watch_loop(now)
+        self._measure(now)
+
+    def _watch_loop(self, now: float) -> None:
+        """Say who keeps the event loop from turning; where that does not end, give the loop up."""
+        standing = self._coroutines.watch(now)
+        if standing > self._blocked_for and not self._stands_still:
+            self._stands_still = True
+            self._on_standstill(self._coroutines.standstill())
+        elif standing > _BLOCKED_AFTER and not self._is_slow:
+            log.warning("%s; all other asynchronous tasks wait", self._coroutines.standstill())
+        self._is_slow = standing > _BLOCKED_AFTER
+
+    def _check_running(self, job: Job, now: float) -> None:
+        if not job.announced and not job.starting and now - job.started_at > _ANNOUNCE_AFTER:
+            job.announced = True
+            self._reporter.report(Started(job.dispatch.id, job.dispatch.attempt, now - job.started_at))
+        self._reporter.note(job)
+        if job.soft_deadline is not None and now > job.soft_deadline:
+            job.warn()
+        if job.deadline is not None and now > job.deadline:
+            job.stop_with(TaskTimeout, now)
+        if job.dispatch.is_activation:
+            self._turns.look(self._runner.running(job), job, now)
+        if job.outlives_stop(now, self._stop_grace):
+            self._give_up(job)
+
+    def _give_up(self, job: Job) -> None:
+        """End an attempt whose code does not end. It stays in the table of what is held until the code has."""
+        reason = job.interrupted_by
+        assert reason is not None
+        if not job.finish(lingers=True):
+            return  # it has ended at this very moment
+        self._held.unlimit(job.slot)
+        report = self._turns.verdict(job) or self._runner.failure(job, interruption(job, reason))
+        if isinstance(report, Failed):  # one that had completed in its transaction has succeeded
+            report = msgspec.structs.replace(report, lingering=True)
+        self.task_log.ended(job, report)
+        self._reporter.report(report, job)
+        self._freed.set()
+        self._on_stuck(job.dispatch.name)
+
+    def _measure(self, now: float) -> None:
+        elapsed = now - self._measured_at
+        if elapsed >= _LOOK:
+            self._rate = 0.5 * self._rate + 0.5 * self._finished / elapsed
+            self._finished = 0
+            self._measured_at = now
+
+    # -- giving back
+
+    def revoke(self, attempts: Iterable[tuple[bytes, int]]) -> None:
+        """Stop attempts that no longer count; whatever they still report is ignored by the leader."""
+        wanted = set(attempts)
+        now = time.monotonic()
+        for job in list(self._jobs.values()):
+            if (job.dispatch.id, job.dispatch.attempt) in wanted:
+                job.stop_with(TaskAborted, now)
+                self._hand_back(job, "cancelled")
+
+    def hand_back_waiting(self) -> int:
+        """Give back what has not begun; return how many."""
+        return sum(self._hand_back(job, "worker stops") for job in list(self._jobs.values()))
+
+    def send_notes(self) -> None:
+        """Send what running tasks have left for their next attempts: the process ends before they do."""
+        for job in list(self._jobs.values()):
+            self._reporter.note(job)
+
+    def wait_until_idle(self, timeout: float) -> bool:
+        """Wait until nothing is left here but code that does not end."""
+        deadline = time.monotonic() + timeout
+        while self._is_working():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._freed.clear()
+            if self._is_working():
+                self._freed.wait(min(left, 1.0))
+        return True
+
+    def _is_working(self) -> bool:
+        return any(not job.lingers for job in list(self._jobs.values()))
+
+    def loop_is_blocked(self) -> bool:
+        """Say whether a task keeps the event loop, and with it all other asynchronous tasks, from running."""
+        return self._coroutines.is_blocked(_BLOCKED_AFTER)
+
+    def is_hopeless(self) -> bool:
+        """Say whether all that is left was on an event loop that is closed."""
+        lost = self._coroutines.lost()
+        return bool(lost) and all(job in lost or job.lingers for job in list(self._jobs.values()))
+
+    def mark_blocking(self) -> None:
+        """Let the parent know who runs alone next time: who blocks the event loop, or whoever may have closed it."""
+        job = self._coroutines.blocking()
+        for suspect in self._coroutines.lost() | ({job} if job is not None else set()):
+            if suspect.stage is Stage.RUNNING:
+                self._held.mark_blocking(suspect.slot)
+
+    def rate(self) -> float:
+        """Return how many tasks have ended in a second, of late."""
+        return self._rate
+
+    @property
+    def used(self) -> int:
+        """Return how many tasks this process has run or received to run; child processes count their own."""
+        return self.ended + sum(not self._isolated(job) for job in list(self._jobs.values()))
+
+    def _hand_back(self, job: Job, reason: str) -> bool:
+        if not job.take_back():
+            return False
+        self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
+        self._forget(job)
+        return True

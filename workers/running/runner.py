@@ -1,0 +1,279 @@
+"""Run one task and turn what happens into a report."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.code.activation import Activated, Activation
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.retry import is_worth_retrying
+from orchestrator.domain.tasks.task import Failed, Returned, Succeeded
+from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, SoftTimeout, TaskTimeout
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.code.engine import Engine, Running
+from orchestrator.sdk.names import also_called, type_names
+from orchestrator.sdk.tasks.context import enter
+from orchestrator.sdk.tasks.failure import describe
+from orchestrator.sdk.tasks.retry import Retry
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.payload import decode_call, encode_value
+from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import Malformed, decode
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.reporting.task_output import end_lines
+from orchestrator.workers.running.forks import end_fork
+from orchestrator.workers.running.interrupt import Interruptible, interrupt_thread, uninterrupted
+from orchestrator.workers.running.job import Job
+from orchestrator.workers.running.task_runtime import NOTHING, JobOutlet, Outbox, interruption
+
+log = get_logger("worker")
+
+_UNKNOWN_DELAY = 0.5
+_KINDS_OF_TIMEOUT = type_names(TaskTimeout())
+
+
+class Runner:
+    """Runs jobs of one application."""
+
+    def __init__(self, app: Orchestrator, outbox: Outbox, allowed: Allowed, *, database: bool = False) -> None:
+        self._database = app if database else None
+        self._tasks = app.tasks
+        self._allowed = allowed
+        self._limit = app.settings.max_payload
+        self._outbox = outbox
+        self._workflows = app.code_workflows
+        self._engine = Engine(app.code_workflows.find, self._limit)
+
+    def find(self, job: Job) -> Task[..., Any] | None:
+        """Return the task that a job names: registered, or a function that the operator allowed."""
+        name = job.dispatch.name
+        return self._tasks.get(name) or self._allowed.find(name)
+
+    def running(self, job: Job) -> Running | None:
+        """Return the turn of a workflow that a job is, while its code runs here."""
+        return self._engine.running(job.dispatch.id, job.dispatch.attempt)
+
+    def run(self, job: Job) -> AttemptReport:
+        """Run a task, or a turn of a workflow's code, in the current thread; an asynchronous task on its own loop."""
+        if job.dispatch.is_activation:
+            return self._activate(job)
+        task = self.find(job)
+        if task is None:
+            return unknown(job)
+        if task._is_async:
+            return self._run_loop(job)
+        thread = threading.get_ident()
+        try:
+            job.interruptible(lambda reason: interrupt_thread(thread, reason))
+            arguments, keywords = self._arguments(task, job)
+            enter(self._outlet(job))
+            value = task.function(*arguments, **keywords)
+            end_fork()
+            return self._success(job, task, value)
+        except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, SystemExit too
+            end_fork(error)
+            return self.failure(job, error)
+        finally:
+            job.uninterruptible()
+            if job.interrupted_by is not None:
+                uninterrupted()
+            end_lines(job)
+            enter(None)
+
+    def _run_loop(self, job: Job) -> AttemptReport:
+        """Run an asynchronous task on an event loop of its own, which goes on if the task stops it."""
+        try:
+            with asyncio.Runner() as runner:
+                loop = runner.get_loop()
+                task = loop.create_task(self.run_async(job))
+                while True:
+                    try:
+                        return loop.run_until_complete(task)
+                    except RuntimeError:
+                        if task.done() or loop.is_closed():
+                            raise
+        except BaseException as error:  # noqa: BLE001  # the task ended its loop, not only itself
+            end_fork(error)
+            return self.failure(job, error)
+
+    def _activate(self, job: Job) -> AttemptReport:
+        """Show a workflow's code what is new to it. A workflow that is unknown here may be known elsewhere."""
+        dispatch = job.dispatch
+        if dispatch.name not in self._workflows._announced:
+            return unknown(job)
+        thread = threading.get_ident()
+        try:
+            activation = self._gather(job, decode(Activation, dispatch.payload))
+            if activation is None:
+                return Activated(dispatch.id, dispatch.attempt, time.monotonic() - job.started_at, missing=True)
+            job.interruptible(lambda reason: interrupt_thread(thread, reason))
+            return self._engine.activate(activation, dispatch.id, dispatch.attempt)
+        except BaseException as error:  # noqa: BLE001  # no fault of the code: that would be in the report
+            return self.failure(job, error)
+        finally:
+            job.uninterruptible()
+            if job.interrupted_by is not None:
+                uninterrupted()
+
+    def _gather(self, job: Job, activation: Activation) -> Activation | None:
+        """Return an activation with the events that stand in pages; None if one of those is gone."""
+        if not activation.pages:
+            return activation
+        events: list[Event] = []
+        for number in range(activation.pages):
+            page = self._outbox.page(job, number)
+            try:
+                events += decode(list[Event], page or b"")
+            except Malformed:
+                log.warning("%s: page %d of its history is gone; it is sent again", job.dispatch.name, number)
+                return None
+        return msgspec.structs.replace(activation, events=events, pages=0)
+
+    async def run_async(self, job: Job) -> AttemptReport:
+        """Run an asynchronous task on the current event loop."""
+        task = self.find(job)
+        if task is None:
+            return unknown(job)
+        current = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        assert current is not None
+        try:
+            job.interruptible(lambda _: _ignore(loop.call_soon_threadsafe(current.cancel)))
+            arguments, keywords = self._arguments(task, job)
+            enter(self._outlet(job))
+            call = task.function(*arguments, **keywords)
+            if job.options.soft_timeout is not None:
+                call = Interruptible(call, lambda: job.interrupted_by is SoftTimeout)
+            value = await call
+            end_fork()
+            return self._success(job, task, value)
+        except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, CancelledError too
+            end_fork(error)
+            return self.failure(job, error)
+        finally:
+            job.uninterruptible()
+            end_lines(job)
+
+    def _arguments(self, task: Task[..., Any], job: Job) -> tuple[list[Any], dict[str, Any]]:
+        """Decode the call: positional and named arguments, and for a step of a workflow what it knows of itself.
+
+        A step's input is a mapping that holds more than a function need know; it gets what it has parameters for.
+        """
+        arguments, keywords, *step = decode_call(job.dispatch.payload)
+        if step:
+            job.step = step[0]
+            keywords = task._signature.pick(keywords)
+        arguments, keywords = task._signature.restore(arguments, keywords)
+        if task._signature.wants_context:
+            task._signature.add_context(self._outlet(job).context(), arguments, keywords)
+        return arguments, keywords
+
+    def _outlet(self, job: Job) -> JobOutlet:
+        return JobOutlet(job, self._outbox, self._database)
+
+    def _success(self, job: Job, task: Task[..., Any], value: Any) -> Succeeded | Failed:
+        ended_at = time.monotonic()
+        if job.deadline is not None:
+            job.uninterruptible()  # its time is not used up by what follows
+        data = NOTHING
+        if job.options.store_result:
+            data = encode_value(value, f"The result of task {job.dispatch.name!r}", self._limit)
+        if job.completion is not None:
+            if value is not None and data != job.completion:
+                log.warning("task %s returned another result than ctx.complete() was given", job.dispatch.name)
+            return completed(job, job.completion)
+        if _timed_out(job, ended_at):  # it has caught that, and returned all the same
+            return self._failed(job, interruption(job, TaskTimeout))
+        if job.options.store_result:
+            task._signature.check_result(value, data)
+        return Succeeded(job.dispatch.id, job.dispatch.attempt, ended_at - job.started_at, data, job.children)
+
+    def failure(self, job: Job, error: BaseException) -> Failed | Succeeded:
+        """Return the report of a failed attempt; what was interrupted failed for the reason of the interruption.
+
+        An attempt that timed out has failed of that, whatever its code made of the exception.
+        """
+        if job.completion is not None:
+            log.warning("task %s had completed when it failed", job.dispatch.name, exc_info=error)
+            return completed(job, job.completion)
+        reason = job.interrupted_by
+        if reason is not None and isinstance(error, (reason, asyncio.CancelledError)):
+            error = interruption(job, reason).with_traceback(error.__traceback__)
+        elif _timed_out(job, time.monotonic()):
+            late, error = error, interruption(job, TaskTimeout)
+            error.__cause__ = late
+        return self._failed(job, error)
+
+    def _failed(self, job: Job, error: BaseException) -> Failed:
+        later = isinstance(error, RetryLater)
+        return Failed(
+            job.dispatch.id,
+            job.dispatch.attempt,
+            time.monotonic() - job.started_at,
+            describe(error),
+            _is_worth_retrying(job, error),
+            error.seconds if isinstance(error, RetryLater) else self._backoff(job),
+            charged=not later,
+        )
+
+    @staticmethod
+    def retries_timeouts(job: Job) -> bool:
+        """Say whether a job may be tried again after its timeout, for its parent, who knows no policy."""
+        return is_worth_retrying(job.options.retry, _KINDS_OF_TIMEOUT)
+
+    def _backoff(self, job: Job) -> float | None:
+        """Return the wait that the task's own function gives; if it fails too, the scheduler decides."""
+        if job.options.retry.backoff != "computed":
+            return None
+        task = self.find(job)
+        retries = task._call_options.retries if task is not None else 0
+        if not isinstance(retries, Retry) or not callable(retries.backoff):
+            return None
+        try:
+            return min(max(0.0, float(retries.backoff(job.dispatch.failures + 1))), retries.cap)
+        except Exception:
+            log.exception("the backoff function of task %s failed; it waits as by default", job.dispatch.name)
+            return None
+
+
+def _is_worth_retrying(job: Job, error: BaseException) -> bool:
+    if isinstance(error, (InvalidTask, PayloadError)) and not _frames(error):
+        return False  # the same arguments will not fit next time either
+    if isinstance(error, GiveUp):
+        return False
+    policy = job.options.retry
+    named = also_called(error, (*policy.on, *policy.give_up_on))
+    return is_worth_retrying(policy, type_names(error) | named)
+
+
+def _timed_out(job: Job, ended_at: float) -> bool:
+    """Say whether an attempt was told that its time is up, before its code ended."""
+    return job.interrupted_by is TaskTimeout and job.deadline is not None and ended_at >= job.deadline
+
+
+def completed(job: Job, result: bytes) -> Succeeded:
+    """Return the report of an attempt that has completed in its transaction; Postgres knows it already."""
+    return Succeeded(job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, result)
+
+
+def unknown(job: Job) -> Returned:
+    """Return the report for a task that this process does not know: another worker may."""
+    return Returned(job.dispatch.id, job.dispatch.attempt, "unknown task", _UNKNOWN_DELAY, job.dispatch.name)
+
+
+def _frames(error: BaseException) -> object:
+    """Return the first frame of the user's own code, or None if the error never reached any."""
+    frame = error.__traceback__
+    while frame is not None and "/orchestrator/" in frame.tb_frame.f_code.co_filename.replace("\\", "/"):
+        frame = frame.tb_next
+    return frame
+
+
+def _ignore(_: object) -> None:
+    return None

@@ -1,0 +1,268 @@
+"""What a running task can reach: the leader, people who watch, its next attempt and, where allowed, the database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+from uuid import UUID
+
+from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.tasks.task import KeyHolder, NewTask
+from orchestrator.errors import (
+    AttemptOver,
+    ConfigurationError,
+    Duplicate,
+    InvalidWorkflow,
+    NotFound,
+    OrchestratorError,
+    PayloadError,
+    SoftTimeout,
+    TaskTimeout,
+    WrongState,
+)
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.tasks.context import Level, TaskContext
+from orchestrator.sdk.values.payload import decode_value, encode_value
+from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import LARGEST_MESSAGE, LogLine, ProgressMark
+from orchestrator.transport.connection import UNAVAILABLE, describe
+from orchestrator.transport.pages import Pages
+from orchestrator.workers.reporting.journal import Journal
+from orchestrator.workers.reporting.reporter import Reporter
+from orchestrator.workers.running.job import Job, Stage
+
+log = get_logger("worker")
+_said = get_logger("tasks")
+"""What tasks say through their contexts."""
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+NOTHING = encode_value(None, "nothing", 1)
+"""The result of a task that has none."""
+_MOST_ENQUEUED = LARGEST_MESSAGE // 2
+_REFUSALS: dict[str, type[OrchestratorError]] = {
+    kind.__name__: kind for kind in (Duplicate, InvalidWorkflow, NotFound, PayloadError)
+}
+"""What the leader may refuse, by name."""
+_OVERHEAD = 300
+"""Bytes that a task takes in a message beside its payload, at most, roughly."""
+
+
+class Outbox(Protocol):
+    """Where the words of running tasks go, and where workflows find their histories."""
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
+        """Return once the leader has these tasks in Postgres; for those with unique keys, which tasks have these."""
+
+    def mark(self, task: bytes, mark: ProgressMark) -> None:
+        """Show how far a task has come."""
+
+    def log(self, task: bytes, line: LogLine) -> None:
+        """Show what a task says."""
+
+    def leave(self, job: Job, details: bytes) -> None:
+        """Keep details for the next attempt, in place of earlier ones."""
+
+    def page(self, job: Job, number: int) -> bytes | None:
+        """Return one page of the events for a turn of a workflow's code; None if it is gone, or cannot be had now."""
+
+
+class ProcessOutbox:
+    """The outbox of a worker process."""
+
+    def __init__(self, reporter: Reporter, journal: Journal, pages: Pages) -> None:
+        self._pages = pages
+        self.hand_over = reporter.hand_over
+        self.mark = journal.mark
+        self.log = journal.log
+
+    def leave(self, job: Job, details: bytes) -> None:
+        job.noted = details  # the pool's clock sends it, or the report that ends the job
+
+    def page(self, job: Job, number: int) -> bytes | None:
+        try:
+            return self._pages.read(job.dispatch.id, job.dispatch.attempt, number)
+        except UNAVAILABLE as error:
+            log.warning("a page of the history of %s cannot be read: %s", job.dispatch.name, describe(error))
+            return None
+
+
+class JobOutlet:
+    """The way out for one running task."""
+
+    __slots__ = ("_database", "_outbox", "job")
+
+    def __init__(self, job: Job, outbox: Outbox, database: Orchestrator | None = None) -> None:
+        self.job = job
+        self._outbox = outbox
+        self._database = database
+        """The application, where its worker was given the database."""
+
+    def context(self) -> TaskContext:
+        job = self.job
+        dispatch, step = job.dispatch, job.step
+        left = None if job.deadline is None else timedelta(seconds=job.deadline - time.monotonic())
+        return TaskContext(
+            task_id=UUID(bytes=dispatch.id),
+            task_name=step.get("step", dispatch.name),
+            attempt=dispatch.attempt,
+            queue=dispatch.queue,
+            run_id=UUID(bytes=dispatch.run_id) if dispatch.run_id else None,
+            position=dispatch.position,
+            workflow_name=step.get("workflow"),
+            parallel_index=step.get("index") if step.get("count") is not None else None,
+            parallel_count=step.get("count"),
+            deadline=None if left is None else datetime.now(UTC) + left,
+            details=None if dispatch.details is None else decode_value(dispatch.details),
+            _outlet=self,
+        )
+
+    # -- tasks that it enqueues
+
+    def next_id(self) -> bytes:
+        self.job.counter += 1
+        return derived_id(self.job.dispatch.id, self.job.dispatch.attempt, self.job.counter)
+
+    def enqueue(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
+        if self.job.transaction is not None:
+            return self.job.transaction.enqueue(tasks)
+        _check_size(tasks)
+        holders = self._outbox.hand_over(tasks) or {}
+        for task in tasks:
+            holder = holders.get(task.id)
+            if task.unique is None or holder is None:
+                continue
+            if holder.is_other_call:
+                raise Duplicate.other_call(task.unique.key, to_text(holder.id))
+            if holder.error is not None:
+                raise _REFUSALS.get(holder.error.kind, OrchestratorError)(holder.error.message)
+        return {task: holder.id for task, holder in holders.items()}
+
+    def enqueue_on_success(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
+        if self.job.completion is not None:
+            return self.enqueue(tasks)  # it has succeeded already
+        _check_size([*self.job.children, *tasks])
+        self.job.children.extend(tasks)
+        return {}
+
+    # -- what it says and hears
+
+    def progress(self, fraction: float, text: str) -> None:
+        if self.job.stage is Stage.RUNNING:  # a thread that outlives its task has nothing to say
+            self._outbox.mark(self.job.dispatch.id, ProgressMark(self.job.dispatch.attempt, fraction, text))
+
+    def log(self, level: Level, text: str) -> None:
+        if self.job.stage is Stage.RUNNING:
+            _said.log(_LEVELS[level], "%s", text)
+            self._outbox.log(self.job.dispatch.id, LogLine(time.time(), self.job.dispatch.attempt, level, text))
+
+    def leave(self, details: bytes) -> None:
+        if self.job.stage is Stage.RUNNING:
+            self._outbox.leave(self.job, details)
+
+    def interruption(self) -> BaseException | None:
+        reason = self.job.interrupted_by
+        # A task that has caught its soft timeout may go on.
+        return None if reason is None or reason is SoftTimeout else interruption(self.job, reason)
+
+    # -- completing in a transaction
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        job = self.job
+        database = self._check_transaction()
+        promised = len(job.children)
+        with database._client.transactions.begin(job.dispatch.id, job.dispatch.attempt) as transaction:
+            job.transaction = transaction
+            job.result = NOTHING
+            try:
+                yield transaction.connection
+                transaction.promise(job.children)
+                with job.commit() as is_allowed:
+                    if not is_allowed:
+                        raise self._over()
+                    transaction.commit(job.result, time.monotonic() - job.started_at)
+                    job.completion = job.result
+                    job.children.clear()
+            except BaseException:
+                del job.children[promised:]  # what the block promised is taken back with the rest
+                raise
+            finally:
+                job.transaction = None
+
+    def complete(self, result: Any) -> None:
+        job = self.job
+        if job.transaction is None or self._database is None:
+            raise WrongState(
+                f"Task {job.dispatch.name!r}: ctx.complete() sets the result that a transaction records, and belongs "
+                f"inside `with ctx.transaction()`. Elsewhere a task's result is what it returns."
+            )
+        if job.options.store_result:
+            limit = self._database.settings.max_payload
+            data = encode_value(result, f"The result of task {job.dispatch.name!r}", limit)
+            task = self._database.tasks.get(job.dispatch.name)
+            if task is not None:
+                task._signature.check_result(result, data)
+            job.result = data
+
+    def _over(self) -> BaseException:
+        """Return why nothing can be completed any more: code that has swallowed its timeout meets it again here."""
+        return self.interruption() or AttemptOver(
+            f"Task {self.job.dispatch.name!r} has ended: ctx.transaction() in a thread that it left behind keeps "
+            f"nothing. Wait for that thread before the task returns."
+        )
+
+    def _check_transaction(self) -> Orchestrator:
+        """Return what leads to the database, unless there can be no transaction now."""
+        name = self.job.dispatch.name
+        if self._database is None:
+            raise ConfigurationError(
+                f"Task {name!r}: ctx.transaction() needs the database, and this worker was not given it. "
+                f"Start it with `orchestrator worker --database`."
+            )
+        if self.job.transaction is not None:
+            raise WrongState(f"Task {name!r}: ctx.transaction() is open already. Use the connection that you have.")
+        if self.job.completion is not None:
+            raise WrongState(
+                f"Task {name!r}: ctx.transaction() has completed this task already, and a task ends once. Do all of "
+                f"it in one block, or enqueue another task there for the rest."
+            )
+        if not self.job.may_complete():
+            raise self._over()
+        if _on_event_loop():
+            raise OrchestratorError(
+                f"Task {name!r}: ctx.transaction() would block the event loop. Make the task a plain `def`, or put the "
+                f"block into a function and `await asyncio.to_thread(function, ctx)`."
+            )
+        return self._database
+
+
+def interruption(job: Job, reason: type[BaseException]) -> BaseException:
+    """Return the exception that ends a job from outside."""
+    if reason is TaskTimeout:
+        return TaskTimeout(f"ran longer than its timeout of {job.options.timeout:g} s")
+    if reason is SoftTimeout:
+        return SoftTimeout(f"ran longer than its soft timeout of {job.options.soft_timeout:g} s")
+    return reason()
+
+
+def _check_size(tasks: Sequence[NewTask]) -> None:
+    """Refuse what would not fit the one message in which it travels, and which the leader applies as a whole."""
+    size = sum(len(task.payload) + _OVERHEAD for task in tasks)
+    if size > _MOST_ENQUEUED:
+        raise PayloadError(
+            f"{len(tasks):,} tasks with {size:,} bytes are enqueued at once inside a task, and at most "
+            f"{_MOST_ENQUEUED:,} bytes are allowed. Enqueue them in several calls, or pass references to large data."
+        )
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,86 @@
+"""Threads that run synchronous tasks.
+
+Waking a thread costs more than a short task, so short ones are run one after another by a thread that is awake
+already. Which tasks are short is measured. Should one take longer than expected, `relieve` wakes another thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from orchestrator.workers.running.job import Job
+
+_QUICK = 0.001
+"""Seconds; a task that takes less is not worth a thread of its own."""
+
+
+class Threads:
+    """At most `size` threads, started as they are needed."""
+
+    def __init__(self, size: int, run: Callable[[Job], float]) -> None:
+        self._size = size
+        self._run = run
+        self._lock = threading.Lock()
+        self._backlog: deque[Job] = deque()
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._idle = 0
+        self._started = 0
+        self._sprinting = 0
+        """Threads that are running short jobs, and so will soon come for the next."""
+        self._pace: dict[str, float] = {}
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Run these jobs as soon as threads are free."""
+        self._backlog.extend(jobs)
+        slow = sum(not self._is_quick(job) for job in jobs)
+        with self._lock:
+            self._wake_up(slow + (1 if not self._sprinting and slow < len(jobs) else 0))
+
+    def _is_quick(self, job: Job) -> bool:
+        return self._pace.get(job.dispatch.name, 1.0) < _QUICK
+
+    def relieve(self) -> None:
+        """Wake one more thread if jobs are waiting."""
+        if self._backlog:
+            with self._lock:
+                self._wake_up(1)
+
+    def _wake_up(self, count: int) -> None:
+        woken = min(count, self._idle)
+        self._idle -= woken
+        for _ in range(woken):
+            self._wake.put(True)
+        for _ in range(min(count - woken, self._size - self._started)):
+            self._started += 1
+            threading.Thread(target=self._work, name=f"task-{self._started}", daemon=True).start()
+
+    def _work(self) -> None:
+        sprinting = False
+        while True:
+            try:
+                job: Job | None = self._backlog.popleft()
+            except IndexError:
+                job = None
+            if (quick := job is not None and self._is_quick(job)) is not sprinting:
+                with self._lock:
+                    self._sprinting += 1 if quick else -1
+                sprinting = quick
+            if job is None:
+                self._rest()
+            else:
+                self._do(job)
+
+    def _rest(self) -> None:
+        with self._lock:
+            if self._backlog:
+                return
+            self._idle += 1
+        self._wake.get()
+
+    def _do(self, job: Job) -> None:
+        duration = self._run(job)
+        name = job.dispatch.name
+        self._pace[name] = 0.8 * self._pace.get(name, duration) + 0.2 * duration
