@@ -1,4 +1,4 @@
-"""The command line. Each command is a module of this package, loaded when it is called.
+"""The command line. Each command stands in a room of this package, and is loaded when it is called.
 
 So a worker never pays for SQLAlchemy and a database driver, which it does not need.
 """
@@ -14,25 +14,25 @@ from orchestrator.cli.terminal.lazy import LazyGroup
 from orchestrator.settings import misspelt
 
 COMMANDS = {
-    "dev": "Run everything here, with its own Postgres and Redis.",
-    "scheduler": "Run a scheduler.",
-    "worker": "Run tasks.",
-    "db": "Prepare and check the database.",
-    "enqueue": "Enqueue a task.",
-    "tasks": "Look at tasks, cancel and retry them.",
-    "workflows": "Check, apply and look at workflow definitions.",
-    "runs": "Start runs, look at them, watch, cancel and retry them.",
-    "schedules": "Set when workflows start by themselves; pause, trigger and backfill.",
-    "events": "Post events that workflows wait for.",
-    "queues": "Show what stands in each queue.",
-    "workers": "Show the fleet.",
-    "status": "Show how the system is doing.",
-    "quarantine": "Look at messages that could not be understood.",
+    "dev": ("dev.command", "Run everything here, with its own Postgres and Redis."),
+    "scheduler": ("fleet.scheduler", "Run a scheduler."),
+    "worker": ("fleet.worker", "Run tasks."),
+    "db": ("system.db", "Prepare and check the database."),
+    "enqueue": ("tasks.enqueue", "Enqueue a task."),
+    "tasks": ("tasks.commands", "Look at tasks, cancel and retry them."),
+    "workflows": ("dag.workflows", "Check, apply and look at workflow definitions."),
+    "runs": ("runs.commands", "Start runs, look at them, watch, cancel and retry them."),
+    "schedules": ("schedules.commands", "Set when workflows start by themselves; pause, trigger and backfill."),
+    "events": ("dag.events", "Post events that workflows wait for."),
+    "queues": ("limits.queues", "Show what stands in each queue."),
+    "workers": ("fleet.workers", "Show the fleet."),
+    "status": ("system.status", "Show how the system is doing."),
+    "quarantine": ("system.quarantine", "Look at messages that could not be understood."),
 }
 
 
 @click.group(
-    cls=LazyGroup, package=__name__, commands_help=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=LazyGroup, package=__name__, modules=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(package_name="durable-orchestrator", prog_name="orchestrator")
 def main() -> None:

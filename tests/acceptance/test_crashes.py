@@ -143,7 +143,7 @@ def test_the_time_of_a_task_begins_with_its_code(life: Stack, tmp_path: Path) ->
             [
                 "import os, sys, time",
                 "from orchestrator import Orchestrator",
-                "time.sleep(2 if 'orchestrator.workers.running.isolated' in ' '.join(sys.orig_argv) else 0)",
+                "time.sleep(2 if 'workers.running.isolated' in ' '.join(sys.orig_argv) else 0)",
                 "app = Orchestrator()",
                 "@app.task(name='crashing.pid')",
                 "def pid():",
@@ -170,7 +170,7 @@ def test_a_task_whose_process_cannot_be_started_is_handed_back(life: Stack, tmp_
     module = tmp_path / "broken.py"
     lines_of_it = [
         "import os, pathlib, sys",
-        "if 'orchestrator.workers.running.isolated' in ' '.join(sys.orig_argv) and not pathlib.Path('mended').exists():",
+        "if 'workers.running.isolated' in ' '.join(sys.orig_argv) and not pathlib.Path('mended').exists():",
         "    sys.exit('half a deployment')",
         "from orchestrator import Orchestrator",
         "app = Orchestrator()",

@@ -89,7 +89,7 @@ def test_every_read_speaks_json(name: str) -> None:
 
 
 def test_the_short_help_of_the_list_matches_the_command() -> None:
-    for name, text in COMMANDS.items():
+    for name, (_, text) in COMMANDS.items():
         assert ALL[name].help
         assert text.rstrip(".").split()[0] == str(ALL[name].help).split()[0]
 
@@ -119,7 +119,7 @@ def test_bad_usage_exits_with_2(words: list[str]) -> None:
 _WORKER_WITHOUT_DATABASE = """
 import sys
 from orchestrator.cli import main
-from orchestrator.cli import worker
+from orchestrator.cli.fleet import worker
 asked = []
 worker.run_worker = lambda spec, settings: asked.append((spec, settings)) or 0
 try:

@@ -22,12 +22,12 @@ from orchestrator.settings import load_settings
 
 
 class LazyGroup(click.Group):
-    """Finds the command `name` as the attribute `command` of the module `package.name`."""
+    """Finds a command as the attribute `command` of its module; `modules` has that, below the package, and a help."""
 
-    def __init__(self, *args: Any, package: str, commands_help: Mapping[str, str], **options: Any) -> None:
+    def __init__(self, *args: Any, package: str, modules: Mapping[str, tuple[str, str]], **options: Any) -> None:
         super().__init__(*args, **options)
         self._package = package
-        self._help = commands_help
+        self._modules = modules
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command, wherever its output goes."""
@@ -35,19 +35,19 @@ class LazyGroup(click.Group):
         return super().main(*args, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(self._help)
+        return list(self._modules)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
-        if name not in self._help:
+        if name not in self._modules:
             return None
-        found: click.Command = importlib.import_module(f"{self._package}.{name}").command
+        found: click.Command = importlib.import_module(f"{self._package}.{self._modules[name][0]}").command
         return found
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self._help and not args[0].startswith("-"):
-            ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], self._help)}")
+        if args[0] not in self._modules and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], self._modules)}")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl(list(self._help.items()))
+            formatter.write_dl([(name, help) for name, (_, help) in self._modules.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error that was raised on purpose, or an outage, ends it with a message."""

@@ -190,8 +190,8 @@ class CancelRun(msgspec.Struct, frozen=True, array_like=True, tag="cancel_run"):
 class ContinueRun(msgspec.Struct, frozen=True, array_like=True, tag="continue_run"):
     """End this run and go on in a new one of the same workflow, with a new history.
 
-    What was said to the old run and its code has not heard is said to the new one (`domain/code/succession.py`); `signals`
-    says how many of each name the code took.
+    What was said to the old run and its code has not heard is said to the new one (`domain/code/succession.py`);
+    `signals` says how many of each name the code took.
     """
 
     payload: bytes

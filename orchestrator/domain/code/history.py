@@ -8,8 +8,8 @@ There are three families:
                and what only a run has that was reset: `RunReset`, `Reopened` (`domain/code/resets.py`)
 
 **Replay.** The code is shown the facts one by one, in order, and runs after each until nothing is left to do. Records
-are never shown; they are what the code's commands are compared with (`domain/code/commands.py` says how). So what the code
-does is a function of the facts alone: it makes no difference how many of them came with one activation, in which
+are never shown; they are what the code's commands are compared with (`domain/code/commands.py` says how). So what the
+code does is a function of the facts alone: it makes no difference how many of them came with one activation, in which
 batch a command left, or whether the workflow was cached in between.
 
 **Marks** tell replay how far the code had come. What it does in answer to a fact up to the last mark's `through` was

@@ -1,4 +1,4 @@
-"""Try failed runs again: the run stands in line for its limit like a new one, and then goes on by `domain/dag/retrying`."""
+"""Try failed runs again: a run stands in line for its limit like a new one, then goes on by `domain/dag/retrying`."""
 
 from __future__ import annotations
 

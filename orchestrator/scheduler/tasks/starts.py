@@ -1,4 +1,4 @@
-"""Start the runs that running tasks ask for (`domain/tasks/starts.py`), and say which they are, or why there are none."""
+"""Start the runs that running tasks ask for (`domain/tasks/starts.py`), and say which, or why there are none."""
 
 from __future__ import annotations
 
