@@ -8,12 +8,12 @@ from decimal import Decimal
 _UNITS = {"w": Decimal(604_800), "d": Decimal(86_400), "h": Decimal(3600), "m": Decimal(60), "s": Decimal(1)}
 _UNITS["ms"] = Decimal("0.001")
 _PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(ms|[wdhms])")
-_WHOLE = re.compile(rf"(?:{_PART.pattern} ?)+")
+DURATION = re.compile(rf"(?:{_PART.pattern} ?)+")
 
 
 def parse_duration(text: str) -> float | None:
     """Return the seconds that a text such as `1h30m` means, or None if it means none."""
-    if not _WHOLE.fullmatch(text.strip()):
+    if not DURATION.fullmatch(text.strip()):
         return None
     return float(sum(Decimal(amount) * _UNITS[unit] for amount, unit in _PART.findall(text)))
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, get_type_hints
 
 import jsonschema
 import msgspec
@@ -23,9 +22,12 @@ from orchestrator.domain.dag.definition import (
     Param,
     Step,
 )
+from orchestrator.domain.schedules.schedule import Schedule
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.sdk.dag import document
+from orchestrator.sdk.dag import definitions, document
+from orchestrator.sdk.dag.builder import Defaults, StepOptions, WorkflowOptions
 from orchestrator.sdk.dag.definitions import from_data, load, loads, to_yaml
+from orchestrator.sdk.schedules import Times
 
 NIGHTLY = """\
 name: nightly
@@ -295,7 +297,7 @@ schedule:
             [
                 "f.yaml:5: tasks.a.dependson: unknown key. Did you mean 'depends_on'?",
                 "f.yaml:6: tasks.a.zzz: unknown key. Known: task, workflow, depends_on, input, foreach, parallel, "
-                "concurrency, concurrency_key, on_failure, when, retries, timeout, queue, priority, trigger.",
+                "concurrency, trigger, when, retries, timeout, queue, priority, concurrency_key, on_failure.",
                 "f.yaml:7: step: unknown key. Known: name, version, description, params, schedule, timeout, "
                 "concurrency, tags, on, on_failure, on_success, queue, defaults, tasks.",
             ],
@@ -518,7 +520,7 @@ def _lines(node: document.Node | None) -> Any:
 
 
 def schema() -> jsonschema.Draft202012Validator:
-    content = json.loads(files("orchestrator.sdk").joinpath("workflow.schema.json").read_text())
+    content = json.loads(msgspec.json.encode(definitions.schema()))
     jsonschema.Draft202012Validator.check_schema(content)
     return jsonschema.Draft202012Validator(content)
 
@@ -557,17 +559,34 @@ def test_files_that_do_not_fit_the_schema_are_refused(text: str) -> None:
         loads(text)
 
 
-def test_the_schema_knows_every_key() -> None:
-    content = schema().schema
-    assert isinstance(content, dict)
-    step = set(Step.__struct_fields__) - {"name", "registered", "executor"} | {
-        "on_failure"
-    }  # of code and of older releases
-    assert set(content["$defs"]["task"]["properties"]) == step
-    assert set(content["properties"]) == set(Definition.__struct_fields__) - {"steps"} | {"tasks", "defaults"}
-    assert set(content["$defs"]["event"]["properties"]) == set(EventTrigger.__struct_fields__)
-    assert set(content["$defs"]["hook"]["properties"]) == set(Hook.__struct_fields__) - {"registered"}
-    assert set(content["$defs"]["param"]["properties"]) == set(Param.__struct_fields__)
+def test_a_struct_a_file_and_the_builder_know_the_same_keys() -> None:
+    properties = definitions.schema()["properties"]
+    step = set(properties["tasks"]["additionalProperties"]["properties"])
+
+    assert step == set(Step.__struct_fields__) - {"name", "registered", "executor"} | {"on_failure"}
+    assert set(get_type_hints(StepOptions)) == step - {"task", "workflow"}
+    assert set(get_type_hints(Defaults)) == set(properties["defaults"]["properties"])
+    assert set(properties) == set(Definition.__struct_fields__) - {"steps"} | {"tasks", "defaults"}
+    assert set(get_type_hints(WorkflowOptions)) == set(properties) - {"name", "params", "defaults", "tasks"}
+    assert set(properties["schedule"]["properties"]) == set(Schedule.__struct_fields__)
+    assert set(get_type_hints(Times)) == set(Schedule.__struct_fields__) - {"name", "params"}
+
+
+def test_the_schema_says_what_a_key_means_and_takes() -> None:
+    properties = definitions.schema()["properties"]
+    step = properties["tasks"]["additionalProperties"]["properties"]
+
+    assert step["retries"] == {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 1_000_000,
+        "description": "Tries after the first.",
+    }
+    assert properties["schedule"]["properties"]["overlap"] == {
+        "enum": ["skip", "queue", "allow", "cancel_previous"],
+        "default": "skip",
+        "description": "What happens when the previous run has not ended.",
+    }
 
 
 # -- whatever is written

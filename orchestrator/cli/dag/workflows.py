@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
-from importlib import resources
 from typing import Any
 
 import click
@@ -250,8 +249,7 @@ def schema() -> None:
       orchestrator workflows schema > workflow.schema.json
       # and in the first line of a file: # yaml-language-server: $schema=workflow.schema.json
     """
-    path = resources.files("orchestrator.sdk") / "workflow.schema.json"
-    echo(path.read_text(encoding="utf-8").rstrip())
+    print_json(definitions.schema())
 
 
 _WITHOUT_APPLICATION = (

@@ -21,9 +21,9 @@ from orchestrator.errors import ExpressionError, did_you_mean
 RESERVED = frozenset({"params", "run", "item", "index", "count"})
 """Names that expressions know beside the steps."""
 _OF_ITEM = frozenset({"item", "index", "count"})
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,127}")
-_STEP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
-_NAME = re.compile(r"[\w.:/-]{1,128}")
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,127}")
+STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
+NAME = re.compile(r"[\w.:/-]{1,128}")
 _CENTURY = 100 * 365 * 86_400
 MOST_STEPS = 10_000
 """Tasks of a workflow. Planning is linear in them, and a tick has a second."""
@@ -122,7 +122,7 @@ def _workflow(definition: Definition) -> Iterator[Problem]:
 
 def _params(definition: Definition) -> Iterator[Problem]:
     for name, param in definition.params.items():
-        if not _IDENTIFIER.fullmatch(name):
+        if not IDENTIFIER.fullmatch(name):
             yield Problem(("params", name), _NOT_A_NAME.format("", describe(name)))
         if param.default not in (UNSET, None) and (problem := misfit(param.type, param.default)):
             yield Problem(("params", name, "default"), f"{problem}.")
@@ -169,7 +169,7 @@ def _given(path: Path, given: Mapping[str, Any], known: str, params: Mapping[str
 
 def _step(step: Step) -> Iterator[Problem]:
     path: Path = ("tasks", step.name)
-    if not _STEP.fullmatch(step.name):
+    if not STEP_NAME.fullmatch(step.name):
         yield Problem(path, _NOT_A_NAME.format(" .", describe(step.name)))
     elif step.name in RESERVED | KEYWORDS:
         yield Problem(path, f"{step.name!r} has its own meaning in expressions: choose another name.")
@@ -231,7 +231,7 @@ def _expressions(step: Step, definition: Definition, graph: _Graph) -> Iterator[
 
 
 def _name(path: Path, name: str) -> Iterator[Problem]:
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         yield Problem(path, f"expected 1 to 128 letters, digits, or any of _ . : / -, found {describe(name)}.")
 
 

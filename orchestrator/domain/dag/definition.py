@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from orchestrator.domain.dag.operators import describe, fits, listed
 from orchestrator.domain.plain import unstorable
+from orchestrator.domain.written import Key
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 
 Trigger = Literal["all_success", "all_ended", "any_success", "any_failed", "none_failed"]
@@ -34,10 +35,11 @@ class _Data(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 class Param(_Data, frozen=True, kw_only=True):
     """A value that a run is started with."""
 
-    type: ParamType = "any"
-    default: Any = UNSET
-    """What a run gets that does not say; UNSET: it must. A date may be `today`, a datetime `now`, any of them None."""
-    description: str = ""
+    type: Annotated[ParamType, Key("choice")] = "any"
+    default: Annotated[Any, Key("any", "Left out: a run must be given it. A date may be today, a datetime now.")] = (
+        UNSET
+    )
+    description: Annotated[str, Key("text")] = ""
 
     @property
     def required(self) -> bool:
@@ -70,33 +72,35 @@ class Step(_Data, frozen=True, kw_only=True):
     """One node of the graph: a task, or a fan-out of tasks. Exactly one of task and workflow is set."""
 
     name: str
-    task: str | None = None
-    """A registered task, `module:function` or `file.py:function`."""
-    workflow: str | None = None
-    """A workflow to start as a child run."""
+    task: Annotated[str | None, Key("name", "A registered task, module:function or file.py:function.")] = None
+    workflow: Annotated[str | None, Key("name", "A workflow to start and wait for.")] = None
     executor: str | None = None
     """What older releases took in this place. Nothing runs it, so `checks` refuses it, and files cannot say it."""
-    depends_on: tuple[str, ...] = ()
-    input: dict[str, Any] = {}
-    """A template: constants, and `${...}` over params, run and upstream outputs; in a fan-out item, index, count."""
-    foreach: str | None = None
-    """An expression, without `${}`, that gives the list of items."""
-    parallel: int | str | None = None
-    """How many copies, or an expression, without `${}`, that says so."""
-    concurrency: int | None = None
-    """How many tasks of the fan-out run at once."""
-    trigger: Trigger = "all_success"
-    when: str | None = None
-    """An expression, without `${}`: the step is skipped where it is false. Evaluated once, before any fan-out."""
-    retries: int | None = None
-    """Tries after the first; this and the next three are None where the task decides."""
-    timeout: float | None = None
-    """Seconds that one attempt may run."""
-    queue: str | None = None
-    """Where it runs."""
-    priority: int | None = None
-    concurrency_key: str | None = None
-    """A template, as in `input`: whom a task is for, in the place of its own concurrency_key."""
+    depends_on: Annotated[tuple[str, ...], Key("texts", "Tasks that must have ended before.")] = ()
+    input: Annotated[
+        dict[str, Any],
+        Key(
+            "object",
+            "Constants and ${...} over params, run and the outputs of tasks above; in a fan-out item, index and count.",
+        ),
+    ] = {}
+    foreach: Annotated[str | None, Key("items", "One task per item of a list: such as discover.files.")] = None
+    """Kept without `${}`, like all expressions."""
+    parallel: Annotated[
+        int | str | None, Key("copies", "This many tasks: a number, or such as discover.count.", minimum=1)
+    ] = None
+    concurrency: Annotated[int | None, Key("integer", "How many of a fan-out run at once.", minimum=1)] = None
+    trigger: Annotated[Trigger, Key("choice", "Which ends of the tasks it depends on let it start.")] = "all_success"
+    when: Annotated[str | None, Key("condition", "Skipped where this is false: such as report.ok.")] = None
+    """Evaluated once, before any fan-out."""
+    retries: Annotated[int | None, Key("integer", "Tries after the first.", minimum=0, maximum=1_000_000)] = None
+    """This and the next three are None where the task decides."""
+    timeout: Annotated[float | None, Key("duration", "How long one attempt may run.")] = None
+    queue: Annotated[str | None, Key("name", "Where it runs.")] = None
+    priority: Annotated[int | None, Key("integer", "Higher goes first.", minimum=-100, maximum=100)] = None
+    concurrency_key: Annotated[
+        str | None, Key("text", "Whom a task is for, such as ${item.customer}: its task's limits hold for each.")
+    ] = None
     registered: Registered | None = None
     """What its task says; None where that is nothing, or it was not registered when the workflow was applied."""
 
@@ -104,28 +108,26 @@ class Step(_Data, frozen=True, kw_only=True):
 class Concurrency(_Data, frozen=True, kw_only=True):
     """How many runs of the workflow, or of the same key, run at once."""
 
-    limit: int
-    key: str | None = None
-    """A template over params, such as `${params.customer}`."""
+    limit: Annotated[int, Key("integer", minimum=1)]
+    key: Annotated[str | None, Key("text", "Such as ${params.customer}.")] = None
 
 
 class EventTrigger(_Data, frozen=True, kw_only=True):
     """Starts a run when another workflow's run ends, or when an event is posted."""
 
-    workflow: str | None = None
-    state: Literal["success", "failed", "ended"] = "success"
-    event: str | None = None
-    filter: str | None = None
-    """An expression, without `${}`, over `event`: what was posted, or the run that ended."""
-    params: dict[str, Any] = {}
-    """A template over `event` for the parameters of the run that it starts."""
+    workflow: Annotated[str | None, Key("name", "Another workflow, whose runs start this one.")] = None
+    state: Annotated[Literal["success", "failed", "ended"], Key("choice")] = "success"
+    event: Annotated[str | None, Key("name", "A posted event.")] = None
+    filter: Annotated[str | None, Key("condition", "Such as event.kind == 'order'.")] = None
+    """Over `event`: what was posted, or the run that ended."""
+    params: Annotated[dict[str, Any], Key("object", "Parameters of the run, such as {day: ${event.day}}.")] = {}
 
 
 class Hook(_Data, frozen=True, kw_only=True):
     """What happens when a run ends. Exactly one is set."""
 
-    task: str | None = None
-    webhook: str | None = None
+    task: Annotated[str | None, Key("name")] = None
+    webhook: Annotated[str | None, Key("text", pattern=r"^https?://[^/\s]")] = None
     registered: Registered | None = None
     """What its task says; None as in a step."""
 
@@ -133,23 +135,25 @@ class Hook(_Data, frozen=True, kw_only=True):
 class Definition(_Data, frozen=True, kw_only=True):
     """A workflow."""
 
-    name: str
-    version: int | None = None
-    """None: a new version whenever the content hash changes."""
-    description: str = ""
-    params: dict[str, Param] = {}
-    schedule: dict[str, Any] | None = None
+    name: Annotated[str, Key("name", "What the workflow is called.")]
+    version: Annotated[
+        int | None, Key("integer", "Left out: a new version whenever the content changes.", minimum=1)
+    ] = None
+    description: Annotated[str, Key("text")] = ""
+    params: Annotated[dict[str, Param], Key("own", "What a run is started with.")] = {}
+    schedule: Annotated[dict[str, Any] | None, Key("own", "When runs start by themselves.")] = None
     """Checked plain data; `every` and `jitter` are seconds."""
-    timeout: float | None = None
-    """Seconds that a run may take."""
-    concurrency: Concurrency | None = None
-    tags: tuple[str, ...] = ()
-    on: tuple[EventTrigger, ...] = ()
-    on_failure: tuple[Hook, ...] = ()
-    on_success: tuple[Hook, ...] = ()
-    queue: str = "default"
+    timeout: Annotated[float | None, Key("duration", "How long a run may take.")] = None
+    concurrency: Annotated[
+        Concurrency | None, Key("own", "How many runs there may be at once, altogether or per key.")
+    ] = None
+    tags: Annotated[tuple[str, ...], Key("texts", "Words to find runs by.")] = ()
+    on: Annotated[tuple[EventTrigger, ...], Key("own", "What else starts a run.")] = ()
+    on_failure: Annotated[tuple[Hook, ...], Key("own", "What happens when a run has failed.")] = ()
+    on_success: Annotated[tuple[Hook, ...], Key("own", "What happens when a run has succeeded.")] = ()
+    queue: Annotated[str, Key("name", "Where its tasks run.")] = "default"
     steps: tuple[Step, ...] = ()
-    """In the order of the file."""
+    """In the order of the file, which has them by name, as `tasks`."""
 
 
 def content_hash(definition: Definition) -> str:

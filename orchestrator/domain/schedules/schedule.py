@@ -16,7 +16,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -24,6 +24,7 @@ import msgspec
 from orchestrator.domain.durations import format_duration
 from orchestrator.domain.schedules import cron
 from orchestrator.domain.schedules.zones import moment_of, next_turn, offset, wall
+from orchestrator.domain.written import Key
 
 Overlap = Literal["skip", "queue", "allow", "cancel_previous"]
 """What becomes of a fire while a run of the same schedule is open."""
@@ -42,25 +43,27 @@ _CATCH_UP = re.compile(r"(none|latest|all)(?:\(([1-9][0-9]{0,8})\))?")
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """When runs of a workflow start by themselves. Exactly one of cron, every and at is set; they have been checked."""
 
-    name: str = DEFAULT_NAME
-    cron: str | None = None
-    every: float | None = None
+    name: Annotated[str, Key("label")] = DEFAULT_NAME
+    cron: Annotated[
+        str | None,
+        Key("cron", "Five fields (minute, hour, day of month, month, day of week), or six with seconds first."),
+    ] = None
+    every: Annotated[float | None, Key("interval")] = None
     """Seconds."""
-    at: str | None = None
-    """One moment, as ISO 8601; in the schedule's time zone unless it has an offset."""
-    start: str | None = None
-    """It does not fire before this moment, written like `at`; a date is its first moment."""
-    end: str | None = None
-    """Nor at this moment or after it."""
-    timezone: str = "UTC"
-    overlap: Overlap = "skip"
-    catch_up: str = "latest"
-    """What becomes of fires that no scheduler was there for: none, latest, all or all(limit)."""
-    jitter: float = 0.0
+    at: Annotated[str | None, Key("moment", "Once, such as 2024-01-31T09:30:00.")] = None
+    """As ISO 8601; in the schedule's time zone unless it has an offset. A date is its first moment."""
+    start: Annotated[str | None, Key("moment", "Not before this moment, such as 2024-02-01.")] = None
+    end: Annotated[str | None, Key("moment", "Only before this moment, such as 2024-07-01.")] = None
+    timezone: Annotated[str, Key("timezone", "Such as Europe/Berlin.")] = "UTC"
+    overlap: Annotated[Overlap, Key("choice", "What happens when the previous run has not ended.")] = "skip"
+    catch_up: Annotated[
+        str, Key("catch_up", "What happens to times that passed unseen: none, latest, all, or all(limit).")
+    ] = "latest"
+    jitter: Annotated[float, Key("jitter")] = 0.0
     """Seconds by which schedules with the same times are kept apart, at most."""
-    params: dict[str, Any] = {}
+    params: Annotated[dict[str, Any], Key("object")] = {}
     """A template over `run.fire_time` for the parameters of a run."""
-    paused: bool = False
+    paused: Annotated[bool, Key("boolean")] = False
 
     @property
     def zone(self) -> ZoneInfo:

@@ -10,30 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import yaml
 
+from orchestrator.domain.dag.checks import IDENTIFIER, RESERVED, STEP_NAME, Problem, check
 from orchestrator.domain.dag.checks import Path as Place
-from orchestrator.domain.dag.checks import Problem, check
-from orchestrator.domain.dag.definition import (
-    Concurrency,
-    Definition,
-    EventTrigger,
-    Hook,
-    Param,
-    ParamType,
-    Step,
-    Trigger,
-)
-from orchestrator.domain.dag.operators import shortened
+from orchestrator.domain.dag.definition import Concurrency, Definition, EventTrigger, Hook, Param, Step, Trigger
+from orchestrator.domain.dag.operators import KEYWORDS, shortened
 from orchestrator.domain.durations import format_duration
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.sdk.dag import document, fields
+from orchestrator.sdk.dag import document
 from orchestrator.sdk.dag.document import Node
-from orchestrator.sdk.dag.fields import BAD, Bad, Convert, Fields
-from orchestrator.sdk.dag.schedule_fields import schedule
+from orchestrator.sdk.dag.fields import BAD, Bad, Field, Fields, Schema, Table, choice, mapping_schema, table_of
+from orchestrator.sdk.dag.schedule_fields import FIELD as SCHEDULE
 
 _MOST_PROBLEMS = 50
 _LONGEST_SHOWN = 128
@@ -113,6 +104,15 @@ def to_yaml(definition: Definition, *, registered: bool = False) -> str:
     return text
 
 
+def schema() -> Schema:
+    """Return the JSON schema of workflow files, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Workflow",
+        "description": "A workflow of orchestrator: tasks and what they depend on.",
+    } | mapping_schema(_WORKFLOW, required=["name", "tasks"])
+
+
 # -- reading
 
 
@@ -137,14 +137,15 @@ def _concurrency(reader: Fields, node: Node, path: Place) -> Concurrency | Bad:
     return BAD
 
 
-def _each(make: Callable[..., Any], expected: str, table: dict[str, Convert]) -> Convert:
-    """Return how a list of mappings, or one alone, is read."""
+def _each(make: Callable[..., Any], expected: str, table: Table, kinds: tuple[str, ...]) -> Field:
+    """Return how a list of mappings, or one alone, is read; each has exactly one of the keys `kinds`."""
 
     def convert(reader: Fields, node: Node, path: Place) -> tuple[Any, ...]:
         items = node.value if isinstance(node.value, list) else [node]
         return tuple(make(**reader.read(item, (*path, place), expected, table)) for place, item in enumerate(items))
 
-    return convert
+    one = mapping_schema(table, one_of=kinds)
+    return Field(convert, {"oneOf": [one, {"type": "array", "items": one}]})
 
 
 def _tasks(reader: Fields, node: Node, path: Place) -> dict[str, dict[str, Any]] | Bad:
@@ -158,57 +159,58 @@ def _defaults(reader: Fields, node: Node, path: Place) -> dict[str, Any]:
     return reader.read(node, path, "a mapping of options for every task", _DEFAULTS)
 
 
-_DEFAULTS: dict[str, Convert] = {
-    "retries": fields.integer,
-    "timeout": fields.duration,
-    "queue": fields.text,
-    "priority": fields.integer,
-    "trigger": fields.one_of(get_args(Trigger)),
+_PARAM = table_of(Param)
+_CONCURRENCY = table_of(Concurrency)
+_STEP = table_of(Step)
+_DEFAULTS = {key: _STEP[key] for key in ("retries", "timeout", "queue", "priority", "trigger")}
+_on_failure = choice(("run", "skip"))
+_STEP["on_failure"] = Field(
+    _on_failure.read,
+    _on_failure.schema | {"description": "run: start once all above have ended, whatever came of them."},
+)
+_hooks = _each(Hook, "a mapping with task or webhook, or a list of such", table_of(Hook), ("task", "webhook"))
+_TASKS: Schema = {
+    "type": "object",
+    "description": "The tasks by name.",
+    "minProperties": 1,
+    "propertyNames": {"pattern": f"^{STEP_NAME.pattern}$", "not": {"enum": sorted(RESERVED | KEYWORDS)}},
+    "additionalProperties": mapping_schema(
+        _STEP,
+        one_of=("task", "workflow"),
+        dependentSchemas={"concurrency": {"anyOf": [{"required": ["foreach"]}, {"required": ["parallel"]}]}},
+        **{"not": {"required": ["foreach", "parallel"]}},
+    ),
 }
-_STEP: dict[str, Convert] = {
-    "task": fields.text,
-    "workflow": fields.text,
-    "depends_on": fields.texts,
-    "input": fields.plain_object,
-    "foreach": fields.items,
-    "parallel": fields.number_of_copies,
-    "concurrency": fields.integer,
-    "concurrency_key": fields.text,
-    "on_failure": fields.one_of(("run", "skip")),
-    "when": fields.condition,
-    **_DEFAULTS,
+_WORKFLOW = table_of(
+    Definition,
+    params=Field(
+        _params,
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{IDENTIFIER.pattern}$"},
+            "additionalProperties": mapping_schema(_PARAM),
+        },
+    ),
+    schedule=SCHEDULE,
+    concurrency=Field(
+        _concurrency,
+        {"oneOf": [{"type": "integer", "minimum": 1}, mapping_schema(_CONCURRENCY, required=["limit"])]},
+    ),
+    on=_each(
+        EventTrigger,
+        "a mapping with workflow or event, or a list of such",
+        table_of(EventTrigger),
+        ("workflow", "event"),
+    ),
+    on_failure=_hooks,
+    on_success=_hooks,
+) | {
+    "defaults": Field(
+        _defaults, mapping_schema(_DEFAULTS, description="Options of every task that does not say otherwise.")
+    ),
+    "tasks": Field(_tasks, _TASKS),
 }
-_PARAM: dict[str, Convert] = {
-    "type": fields.one_of(get_args(ParamType)),
-    "default": fields.anything,
-    "description": fields.text,
-}
-_CONCURRENCY: dict[str, Convert] = {"limit": fields.integer, "key": fields.text}
-_EVENT: dict[str, Convert] = {
-    "workflow": fields.text,
-    "state": fields.one_of(("success", "failed", "ended")),
-    "event": fields.text,
-    "filter": fields.condition,
-    "params": fields.plain_object,
-}
-_HOOK: dict[str, Convert] = {"task": fields.text, "webhook": fields.text}
-_hooks = _each(Hook, "a mapping with task or webhook, or a list of such", _HOOK)
-_WORKFLOW: dict[str, Convert] = {
-    "name": fields.text,
-    "version": fields.integer,
-    "description": fields.text,
-    "params": _params,
-    "schedule": schedule,
-    "timeout": fields.duration,
-    "concurrency": _concurrency,
-    "tags": fields.texts,
-    "on": _each(EventTrigger, "a mapping with workflow or event, or a list of such", _EVENT),
-    "on_failure": _hooks,
-    "on_success": _hooks,
-    "queue": fields.text,
-    "defaults": _defaults,
-    "tasks": _tasks,
-}
+"""The keys of a file: those that the structs of `domain.dag.definition` declare, and what only files have."""
 _TRIGGERS: dict[str, Trigger] = {"run": "all_ended", "skip": "all_success"}
 
 

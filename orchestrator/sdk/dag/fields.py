@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from orchestrator.domain.dag.checks import Path, Problem
+from orchestrator.domain.dag.checks import NAME, Path, Problem
 from orchestrator.domain.dag.expression import unwrap
 from orchestrator.domain.dag.operators import describe
-from orchestrator.domain.durations import parse_duration
+from orchestrator.domain.durations import DURATION, parse_duration
+from orchestrator.domain.written import Key
 from orchestrator.errors import did_you_mean
 from orchestrator.sdk.dag.document import Entry, Node
 
@@ -44,7 +45,7 @@ class Fields:
         self.mismatch(node, path, expected)
         return {}
 
-    def read(self, node: Node, path: Path, expected: str, table: Mapping[str, Convert]) -> dict[str, Any]:
+    def read(self, node: Node, path: Path, expected: str, table: Table) -> dict[str, Any]:
         """Return the values of a mapping with known keys, without those that do not fit."""
         values: dict[str, Any] = {}
         for key, entry in self.mapping(node, path, expected).items():
@@ -52,13 +53,26 @@ class Fields:
                 advice = did_you_mean(key, table) or f" Known: {', '.join(table)}."
                 self.problem((*path, key), f"unknown key.{advice}")
                 continue
-            value = table[key](self, entry.node, (*path, key))
+            value = table[key].read(self, entry.node, (*path, key))
             if value is not BAD:
                 values[key] = value
         return values
 
 
 Convert = Callable[[Fields, Node, Path], Any]
+Schema = dict[str, Any]
+"""A JSON schema, for editors."""
+
+
+class Field(NamedTuple):
+    """How the value of a key is read, and what editors are told of it."""
+
+    read: Convert
+    schema: Schema
+
+
+Table = Mapping[str, Field]
+"""The keys of a mapping."""
 
 
 def text(fields: Fields, node: Node, path: Path) -> str | Bad:
@@ -164,3 +178,58 @@ def _literal(fields: Fields, node: Node, path: Path) -> str | Bad:
     if isinstance(node.value, str) and unwrap(node.value) != node.value.strip():
         return f"({unwrap(node.value)})"
     return msgspec.json.encode(node.value).decode()
+
+
+# -- keys
+
+
+KINDS: Table = {
+    "any": Field(anything, {}),
+    "boolean": Field(boolean, {"type": "boolean"}),
+    "condition": Field(condition, {"type": ["string", "boolean"]}),
+    "copies": Field(number_of_copies, {"type": ["integer", "string"]}),
+    "duration": Field(
+        duration,
+        {
+            "description": "Such as 250ms, 30s, 10m, 1h30m or 2d, or a number of seconds.",
+            "oneOf": [{"type": "number"}, {"type": "string", "pattern": rf"^\s*{DURATION.pattern}\s*$"}],
+        },
+    ),
+    "integer": Field(integer, {"type": "integer"}),
+    "items": Field(items, {"type": ["string", "array"]}),
+    "name": Field(text, {"type": "string", "pattern": f"^{NAME.pattern}$"}),
+    "object": Field(plain_object, {"type": "object"}),
+    "text": Field(text, {"type": "string"}),
+    "texts": Field(texts, {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+}
+"""What the fields of a definition can hold, by the kind that `Key` names."""
+
+
+def table_of(shape: type[msgspec.Struct], kinds: Table = KINDS, **own: Field) -> dict[str, Field]:
+    """Return the keys that a struct declares; `own` has those whose form is theirs alone."""
+    table = {}
+    for field in msgspec.structs.fields(shape):
+        key = next((mark for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, Key)), None)
+        if key is None:
+            continue
+        if key.kind == "choice":
+            found = choice(get_args(field.type.__origin__))
+        else:
+            found = own[field.name] if key.kind == "own" else kinds[key.kind]
+        described = {"description": key.doc} if key.doc else {}
+        default = {"default": field.default} if isinstance(field.default, str) and field.default else {}
+        table[field.name] = Field(found.read, found.schema | key.rules | default | described)
+    return table
+
+
+def choice(words: Iterable[str]) -> Field:
+    """Return the field of a key that is one of a few words."""
+    known = list(words)
+    return Field(one_of(known), {"enum": known})
+
+
+def mapping_schema(table: Table, *, one_of: Iterable[str] = (), **rules: Any) -> Schema:
+    """Return the schema of a mapping with known keys, of which exactly one of `one_of` must be there."""
+    either = {"oneOf": [{"required": [key]} for key in one_of]} if one_of else {}
+    properties = {key: field.schema for key, field in table.items()}
+    return {"type": "object", "additionalProperties": False, "properties": properties} | either | rules

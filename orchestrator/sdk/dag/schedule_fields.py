@@ -5,26 +5,27 @@ from __future__ import annotations
 import re
 import zoneinfo
 from datetime import datetime
-from typing import Any, get_args
+from typing import Any
 
 from orchestrator.domain.dag.checks import Path
 from orchestrator.domain.plain import unstorable
 from orchestrator.domain.schedules.cron import cron_problem
-from orchestrator.domain.schedules.schedule import MOST_CAUGHT_UP, Overlap, Schedule, catch_up_parts, from_data, moment
+from orchestrator.domain.schedules.schedule import MOST_CAUGHT_UP, Schedule, catch_up_parts, from_data, moment
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 from orchestrator.sdk.dag import fields
 from orchestrator.sdk.dag.document import Node, from_plain
-from orchestrator.sdk.dag.fields import BAD, Bad, Convert, Fields
+from orchestrator.sdk.dag.fields import BAD, Bad, Field, Fields
 
 _NAME = re.compile(r"[\w.-]{1,64}")
 _CENTURY = 100 * 365 * 86_400
+_WHEN = ("cron", "every", "at")
 
 
 def schedule(reader: Fields, node: Node, path: Path) -> dict[str, Any] | Bad:
     """Read a schedule; it stays plain data, with `every` and `jitter` in seconds."""
     before = len(reader.problems)
     values = reader.read(node, path, "a mapping such as {cron: 0 3 * * *, timezone: Europe/Berlin}", _SCHEDULE)
-    given = [key for key in ("cron", "every", "at") if isinstance(node.value, dict) and key in node.value]
+    given = [key for key in _WHEN if isinstance(node.value, dict) and key in node.value]
     if len(given) != 1 and isinstance(node.value, dict):
         found = " and ".join(given) or "none of them"
         reader.problem(path, f"expected exactly one of cron, every and at, found {found}.")
@@ -134,17 +135,21 @@ def _name(reader: Fields, node: Node, path: Path) -> str | Bad:
     return reader.mismatch(node, path, "a name of 1 to 64 letters, digits, or any of _ . -")
 
 
-_SCHEDULE: dict[str, Convert] = {
-    "cron": _cron,
-    "every": _every,
-    "at": _at,
-    "start": _at,
-    "end": _at,
-    "timezone": _timezone,
-    "overlap": fields.one_of(get_args(Overlap)),
-    "catch_up": _catch_up,
-    "jitter": _jitter,
-    "name": _name,
-    "params": fields.plain_object,
-    "paused": fields.boolean,
-}
+_TEXT = {"type": "string"}
+_SECONDS = fields.KINDS["duration"].schema
+_SCHEDULE = fields.table_of(
+    Schedule,
+    {
+        **fields.KINDS,
+        "catch_up": Field(
+            _catch_up, {"type": "string", "pattern": r"^(none|latest|all(\(([1-9][0-9]{0,2}|1000)\))?)$"}
+        ),
+        "cron": Field(_cron, _TEXT),
+        "interval": Field(_every, _SECONDS),
+        "jitter": Field(_jitter, _SECONDS),
+        "label": Field(_name, _TEXT),
+        "moment": Field(_at, _TEXT),
+        "timezone": Field(_timezone, _TEXT),
+    },
+)
+FIELD = Field(schedule, fields.mapping_schema(_SCHEDULE, one_of=_WHEN))
