@@ -172,6 +172,12 @@ def check_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _parse(name, value, "argument") for name, value in given.items() if value is not None}
 
 
+def with_arguments(settings: Settings, given: Mapping[str, Any]) -> Settings:
+    """Return settings changed by those that were given as arguments."""
+    changes = check_arguments(given)
+    return _validated(dataclasses.replace(settings, **changes)) if changes else settings
+
+
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return {name: environ[_PREFIX + name.upper()] for name in _FIELDS if environ.get(_PREFIX + name.upper())}
 

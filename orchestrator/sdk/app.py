@@ -29,7 +29,7 @@ from orchestrator.sdk.schedules import Schedules, T, Times
 from orchestrator.sdk.tasks.context import TaskContext, current_outlet
 from orchestrator.sdk.tasks.given import GivenOptions, GivenToWorkflows
 from orchestrator.sdk.tasks.handle import Handle, RunHandle
-from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, CallOptions, check_name, shown, with_options
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, OPTION_NAMES, CallOptions, check_name, shown, with_options
 from orchestrator.sdk.tasks.task import Task, task_name
 from orchestrator.sdk.values.signature import Signature
 from orchestrator.sdk.waiting.twins import twin
@@ -52,7 +52,7 @@ class Orchestrator:
             starts, and when something is asked for that is not known yet.
         autodiscover: Packages whose modules called `tasks` are imported in the same way, with all below them.
         routes: Queues of tasks by their names: `{"shop.mail.*": "mail"}`; the first that fits counts.
-        overrides: Single settings, by name, that go before those of the environment.
+        overrides: Single settings, by name, that go before `settings` and those of the environment.
     """
 
     def __init__(
@@ -64,6 +64,11 @@ class Orchestrator:
         routes: Mapping[str, str] | None = None,
         **overrides: Any,
     ) -> None:
+        if settings is not None and not isinstance(settings, Settings):
+            raise TypeError(
+                f"Orchestrator(…): expected Settings(…), or single settings by name, such as "
+                f"Orchestrator(namespace='shop'), found {shown(settings)}."
+            )
         modules = Modules(include, autodiscover)
         self._client = Client(settings, overrides, routes or {})
         self._registry = Registry({}, CodeWorkflows(modules), modules)
@@ -96,9 +101,9 @@ class Orchestrator:
         def register(function: Callable[..., Any]) -> Task[..., Any]:
             chosen = task_name(function, name)
             existing = self.tasks.get(chosen)
-            if existing is not None and existing.function.__code__ is not function.__code__:
+            if existing is not None and _code(existing.function) is not _code(function):
                 raise InvalidTask(f"Two functions want to be the task {chosen!r}. Give one of them another name=.")
-            signature = Signature(chosen, function)
+            signature = Signature(chosen, function, options=OPTION_NAMES)
             task: Task[..., Any] = Task(self._client, chosen, function, checked, signature, frozenset(options))
             self.tasks[chosen] = task
             return task
@@ -295,6 +300,11 @@ class _Decorator(Protocol):
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+def _code(function: Callable[..., Any]) -> object:
+    """Return what two functions share of which one is the other, imported again."""
+    return getattr(function, "__code__", function)
 
 
 def _new(task: Task[..., Any], call: Call, run_id: bytes | None = None, position: int | None = None) -> NewTask:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import NotDeterministic
+from orchestrator.errors import ConfigurationError, NotDeterministic
 from orchestrator.sdk.code.inside import inside_workflow
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, check_name
 from orchestrator.sdk.waiting.per_process import ProcessLock
 from orchestrator.sdk.waiting.threads import Threads
 from orchestrator.sdk.waiting.undisturbed import undisturbed
-from orchestrator.settings import Settings, check_arguments, load_settings
+from orchestrator.settings import Settings, check_arguments, load_settings, with_arguments
 
 if TYPE_CHECKING:
     from orchestrator.sdk.backend import Backend
@@ -23,9 +23,14 @@ class Client:
     """One application's way to Postgres and Redis. Everything is read and opened on first use."""
 
     def __init__(self, settings: Settings | None, overrides: Mapping[str, Any], routes: Mapping[str, str]) -> None:
+        if not isinstance(routes, Mapping):
+            raise ConfigurationError(
+                f"Orchestrator(routes=…): expected queues by names of tasks, such as {{'shop.mail.*': 'mail'}}, "
+                f"found {routes!r:.200}."
+            )
         self.routes = {pattern: check_name("queue", queue) for pattern, queue in routes.items()}
         check_arguments(overrides)
-        self._given = settings
+        self._given = settings and with_arguments(settings, overrides)
         self._overrides = overrides
         self._settings: Settings | None = None
         self._backend: Backend | None = None

@@ -10,7 +10,7 @@ from orchestrator.domain.limits.buckets import Rate
 from orchestrator.errors import InvalidTask, ResultTimeout
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.tasks.options import check_name, check_rate, check_retention
-from orchestrator.sdk.waiting.steps import Pause, Steps, complete
+from orchestrator.sdk.waiting.steps import Pause, Steps, check_timeout, complete
 from orchestrator.sdk.waiting.twins import twin
 
 _LOOK_AGAIN = 0.25
@@ -66,6 +66,7 @@ class Queue:
         return complete(self._drain(timeout, show=show))
 
     def _drain(self, timeout: float | None = None, *, show: Callable[[int], None] = lambda _: None) -> Steps[None]:
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while left := self.open():
             show(left)

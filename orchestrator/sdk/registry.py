@@ -34,4 +34,17 @@ class Registry:
 
     def find(self, name: str) -> Task[..., Any] | CodeWorkflow[..., Any]:
         """Return the task of that name, or else the workflow."""
-        return self.tasks.get(name) or self.workflows.get(name) or self.find_task(name)
+        found = self._registered(name)
+        if found is None:
+            self.modules.load()
+            found = self._registered(name)
+        if found is None:
+            known = sorted({*self.tasks, *self.workflows})
+            raise UnknownTask(
+                f"No task and no workflow is called {name!r}.{did_you_mean(name, known)} "
+                f"Known: {', '.join(known) or 'none'}."
+            )
+        return found
+
+    def _registered(self, name: str) -> Task[..., Any] | CodeWorkflow[..., Any] | None:
+        return self.tasks.get(name) or self.workflows.get(name)

@@ -26,7 +26,7 @@ from orchestrator.sdk.registry import Registry
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.tasks.options import check_name
 from orchestrator.sdk.tasks.task import Task
-from orchestrator.sdk.waiting.steps import Pause, Steps, complete
+from orchestrator.sdk.waiting.steps import Pause, Steps, check_timeout, complete
 from orchestrator.sdk.waiting.twins import twin
 
 if TYPE_CHECKING:
@@ -360,6 +360,7 @@ class Backfill:
         return complete(self._wait_ended(timeout))
 
     def _wait_ended(self, timeout: float | None = None) -> Steps[BackfillView]:
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while not (view := self.progress()).is_over:
             if deadline is not None and time.monotonic() >= deadline:

@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.registry import Registry
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call, encode_value
@@ -36,9 +37,13 @@ class MockBook:
     def __contains__(self, name: str) -> bool:
         return name in self._mocks
 
-    def add(self, mocks: Mocks) -> None:
-        """Put these in the place of what they are named after."""
+    def add(self, mocks: Mocks, registry: Registry) -> None:
+        """Put these in the place of what they are named after; a name that nothing has would never be called."""
         for key, mock in mocks.items():
+            if isinstance(key, str):
+                registry.find(key)
+            elif not isinstance(key, (Task, CodeWorkflow)):
+                raise InvalidTask(f"mocks: expected tasks, workflows or their names, found {key!r:.200}.")
             self._mocks[key if isinstance(key, str) else key.name] = mock
 
     def seconds(self, name: str) -> float:

@@ -68,7 +68,7 @@ class WorkflowTest:
         self._workflow = workflow
         self._engine.limit = workflow._client.settings.max_payload
         self.leader.grace = workflow._client.settings.run_timeout_grace
-        self._mocks.add(mocks or {})
+        self._mocks.add(mocks or {}, workflow._registry)
         self._count += 1
         payload = workflow._encode_call(args, kwargs)
         queue = workflow._code_options.queue or "default"

@@ -593,12 +593,12 @@ def test_a_transaction_that_is_rolled_back_leaves_nothing(live_app: Orchestrator
         ({"cap": math.inf}, "cap"),
         ({"jitter": 1.5}, "jitter"),
         ({"backoff": "quadratic"}, "backoff"),
-        ({"backoff": [1, -1]}, "intervals"),
-        ({"backoff": [1, "2"]}, "intervals"),
+        ({"backoff": [1, -1]}, "backoff"),
+        ({"backoff": [1, "2"]}, "backoff"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused_where_it_is_written(given: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidTask, match=rf"Retry\(.*is no way to retry: .*{field}"):
+    with pytest.raises(InvalidTask, match=rf"^Retry: expected .* in {field}=, found "):
         Retry(**given)
 
 

@@ -110,6 +110,12 @@ def test_workers_and_clients_load_no_database_driver(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("kind", [orchestrator.Retry, orchestrator.Rate])
+def test_what_a_user_fills_in_shows_nothing_but_its_fields(kind: type) -> None:
+    """An editor offers what is public."""
+    assert {name for name in dir(kind) if not name.startswith("_")} <= kind.__annotations__.keys()
+
+
 def test_types_ship() -> None:
     assert files("orchestrator").joinpath("py.typed").is_file()
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())

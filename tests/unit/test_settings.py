@@ -261,3 +261,13 @@ def test_an_application_refuses_what_is_no_setting_where_it_is_made() -> None:
     with pytest.raises(ConfigurationError, match="Setting max_payload in argument: expected int, found 'much'"):
         Orchestrator(max_payload="much")
     Orchestrator(database_url=None, max_payload=5)
+
+
+def test_single_settings_go_before_those_that_are_given_together() -> None:
+    together = Settings(namespace="shop", redis_url="redis://one")
+    assert Orchestrator(together, redis_url="redis://two").settings == Settings(
+        namespace="shop", redis_url="redis://two"
+    )
+    assert Orchestrator(together).settings is together
+    with pytest.raises(ConfigurationError, match="Setting namespace: expected"):
+        Orchestrator(together, namespace="Two Words")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import uuid4
 
 from orchestrator import Orchestrator, OrchestratorError, Retry, TaskContext, WorkflowContext, agather, as_completed
 
 app = Orchestrator(routes={"mail.*": "mail"})
+one = uuid4()
 
 
 @app.task
@@ -36,6 +38,8 @@ def nightly() -> None: ...
 
 text: str = resize.options(delay=1, priority=2, retries=[1, 5]).enqueue("a.png").result()
 data: bytes = fetch.options(eta=None, expires=timedelta(minutes=1)).enqueue("a").result()
+keyed: str = plain.options(unique_key=7, concurrency_key=one).enqueue("a").result()
+once: str = plain.options(idempotency_key=one, concurrency_key=lambda path, **_: len(path)).enqueue("a").result()
 answer: str = order.options(timeout=5, detached=True, name="child", on_cancel="wait").start(1).result()
 
 
@@ -68,6 +72,16 @@ app.task(retires=3)  # wrong
 app.task(retries="often")  # wrong
 app.task(timeout="30s")  # wrong
 app.task(isolation="fork")  # wrong
+app.task(unique_key=1.5)  # wrong
+app.task(concurrency_key=[one])  # wrong
+app.task(idempotency_key=lambda path: path)  # wrong
+app.task(rate=10)  # wrong
+app.task(weight="heavy")  # wrong
+app.task(unique_for="pendig")  # wrong
+plain.options(on_duplicate="shrug")  # wrong
+plain.enqueue("a", delay=60)  # wrong
+Orchestrator("shop")  # wrong
+Retry(backoff="exponental")  # wrong
 app.workflow(timeot=60)  # wrong
 app.workflow(detached="yes")  # wrong
 plain.options(priorty=1)  # wrong

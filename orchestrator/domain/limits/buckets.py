@@ -33,20 +33,20 @@ class Rate(msgspec.Struct, frozen=True, array_like=True):
     burst: int | None = None
     """Starts that may happen at once after a quiet time; as many as `count` if nothing is said."""
 
-    @property
-    def interval(self) -> float:
-        """Seconds between two starts at the even rate."""
-        return self.per / self.count
 
-    @property
-    def size(self) -> int:
-        """How many tokens the bucket holds."""
-        return max(1, int(self.count) if self.burst is None else self.burst)
+def interval(rate: Rate) -> float:
+    """Return the seconds between two starts at the even rate."""
+    return rate.per / rate.count
 
-    @property
-    def late(self) -> float:
-        """Seconds by which a full bucket may be late; one of several tokens makes up for it by itself."""
-        return max(0.0, _LATE - (self.size - 1) * self.interval)
+
+def bucket_size(rate: Rate) -> int:
+    """Return how many tokens the bucket of a rate holds."""
+    return max(1, int(rate.count) if rate.burst is None else rate.burst)
+
+
+def lateness(rate: Rate) -> float:
+    """Return the seconds by which a full bucket may be late; one of several tokens makes up for it by itself."""
+    return max(0.0, _LATE - (bucket_size(rate) - 1) * interval(rate))
 
 
 def parse_rate(text: str) -> Rate | None:
@@ -69,16 +69,16 @@ class Buckets:
 
     def admits(self, name: str, rate: Rate, now: float) -> int:
         """Return how many may start now."""
-        return max(0, rate.size - math.ceil(self._ahead(name, rate, now) - _ROUNDING))
+        return max(0, bucket_size(rate) - math.ceil(self._ahead(name, rate, now) - _ROUNDING))
 
     def spend(self, name: str, rate: Rate, now: float, count: int = 1) -> None:
         """Note that so many start; fewer than none gives tokens back."""
-        self.due[name] = now + (self._ahead(name, rate, now) + count) * rate.interval
+        self.due[name] = now + (self._ahead(name, rate, now) + count) * interval(rate)
         self.changed.add(name)
 
     def next_admission(self, name: str, rate: Rate, now: float) -> float:
         """Return when one more may start."""
-        return now + (self._ahead(name, rate, now) - (rate.size - 1)) * rate.interval
+        return now + (self._ahead(name, rate, now) - (bucket_size(rate) - 1)) * interval(rate)
 
     def _ahead(self, name: str, rate: Rate, now: float) -> float:
         """Return by how many starts a bucket is ahead of the even rate; below zero if it is a little late.
@@ -87,12 +87,12 @@ class Buckets:
         was another then.
         """
         due = self.due.get(name)
-        if due is None or due < now - rate.late:
+        if due is None or due < now - lateness(rate):
             return 0.0
-        latest = now + rate.size * rate.interval
+        latest = now + bucket_size(rate) * interval(rate)
         if due > latest:
             due = self.due[name] = latest
-        return (due - now) / rate.interval
+        return (due - now) / interval(rate)
 
     def forget_full(self, now: float) -> None:
         """Forget the buckets that have filled up again and are saved."""

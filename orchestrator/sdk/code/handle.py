@@ -15,7 +15,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_outlet
 from orchestrator.sdk.tasks.options import check_label, check_name
 from orchestrator.sdk.values.payload import decode_value, digest_call, encode_value
-from orchestrator.sdk.waiting.steps import Steps, complete
+from orchestrator.sdk.waiting.steps import Steps, check_timeout, complete
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.transport.codec import Ended
 
@@ -73,6 +73,7 @@ class WorkflowHandle(Generic[R]):
 
     def _result(self, timeout: float | None = None) -> Steps[R]:
         refuse_inside_task()
+        check_timeout(timeout)
         code = self._client.backend.code
         ended = yield from code.wait(self._id, timeout, self._sent)
         if ended is None:
@@ -116,6 +117,7 @@ class WorkflowHandle(Generic[R]):
 
     def _query(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
         refuse_inside_task()
+        check_timeout(timeout)
         return (yield from self._client.backend.code.query(self._run, name, args, kwargs, timeout))
 
     def update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
@@ -124,6 +126,7 @@ class WorkflowHandle(Generic[R]):
 
     def _update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
         refuse_inside_task()
+        check_timeout(timeout)
         return (yield from self._client.backend.code.update(self._run, name, args, kwargs, timeout))
 
     def cancel(self) -> None:

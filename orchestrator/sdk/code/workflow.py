@@ -24,7 +24,7 @@ from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.registry import Registry
 from orchestrator.sdk.tasks.given import GivenToRuns
-from orchestrator.sdk.tasks.options import check_name, check_options
+from orchestrator.sdk.tasks.options import SECONDS, check_name, check_options, in_seconds
 from orchestrator.sdk.values.payload import digest_call, encode_call
 from orchestrator.sdk.values.signature import Signature
 from orchestrator.sdk.waiting.twins import twin
@@ -53,8 +53,7 @@ class CodeOptions:
             check_name("queue", self.queue)
         if self.timeout is not None and not (_is_number(self.timeout) and 0 < self.seconds <= LONGEST_WAIT):
             raise InvalidWorkflow(
-                f"Option timeout: expected more than zero seconds, or a timedelta, up to a hundred years, "
-                f"found {self.timeout!r}."
+                f"Option timeout: expected {SECONDS}, above zero, found {self.timeout!r}.{in_seconds(self.timeout)}"
             )
         if not isinstance(self.detached, bool):
             raise InvalidWorkflow(f"Option detached: expected True or False, found {self.detached!r}.")
@@ -98,7 +97,7 @@ class CodeWorkflow(Generic[P, R]):
         self.function = function
         """The `async def` function itself."""
         self._code_options = options
-        self._signature = signature or Signature(name, function, what="Workflow", leading=1)
+        self._signature = signature or Signature(name, function, what="Workflow", leading=1, options=_OPTION_NAMES)
 
     def __call__(self, *_: P.args, **__: P.kwargs) -> R:
         """Refuse: a workflow is not run like a function."""
@@ -248,7 +247,9 @@ def with_code_options(base: CodeOptions, given: Mapping[str, Any]) -> CodeOption
 def check_workflow_function(name: str, version: object, function: Callable[..., Any]) -> None:
     """Refuse what cannot be a workflow."""
     if not inspect.iscoroutinefunction(function):
-        raise InvalidWorkflow(f"Workflow {name!r}: expected an `async def` function, found {function!r}.")
+        raise InvalidWorkflow(
+            f"Workflow {name!r}: expected an `async def` function without `yield`, found {function!r}."
+        )
     first = next(iter(inspect.signature(function).parameters.values()), None)
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         raise InvalidWorkflow(f"Workflow {name!r}: its first parameter is its context, `ctx: WorkflowContext`.")

@@ -19,6 +19,19 @@ from orchestrator.sdk.dag.fields import BAD, Bad, Field, Fields
 _NAME = re.compile(r"[\w.-]{1,64}")
 _CENTURY = 100 * 365 * 86_400
 _WHEN = ("cron", "every", "at")
+_OFFSET = re.compile(r"(UTC|GMT)?[+-][0-9:]+")
+_SHORT = {
+    **dict.fromkeys(("PST", "PDT", "PT"), "America/Los_Angeles"),
+    **dict.fromkeys(("MDT", "MT"), "America/Denver"),
+    **dict.fromkeys(("CST", "CDT", "CT"), "America/Chicago"),
+    **dict.fromkeys(("EDT", "ET"), "America/New_York"),
+    **dict.fromkeys(("CEST", "MEZ", "MESZ"), "Europe/Berlin"),
+    **dict.fromkeys(("AEST", "AEDT"), "Australia/Sydney"),
+    "BST": "Europe/London",
+    "IST": "Asia/Kolkata",
+    "JST": "Asia/Tokyo",
+}
+"""What people mostly mean by short names that no zone of the IANA database has."""
 
 
 def schedule(reader: Fields, node: Node, path: Path) -> dict[str, Any] | Bad:
@@ -110,12 +123,20 @@ def _timezone(reader: Fields, node: Node, path: Path) -> str | Bad:
     try:
         zoneinfo.ZoneInfo(node.value)
     except (ValueError, OSError, LookupError):
-        known = zoneinfo.available_timezones()
-        advice = did_you_mean(node.value, known) or " Expected one such as Europe/Berlin."
-        if not known:
-            advice = " There is no time zone data here: pip install tzdata"
-        return reader.problem(path, f"unknown time zone {node.value!r:.100}.{advice}")
+        return reader.problem(path, f"unknown time zone {node.value!r:.100}{_zone_advice(node.value)}")
     return node.value
+
+
+def _zone_advice(text: str) -> str:
+    """Say why there is no such zone, and which one may be meant."""
+    known = zoneinfo.available_timezones()
+    if not known:
+        return ". There is no time zone data here: pip install tzdata"
+    if (place := _SHORT.get(text.upper())) is not None:
+        return f": the IANA database has no such zone, and names them after places. Did you mean {place!r}?"
+    if _OFFSET.fullmatch(text.upper()):
+        return ": the IANA database names zones after places. Expected one such as Europe/Berlin, or UTC."
+    return f".{did_you_mean(text, known) or ' Expected one such as Europe/Berlin.'}"
 
 
 def _catch_up(reader: Fields, node: Node, path: Path) -> str | Bad:

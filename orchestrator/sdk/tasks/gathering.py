@@ -7,7 +7,7 @@ from typing import Generic, TypeVar, overload
 
 from orchestrator.errors import OrchestratorError, ResultTimeout
 from orchestrator.sdk.tasks.handle import Handle, refuse_inside_task
-from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, complete, iterate
+from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, check_timeout, complete, iterate
 from orchestrator.sdk.waiting.threads import Threads
 
 R = TypeVar("R")
@@ -37,12 +37,14 @@ def as_completed(handles: Iterable[Handle[R]], timeout: float | None = None) -> 
 
     Iterate over it with `for` or, where an event loop must not be blocked, with `async for`.
     """
+    check_timeout(timeout)
     asked = [_handle(given) for given in handles]
     return Completions(_completions(asked, timeout), asked[0]._client.threads if asked else Threads())
 
 
 def _completions(handles: Iterable[Handle[R]], timeout: float | None) -> Stream[Handle[R]]:
     refuse_inside_task()
+    check_timeout(timeout)
     left = {handle._id: handle for handle in handles}
     if not left:
         return

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 from orchestrator.domain.code.commands import OnCancel
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.tasks.task import DuplicatePolicy, Isolation
-from orchestrator.sdk.tasks.options import Computed
+from orchestrator.sdk.tasks.options import Computed, Key
 from orchestrator.sdk.tasks.retry import Retry
 
 
@@ -30,12 +30,12 @@ class GivenOptions(TypedDict, total=False):
     store_result: bool
     eta: datetime | None
     expires: float | timedelta | datetime | None
-    unique_key: str | Computed[str] | None
+    unique_key: Key | Computed[Key | None] | None
     unique_for: Literal["pending", "running"] | float | timedelta
     on_duplicate: DuplicatePolicy
-    idempotency_key: str | None
+    idempotency_key: Key | None
     concurrency: int | None
-    concurrency_key: str | Computed[str] | None
+    concurrency_key: Key | Computed[Key | None] | None
     total_concurrency: int | None
     rate: str | Rate | None
     total_rate: str | Rate | None

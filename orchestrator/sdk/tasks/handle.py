@@ -25,7 +25,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_outlet
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.values.payload import decode_value
-from orchestrator.sdk.waiting.steps import Steps, Stream, complete, iterate
+from orchestrator.sdk.waiting.steps import Steps, Stream, check_timeout, complete, iterate
 from orchestrator.sdk.waiting.twins import stream_twin, twin
 from orchestrator.transport.codec import Ended
 
@@ -69,6 +69,7 @@ class Handle(Generic[R]):
 
     def _result(self, timeout: float | None = None) -> Steps[R]:
         refuse_inside_task()
+        check_timeout(timeout)
         ended = self._known() or (yield from self._client.backend.tasks.wait(self._id, timeout))
         if ended is None:
             raise ResultTimeout(
@@ -172,6 +173,7 @@ class RunHandle(Generic[R]):
 
     def _wait_ended(self, timeout: float | None = None) -> Steps[str]:
         refuse_inside_task()
+        check_timeout(timeout)
         ended = yield from self._client.backend.runs.wait(self._id, timeout)
         if ended is None:
             how = self._client.backend.code.overdue(self._id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from uuid import UUID
 
 import msgspec
 
-from orchestrator.domain.limits.buckets import Rate, parse_rate
+from orchestrator.domain.durations import parse_duration
+from orchestrator.domain.limits.buckets import Rate, bucket_size, parse_rate
 from orchestrator.domain.limits.names import LONGEST_KEY, key_text, lane_name
 from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey
@@ -25,6 +28,8 @@ DEFAULT_QUEUE = "default"
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _PRIORITIES = range(-100, 101)
 _RETRIES = range(1_000_001)
+_SCOPES = ("pending", "running")
+SECONDS = "a number of seconds or a timedelta, up to a hundred years"
 _CENTURY = 100 * 365 * 86_400
 _LONGEST_LABEL = 500
 _MOST_TAGS = 100
@@ -32,6 +37,8 @@ _MOST_TAGS = 100
 T = TypeVar("T")
 Computed = Callable[..., T]
 """A function of the call's arguments, by name: `lambda customer, **_: customer`."""
+Key = str | int | UUID
+"""A key: `7` and `"7"` are the same one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +67,17 @@ class CallOptions:
     """The time, with its zone, before which it may not start."""
     expires: float | timedelta | datetime | None = None
     """Seconds, or the time, by which it must have started; otherwise it fails as expired."""
-    unique_key: str | Computed[str] | None = None
+    unique_key: Key | Computed[Key | None] | None = None
     """A key that only one such task may have at a time."""
     unique_for: Literal["pending", "running"] | float | timedelta = "running"
     """How long the key is kept: until it is handed to a worker, until it has ended, or so many seconds."""
     on_duplicate: DuplicatePolicy = "return"
     """If another has the key: `return` a handle to that one, `replace` its arguments while it waits, or `raise`."""
-    idempotency_key: str | None = None
+    idempotency_key: Key | None = None
     """The same key enqueues the task once, however often it is tried; kept for the setting idempotency_period."""
     concurrency: int | None = None
     """How many may run at once in the whole fleet: of each key if there is a concurrency_key, else of the task."""
-    concurrency_key: str | Computed[str] | None = None
+    concurrency_key: Key | Computed[Key | None] | None = None
     """Whom it is for. Keys take turns, and `concurrency` and `rate` hold for each of them."""
     total_concurrency: int | None = None
     """How many may run at once in the whole fleet, all keys together."""
@@ -123,9 +130,13 @@ class CallOptions:
     def _check_keys(self) -> None:
         if self.unique_key is not None and self.idempotency_key is not None:
             raise InvalidTask("Options unique_key and idempotency_key: give one of them, not both.")
-        if self.unique_for not in ("pending", "running") and _seconds("unique_for", self.unique_for) <= 0:
+        if self.unique_for not in _SCOPES and (
+            isinstance(self.unique_for, str) or _seconds("unique_for", self.unique_for) <= 0
+        ):
+            near = did_you_mean(self.unique_for, _SCOPES) if isinstance(self.unique_for, str) else ""
             raise InvalidTask(
-                f"Option unique_for: expected 'pending', 'running' or seconds above zero, found {self.unique_for!r}."
+                f"Option unique_for: expected 'pending', 'running' or a number of seconds above zero, "
+                f"found {self.unique_for!r}.{near or in_seconds(self.unique_for)}"
             )
         if self.on_duplicate not in get_args(DuplicatePolicy):
             raise InvalidTask(
@@ -158,7 +169,7 @@ class CallOptions:
     @property
     def policy(self) -> RetryPolicy:
         if isinstance(self.retries, Retry):
-            return self.retries.policy
+            return self.retries._policy
         assert isinstance(self.retries, int)
         return RetryPolicy(max=self.retries)
 
@@ -301,8 +312,20 @@ def shown(value: object) -> str:
 def _seconds(name: str, value: object) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not abs(seconds) <= _CENTURY:
-        raise InvalidTask(f"Option {name}: expected seconds or a timedelta, up to a hundred years, found {value!r}.")
+        raise InvalidTask(f"Option {name}: expected {SECONDS}, found {value!r}.{in_seconds(value)}")
     return float(seconds)
+
+
+def in_seconds(value: object) -> str:
+    """Return what to write instead of a length of time that is given as text, or nothing."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        seconds = float(value)
+    except ValueError:
+        found = parse_duration(value)
+        return "" if found is None else f" Write {found:g}."
+    return f" Write {seconds:g}." if math.isfinite(seconds) else ""
 
 
 def check_retention(name: str, value: object) -> float | None:
@@ -322,11 +345,19 @@ def check_rate(name: str, value: object) -> Rate | None:
     if value is None:
         return None
     rate = parse_rate(value) if isinstance(value, str) else value
-    if not isinstance(rate, Rate) or not (0 < rate.count < 1e9 and 0 < rate.per < 1e9 and rate.size < 1e9):
+    if not isinstance(rate, Rate) or not _is_possible(rate):
         raise InvalidTask(
             f"Option {name}: expected a rate like '10/s', '100/minute' or Rate(10, per=60), found {value!r}."
         )
     return rate
+
+
+def _is_possible(rate: Rate) -> bool:
+    try:
+        msgspec.convert(msgspec.structs.astuple(rate), Rate)  # a struct does not check its arguments
+    except msgspec.ValidationError:
+        return False
+    return 0 < rate.count < 1e9 and 0 < rate.per < 1e9 and bucket_size(rate) < 1e9
 
 
 def _compute(value: Any, arguments: Mapping[str, Any]) -> Any:
@@ -338,7 +369,7 @@ def _key(name: str, value: object) -> str:
     if (text := key_text(value)) is not None:
         return text
     raise InvalidTask(
-        f"Option {name}: expected printable text of 1 to {LONGEST_KEY} characters, a number or a UUID, "
+        f"Option {name}: expected printable text of 1 to {LONGEST_KEY} characters, a whole number or a UUID, "
         f"found {value!r:.200}."
     )
 

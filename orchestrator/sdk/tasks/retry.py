@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from orchestrator.domain.tasks.retry import RetryPolicy
-from orchestrator.errors import InvalidTask
+from orchestrator.errors import InvalidTask, did_you_mean
 from orchestrator.sdk.names import type_name
 
 Seconds = float | timedelta
@@ -18,6 +18,14 @@ Backoff = Literal["exponential", "linear", "constant"] | Sequence[Seconds] | Cal
 Errors = Sequence[type[BaseException] | str] | type[BaseException] | str
 _NOT_SAID: Any = None
 _RETRIES = 3
+_BACKOFFS = ("exponential", "linear", "constant")
+_EXPECTED = {
+    "max": "a whole number from 0 to 1,000,000",
+    "base": "a number of seconds above zero",
+    "cap": "a number of seconds above zero",
+    "jitter": "a number from 0 to 1",
+    "backoff": "up to 1,000 waits of zero or more seconds",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +62,24 @@ class Retry:
             if not waits:
                 raise InvalidTask("Retry: expected one wait or more in backoff=, found an empty list.")
             object.__setattr__(self, "backoff", tuple(waits))
+        elif not callable(self.backoff) and self.backoff not in _BACKOFFS:
+            near = did_you_mean(self.backoff, _BACKOFFS) if isinstance(self.backoff, str) else ""
+            raise InvalidTask(
+                f"Retry: expected {', '.join(map(repr, _BACKOFFS))}, a list of seconds or a function in backoff=, "
+                f"found {self.backoff!r}.{near}"
+            )
         if self.max is _NOT_SAID:
             object.__setattr__(self, "max", len(self.backoff) if isinstance(self.backoff, tuple) else _RETRIES)
         try:
-            msgspec.convert(msgspec.structs.asdict(self.policy), RetryPolicy)  # a struct does not check its arguments
+            msgspec.convert(msgspec.structs.asdict(self._policy), RetryPolicy)  # a struct does not check its arguments
         except msgspec.ValidationError as error:
-            raise InvalidTask(f"{self!r} is no way to retry: {error}.") from None
+            field = next((name for name in _EXPECTED if f"`$.{name}" in str(error)), "backoff")
+            raise InvalidTask(
+                f"Retry: expected {_EXPECTED[field]} in {field}=, found {getattr(self, field)!r}."
+            ) from None
 
     @property
-    def policy(self) -> RetryPolicy:
+    def _policy(self) -> RetryPolicy:
         """Return what travels with the task: names instead of types, and not the function."""
         backoff: Any = "computed" if callable(self.backoff) else self.backoff
         listed = isinstance(backoff, tuple)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from orchestrator.errors import InvalidTask, PayloadError
+from orchestrator.errors import InvalidTask, PayloadError, did_you_mean
 from orchestrator.sdk.tasks.context import TaskContext, current_task
 from orchestrator.sdk.values.conversion import can_convert, convert, sure_types, why_not
 from orchestrator.sdk.values.payload import decode_call, decode_value
@@ -23,9 +23,26 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 class Signature:
     """Checks calls in the caller and rebuilds them in the worker."""
 
-    def __init__(self, name: str, function: Callable[..., Any], *, what: str = "Task", leading: int = 0) -> None:
-        """Read a function's signature; `leading` parameters are not the caller's business, whatever their types."""
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        what: str = "Task",
+        leading: int = 0,
+        options: Collection[str] = (),
+    ) -> None:
+        """Read a function's signature; `leading` parameters are not the caller's business, whatever their types.
+
+        `options` are given elsewhere, and whoever gives one among the arguments is told where.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidTask(
+                f"{what} {name!r}: expected a function that returns its result, found a generator, which has `yield`: "
+                f"a call of it would run nothing. Return a list."
+            )
         self._name = name
+        self._options = options
         self._what = what
         hints = _hints(function)
         parameters = list(inspect.signature(function).parameters.values())[leading:]
@@ -60,8 +77,18 @@ class Signature:
             self._signature.bind(*arguments, **keywords)
         except TypeError as error:
             raise InvalidTask(
-                f"{self._what} {self._name!r}: {error}. Expected {self._name}{self._signature}."
+                f"{self._what} {self._name!r}: {error}.{self._advice(keywords)} Expected {self._name}{self._signature}."
             ) from None
+
+    def _advice(self, keywords: Mapping[str, Any]) -> str:
+        """Say what was meant by an argument that the function does not have."""
+        known = self._signature.parameters
+        unknown = None if self._double_star else next((name for name in keywords if name not in known), None)
+        if unknown is None:
+            return ""
+        if unknown in self._options:
+            return f" That is an option: give it with .options({unknown}=…)."
+        return did_you_mean(unknown, known)
 
     def check_types(self, arguments: Sequence[Any], keywords: Mapping[str, Any], payload: bytes) -> None:
         """Refuse a call whose arguments the worker could not turn into the annotated types.

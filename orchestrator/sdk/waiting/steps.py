@@ -61,6 +61,12 @@ Stream = Generator[Pause | R, None, None]
 """A call that waits between the items that it yields."""
 
 
+def check_timeout(timeout: object) -> None:
+    """Refuse what is no number of seconds before anything is asked or told."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+        raise TypeError(f"timeout: expected a number of seconds, or None to wait for ever, found {timeout!r:.100}.")
+
+
 def complete(steps: Steps[R]) -> R:
     """Take all steps in this thread, and return what they lead to."""
     try:

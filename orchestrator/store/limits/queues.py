@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Connection, text
 
 from orchestrator.domain.dag.definition import named_queues
-from orchestrator.domain.limits.buckets import Rate
+from orchestrator.domain.limits.buckets import Rate, bucket_size
 from orchestrator.store import inbox
 from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import Wish
@@ -90,7 +90,7 @@ _LIMIT = text(
 def set_limits(connection: Connection, name: str, concurrency: int | None, rate: Rate | None) -> None:
     """Limit a queue, or lift its limits; needs a transaction."""
     per_second = rate.count / rate.per if rate else None
-    limits = {"concurrency": concurrency, "rate": per_second, "burst": rate.size if rate else None}
+    limits = {"concurrency": concurrency, "rate": per_second, "burst": bucket_size(rate) if rate else None}
     connection.execute(_LIMIT, {"name": name, **limits})
     inbox.add(connection, Wish.QUEUES, _NOBODY)
 

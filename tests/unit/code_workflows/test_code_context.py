@@ -148,7 +148,7 @@ async def clumsy(ctx: WorkflowContext, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "error"),
     [
-        ("unknown", f"{UnknownTask.__name__}: No task is called 'prize'. Did you mean 'price'?"),
+        ("unknown", f"{UnknownTask.__name__}: No task and no workflow is called 'prize'. Did you mean 'price'?"),
         ("arguments", f"{InvalidTask.__name__}: Task 'price': missing a required argument: 'item'"),
         ("unserialisable", f"{PayloadError.__name__}: Argument 1 of task 'price' cannot be serialised"),
         ("result", f"{PayloadError.__name__}: The result of workflow 'clumsy' cannot be serialised"),
@@ -689,7 +689,7 @@ def test_what_cannot_be_a_workflow_is_refused() -> None:
 
     with pytest.raises(InvalidWorkflow, match="Unknown workflow option 'timeot'. Did you mean 'timeout'"):
         app.workflow(name="late", timeot=3)
-    with pytest.raises(InvalidWorkflow, match="Option timeout: expected more than zero seconds.*found 'long'"):
+    with pytest.raises(InvalidWorkflow, match="Option timeout: expected a number of seconds.*found 'long'"):
         app.workflow(name="late", timeout="long")
     with pytest.raises(InvalidWorkflow, match="Option on_cancel: expected one of cancel, wait, abandon"):
         leaf.options(on_cancel="kill")

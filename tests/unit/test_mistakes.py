@@ -1,0 +1,205 @@
+"""Mistakes in calls of the Python API: each is refused where it stands, in words that say what to write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from orchestrator import (
+    InvalidTask,
+    InvalidWorkflow,
+    Orchestrator,
+    Rate,
+    Retry,
+    Settings,
+    UnknownTask,
+    WorkflowContext,
+    as_completed,
+    gather,
+)
+from orchestrator.testing import WorkflowTest
+
+SOMETHING = UUID(int=7)
+
+
+@pytest.fixture
+def app() -> Orchestrator:
+    return Orchestrator(Settings())
+
+
+# -- the application
+
+
+def test_an_application_is_made_of_settings_and_of_nothing_else() -> None:
+    for given in ("shop", {"namespace": "shop"}, Orchestrator()):
+        with pytest.raises(TypeError, match=r"expected Settings\(…\), or .*Orchestrator\(namespace='shop'\), found "):
+            Orchestrator(given)  # type: ignore[arg-type]
+    with pytest.raises(Exception, match=r"routes=…\): expected queues by names of tasks, .* found \['mail'\]"):
+        Orchestrator(routes=["mail"])  # type: ignore[arg-type]
+
+
+# -- functions
+
+
+def numbers() -> Iterator[int]:
+    yield 1
+
+
+async def later() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [numbers, later])
+def test_a_generator_is_no_task(app: Orchestrator, function: Callable[[], Any]) -> None:
+    for register in (app.task, app.task(retries=3)):
+        with pytest.raises(InvalidTask, match=r"found a generator, which has `yield`: .* Return a list\."):
+            register(function)
+    assert dict(app.tasks) == {}
+
+
+def test_a_generator_is_no_workflow_and_no_handler_either(app: Orchestrator) -> None:
+    with pytest.raises(InvalidWorkflow, match="expected an `async def` function without `yield`"):
+        app.workflow(later)  # type: ignore[call-overload]
+
+    @app.workflow
+    async def answers(ctx: WorkflowContext, what: str) -> str:
+        with pytest.raises(InvalidTask, match=f"{what} 'numbers': .* found a generator"):
+            getattr(ctx, what.lower())(numbers)
+        return "refused"
+
+    async def main() -> list[str]:
+        async with WorkflowTest() as test:
+            return [await test.run(answers, what) for what in ("Query", "Update")]
+
+    assert asyncio.run(main()) == ["refused"] * 2
+
+
+# -- arguments
+
+
+def test_a_misspelt_argument_is_told_the_nearest_and_an_option_its_place(app: Orchestrator) -> None:
+    @app.task
+    def resize(path: str, width: int = 100) -> None: ...
+
+    @app.workflow
+    async def order(ctx: WorkflowContext, number: int) -> None: ...
+
+    with pytest.raises(InvalidTask, match=r"argument 'widht'\. Did you mean 'width'\? Expected "):
+        resize.enqueue("a", widht=3)  # type: ignore[call-arg]
+    with pytest.raises(InvalidTask, match=r"argument 'delay'\. That is an option: give it with \.options\(delay=…\)\."):
+        resize.enqueue("a", delay=60)  # type: ignore[call-arg]
+    with pytest.raises(InvalidTask, match=r"argument 'timeout'\. That is an option: give it with \.options\(timeout=…"):
+        order.start(1, timeout=60)  # type: ignore[call-arg]
+    with pytest.raises(InvalidTask, match=r"argument 'xyzzy'\. Expected "):
+        resize.enqueue("a", xyzzy=3)  # type: ignore[call-arg]
+
+
+# -- options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout": "30s"}, "Option timeout: expected a number of seconds or a timedelta, .*found '30s'. Write 30."),
+        ({"delay": "1h30m"}, "Option delay: .*Write 5400."),
+        ({"soft_timeout": "5"}, "Option soft_timeout: .*Write 5."),
+        ({"expires": "soon"}, "Option expires: .*found 'soon'.$"),
+        ({"unique_for": "pendig"}, "Option unique_for: expected 'pending', .*Did you mean 'pending'"),
+        ({"unique_for": "10m"}, "Option unique_for: .*Write 600."),
+        ({"rate": Rate("10")}, "Option rate: expected a rate like"),  # type: ignore[arg-type]
+        ({"unique_key": 1.5}, "Option unique_key: .*a whole number or a UUID, found 1.5"),
+    ],
+)
+def test_an_option_says_what_to_write(app: Orchestrator, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidTask, match=message):
+        app.task(**options)
+
+
+def test_a_workflow_says_what_to_write(app: Orchestrator) -> None:
+    with pytest.raises(InvalidWorkflow, match="Option timeout: expected a number of seconds .* Write 30."):
+        app.workflow(timeout="30s")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("backoff", ["exponental", "computed", "listed", 5])
+def test_a_backoff_is_one_of_few(backoff: Any) -> None:
+    with pytest.raises(InvalidTask, match="Retry: expected 'exponential', 'linear', 'constant', a list"):
+        Retry(backoff=backoff)
+    with pytest.raises(InvalidTask, match="Did you mean 'exponential'"):
+        Retry(backoff="exponental")  # type: ignore[arg-type]
+
+
+def test_keys_are_texts_whole_numbers_and_uuids(app: Orchestrator) -> None:
+    for given in ("7", 7, SOMETHING):
+        task = app.task(name="t", unique_key=given, concurrency_key=lambda given: given)(print)
+        placed = task._call_options.placed("t", {"given": given}, 60.0)
+        assert placed.unique is not None
+        assert (placed.unique.key, placed.lane) == (f"unique:t:{given}", f"|{given}")
+
+
+# -- waiting
+
+
+@pytest.mark.parametrize("timeout", ["5", True, timedelta(seconds=5)])
+def test_whoever_waits_gives_a_number_of_seconds(app: Orchestrator, timeout: Any) -> None:
+    task, run, workflow = app.handle(SOMETHING), app.run(SOMETHING), app.workflow_run(SOMETHING)
+    calls: list[Callable[[], Any]] = [
+        lambda: task.result(timeout),
+        lambda: asyncio.run(task.aresult(timeout=timeout)),
+        lambda: gather([task], timeout),
+        lambda: as_completed([task], timeout),
+        lambda: run.wait_ended(timeout),
+        lambda: run.results(timeout),
+        lambda: run.outputs(timeout),
+        lambda: workflow.result(timeout),
+        lambda: workflow.query("state", timeout=timeout),
+        lambda: workflow.update("state", timeout=timeout),
+        lambda: app.queue("mail").drain(timeout),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="timeout: expected a number of seconds, or None to wait for ever, found "):
+            call()
+
+
+# -- time zones
+
+
+@pytest.mark.parametrize(
+    ("zone", "message"),
+    [
+        ("PST", "the IANA database has no such zone.*Did you mean 'America/Los_Angeles'"),
+        ("cest", "Did you mean 'Europe/Berlin'"),
+        ("UTC+2", "Expected one such as Europe/Berlin, or UTC"),
+        ("Berlin", "Did you mean 'Europe/Berlin'"),
+    ],
+)
+def test_a_zone_is_named_after_a_place(app: Orchestrator, zone: str, message: str) -> None:
+    with pytest.raises(InvalidWorkflow, match=f"unknown time zone '{zone.replace('+', '.')}'.*{message}"):
+        app.schedule(cron="0 3 * * *", timezone=zone)(app.task(name="nightly")(lambda: None))
+
+
+# -- mocks
+
+
+def test_a_mock_stands_for_something_that_there_is(app: Orchestrator) -> None:
+    @app.task(name="ship")
+    def ship() -> str:
+        return ""
+
+    @app.workflow(name="order")
+    async def order(ctx: WorkflowContext) -> str:
+        return await ship.schedule()
+
+    async def run(mocks: Any) -> str:
+        async with WorkflowTest() as test:
+            return await test.run(order, mocks=mocks)
+
+    assert asyncio.run(run({"ship": "shipped", "order": "never asked"})) == "shipped"
+    with pytest.raises(UnknownTask, match=r"No task and no workflow is called 'shp'\. Did you mean 'ship'\?"):
+        asyncio.run(run({"shp": "shipped"}))
+    with pytest.raises(InvalidTask, match="mocks: expected tasks, workflows or their names, found <function"):
+        asyncio.run(run({ship.function: "shipped"}))
