@@ -104,7 +104,7 @@ def test_what_an_open_run_waits_for_and_where(system: System, engine_: Engine, o
         "task job",
         "child parcel with tea",
         "in order: by = await ctx.promise(",
-        "test_seeing_code_runs.py, line ",
+        "test_cli_code_runs.py, line ",
         "own id",
     ):
         assert expected in shown, shown
