@@ -113,13 +113,18 @@ class Uncertain(OrchestratorError):
 class NotFound(OrchestratorError):
     """No task or run has that id."""
 
+    sought: tuple[str, str] | None = None
+    """Whether a task or a run was looked for, and by which id, where that is all that is wrong."""
+
     @classmethod
     def by_id(cls, what: str, identifier: str) -> NotFound:
         """Say that there is no task or run of this id, or none any more."""
-        return cls(
+        error = cls(
             f"No {what} has the id {identifier}. If one had, it may have been pruned: the settings retention_success "
             f"and retention_failed say how long what has ended is kept."
         )
+        error.sought = what, identifier
+        return error
 
 
 class WrongState(OrchestratorError):

@@ -270,7 +270,7 @@ def test_what_a_task_says_cannot_command_the_terminal(
     assert "█████░░░░░░░░░░░░░░░ 25 % \ufffd[2Jquarter" in run("tasks", "show", text(loud)).stdout
     nothing = run("tasks", "logs", text(silent))
     assert (nothing.exit_code, nothing.stdout) == (0, "")
-    assert "has said nothing" in nothing.stderr
+    assert "Kept are the last 200 that it said with ctx.log, for an hour. What it prints" in nothing.stderr
     assert run("tasks", "logs", NOBODY).exit_code == 1
 
 

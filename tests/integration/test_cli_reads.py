@@ -154,7 +154,25 @@ def test_a_run_that_has_no_history_says_so(reading: System) -> None:
     many = reading.app.start_many(reading.job, [1])
     refused = invoke("runs", "history", many.id)
     assert refused.exit_code == 1
-    assert refused.stderr.startswith("Error: ")
+    assert "only those have a history" in refused.stderr
+    assert f"orchestrator runs show {many.id}" in refused.stderr
+
+
+def test_a_task_that_is_taken_for_a_run_is_known_and_the_other_way_round(reading: System) -> None:
+    task, run = reading.job.enqueue(1).id, reading.app.start_many(reading.job, [1], name="many").id
+    for words in (
+        ("runs", "show", task),
+        ("runs", "history", task),
+        ("runs", "cancel", task),
+        ("runs", "show", task[:20]),
+    ):
+        refused = invoke(*words)
+        assert refused.exit_code == 1
+        said = f"{words[2]}{'' if words[2] == task else '…'} is no run, but a task: job. Look at it: "
+        assert refused.stderr == f"Error: {said}orchestrator tasks show {task}\n"
+    for words in (("tasks", "show", run), ("tasks", "retry", run), ("tasks", "logs", run)):
+        refused = invoke(*words)
+        assert refused.stderr == f"Error: {run} is no task, but a run: many. Look at it: orchestrator runs show {run}\n"
 
 
 def test_status_names_who_locks_the_tables(reading: System, monkeypatch: pytest.MonkeyPatch) -> None:

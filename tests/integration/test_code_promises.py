@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from orchestrator import PromiseRejected, WorkflowContext, WorkflowHandle, WrongState
+from orchestrator.cli import main
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import CompleteRun
 from orchestrator.sdk.code.engine import Engine
@@ -112,6 +115,30 @@ def test_a_promise_may_be_resolved_at_any_time(stage: Stage, waits: CodeWorkflow
         stage.ask(lambda: handle.resolve("approval", 7))
     stage.go(handle, *["on"] * (2 if moment.startswith("before") else 1))
     assert handle.result(0) == [7]
+
+
+def test_who_names_a_promise_that_nobody_waits_for_is_told_which_are(
+    stage: Stage, waits: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", stage.system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", stage.system.settings.redis_url)
+    said: list[str] = []
+
+    def say(*words: str) -> None:
+        said.append(CliRunner().invoke(main, ["runs", *words]).output)
+
+    handle = waits.start()
+    stage.rest()
+    stage.ask(lambda: say("reject", handle.id, "other", "no"))
+    assert said.pop().startswith(
+        f"Kept for later: run {handle.id} waits for no promise 'other' now; it waits for none."
+    )
+    stage.go(handle, "on")
+    stage.ask(lambda: say("resolve", handle.id, "aproval", "7"))
+    assert "it waits for 'approval'. Did you mean 'approval'? The first promise of that name" in said.pop()
+    stage.ask(lambda: say("resolve", handle.id, "approval", "7"))
+    assert said.pop() == f"Resolved 'approval' of run {handle.id}.\n"
 
 
 def test_an_early_rejection_is_kept_too(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from textwrap import indent
 from typing import Any
 from uuid import UUID
@@ -18,8 +18,10 @@ from orchestrator.cli.terminal.sending import sending
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import error_text
+from orchestrator.errors import did_you_mean
 from orchestrator.sdk.code.recording import ID_FIELDS
 from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.waiting.steps import complete
 
 run_argument = click.argument("run", type=RUN, metavar="ID")
 _LONGEST = 120
@@ -32,7 +34,8 @@ _TRACEBACK = "\n\n"
 @click.argument("name")
 @click.argument("value", required=False)
 def signal(run: UUID, name: str, value: str | None) -> None:
-    """Send a signal to a workflow; it waits until the code takes it. The value is JSON if it reads as JSON.
+    """Send a signal to a workflow; it waits until the code takes it. The value is JSON if it reads as JSON, else a
+    string; whether it fits is seen when the code takes it, which raises PayloadError there if not.
 
     \b
     Example:
@@ -48,15 +51,18 @@ def signal(run: UUID, name: str, value: str | None) -> None:
 @click.argument("promise")
 @click.argument("value", required=False)
 def resolve(run: UUID, promise: str, value: str | None) -> None:
-    """Resolve the oldest open promise of a name.
+    """Resolve the oldest open promise of a name, or the first that there will be.
+
+    The value is JSON if it reads as JSON, else a string. Whether it fits is seen when the code takes it, which raises
+    PayloadError there if not.
 
     \b
     Example:
       orchestrator runs resolve 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval '{"by": "Ada"}'
     """
     with sending() as app:
-        app.workflow_run(run).resolve(promise, _value(value))
-        echo(f"Resolved {promise!r} of run {run}.")
+        others = complete(app._client.backend.code.resolve(run.bytes, promise, _value(value)))
+    echo(f"Resolved {promise!r} of run {run}." if others is None else _kept(run, promise, others))
 
 
 @click.command()
@@ -64,15 +70,24 @@ def resolve(run: UUID, promise: str, value: str | None) -> None:
 @click.argument("promise")
 @click.argument("reason")
 def reject(run: UUID, promise: str, reason: str) -> None:
-    """Reject the oldest open promise of a name.
+    """Reject the oldest open promise of a name, or the first that there will be.
 
     \b
     Example:
       orchestrator runs reject 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval "over budget"
     """
     with sending() as app:
-        app.workflow_run(run).reject(promise, reason)
-        echo(f"Rejected {promise!r} of run {run}.")
+        others = complete(app._client.backend.code.reject(run.bytes, promise, reason))
+    echo(f"Rejected {promise!r} of run {run}." if others is None else _kept(run, promise, others))
+
+
+def _kept(run: UUID, promise: str, others: Sequence[str]) -> str:
+    """Say that nobody waits for what somebody has settled, and what is waited for."""
+    instead = f"it waits for {', '.join(map(repr, others))}" if others else "it waits for none"
+    return (
+        f"Kept for later: run {run} waits for no promise {promise!r} now; {instead}.{did_you_mean(promise, others)} "
+        f"The first promise of that name that its code makes will have it."
+    )
 
 
 @click.command()

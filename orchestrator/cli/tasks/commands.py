@@ -152,7 +152,8 @@ def watch(task: UUID, as_json: bool) -> None:
 @click.option("--follow", is_flag=True, help="Go on until the task ends; with --json, one document to a line.")
 @json_option
 def logs(task: UUID, follow: bool, as_json: bool) -> None:
-    """Show what a task said with `ctx.log`: its last 200 lines, for an hour.
+    """Show what a task said with `ctx.log`: its last 200 lines, for an hour. What it prints, or logs with `logging`, is
+    in the log of its worker.
 
     \b
     Example:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedCo
 
 from orchestrator.cli.terminal.output import console, echo, echo_json, json_text, on_terminal, print_json, text_column
 from orchestrator.cli.terminal.times import duration
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import OrchestratorError
 from orchestrator.harmless import indented, one_line
@@ -119,7 +120,11 @@ def print_log(app: Orchestrator, task: bytes, *, follow: bool, as_json: bool) ->
         plain = indented(f"{at:%H:%M:%S} {line.level:<8} {line.text}")
         echo_json(json_text(_document(line))) if as_json else echo(plain)
     if silent:
-        echo("The task has said nothing, or more than an hour ago.", err=True)
+        echo(
+            f"No line is kept of this task. Kept are the last 200 that it said with ctx.log, for an hour. What it "
+            f"prints, or logs with `logging`, is in the log of its worker: orchestrator tasks show {to_text(task)}",
+            err=True,
+        )
 
 
 def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]:

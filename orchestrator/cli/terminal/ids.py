@@ -70,6 +70,20 @@ class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases o
 TASK = IdOf("task")
 
 
+def of_another_kind(kind: str, sought: str) -> str | None:
+    """Say what an id or its beginning is, and which command shows it, if it is that of a run and not of a task, or
+    the other way round.
+    """
+    other: Kind = "run" if kind == "task" else "task"
+    digits = sought.rstrip("…").replace("-", "").lower()
+    with reading() as connection:
+        found = ids.begin_with(connection, other, digits, 2)
+    if not found:
+        return None
+    command = f"orchestrator {other}s show {found[0].id if len(found) == 1 else sought.rstrip('…')}"
+    return f"{sought} is no {kind}, but a {other}: {one_line(found[0].name)}. Look at it: {command}"
+
+
 class Shown:
     """Shows ids: on a terminal as much of each as is enough, elsewhere all of it."""
 

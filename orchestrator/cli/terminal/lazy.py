@@ -16,7 +16,7 @@ import click
 import msgspec
 from redis.exceptions import RedisError
 
-from orchestrator.errors import OrchestratorError, did_you_mean
+from orchestrator.errors import NotFound, OrchestratorError, did_you_mean
 from orchestrator.harmless import harmless
 from orchestrator.settings import load_settings
 
@@ -68,6 +68,8 @@ class LazyGroup(click.Group):
         except click.ClickException as error:
             error.message = harmless(error.message)  # type: ignore[misc]  # it quotes what was typed
             raise
+        except NotFound as error:
+            raise click.ClickException(harmless(_of_another_kind(error) or str(error))) from error
         except OrchestratorError as error:
             raise click.ClickException(harmless(str(error))) from error
         except msgspec.MsgspecError as error:
@@ -81,6 +83,15 @@ class LazyGroup(click.Group):
             if error.filename is None and error.errno not in _TELLING:
                 raise
             raise click.ClickException(harmless(_about_files(error))) from error
+
+
+def _of_another_kind(error: NotFound) -> str | None:
+    """Say that what was taken for a task is a run, or the other way round, if it is so."""
+    if error.sought is None:
+        return None
+    from orchestrator.cli.ids import of_another_kind  # which needs the store
+
+    return of_another_kind(*error.sought)
 
 
 _TELLING = {

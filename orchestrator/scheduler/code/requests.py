@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+
+import msgspec
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Query
@@ -24,6 +27,9 @@ from orchestrator.store.inbox import Item, Wish
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
+
+_MOST_NAMES = 10
+"""Of promises that are open, for who names one that is not."""
 
 
 def signal(tick: Tick, items: Sequence[Item]) -> None:
@@ -98,7 +104,7 @@ def _signal(item: Item) -> history.SignalReceived:
 def settle_promises(tick: Tick, items: Sequence[Item]) -> None:
     """Resolve or reject promises: of those of a name, the oldest; what comes before the first of a name is kept.
 
-    Whoever comes too late is told so.
+    Whoever comes too late is told so; who comes too early, which promises the run does wait for.
     """
     runs = list({item.target for item in items})
     open_promises: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
@@ -127,10 +133,18 @@ def settle_promises(tick: Tick, items: Sequence[Item]) -> None:
         tell(tick, facts)
     stored = resolutions.keep(tick.connection, list(early.values())) if early else set()
     answers += [
-        Answered(request, None, None if (kept.run, kept.what.name) in stored else _over(kept.run))
+        Answered(request, _others(open_promises, kept.run))
+        if (kept.run, kept.what.name) in stored
+        else Answered(request, None, _over(kept.run))
         for request, kept in early.items()
     ]
     reply(tick, answers)
+
+
+def _others(open_promises: Mapping[tuple[bytes, str], Sequence[bytes]], run: bytes) -> bytes:
+    """Return, encoded, the names of the first promises that a run waits for."""
+    names = (name for (other, name), waiting in open_promises.items() if other == run and waiting)
+    return msgspec.msgpack.encode(list(islice(names, _MOST_NAMES)))
 
 
 def meet_promises(tick: Tick, created: Sequence[NewPromise]) -> None:

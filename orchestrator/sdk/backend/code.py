@@ -124,12 +124,15 @@ class CodeBackend:
         self._tell(run, Wish.SIGNAL, "signal", name=check_name("signal", name), value=data)
 
     def resolve(self, run: bytes, promise: str, value: Any) -> Steps[Any]:
-        """Resolve the oldest open promise of a name."""
+        """Resolve the oldest open promise of a name.
+
+        Return None or, where that is kept for one to come, the names of the first promises that are open.
+        """
         data = encode_value(value, f"Promise {promise!r}", self._limit)
         return self._request(run, Wish.RESOLVE, "resolve a promise of", None, name=promise, value=data)
 
     def reject(self, run: bytes, promise: str, reason: str) -> Steps[Any]:
-        """Reject the oldest open promise of a name."""
+        """Reject the oldest open promise of a name; return the same."""
         return self._request(run, Wish.REJECT, "reject a promise of", None, name=promise, reason=reason)
 
     def query(
@@ -317,8 +320,9 @@ class CodeBackend:
             raise NotFound.by_id("run", to_text(run))
         if found is None:
             raise NotFound(
-                f"Run {to_text(run)} is no run of a workflow as code, and only those can be told, asked and reset. "
-                f"A run of steps is started over with `orchestrator runs rerun {to_text(run)} --from STEP`."
+                f"Run {to_text(run)} is no run of a workflow as code: only those have a history, and can be told, asked "
+                f"and reset. What became of its steps or tasks: orchestrator runs show {to_text(run)}. To do steps "
+                f"again: orchestrator runs rerun {to_text(run)} --from STEP"
             )
         return found
 
