@@ -131,6 +131,39 @@ def test_steps_take_over_what_the_tasks_of_the_application_say(run: Callable[...
     assert run("workflows", "validate", "nightly.yaml", *app).exit_code == 0
 
 
+def test_all_that_is_wrong_is_said_at_once_and_nothing_twice(run: Callable[..., Result]) -> None:
+    code = "from orchestrator import Orchestrator\napp = Orchestrator()\n"
+    tasks = ("def fetch(day: str, size: int): ...", "def load(rows: list, table: str): ...")
+    write(code + "".join(f"@app.task\n{task}\n" for task in tasks), "at_once.py")
+    write(
+        """
+name: at once
+defaults: {retries: -1}
+tasks:
+  one: {task: at_once.fetch, input: {day: "${parms.day}", siez: 3}}
+  two: {task: at_once.fetsch, timeout: soon, depends_on: [on]}
+  three: {task: at_once.load, priority: high, input: {table: t}}
+  four: {task: at_once.load, input: {table: 7, rows: "${"}}
+""",
+        "wrong.yaml",
+    )
+    lost = run("workflows", "validate", "wrong.yaml", "--app", "at_once:app")
+    said = [":".join(line.split(":")[1:3]).replace(" tasks.", "") for line in lost.stderr.splitlines()]
+    assert said == [
+        "2: name",
+        "3: defaults.retries",
+        "5:one.input.day",
+        "5:one.input.siez",
+        "6:two.timeout",
+        "6:two.depends_on",
+        "6:two.task",
+        "7:three.priority",
+        "7:three",
+        "8:four.input.rows",
+        "8:four.input.table",
+    ], lost.stderr
+
+
 def test_a_workflow_is_applied_listed_shown_compared_and_deleted(
     run: Callable[..., Result], read: Callable[..., Any]
 ) -> None:

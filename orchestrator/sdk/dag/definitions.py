@@ -8,6 +8,7 @@ Everything that is wrong with a file is reported at once, each with its line:
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ _LONGEST_SHOWN = 128
 
 
 Further = Callable[[Definition], tuple[Definition, list[Problem]]]
-"""Completes a definition in which nothing is wrong, and says what is wrong with that."""
+"""Completes a definition, and says what is wrong with that."""
 
 
 def load(path: str | Path, further: Further | None = None) -> Definition:
@@ -52,8 +53,9 @@ def loads(text: str, source: str = "<text>", further: Further | None = None) -> 
     if root is None:
         raise _refusal(line for _, line in lines or [(1, f"{source}:1: expected a workflow, found nothing.")])
     definition, problems = _read(root)
-    if further is not None and not lines and not problems:
-        definition, problems = further(definition)
+    if further is not None:
+        definition, more = further(_sound(definition, problems))
+        problems += _known(more, problems)
     for problem in problems:
         line = _line(root, problem.path)
         lines.append((line, f"{source}:{line}: {_words(problem)}"))
@@ -251,6 +253,46 @@ def _consequences(root: Node, definition: Definition, known: list[Problem]) -> I
         if path not in around_bad and not inside_bad and found not in said:
             said.add(found)
             yield found
+
+
+def _sound(definition: Definition, problems: Iterable[Problem]) -> Definition:
+    """Return a definition whose steps are without those parts that are wrong, so that the rest can be looked at."""
+    of_all: list[Place] = []
+    wrong: dict[str | int, list[Place]] = defaultdict(list)
+    for problem in problems:
+        match problem.path:
+            case ("tasks", name, *part) if part:
+                wrong[name].append(tuple(part))
+            case ("defaults", *part) if part:
+                of_all.append(tuple(part))
+    steps = (_without(step, [*of_all, *wrong.get(step.name, ())]) for step in definition.steps)
+    return msgspec.structs.replace(definition, steps=tuple(steps))
+
+
+def _without(step: Step, parts: Iterable[Place]) -> Step:
+    bare = Step(name=step.name)
+    for field, *rest in parts:
+        if field == "input" and rest:
+            given = {name: value for name, value in step.input.items() if name != rest[0]}
+            step = msgspec.structs.replace(step, input=given)
+        elif field in step.__struct_fields__:
+            step = msgspec.structs.replace(step, **{str(field): getattr(bare, str(field))})
+    return step
+
+
+def _known(more: Iterable[Problem], problems: Iterable[Problem]) -> list[Problem]:
+    """Return what is wrong besides, but not what may only follow from a part that was wrong already."""
+    bad = {problem.path for problem in problems}
+    deciding = {path for path in bad if not (len(path) == 3 and path[2] in _DEFAULTS)}
+    around = {path[:length] for path in deciding for length in range(1, len(path) + 1)}
+    if ("tasks",) in bad:
+        return []
+    return [
+        problem
+        for problem in more
+        if problem.path not in around
+        and not any(problem.path[:length] in bad for length in range(len(problem.path) + 1))
+    ]
 
 
 # -- where things are
