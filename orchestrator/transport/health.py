@@ -24,8 +24,10 @@ class RedisHealth:
     """Why it does not answer, or why it does not take writes."""
     is_locked: bool = False
     """It answers, but not to this user with this password."""
+    server: str = "Redis"
+    """Which server it is: Redis or Valkey."""
     version: str | None = None
-    """Of the server."""
+    """Of that server."""
     used_memory: int = 0
     """Bytes."""
     max_memory: int = 0
@@ -52,7 +54,8 @@ def look(redis: Redis, keys: Keys) -> RedisHealth:
     return RedisHealth(
         reachable=True,
         error=_refusal(redis, keys),
-        version=str(info["redis_version"]),
+        server="Valkey" if "valkey_version" in info else "Redis",
+        version=str(info.get("valkey_version", info["redis_version"])),  # Valkey has both, one for clients of Redis
         used_memory=int(info["used_memory"]),
         max_memory=int(info.get("maxmemory", 0)),
         eviction=str(info.get("maxmemory_policy", "noeviction")),

@@ -175,6 +175,60 @@ def test_filters_narrow_a_list(engine: Engine, read: Callable[..., Any]) -> None
     assert found("--name", "shop.other", "--status", "pending") == set()
 
 
+def test_tasks_are_found_by_when_and_how_they_ended(
+    engine: Engine, run: Callable[..., Result], read: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with story(engine, "ends") as tale:
+        made = [tale.succeeded(1), tale.failed(), tale.failed(), tale.succeeded(2), tale.failed()]
+        tale.new("open")
+        for hours, task in zip((5, 4, 3, 2, 1), made, strict=True):
+            ended = (
+                "UPDATE orchestrator.ended_tasks SET ended_at = now() - make_interval(hours => %(h)s) WHERE id = %(id)s"
+            )
+            tale.connection.exec_driver_sql(ended, {"h": hours, "id": text(task)})
+        tale.connection.exec_driver_sql(
+            "UPDATE orchestrator.ended_tasks SET error = %(error)s WHERE id = %(id)s",
+            {"error": json.dumps({"kind": "shop.Refused", "message": "no Rye"}), "id": text(made[2])},
+        )
+    names = {text(task): place for place, task in enumerate(made, 1)}
+
+    def found(*options: str) -> list[int]:
+        return [names[task] for task in ids(read("tasks", "list", "--queue", "ends", *options))]
+
+    assert found("--since", "3h30m") == [5, 4, 3], "the last to end first, and none that is open"
+    assert found("--until", "3h30m") == [2, 1]
+    assert found("--since", "4h30m", "--until", "90m") == [4, 3, 2]
+    assert found("--error", "rye") == [3]
+    assert found("--error", "REFUSED: no") == [3]
+    assert found("--since", "1d", "--status", "success") == [4, 1]
+    assert found("--since", "1d", "--before", text(made[3])) == [3, 2, 1]
+    assert run("tasks", "list", "--queue", "ends", "--since", "1d").output.split()[3] == "ended"
+    assert run("tasks", "list", "--since", "1d", "--status", "pending").exit_code == 2
+    monkeypatch.setattr(insights.tasks, "_LOOKED_AT", insights.tasks._LOOKED_AT.replace("LIMIT 100000", "LIMIT 2"))
+    monkeypatch.setattr(insights.tasks, "MOST_LOOKED_AT", 2)
+    assert "were looked at: narrow it with --since and --until" in run("tasks", "list", "--error", "nobody").stderr
+
+
+def test_searches_by_end_use_an_index(connection: Connection) -> None:
+    connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # as in a table with more than a few rows
+    for wanted, index in (
+        (TaskFilter(since=datetime.now(UTC)), "ended_tasks_by_time"),
+        (TaskFilter(error="x"), "ended_tasks_not_success"),
+    ):
+        parameters = insights.tasks._parameters(wanted, 50, None, None)
+        plan = connection.exec_driver_sql(f"EXPLAIN {insights.tasks._LIST_BY_END}", parameters).scalars().all()
+        assert index in "\n".join(plan)
+    connection.rollback()
+
+
+def test_a_task_that_waits_for_its_next_try_says_which(engine: Engine, run: Callable[..., Result]) -> None:
+    with story(engine, "tries") as tale:
+        task = tale.claimed("a.png")
+        transitions.again(tale.connection, [Again(task, 1, 60.0, failures=1)], tale.now)
+    for words in (("list", "--queue", "tries"), ("show", text(task))):
+        assert "pending (try 2 in 5" in run("tasks", *words).output
+
+
 def test_a_list_goes_back_page_by_page(engine: Engine, read: Callable[..., Any]) -> None:
     with story(engine, "pages") as tale:
         made = [tale.succeeded(1) if number % 2 else tale.failed() for number in range(5)] + [tale.new("a")]
@@ -518,6 +572,13 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
     people = run("status").output
     assert f"here:7 leads in term {term}" in people
     assert "No scheduler leads" not in people
+
+
+def test_status_names_the_server_that_it_is(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"redis_version": "7.2.4", "used_memory": 1_000_000}
+    for info, shown in ((known, "Redis 7.2.4, "), ({**known, "valkey_version": "8.1.3"}, "Valkey 8.1.3, ")):
+        monkeypatch.setattr(Redis, "info", lambda _, info=info: info)
+        assert f"redis        {shown}" in run("status").output
 
 
 def test_insights_find_nothing_where_there_is_nothing(connection: Connection) -> None:

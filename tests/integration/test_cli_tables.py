@@ -179,10 +179,13 @@ def test_the_tasks_of_a_run_stand_in_their_order_page_by_page(here: System) -> N
     while True:
         page = read("tasks", "list", "--run", run.id, "--limit", "10", *before)
         seen += [task["position"] for task in page["tasks"]]
-        before = ["--before", str(page["next"])]
+        before = ["--after", str(page["next"])]
         if page["next"] is None:
             break
-    assert seen == list(range(24, -1, -1))
+    assert seen == list(range(25))
+    assert "More of them: add --after" in invoke("tasks", "list", "--run", run.id, "--limit", "3").output
+    for wrong in (("--run", run.id, "--before", page["tasks"][0]["id"]), ("--after", page["tasks"][0]["id"])):
+        assert invoke("tasks", "list", *wrong).exit_code == 2
     batch = read("tasks", "list", "--queue", "batch")["tasks"]
     order = here.sql("SELECT id FROM orchestrator.tasks WHERE queue = 'batch' ORDER BY seq DESC")
     assert [task["id"] for task in batch] == [str(row["id"]) for row in order]

@@ -283,7 +283,7 @@ def test_rates_that_nobody_waits_for_are_forgotten(system: System) -> None:
 # -- expiry
 
 
-def test_a_task_that_has_not_started_in_time_expires(system: System) -> None:
+def test_a_task_that_has_not_started_in_time_expires(system: System, caplog: pytest.LogCaptureFixture) -> None:
     late = system.job.options(expires=60).enqueue(1)
     delayed = system.job.options(delay=120, expires=60).enqueue(2)
     never = system.job.options(expires=600).enqueue(3)
@@ -291,6 +291,9 @@ def test_a_task_that_has_not_started_in_time_expires(system: System) -> None:
     system.lead(offset=61)
     system.look(2)
     assert system.states(late, delayed, never) == ["failed", "failed", "pending"]
+    (told,) = (record for record in caplog.records if "TaskExpired" in record.getMessage())
+    assert vars(told)["task_name"] == "job"
+    assert vars(told)["task_id"] in (late.id, delayed.id)
     assert system.row(late)["reason"] == "expired"
     with pytest.raises(TaskFailed, match="had not started when it expired"):
         late.result(timeout=1)

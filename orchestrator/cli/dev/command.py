@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.app_check import what_is_wrong
+from orchestrator.cli.dev.app_check import what_is_wrong
 from orchestrator.cli.dev.children import Child, Console, say
 from orchestrator.cli.dev.lookout import Lookout
 from orchestrator.cli.terminal.options import app_option, log_options

@@ -14,7 +14,7 @@ from orchestrator.store import insights
 @click.command("workers")
 @json_option
 def command(as_json: bool) -> None:
-    """Show the fleet, as the leading scheduler sees it.
+    """Show the fleet, as the leading scheduler sees it; `knows` is how many tasks and workflows a worker has.
 
     \b
     Example:
@@ -28,7 +28,7 @@ def command(as_json: bool) -> None:
         return
     now = present()
     print_table(
-        ("worker…", "state", "running>", "queues…", "seen", "started?", "tasks>?", "host…?", "pid>?"),
+        ("worker…", "state", "running>", "queues…", "seen", "started?", "knows>?", "host…?", "pid>?"),
         [
             (
                 worker.id,

@@ -34,7 +34,7 @@ from orchestrator.workers.functions.loading import load_app
 
 _HEADERS = (
     *("queue…", "ready>", "in flight>", "workers>", "set…?"),
-    *("delayed>?", "blocked>?", "unknown>?", "oldest>?", "slots>?"),
+    *("delayed>?", "waiting>?", "unknown>?", "oldest>?", "slots>?"),
 )
 
 

@@ -58,7 +58,7 @@ def command(as_json: bool) -> None:
         {
             "scheduler": _leader(overview.leader),
             "workers": f"{overview.workers} live, {overview.slots} slots, {overview.running} running",
-            "open": _counts(overview.open),
+            "open": _counts({_OPEN_WORDS.get(kind, kind): count for kind, count in overview.open.items()}),
             "last minute": _counts(overview.ended_last_minute),
             "last hour": _counts(overview.ended_last_hour),
             "schedules": _counts(overview.schedules),
@@ -72,6 +72,10 @@ def command(as_json: bool) -> None:
     )
     for found in troubles:
         echo(f"! {found.message}", colour="yellow")
+
+
+_OPEN_WORDS = {"blocked": "waiting"}
+"""What people read for what the program calls otherwise."""
 
 
 def _leader(leader: Leader | None) -> str:
@@ -88,7 +92,7 @@ def _redis(health: RedisHealth) -> str:
     if not health.reachable:
         return "refuses the user or the password" if health.is_locked else "away"
     of = f" of {health.max_memory / 1_000_000:,.1f}" if health.max_memory else ""
-    return f"{health.version}, {health.used_memory / 1_000_000:,.1f}{of} MB used"
+    return f"{health.server} {health.version}, {health.used_memory / 1_000_000:,.1f}{of} MB used"
 
 
 def _storage(storage: Storage) -> str:

@@ -38,6 +38,7 @@ from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.settings import load_settings
 from orchestrator.store import insights
 from orchestrator.store.insights import AttemptView, TaskDetail, TaskFilter, TaskView
+from orchestrator.store.insights.tasks import MOST_LOOKED_AT
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.redrive import FailedFilter
 
@@ -55,43 +56,50 @@ def command() -> None:
 @command.command("list")
 @status_option(TaskState)
 @click.option("--queue", help="Only of this queue.")
-@click.option("--name", help="Only of this task name.")
-@click.option("--run", type=RUN, metavar="ID", help="Only of this run.")
+@click.option("--name", help="Only of this task name, in full: shop.tasks.resize.")
+@click.option("--run", type=RUN, metavar="ID", help="Only of this run, in the order in which they were created.")
+@click.option("--since", type=moment, metavar="TIME", help="Only ended since then: 2h (ago), or 2024-01-31T09:30.")
+@click.option("--until", type=moment, metavar="TIME", help="Only ended before then.")
+@click.option("--error", metavar="TEXT", help="Only those whose error's type or message holds this.")
+@click.option("--after", type=TASK, metavar="ID", help="With --run: continue after this id.")
 @page_options(TASK)
 @json_option
 def list_(
-    statuses: tuple[str, ...],
-    queue: str | None,
-    name: str | None,
-    run: UUID | None,
-    limit: int,
-    before: UUID | None,
-    as_json: bool,
+    statuses: tuple[str, ...], limit: int, before: UUID | None, after: UUID | None, as_json: bool, **matching: Any
 ) -> None:
-    """List tasks, open and ended, newest first.
+    """List tasks, open and ended, newest first; with --since, --until or --error those that have ended, the last first;
+    with --run, the first first.
 
     \b
     Example:
       orchestrator tasks list --status failed --status cancelled --queue mail
+      orchestrator tasks list --error ConnectionError --since 2h
       orchestrator tasks list --run 0199b2f4-… --json
     """
-    wanted = TaskFilter(statuses=tuple(TaskState(status) for status in statuses), queue=queue, name=name, run=run)
+    wanted = TaskFilter(statuses=tuple(TaskState(status) for status in statuses), **matching)
+    _check_filter(wanted, before, after)
     with reading() as connection:
-        tasks = insights.list_tasks(connection, wanted, limit=limit, before=before)
+        tasks = insights.list_tasks(connection, wanted, limit=limit, before=before, after=after)
         shown = Shown(connection, "task", [task.id for task in tasks])
+        gave_up = wanted.by_end and not wanted.run and len(tasks) < limit
+        gave_up = gave_up and not insights.looked_at_all(connection, wanted, before)
     more = insights.next_page(wanted, tasks) if len(tasks) == limit else None
+    if gave_up:
+        echo(
+            f"Only the last {MOST_LOOKED_AT:,} that ended were looked at: narrow it with --since and --until.", err=True
+        )
     if as_json:
         print_json({"tasks": tasks, "next": more})
         return
     now = present()
     print_table(
-        ("id", "name…", "status…", "created", "queue…?", "took>?", "attempt>?"),
+        ("id", "name…", "status…", "ended" if wanted.by_end else "created", "queue…?", "took>?", "attempt>?"),
         [
             (
                 shown(task.id),
                 task.name,
                 _state(task, now),
-                ago(task.created_at, now),
+                ago(task.ended_at if wanted.by_end else task.created_at, now),
                 task.queue,
                 between(task.started_at, task.ended_at or now),
                 task.attempt,
@@ -99,11 +107,24 @@ def list_(
             for task in tasks
         ],
         empty="No task matches."
-        if before or wanted != TaskFilter()
+        if before or after or wanted != TaskFilter()
         else "There is no task yet. Enqueue one: orchestrator enqueue NAME",
     )
     if more:
-        echo(f"Older ones: add --before {shown(more)}", err=True)
+        echo(
+            f"More of them: add --after {shown(more)}" if wanted.run else f"Older ones: add --before {shown(more)}",
+            err=True,
+        )
+
+
+def _check_filter(wanted: TaskFilter, before: UUID | None, after: UUID | None) -> None:
+    """Refuse what does not go together."""
+    if wanted.by_end and wanted.statuses and not {*ENDED_TASK_STATES} & {*wanted.statuses}:
+        raise click.UsageError("--since, --until and --error are about tasks that have ended: give no open --status.")
+    if (before is not None and wanted.run) or (after is not None and not wanted.run):
+        raise click.UsageError(
+            "A list goes on with --before; the tasks of a run, which begin with the first, with --after."
+        )
 
 
 @command.command()
@@ -186,7 +207,7 @@ def cancel(tasks: tuple[UUID, ...]) -> None:
 @command.command()
 @click.argument("tasks", type=TASK, metavar="[ID…]", nargs=-1)
 @click.option("--queue", help="Of this queue.")
-@click.option("--name", help="Of this task name.")
+@click.option("--name", help="Of this task name, in full: shop.tasks.resize.")
 @click.option("--error", metavar="TEXT", help="Whose error's type or message holds this.")
 @click.option("--since", type=moment, metavar="TIME", help="That failed since: 2h (ago), or 2024-01-31T09:30.")
 @click.option("--until", type=moment, metavar="TIME", help="That failed until then.")
@@ -247,7 +268,10 @@ def _state(task: TaskView, now: datetime) -> Text:
         return state(task.status, f"waits for {task.blockers}")
     if task.hold:
         return state(task.status, task.hold)
-    return state(task.status, ago(task.wake_at, now) if task.wake_at and task.wake_at > now else "")
+    again = f"try {task.failures + 1}" if task.failures else ""
+    return state(
+        task.status, f"{again} {ago(task.wake_at, now) if task.wake_at and task.wake_at > now else ''}".strip()
+    )
 
 
 def _reason(reason: str | None) -> str:

@@ -89,7 +89,7 @@ def _of_another_kind(error: NotFound) -> str | None:
     """Say that what was taken for a task is a run, or the other way round, if it is so."""
     if error.sought is None:
         return None
-    from orchestrator.cli.ids import of_another_kind  # which needs the store
+    from orchestrator.cli.terminal.ids import of_another_kind  # which needs the store
 
     return of_another_kind(*error.sought)
 

@@ -8,7 +8,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.scheduler.tick import Tick
-from orchestrator.store.tasks import enqueue, transitions, unique
+from orchestrator.store.tasks import enqueue, results, transitions, unique
 from orchestrator.store.tasks.transitions import Ending
 from orchestrator.telemetry import get_logger
 
@@ -48,9 +48,10 @@ def error_json(error: TaskError) -> str:
     return error.to_json()
 
 
-def tell_failed(errors: Mapping[bytes, TaskError]) -> None:
+def tell_failed(tick: Tick, errors: Mapping[bytes, TaskError]) -> None:
     """Log that tasks failed without a worker who could tell of it: one line, however many there are."""
     for task, error in errors.items():
         others = f", and {len(errors) - 1:,} others likewise" if len(errors) > 1 else ""
-        log.error("task %s failed%s: %s: %s", to_text(task), others, error.kind, error.message)
+        whose = {"task_id": to_text(task), "task_name": results.name_of(tick.connection, task)}
+        log.error("failed%s: %s: %s", others, error.kind, error.message, extra=whose)
         return

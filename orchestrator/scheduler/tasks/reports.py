@@ -96,7 +96,7 @@ def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, i
         moved = transitions.end(tick.connection, TaskState.FAILED, [ending for ending, _ in endings], tick.now)
         tick.note(moved, errors=errors, by_worker=True, lingering=lingering)
         lost = {report.id for _, report in unhappy if isinstance(report, Lost)}
-        tell_failed({task.id: errors[task.id] for task in moved if task.id in lost})
+        tell_failed(tick, {task.id: errors[task.id] for task in moved if task.id in lost})
 
 
 def _succeed(tick: Tick, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:

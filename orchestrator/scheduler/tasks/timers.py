@@ -28,7 +28,7 @@ def expire(tick: Tick, limit: int) -> None:
     if errors:
         endings = [Ending(task, None, "expired", error_json(error)) for task, error in errors.items()]
         tick.note(transitions.end(tick.connection, TaskState.FAILED, endings, tick.now), errors=errors)
-        tell_failed(errors)
+        tell_failed(tick, errors)
 
 
 def fail_unknown(tick: Tick, fleet: Fleet, limit: int) -> None:
@@ -48,7 +48,7 @@ def fail_unknown(tick: Tick, fleet: Fleet, limit: int) -> None:
             del errors[run]
         endings = [Ending(task, None, "unknown task", error_json(error)) for task, error in errors.items()]
         tick.note(transitions.end(tick.connection, TaskState.FAILED, endings, tick.now), errors=errors)
-        tell_failed(errors)
+        tell_failed(tick, errors)
 
 
 def _stuck(error: TaskError) -> str:

@@ -320,9 +320,9 @@ class CodeBackend:
             raise NotFound.by_id("run", to_text(run))
         if found is None:
             raise NotFound(
-                f"Run {to_text(run)} is no run of a workflow as code: only those have a history, and can be told, asked "
-                f"and reset. What became of its steps or tasks: orchestrator runs show {to_text(run)}. To do steps "
-                f"again: orchestrator runs rerun {to_text(run)} --from STEP"
+                f"Run {to_text(run)} is no run of a workflow as code: only those have a history, and can be told, "
+                f"asked and reset. What became of its steps or tasks: orchestrator runs show {to_text(run)}. To do "
+                f"steps again: orchestrator runs rerun {to_text(run)} --from STEP"
             )
         return found
 

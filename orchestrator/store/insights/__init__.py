@@ -39,6 +39,7 @@ from orchestrator.store.insights.tasks import (
     TaskFilter,
     TaskView,
     list_tasks,
+    looked_at_all,
     next_page,
     show_task,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "list_tasks",
     "list_workers",
     "long_transactions",
+    "looked_at_all",
     "next_page",
     "open_runs",
     "overview",

@@ -117,6 +117,18 @@ class TaskFilter:
     run: UUID | None = None
     """This run."""
 
+    since: datetime | None = None
+    """Ended at this time or later."""
+    until: datetime | None = None
+    """Ended before this time."""
+    error: str | None = None
+    """With this in the type or message of the error, in any case."""
+
+    @property
+    def by_end(self) -> bool:
+        """It is about how and when tasks have ended, so open ones are none of it."""
+        return (self.since, self.until, self.error) != (None, None, None)
+
 
 _OPEN = """id, name, queue, priority, status, NULL::text AS reason, hold, blockers, wake_at, attempt, failures, losses,
            run_id, position, worker, created_at, started_at, NULL::timestamptz AS ended_at"""
@@ -129,63 +141,104 @@ _VIEW = 18
 _MATCHES = """(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
         AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
         AND (%(name)s::text IS NULL OR name = %(name)s::text)"""
+_BY_TIME = """(%(since)s::timestamptz IS NULL OR ended_at >= %(since)s::timestamptz)
+        AND (%(until)s::timestamptz IS NULL OR ended_at < %(until)s::timestamptz)"""
+_BY_ERROR = """(%(error)s::text IS NULL
+         OR strpos(lower((error->>'kind') || ': ' || (error->>'message')), lower(%(error)s::text)) > 0)"""
 
-
-def _listing(open_tasks: str, ended_tasks: str, key: str, last: str) -> str:
-    """Return the statement that finds a page by a key that an index has, and shows it in the order of arrival."""
-    matches = f"(%(before)s::uuid IS NULL OR {key} < {last}) AND {_MATCHES} ORDER BY {key} DESC LIMIT %(limit)s"
-    return f"""
+_LIST = f"""
 SELECT * FROM (
     SELECT * FROM (
-        (SELECT {_OPEN}, seq FROM {open_tasks} WHERE %(open)s AND {matches})
+        (SELECT {_OPEN}, seq FROM orchestrator.tasks
+          WHERE %(open)s AND (%(before)s::uuid IS NULL OR id < %(before)s::uuid) AND {_MATCHES}
+          ORDER BY id DESC LIMIT %(limit)s)
          UNION ALL
-        (SELECT {_ENDED}, seq FROM {ended_tasks} WHERE %(ended)s AND {matches})
-    ) AS found ORDER BY {key} DESC LIMIT %(limit)s
+        (SELECT {_ENDED}, seq FROM orchestrator.ended_tasks
+          WHERE %(ended)s AND (%(before)s::uuid IS NULL OR id < %(before)s::uuid) AND {_MATCHES}
+          ORDER BY id DESC LIMIT %(limit)s)
+    ) AS found ORDER BY id DESC LIMIT %(limit)s
 ) AS page ORDER BY seq DESC, id DESC
 """
 
-
-def _of_run(table: str) -> str:
-    # OFFSET 0 keeps the planner from walking the primary key through everything that is newer than the run.
-    return f"(SELECT * FROM {table} WHERE run_id = %(run)s::uuid OFFSET 0) AS of_run"
-
-
-_LIST = _listing("orchestrator.tasks", "orchestrator.ended_tasks", "id", "%(before)s::uuid")
+# OFFSET 0 keeps the planner from walking the primary key through everything that is newer than the run.
+_OF_RUN = "(SELECT * FROM {} WHERE run_id = %(run)s::uuid OFFSET 0) AS of_run"
+_PAST = """(%(after)s::uuid IS NULL OR seq >
+           (SELECT seq FROM orchestrator.tasks WHERE id = %(after)s::uuid
+             UNION ALL SELECT seq FROM orchestrator.ended_tasks WHERE id = %(after)s::uuid))"""
 # The ids of a run's tasks derive from its own, and say nothing about their order.
-_LIST_OF_RUN = _listing(
-    _of_run("orchestrator.tasks"),
-    _of_run("orchestrator.ended_tasks"),
-    "seq",
-    """(SELECT seq FROM orchestrator.tasks WHERE id = %(before)s::uuid
-         UNION ALL SELECT seq FROM orchestrator.ended_tasks WHERE id = %(before)s::uuid)""",
-)
+_LIST_OF_RUN = f"""
+SELECT * FROM (
+    (SELECT {_OPEN}, seq FROM {_OF_RUN.format("orchestrator.tasks")}
+      WHERE %(open)s AND {_PAST} AND {_MATCHES} ORDER BY seq LIMIT %(limit)s)
+     UNION ALL
+    (SELECT {_ENDED}, seq FROM {_OF_RUN.format("orchestrator.ended_tasks")}
+      WHERE %(ended)s AND {_PAST} AND {_MATCHES} AND {_BY_TIME} AND {_BY_ERROR} ORDER BY seq LIMIT %(limit)s)
+) AS found ORDER BY seq LIMIT %(limit)s
+"""
+
+MOST_LOOKED_AT = 100_000
+"""Of tasks that have ended, so many are looked at for one page of those that match."""
+# In the order of their ends, which both indexes have; the one of what did not succeed is much shorter.
+_LOOKED_AT = f"""
+SELECT * FROM orchestrator.ended_tasks
+ WHERE (%(success)s OR status <> 'success') AND {_BY_TIME}
+   AND (%(before)s::uuid IS NULL
+        OR (ended_at, id) < (SELECT ended_at, id FROM orchestrator.ended_tasks WHERE id = %(before)s::uuid))
+ ORDER BY ended_at DESC, id DESC LIMIT {MOST_LOOKED_AT}
+"""
+_LIST_BY_END = f"""
+SELECT {_ENDED} FROM ({_LOOKED_AT}) AS looked_at WHERE {_MATCHES} AND {_BY_ERROR}
+ ORDER BY ended_at DESC, id DESC LIMIT %(limit)s
+"""
 
 
 def list_tasks(
-    connection: Connection, wanted: TaskFilter, *, limit: int = 50, before: UUID | None = None
+    connection: Connection,
+    wanted: TaskFilter,
+    *,
+    limit: int = 50,
+    before: UUID | None = None,
+    after: UUID | None = None,
 ) -> list[TaskView]:
-    """Return the newest tasks that match, newest first; `before` is what `next_page` says of the page before.
+    """Return tasks that match: the newest, newest first; by their ends, those that ended last; of a run, its first.
 
-    The tasks of a run stand among others where the run began.
+    `before`, or of a run `after`, is what `next_page` says of the page before. The tasks of a run stand among others
+    where the run began.
     """
+    statement = _LIST_OF_RUN if wanted.run else _LIST_BY_END if wanted.by_end else _LIST
+    rows = connection.exec_driver_sql(statement, _parameters(wanted, limit, before, after))
+    return [TaskView(**_columns(row)) for row in rows]
+
+
+def looked_at_all(connection: Connection, wanted: TaskFilter, before: UUID | None = None) -> bool:
+    """Say whether a list by the ends of tasks goes back as far as there are any, or gave up before."""
+    parameters = _parameters(wanted, 1, before, None)
+    found: int = connection.exec_driver_sql(f"SELECT count(*) FROM ({_LOOKED_AT}) AS l", parameters).scalar_one()
+    return found < MOST_LOOKED_AT
+
+
+def _parameters(wanted: TaskFilter, limit: int, before: UUID | None, after: UUID | None) -> dict[str, object]:
     states = wanted.statuses or tuple(TaskState)
-    parameters = {
-        "open": any(state in OPEN_TASK_STATES for state in states),
+    return {
+        "open": not wanted.by_end and any(state in OPEN_TASK_STATES for state in states),
         "ended": any(state in ENDED_TASK_STATES for state in states),
+        "success": wanted.error is None and TaskState.SUCCESS in states,
         "statuses": [str(state) for state in wanted.statuses] or None,
         "queue": wanted.queue,
         "name": wanted.name,
         "run": wanted.run and wanted.run.hex,
+        "since": wanted.since,
+        "until": wanted.until,
+        "error": wanted.error,
         "before": before and before.hex,
+        "after": after and after.hex,
         "limit": limit,
     }
-    rows = connection.exec_driver_sql(_LIST_OF_RUN if wanted.run else _LIST, parameters)
-    return [TaskView(**_columns(row)) for row in rows]
 
 
 def next_page(wanted: TaskFilter, page: Sequence[TaskView]) -> UUID:
-    """Return the id after which the page after this one begins."""
-    return page[-1].id if wanted.run else min(task.id for task in page)
+    """Return the id with which the page after this one goes on."""
+    return page[-1].id if wanted.run or wanted.by_end else min(task.id for task in page)
 
 
 _SHOW = f"""

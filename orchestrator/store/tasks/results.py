@@ -22,6 +22,14 @@ class TaskOutcome(NamedTuple):
     error: TaskError | None = None
 
 
+_NAME = "SELECT name FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid"
+
+
+def name_of(connection: Connection, task: bytes) -> str:
+    """Return what an ended task calls, for who tells of it."""
+    return connection.exec_driver_sql(_NAME, {"id": task.hex()}).scalar_one_or_none() or "task"
+
+
 # Both halves see one snapshot, so a task that is moving is found in exactly one of them. A task that somebody has
 # asked to be tried again, by itself, with its run or with others, is not ended for its caller, although the leader has
 # yet to open it.
