@@ -275,6 +275,17 @@ def current_revision(connection: Connection) -> str | None:
     return value
 
 
+def default_schema(url: str) -> tuple[str, str | None]:
+    """Return the role of a URL, and the schema into which it creates tables where it names none."""
+    engine = engine_for(url, name="orchestrator db upgrade")
+    try:
+        with engine.connect() as connection:
+            role, schema = connection.execute(text("SELECT current_user, current_schema()")).one()
+            return role, schema
+    finally:
+        engine.dispose()
+
+
 def upgrade(url: str, revision: str = "head", *, namespace: str = DEFAULT_NAMESPACE) -> None:
     """Bring a namespace to the newest revision, alone: a second upgrade waits for the first."""
     from alembic import command

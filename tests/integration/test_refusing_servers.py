@@ -195,3 +195,25 @@ def test_a_redis_that_lets_nobody_in_is_not_to_be_started(
         redis.execute_command("ACL", "DELUSER", "guest")
     assert "! Redis refuses the user or the password of the setting redis_url" in said
     assert "start it" not in said
+
+
+def test_an_upgrade_warns_of_a_role_that_is_named_like_the_namespace(
+    database_url: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its search_path leads to the schema of the same name, so that tables of its own would stand among ours."""
+    name = f"keeper_{uuid.uuid4().hex[:8]}"
+    database_name = make_url(database_url).database
+    execute(database_url, f"CREATE ROLE {name} LOGIN", f"GRANT CREATE ON DATABASE {database_name} TO {name}")
+    url = make_url(database_url).set(username=name).render_as_string(hide_password=False)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", url)
+    monkeypatch.setenv("ORCHESTRATOR_NAMESPACE", name)
+    try:
+        for _ in range(2):
+            warned = run("db", "upgrade")
+            assert warned.exit_code == 0, warned.output
+            assert f"Warning: what the role {name} creates without naming a schema" in warned.stderr
+            assert f'ALTER ROLE "{name}" SET search_path = public' in warned.stderr
+        execute(database_url, f'ALTER ROLE "{name}" SET search_path = public')
+        assert run("db", "upgrade").stderr == ""
+    finally:
+        execute(database_url, f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")

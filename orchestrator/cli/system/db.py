@@ -35,6 +35,14 @@ def upgrade() -> None:
     settings = load_settings()
     database.upgrade(settings.require_database(), namespace=settings.namespace)
     echo(f"The database is at revision {database.REVISION}.")
+    role, schema = database.default_schema(settings.require_database())
+    if schema == settings.namespace:
+        echo(
+            f"Warning: what the role {role} creates without naming a schema, your own tables too, goes into the schema "
+            f"{schema}, among ours: its search_path leads there first, as that of a role does which is named like the "
+            f'schema. Tell it otherwise: ALTER ROLE "{role}" SET search_path = public',
+            err=True,
+        )
 
 
 @command.command()
