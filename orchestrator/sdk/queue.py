@@ -71,9 +71,17 @@ class Queue:
         while left := self.open():
             show(left)
             if deadline is not None and time.monotonic() >= deadline:
-                raise ResultTimeout(f"Queue {self.name!r} still holds {left:,} tasks after {timeout:g} s.")
+                raise ResultTimeout(self._still_holds(left, timeout))
             yield Pause(_LOOK_AGAIN)
         show(0)
+
+    def _still_holds(self, left: int, timeout: float | None) -> str:
+        count, first = self._client.backend.queues.delayed(self.name)
+        what = f"Queue {self.name!r} still holds {left:,} tasks after {timeout:g} s."
+        if first is None:
+            return what
+        moment = first.astimezone().isoformat(" ", "seconds")
+        return f"{what} Of these {count:,} wait for their time, the first until {moment}."
 
     apause = twin(pause)
     aresume = twin(resume)

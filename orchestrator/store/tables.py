@@ -87,6 +87,7 @@ tasks = Table(
 )
 
 READY = "status = 'pending' AND blockers = 0 AND wake_at IS NULL"
+DELAYED = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL AND hold IS NULL"
 READY_PLAIN = f"{READY} AND lane IS NULL"
 READY_IN_LANE = f"{READY} AND lane IS NOT NULL"
 

@@ -256,6 +256,20 @@ def test_an_event_that_does_not_fit_stops_nothing(system: System) -> None:
     assert system.count("runs") == 1
 
 
+def test_a_filter_that_does_not_fit_an_event_is_told_with_its_workflow(
+    system: System, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = CHILD + 'on: [{event: arrived, filter: "event.total > 10", params: {value: 1}}]\n'
+    system.app.workflows.apply(loads(text))
+    system.app.post_event("arrived", {"total": "much"})
+    system.look(2)
+    assert system.count("runs") == 0
+    name = loads(text).name
+    (told,) = [record.getMessage() for record in caplog.records if "filter" in record.getMessage()]
+    assert told.startswith(f"workflow {name} is not started by event ")
+    assert "its filter event.total > 10 does not fit it" in told
+
+
 # -- what is small to write and large to do
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -380,7 +380,10 @@ def test_draining_waits_for_the_last_task(system: System) -> None:
     queue.drain(timeout=1, show=shown.append)
     assert shown == [0]
     system.job.enqueue()
-    with pytest.raises(TimeoutError, match="'default' still holds 1 tasks"):
+    with pytest.raises(TimeoutError, match=r"'default' still holds 1 tasks after 0.01 s\.$"):
+        queue.drain(timeout=0.01)
+    system.job.options(eta=datetime(2099, 12, 30, 12, tzinfo=UTC)).enqueue()
+    with pytest.raises(TimeoutError, match="Of these 1 wait for their time, the first until 2099-12-30 "):
         queue.drain(timeout=0.01)
 
 

@@ -101,7 +101,7 @@ class Triggers:
         for event in posted:
             for waiting in self._waiting:
                 for place, trigger in enumerate(waiting.triggers):
-                    if _matches(trigger, event):
+                    if _matches(trigger, event, waiting.name):
                         started.extend(self._start(tick, waiting, place, event))
         started = self._within_limits(tick, started)
         if started:
@@ -146,7 +146,7 @@ def _readable(found: Iterable[Triggered]) -> Iterable[Waiting]:
             log.error("what starts workflow %s cannot be read, so nothing does: %s", workflow.name, error)
 
 
-def _matches(trigger: EventTrigger, event: Posted) -> bool:
+def _matches(trigger: EventTrigger, event: Posted, workflow: str) -> bool:
     if trigger.event is not None:
         right = trigger.event == event.name
     else:
@@ -156,7 +156,10 @@ def _matches(trigger: EventTrigger, event: Posted) -> bool:
     try:
         return bool(parse(trigger.filter).evaluate({"event": event.body}))
     except (InvalidWorkflow, *REFUSALS) as error:
-        log.warning("filter %s does not fit event %s: %s", trigger.filter, to_text(event.id), error)
+        log.warning(
+            "workflow %s is not started by event %s: its filter %s does not fit it: %s",
+            *(workflow, to_text(event.id), trigger.filter, error),
+        )
         return False
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.store.limits import queues
@@ -40,3 +42,8 @@ class QueueBackend:
         """Return how many tasks of a queue have not ended."""
         with self._connections.reading() as connection:
             return queues.open_tasks(connection, name)
+
+    def delayed(self, name: str) -> tuple[int, datetime | None]:
+        """Return how many tasks of a queue wait for their time, and when it comes for the first of them."""
+        with self._connections.reading() as connection:
+            return queues.delayed(connection, name)

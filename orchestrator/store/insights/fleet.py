@@ -7,7 +7,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from orchestrator.store.tables import READY
+from orchestrator.store.tables import DELAYED, READY
 
 IS_FRESH = "seen_at > now() - interval '15 seconds'"
 """The leader mirrors the fleet every few seconds; what it has not seen for longer, nobody knows about."""
@@ -55,7 +55,7 @@ _QUEUES = f"""
 WITH waiting AS (
     SELECT queue,
            count(*) FILTER (WHERE {READY} OR hold <> 'unknown') AS ready,
-           count(*) FILTER (WHERE {_LATER} AND hold IS NULL) AS delayed,
+           count(*) FILTER (WHERE {DELAYED}) AS delayed,
            count(*) FILTER (WHERE {_LATER} AND hold = 'unknown') AS unknown,
            count(*) FILTER (WHERE status = 'pending' AND blockers > 0) AS blocked,
            count(*) FILTER (WHERE status = 'dispatched') AS dispatched,

@@ -17,6 +17,7 @@ from orchestrator.store import inbox
 from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import Wish
 from orchestrator.store.statement import Statement
+from orchestrator.store.tables import DELAYED
 from orchestrator.store.tasks.transitions import identifier
 
 _NOBODY = bytes(16)
@@ -157,3 +158,12 @@ def open_tasks(connection: Connection, queue: str) -> int:
     """Return how many tasks of a queue have not ended."""
     number: int = connection.exec_driver_sql(_OPEN, {"queue": queue}).scalar_one()
     return number
+
+
+_DELAYED = f"SELECT count(*), min(wake_at) FROM orchestrator.tasks WHERE queue = %(queue)s AND {DELAYED}"
+
+
+def delayed(connection: Connection, queue: str) -> tuple[int, datetime | None]:
+    """Return how many tasks of a queue wait for their time, and when it comes for the first of them."""
+    count, first = connection.exec_driver_sql(_DELAYED, {"queue": queue}).one()
+    return count, first
