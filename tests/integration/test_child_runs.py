@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import closing
 from typing import Any
 from uuid import UUID
 
@@ -260,9 +261,10 @@ def test_code_starts_itself_only_so_often(system: System, settings: dict[str, in
             ctx.continue_as_new(False)
         return sum([1 + await child for child in [forks.schedule() for _ in range(width)]])
 
-    worker, engine = system.worker(knows=("forks",), slots=100), Engine(system.app.code_workflows.find, 1_000_000)
+    worker = system.worker(knows=("forks",), slots=100)
     handle = forks.start()
-    play_code(system, engine, worker)
+    with closing(Engine(system.app.code_workflows.find, 1_000_000)) as engine:
+        play_code(system, engine, worker)
     with pytest.raises(RunFailed, match=f"Does it start itself without end.*{next(iter(settings))}"):
         handle.result(1)
     begun = system.sql("SELECT depth, root FROM orchestrator.runs WHERE reason IS DISTINCT FROM 'continued'")

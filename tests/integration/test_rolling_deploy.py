@@ -149,6 +149,21 @@ def test_a_worker_that_does_not_take_its_task_loses_it_and_never_runs_it(
     assert handle.status() == "success"
 
 
+def test_what_is_taken_back_goes_to_another_worker_in_the_same_tick(system: System, old: Worker, new: Worker) -> None:
+    """It is known to be nowhere, so nobody waits until it has been missed for the TTL of a worker."""
+    other = system.worker("other", slots=4, knows=["job", "fresh"])
+    system.look()
+    (handle,) = enqueue(system, 1)
+    system.look()
+    first = next(worker for worker in (new, other) if system.messages(private_queue(worker.name)))
+    second = other if first is new else new
+    first.doubtful = True
+    system.make_old()
+    system.look()
+    assert system.messages(private_queue(first.name)) == []
+    assert system.messages(private_queue(second.name)) == [(raw(handle), 2)]
+
+
 def test_what_a_worker_has_received_is_not_taken_back(system: System, old: Worker, new: Worker) -> None:
     system.look()
     enqueue(system, 3)
