@@ -91,6 +91,7 @@ OTHERS: dict[str, Call] = {
     "promote_due": lambda _: lambda c: waiting.promote_due(c, NOW + timedelta(days=30), BATCH),
     "agenda": lambda _: waiting.agenda,
     "in_flight": lambda _: waiting.in_flight,
+    "succeeded": lambda leader: lambda c: waiting.succeeded(c, leader.batch),
     "overdue_unknown": lambda _: lambda c: waiting.overdue_unknown(c, NOW, BATCH),
     "release_known": lambda _: lambda c: waiting.release_known(c, [("q0", "another"), ("q1", "job")], BATCH),
     "keep_back": lambda _: lambda c: waiting.keep_back(c, {"q0": ["job", "another"], "q1": ["job"]}, NOW, BATCH),

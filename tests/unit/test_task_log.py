@@ -50,6 +50,9 @@ def test_how_each_attempt_ends(lines: pytest.LogCaptureFixture) -> None:
     stopped = job()
     stopped.interrupted_by = TaskAborted
     log.ended(stopped, failed())
+    log.ended(stopped, Succeeded(b"", 1, 0.25, b""))
+    stopped.completion = b"done"
+    log.ended(stopped, Succeeded(b"", 1, 0.25, b""))
     assert told(lines) == [
         (logging.INFO, "received", False),
         (logging.INFO, "succeeded in 250 ms", False),
@@ -69,7 +72,20 @@ def test_how_each_attempt_ends(lines: pytest.LogCaptureFixture) -> None:
         (logging.ERROR, "failed: ValueError: burnt (after 500 ms)", False),
         (logging.WARNING, "its process died: killed, out of memory, or crashed", False),
         (logging.INFO, "stopped after 500 ms: cancelled, or another attempt counts now", False),
+        (
+            logging.INFO,
+            "ended after 250 ms, and its result is dropped: cancelled, or another attempt counts now",
+            False,
+        ),
+        (logging.INFO, "succeeded in 250 ms", False),
     ]
+
+
+def test_what_succeeded_and_did_not_count_is_told_once(lines: pytest.LogCaptureFixture) -> None:
+    log, late = TaskLog(), job()
+    for _ in range(3):  # the leader repeats itself
+        log.dropped(late)
+    assert told(lines) == [(logging.INFO, "its result is dropped: cancelled, or another attempt counts now", False)]
 
 
 def test_many_of_a_kind_are_counted_and_a_rare_one_is_not_lost_among_them(lines: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from orchestrator.domain.code.activation import Activated
@@ -63,12 +63,12 @@ class _Flight(NamedTuple):
 class Reporter:
     """Owns the events stream on the worker's side, and with it the generation."""
 
-    def __init__(self, streams: WorkerStreams, worker: str, held: HeldAttempts, *, settled: float = 5.0) -> None:
+    def __init__(self, streams: WorkerStreams, worker: str, held: HeldAttempts) -> None:
         self._streams = streams
         self._worker = worker
         self._held = held
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
-        self._redis = Outage(log, "Redis", "reports wait", settled=settled)
+        self._redis = Outage(log, "Redis", "reports wait")
         self._unapplied: deque[_Flight] = deque()
         self._lock = threading.Lock()
         self._listening = False
@@ -254,6 +254,13 @@ class Reporter:
                         self._let_go(item.job)
                     if item.applied is not None:
                         item.applied.set()
+
+    def succeeded(self, attempts: Set[tuple[bytes, int]]) -> list[Job]:
+        """Return the jobs of these attempts that have been reported as succeeded, and of which no more is known."""
+        with self._lock:
+            items = [item for flight in self._unapplied for item in flight.items if isinstance(item.report, Succeeded)]
+        jobs = [item.job for item in items if item.job is not None]
+        return [job for job in jobs if (job.dispatch.id, job.dispatch.attempt) in attempts]
 
     def _let_go(self, job: Job) -> None:
         job.applied = True

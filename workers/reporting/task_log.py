@@ -32,6 +32,7 @@ _MOST = 50
 _KINDS = ("received", "succeeded", "tried again", "failed")
 _RECEIVED, _SUCCEEDED, _RETRIED, _FAILED = range(len(_KINDS))
 _LEVELS = (logging.INFO, logging.INFO, logging.WARNING, logging.ERROR)
+_REVOKED = "cancelled, or another attempt counts now"
 _PLACE = re.compile(r'^[ |]*File "(.*)", line (\d+)', re.MULTILINE)
 _OURS = f"{Path(telemetry.__file__).parent}/"
 
@@ -82,7 +83,7 @@ class TaskLog:
         """Tell how an attempt has ended."""
         if isinstance(report, Succeeded):
             if self._tells_all and self._has_room(job.dispatch.name, _SUCCEEDED):
-                _tell(job, logging.INFO, f"succeeded in {_long(report.duration)}")
+                _tell(job, logging.INFO, _returned(job, _long(report.duration)))
         elif isinstance(report, Failed):
             self._failed(job, report)
         elif isinstance(report, Lost):
@@ -92,12 +93,16 @@ class TaskLog:
                 if isinstance(command, FailRun) and self._may_tell(job, _FAILED, command.error):
                     _tell(job, logging.ERROR, f"failed: {_said(command.error)}", command.error)
 
+    def dropped(self, job: Job) -> None:
+        """Tell, once, that an attempt that has succeeded did not count any more."""
+        if self._tells_all and job.completion is None and not _is_revoked(job):
+            job.interrupted_by = TaskAborted
+            _tell(job, logging.INFO, f"its result is dropped: {_REVOKED}")
+
     def _failed(self, job: Job, report: Failed) -> None:
         error = report.error
-        if job.interrupted_by is not None and issubclass(job.interrupted_by, TaskAborted):
-            _tell(
-                job, logging.INFO, f"stopped after {_long(report.duration)}: cancelled, or another attempt counts now"
-            )
+        if _is_revoked(job):
+            _tell(job, logging.INFO, f"stopped after {_long(report.duration)}: {_REVOKED}")
             return
         policy, failures = job.options.retry, job.dispatch.failures
         decision = after_failure(report, policy, failures, 0.5)
@@ -165,6 +170,18 @@ def _tell(job: Job, level: int, text: str, error: TaskError | None = None) -> No
     add_fields(record, job)
     with contextlib.suppress(Exception):  # a filter or a handler of the application's is no reason to lose a report
         log.handle(record)
+
+
+def _is_revoked(job: Job) -> bool:
+    """Say whether it was told to stop, because it was cancelled or taken for lost."""
+    return job.interrupted_by is not None and issubclass(job.interrupted_by, TaskAborted)
+
+
+def _returned(job: Job, took: str) -> str:
+    """Return what became of an attempt that returned; one that has committed its transaction counts in any case."""
+    if job.completion is None and _is_revoked(job):
+        return f"ended after {took}, and its result is dropped: {_REVOKED}"
+    return f"succeeded in {took}"
 
 
 def _said(error: TaskError) -> str:

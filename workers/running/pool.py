@@ -298,6 +298,8 @@ class Pool:
             if (job.dispatch.id, job.dispatch.attempt) in wanted:
                 job.stop_with(TaskAborted, now)
                 self._hand_back(job, "cancelled")
+        for job in self._reporter.succeeded(wanted):
+            self.task_log.dropped(job)
 
     def hand_back_waiting(self) -> int:
         """Give back what has not begun; return how many."""

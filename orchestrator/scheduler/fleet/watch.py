@@ -151,7 +151,9 @@ class Watch:
 
 
 def _stale(tick: Tick, beat: Heartbeat) -> list[Attempt]:
-    """Return what a worker holds that is not current any more."""
+    """Return what a worker holds and what counts no more; what has succeeded has counted."""
     held = unpack_attempts(beat.held)
     current = waiting.current(tick.connection, held) if held else set()
-    return [Attempt(*attempt) for attempt in held if attempt not in current]
+    over = [attempt for attempt in held if attempt not in current]
+    counted = waiting.succeeded(tick.connection, over) if over else set()
+    return [Attempt(*attempt) for attempt in over if attempt not in counted]

@@ -268,6 +268,25 @@ def current(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> se
     return {(identifier(row[0]), row[1]) for row in _CURRENT(connection, parameters)}
 
 
+_SUCCEEDED = Statement(
+    """
+SELECT asked.id::text, asked.attempt FROM unnest(%(ids)s::uuid[], %(attempts)s::bigint[]) AS asked(id, attempt)
+ CROSS JOIN LATERAL (
+       SELECT FROM orchestrator.ended_tasks
+        WHERE id = asked.id AND attempt = asked.attempt AND status = 'success' LIMIT 1) AS found
+"""
+)
+
+
+def succeeded(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
+    """Return those of these attempts that have brought their tasks to success."""
+    parameters = {
+        "ids": arrays.uuids(task for task, _ in attempts),
+        "attempts": arrays.numbers(attempt for _, attempt in attempts),
+    }
+    return {(identifier(row[0]), row[1]) for row in _SUCCEEDED(connection, parameters)}
+
+
 _HAS_READY = Statement(
     f"""
 SELECT EXISTS (
