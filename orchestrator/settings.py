@@ -61,7 +61,7 @@ class Settings:
     """Results up to this many bytes travel to waiting clients with the announcement itself."""
 
     database_timeout: float = 30.0
-    """Seconds within which Postgres must answer a statement of a client."""
+    """Seconds within which Postgres must answer a statement of a client or a scheduler."""
     idempotency_period: float = 86_400.0
     """Seconds for which an idempotency key is remembered."""
     retention_success: float = 7 * 86_400.0

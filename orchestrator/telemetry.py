@@ -75,10 +75,15 @@ def first_line(error: BaseException) -> str:
     return text.split("\n", 1)[0] or type(error).__name__
 
 
+_LONGEST_CALM = 60.0
+"""Seconds without a failure after which even what comes and goes all the time is told to be over."""
+
+
 class Outage:
     """A time in which something cannot be used: one line when it begins, and one when it is over.
 
-    It is over after `settled` seconds without a failure: what fails now and then is one outage, not many.
+    It is over when it has worked for `settled` seconds. Each outage that begins within a minute of the last one has to
+    be over for twice as long, up to a minute: what comes and goes is told, but not each time.
     """
 
     def __init__(
@@ -87,34 +92,45 @@ class Outage:
         what: str,
         meanwhile: str,
         *,
-        settled: float = 5.0,
+        settled: float = 2.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = log
         self._what = what
         self._meanwhile = meanwhile
-        self._settled = settled
+        self._settled = self._calm = settled
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._began = 0.0
-        self._failed = 0.0
+        self._works_since: float | None = None
+        self._returns = 0
+        """How often it has begun again since it was told."""
+        self._over_at = float("-inf")
         self.lasts = False
 
-    def failed(self, reason: str) -> None:
-        """Take note of a failure."""
+    def failed(self, reason: str, *, age: float = 0.0) -> None:
+        """Take note of a failure, which began so many seconds ago."""
         with self._lock:
-            self._failed = self._monotonic()
+            began = self._monotonic() - age
             if not self.lasts:
-                self.lasts = True
-                self._began = self._failed
+                is_soon = began - self._over_at < _LONGEST_CALM
+                self._calm = min(2 * self._calm, _LONGEST_CALM) if is_soon else self._settled
+                self.lasts, self._began, self._returns = True, began, 0
                 self._log.warning("%s cannot be used; %s: %s", self._what, self._meanwhile, reason)
+            elif self._works_since is not None:
+                self._returns += 1
+            self._works_since = None
 
     def worked(self) -> None:
-        """Take note of a success; a while after the last failure, the outage is over."""
+        """Take note of a success; after a while of them, the outage is over."""
         if not self.lasts:
             return
         with self._lock:
             now = self._monotonic()
-            if self.lasts and now - self._failed >= self._settled:
-                self.lasts = False
-                self._log.warning("%s can be used again, after %.1f s", self._what, now - self._began)
+            if self._works_since is None:
+                self._works_since = now
+            if self.lasts and now - self._works_since >= self._calm:
+                self.lasts, self._over_at = False, now
+                times = f", in which it worked for a moment {self._returns} times" if self._returns else ""
+                lasted = self._works_since - self._began
+                self._log.warning("%s can be used again, after %.1f s%s", self._what, lasted, times)

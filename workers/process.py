@@ -173,10 +173,10 @@ class WorkerProcess:
         self._queues = (*queues, private_queue(worker))
         keys = Keys(settings.namespace)
         self._streams = WorkerStreams(connect(url), keys)
-        self.reporter = Reporter(WorkerStreams(connect(url), keys), worker, held, settled=settings.worker_ttl)
+        self.reporter = Reporter(WorkerStreams(connect(url), keys), worker, held)
         self.journal = Journal(connect(url), keys)
         self.pages = Pages(connect(url), keys)
-        self._redis = Outage(log, "Redis", "no tasks are received", settled=settings.worker_ttl)
+        self._redis = Outage(log, "Redis", "no tasks are received")
         self._joined = ""
         self._full = False
         self._bundle = 1.0

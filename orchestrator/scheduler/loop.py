@@ -49,7 +49,7 @@ from orchestrator.store.tasks.transitions import Claimed
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
 from orchestrator.transport.codec import Attempt, Ended, Malformed, decode_flush, encode
-from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams, StreamsDamaged
+from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams, StreamsDamaged, TermForgotten
 from orchestrator.transport.portions import MOST_BYTES
 from orchestrator.transport.quarantine import Refused
 
@@ -87,13 +87,8 @@ class Scheduler:
         self._stopping = threading.Event()
         self._awake = threading.Event()
         """Wakes a standby: the lease is free, or it is time to stop."""
-        settled = settings.worker_ttl
-        self._redis = Outage(
-            log, "Redis", "nothing is handed out, and reports wait", settled=settled, monotonic=monotonic
-        )
-        self._postgres = Outage(
-            log, "Postgres", "nothing moves, and reports wait", settled=settled, monotonic=monotonic
-        )
+        self._redis = Outage(log, "Redis", "nothing is handed out, and reports wait", monotonic=monotonic)
+        self._postgres = Outage(log, "Postgres", "nothing moves, and reports wait", monotonic=monotonic)
         self.leading = threading.Event()
         self._pace = Pace(settings.lease, monotonic)
         self._budget = self._pace.budget()
@@ -120,8 +115,11 @@ class Scheduler:
                     self._postgres.worked()
                     if self._leadership.trouble is None:
                         self._candidacy.worked()
-            except (TermOver, Deposed):
-                log.warning("another scheduler leads now; standing by")
+            except (TermOver, Deposed) as error:
+                if isinstance(error, TermForgotten):
+                    log.warning("Redis has lost its data, and with it who leads; leading anew from what Postgres has")
+                else:
+                    log.warning("another scheduler leads now; standing by")
                 if self._leadership.trouble is not None:
                     self._candidacy.failed()
                 self._stopping.wait(0.1)
@@ -168,6 +166,10 @@ class Scheduler:
         self._postgres.failed(reason)
         self._leadership.trouble = f"it cannot use Postgres: {reason}"
         self._streams.complain(complaint)
+
+    def misses_postgres(self, seconds: float) -> None:
+        """Say that Postgres has not answered for so long; called from another thread while a statement waits."""
+        self._postgres.failed(f"it has not answered for {seconds:.1f} s", age=seconds)
 
     def _miss_redis(self, error: Exception) -> None:
         reason = transport.describe(error)

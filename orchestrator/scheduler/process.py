@@ -15,6 +15,7 @@ from orchestrator.scheduler.upkeep.janitor import Janitor
 from orchestrator.scheduler.upkeep.pruning import Pruner
 from orchestrator.settings import Settings
 from orchestrator.store import database
+from orchestrator.store.deadlines import Deadlines
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.client import nudge
 from orchestrator.transport.connection import awaited, connect
@@ -28,7 +29,10 @@ def run_scheduler(settings: Settings) -> int:
     """Run a scheduler; return its exit code."""
     keys = Keys(settings.namespace)
     url, namespace = settings.require_database(), settings.namespace
-    engine = database.engine_for(url, pool_size=3, name="orchestrator scheduler", namespace=namespace)
+    deadlines = Deadlines(max(settings.database_timeout, settings.lease), late=settings.lease)
+    engine = database.engine_for(
+        url, pool_size=3, name="orchestrator scheduler", namespace=namespace, deadlines=deadlines
+    )
     redis_url = settings.require_redis()
     redis = connect(redis_url)
     log.info("scheduler of %s, with Redis at %s", without_password(url), without_password(redis_url))
@@ -39,6 +43,7 @@ def run_scheduler(settings: Settings) -> int:
         )
         janitor = Janitor(tidying)
         scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note)
+        deadlines.on_late = scheduler.misses_postgres
         _stop_on_signal(scheduler, settings, keys)
         if prerequisites.told_to_stop:
             scheduler.stop()

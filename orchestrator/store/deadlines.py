@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Engine, event, exc
 _OPTION = "orchestrator_deadlines"
 _TOKEN = "orchestrator_deadline"
 _LOOKS = 10
-"""How often the thread looks within the limit."""
+"""How often the thread looks within the time after which a statement is late."""
 
 
 class NoAnswer(Exception):
@@ -30,10 +30,14 @@ class NoAnswer(Exception):
 
 
 class Deadlines:
-    """Watches the statements of one process."""
+    """Watches the statements of one process. Whoever takes longer than `late` seconds is told of, again and again."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, late: float | None = None) -> None:
         self.seconds = seconds
+        self._late = seconds if late is None else min(late, seconds)
+        self._look_every = self._late / _LOOKS
+        self.on_late: Callable[[float], None] = lambda _: None
+        """Called, in a thread of its own, with the seconds for which a late statement has waited."""
         self._tokens = itertools.count(1)
         self._open: dict[int, tuple[float, Any]] = {}
         self._cutting = threading.Lock()
@@ -44,7 +48,7 @@ class Deadlines:
     def begin(self, connection: Any) -> int:
         """Watch a driver's connection from now on; return what ends this."""
         token = next(self._tokens)
-        self._open[token] = (time.monotonic() + self.seconds, connection)
+        self._open[token] = (time.monotonic(), connection)
         if not self._is_watching:
             self._watch()
         return token
@@ -74,11 +78,13 @@ class Deadlines:
     def _run(self) -> None:
         """Look until there has been nothing to watch for as long as a statement may take."""
         idle = 0
-        while idle <= _LOOKS and not self._closed.wait(self.seconds / _LOOKS):
+        while idle <= _LOOKS and not self._closed.wait(self._look_every):
             idle = 0 if self._open else idle + 1
             now = time.monotonic()
-            for token, (deadline, _) in list(self._open.items()):
-                if deadline <= now:
+            for token, (began, _) in list(self._open.items()):
+                if now - began >= self._late:
+                    self.on_late(now - began)
+                if now - began >= self.seconds:
                     self._cut(token)
         self._is_watching = False
         if self._open and not self._closed.is_set():

@@ -68,7 +68,10 @@ return 1
 # What was applied is told before anything is handed out, each thing for itself: where Redis is full and takes neither,
 # forgetting applied events still makes room.
 _PUBLISH = Script("""
-if #KEYS > 4 and redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if #KEYS > 4 then
+  local mark = redis.pcall('GET', KEYS[1])
+  if mark ~= ARGV[1] then return type(mark) == 'string' and 0 or -1 end
+end
 local refusal
 local function try(...)
   local answer = redis.pcall(...)
@@ -155,7 +158,11 @@ _CONSUMER_IDLE = 60
 
 
 class Deposed(Exception):
-    """Another scheduler leads, or Redis has forgotten the term; nothing was pushed."""
+    """Another scheduler leads, and nothing was pushed."""
+
+
+class TermForgotten(Deposed):
+    """Redis does not know who leads: it has lost its data, or what stood there. Nothing was pushed."""
 
 
 class StreamsDamaged(Exception):
@@ -413,8 +420,8 @@ class LeaderStreams:
                 arguments.extend(bodies)
             with _noticing_damage():
                 accepted = self._line.run(_PUBLISH, keys, arguments)
-            if not accepted:
-                raise Deposed
+            if accepted != 1:
+                raise Deposed if accepted == 0 else TermForgotten
             said = _NOTHING_SAID
 
     def _said(self, generation: str, cursor: str, ended: Sequence[Ended]) -> list[Argument]:

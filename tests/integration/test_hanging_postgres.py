@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from orchestrator import Orchestrator, Unavailable, Uncertain
+from orchestrator import Orchestrator, Settings, Unavailable, Uncertain
+from orchestrator.scheduler.loop import Scheduler
+from orchestrator.store import database
+from orchestrator.store.deadlines import Deadlines
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.leader import LeaderStreams
 from tests.chaos.cutting import Cutting
+from tests.waiting import eventually
 
 _LIMIT = 0.5
 
@@ -102,3 +111,51 @@ def test_async_calls_leave_the_threads_of_the_event_loop_alone(app: Orchestrator
 
     asyncio.run(main())
     assert asyncio.run(task.aenqueue()).status() == "pending"
+
+
+def test_a_leader_says_that_it_gets_no_answer_and_when_it_is_back(
+    line: Cutting, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "orchestrator")
+    settings = Settings(database_url=line.url, redis_url=redis_url, lease=1.0)
+    with _leading(settings, late=1.0, most=60.0):
+        eventually(lambda: "leading, term" in caplog.text, "it leads")
+        words = "Postgres cannot be used; nothing moves, and reports wait: it has not answered for 1."
+        for number in (1, 2):  # each time
+            line.hang()
+            eventually(lambda count=number: caplog.text.count(words) == count, "it says so")
+            line.go_on()
+            eventually(lambda count=number: caplog.text.count("Postgres can be used again") == count, "it is over")
+
+
+def test_a_leader_gives_up_who_does_not_answer_for_long(
+    line: Cutting, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "orchestrator")
+    settings = Settings(database_url=line.url, redis_url=redis_url, lease=1.0)
+    with _leading(settings, late=1.0, most=2.0) as scheduler:
+        eventually(lambda: "leading, term" in caplog.text, "it leads")
+        line.hang()
+        eventually(lambda: not scheduler.leading.is_set(), "it does not wait for ever")
+        line.go_on()
+        eventually(scheduler.leading.is_set, "it leads again")
+
+
+@contextmanager
+def _leading(settings: Settings, *, late: float, most: float) -> Iterator[Scheduler]:
+    deadlines = Deadlines(most, late=late)
+    engine = database.engine_for(settings.require_database(), deadlines=deadlines)
+    redis = connect(settings.require_redis())
+    streams = LeaderStreams(redis, Keys())
+    scheduler = Scheduler(engine, streams, settings)
+    deadlines.on_late = scheduler.misses_postgres
+    thread = threading.Thread(target=scheduler.run)
+    thread.start()
+    try:
+        yield scheduler
+    finally:
+        scheduler.stop()
+        thread.join()
+        engine.dispose()
+        streams.close()
+        redis.close()

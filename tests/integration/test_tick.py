@@ -787,6 +787,30 @@ def test_a_deposed_leader_cannot_push(system: System) -> None:
     assert system.redis.xlen(stream) == 1
 
 
+def test_a_leader_that_redis_has_forgotten_says_so_and_leads_on(
+    system: System, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "orchestrator.scheduler")
+    worker = system.worker()
+    system.look()
+    system.scheduler._leadership.release()
+    leader = system.stand_by()
+    thread = threading.Thread(target=leader.run)
+    thread.start()
+    try:
+        eventually(leader.leading.is_set, "it leads")
+        eventually(lambda: "generation" in caplog.text and leader._patience > 0, "it has looked, and waits")
+        system.redis.flushall()
+        worker.beat()  # its clock stands, so that it does not look before it hands something out
+        handle = system.job.enqueue()
+        eventually(lambda: "Redis has lost its data, and with it who leads; leading anew" in caplog.text, "it says so")
+        eventually(lambda: handle.status() == "dispatched" and leader.leading.is_set(), "it leads on")
+    finally:
+        leader.stop()
+        thread.join()
+    assert "another scheduler leads" not in caplog.text
+
+
 @pytest.mark.parametrize("renews", [False, True])
 def test_a_takeover_waits_for_the_tick_that_is_under_way(system: System, renews: bool) -> None:
     first, second = system.scheduler, system.stand_by()
@@ -1195,12 +1219,14 @@ def test_the_streams_of_an_old_generation_are_removed(system: System) -> None:
 
 
 def test_a_doubtful_worker_is_told_which_of_its_attempts_still_count(system: System) -> None:
+    """Those that have succeeded did count: the worker would say that their results are dropped."""
     worker = system.worker()
-    system.dispatch(2)
-    current, stale = worker.take()
+    system.dispatch(3)
+    current, stale, done = worker.take()
     worker.report(Returned(stale.id, 1, "drained"))
+    worker.succeed(done)
     system.tick()
-    worker.held = [(current.id, 1), (stale.id, 1), (ID, 3)]
+    worker.held = [(current.id, 1), (stale.id, 1), (done.id, 1), (ID, 3)]
     worker.doubtful = True
     system.look()
     orders = worker.orders()

@@ -18,24 +18,73 @@ class Clock:
         return self.now
 
 
+def outage(clock: Clock) -> Outage:
+    return Outage(logging.getLogger("test"), "Redis", "reports wait", settled=2.0, monotonic=clock)
+
+
+def pass_time(outage: Outage, clock: Clock, seconds: int, *, works: bool) -> None:
+    for _ in range(seconds):
+        clock.now += 1.0
+        outage.worked() if works else outage.failed("gone")
+
+
 def test_one_line_on_entering_and_one_on_leaving(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    outage = Outage(logging.getLogger("test"), "Redis", "reports wait", settled=5.0, monotonic=clock)
+    redis = outage(clock)
     with caplog.at_level(logging.INFO, "test"):
-        outage.worked()
+        redis.worked()
         for _ in range(100):
-            outage.failed("gone")
+            redis.failed("gone")
             clock.now += 1.0
-            outage.worked()
-        assert outage.lasts, "what works for a second between two failures is not over"
-        clock.now += 5.0
-        outage.worked()
-        outage.worked()
-    assert not outage.lasts
+            redis.worked()
+        assert redis.lasts, "what works for a moment between two failures is not over"
+        clock.now += 2.0
+        redis.worked()
+        redis.worked()
+    assert not redis.lasts
     assert [record.message for record in caplog.records] == [
         "Redis cannot be used; reports wait: gone",
-        "Redis can be used again, after 105.0 s",
+        "Redis can be used again, after 100.0 s, in which it worked for a moment 99 times",
     ]
+
+
+def test_each_of_two_outages_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    redis = outage(clock)
+    with caplog.at_level(logging.INFO, "test"):
+        for seconds in (20, 10):
+            pass_time(redis, clock, seconds, works=False)
+            pass_time(redis, clock, 5, works=True)
+    assert [record.message for record in caplog.records] == [
+        "Redis cannot be used; reports wait: gone",
+        "Redis can be used again, after 20.0 s",
+        "Redis cannot be used; reports wait: gone",
+        "Redis can be used again, after 10.0 s",
+    ]
+
+
+def test_what_comes_and_goes_is_told_seldom(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    redis = outage(clock)
+    with caplog.at_level(logging.INFO, "test"):
+        for _ in range(600):
+            pass_time(redis, clock, 1, works=False)
+            pass_time(redis, clock, 5, works=True)
+        assert len(caplog.records) <= 5, "of six hundred"
+        pass_time(redis, clock, 70, works=True)
+        assert "can be used again, after" in caplog.records[-1].message
+        caplog.clear()
+        pass_time(redis, clock, 3, works=False)
+        pass_time(redis, clock, 4, works=True)
+    assert len(caplog.records) == 2, "after a calm minute all is as it was"
+
+
+def test_an_outage_counts_from_when_it_began(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    redis = outage(clock)
+    redis.failed("it has not answered for 3.0 s", age=3.0)
+    pass_time(redis, clock, 5, works=True)
+    assert caplog.records[-1].message == "Redis can be used again, after 4.0 s"
 
 
 def test_an_error_is_told_in_one_line_and_without_its_command() -> None:

@@ -45,6 +45,8 @@ _BREATHER = 1.0
 """Seconds between the starts of two processes that stand in for dead ones."""
 _TRY_LOADING_AGAIN = 30.0
 """Seconds until an application that could be loaded before, and now cannot, is tried again."""
+_SAY_UNHEARD = 60.0
+"""Seconds between two lines that say that nobody has heard of this worker."""
 _LOOK_AT_FILES = 0.5
 """Seconds between two looks at the files that may change."""
 
@@ -71,10 +73,12 @@ class Supervisor:
         self._gone: dict[str, bool] = {}
         """Processes that have ended and whether that was in good order; the leader has not been told."""
         self._lost: list[Flush] = []
-        self._redis = Outage(log, "Redis", "tasks go on, and nobody can hear of them", settled=settings.worker_ttl)
+        self._redis = Outage(log, "Redis", "tasks go on, and nobody can hear of them")
         self._beats = 0
         self._beat_at = 0.0
         self._last_beat: float | None = None
+        self._say_unheard_at = 0.0
+        """When it is next said that nobody has heard of this worker."""
         self._has_news = False
         """The leader should look at the fleet now."""
         self._start_after = 0.0
@@ -338,10 +342,13 @@ class Supervisor:
             self._last_beat = None  # nobody was there to be heard
             return
         if self._last_beat is not None and now - self._last_beat > self._settings.worker_ttl:
-            log.warning("unheard for %.1f s; asking which tasks still count", now - self._last_beat)
+            if now >= self._say_unheard_at:
+                self._say_unheard_at = now + _SAY_UNHEARD
+                log.warning("unheard for %.1f s; asking which tasks still count", now - self._last_beat)
             for child in ready:
-                child.doubtful = True
-                child.tell(Command("pause"))
+                if not child.doubtful:  # once: one that stands still would not read it
+                    child.doubtful = True
+                    child.tell(Command("pause"))
         self._beats += 1
         asks = self._scale()
         by_names: dict[str, list[Child]] = {}
@@ -351,6 +358,7 @@ class Supervisor:
             beats = [child.heartbeat(self._spec, self._beats, hungry=child is asks) for child in alike]
             self._streams.beat(beats, alike[0].names or [], self._settings.worker_ttl)
         self._last_beat = now
+        self._say_unheard_at = 0.0
 
     def _obey(self, worker: str, order: Order) -> None:
         child = next((child for child in self._children.values() if child.worker == worker), None)
