@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 from sqlalchemy import Connection, create_engine, event, text
 
 from orchestrator.embedded import EmbeddedServices
@@ -29,6 +28,9 @@ class Leader:
 
     connection: Connection
     in_flight: list[tuple[bytes, int]]
+    is_misled: bool = False
+    """Its plans were made by a Postgres before 18 when it had vacuumed empty tables: any index of those costs the same,
+    until the first ANALYZE."""
 
     def plan(self, call: Callable[[Connection], object]) -> dict[str, Any]:
         """Return the plan by which the statement of a store function really ran, and undo what it did."""
@@ -80,10 +82,6 @@ def leader_of(
 ) -> Iterator[Leader]:
     """Yield a leader of a database of its own, filled, with its statistics in a state; `begin` puts tasks in flight."""
     major = int((services.postgres.data / "PG_VERSION").read_text())
-    if state == "planned when vacuumed" and major < 18:
-        pytest.skip(
-            "before Postgres 18, some plans that are made on empty tables wait for the first ANALYZE to be good"
-        )
     name = f"plans_{uuid.uuid4().hex}"
     admin = create_engine(
         services.postgres.url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT"
@@ -114,7 +112,7 @@ def leader_of(
     with leadership.reading() as connection:
         in_flight = begin(connection)
     with leadership.reading() as connection:
-        yield Leader(connection, in_flight)
+        yield Leader(connection, in_flight, is_misled=state == "planned when vacuumed" and major < 18)
     leadership.disconnect()
     engine.dispose()
 

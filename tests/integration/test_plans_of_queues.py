@@ -125,6 +125,8 @@ COUNTING = dict.fromkeys(("lanes: after", "lanes: look"), LANES * (lanes.COUNTED
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_no_statement_reads_a_whole_table(leader: Leader, name: str) -> None:
+    if leader.is_misled and name.startswith("redrive"):
+        pytest.skip("by either index on the end, whichever Postgres takes: docs/hot-tables.md")
     plan = leader.plan(STATEMENTS[name](leader))
     found = scans(plan, *TABLES)
     assert found or name == "keys: take", plan

@@ -19,7 +19,12 @@ _UNSUCCESSFUL = sources(RunState.PENDING)
 _REQUEUE = Statement(
     f"""
 UPDATE orchestrator.runs SET {_BACK}
- WHERE id = ANY(%(ids)s::uuid[]) AND status = 'failed' AND workflow IS NOT NULL AND NOT code AND parent_step IS NULL
+ WHERE ctid = ANY (ARRAY(
+       SELECT found.place FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+        CROSS JOIN LATERAL (
+              SELECT ctid AS place, status, workflow, code, parent_step
+                FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS found
+        WHERE found.status = 'failed' AND found.workflow IS NOT NULL AND NOT found.code AND found.parent_step IS NULL))
 RETURNING id::text
 """
 )

@@ -198,19 +198,22 @@ AGENDA = """
        EXISTS (SELECT FROM orchestrator.inbox),
        EXISTS (SELECT FROM orchestrator.runs WHERE status = 'pending' AND NOT parked),
        EXISTS (SELECT FROM orchestrator.runs WHERE cancelling AND ended_at IS NULL),
-       least((SELECT min(wake_at) FROM orchestrator.tasks WHERE wake_at IS NOT NULL),
-             (SELECT min(expires_at) FROM orchestrator.tasks WHERE expires_at IS NOT NULL AND status = 'pending'),
-             (SELECT min(due) FROM orchestrator.timers),
-             (SELECT min(deadline) FROM orchestrator.runs
-               WHERE deadline IS NOT NULL AND ended_at IS NULL AND NOT cancelling AND status = 'running'),
-             (SELECT min(due_at) FROM orchestrator.schedules WHERE due_at IS NOT NULL AND NOT paused)),
+       least((SELECT wake_at FROM orchestrator.tasks WHERE wake_at IS NOT NULL ORDER BY wake_at LIMIT 1),
+             (SELECT expires_at FROM orchestrator.tasks WHERE expires_at IS NOT NULL AND status = 'pending'
+               ORDER BY expires_at LIMIT 1),
+             (SELECT due FROM orchestrator.timers ORDER BY due LIMIT 1),
+             (SELECT deadline FROM orchestrator.runs
+               WHERE deadline IS NOT NULL AND ended_at IS NULL AND NOT cancelling AND status = 'running'
+               ORDER BY deadline LIMIT 1),
+             (SELECT due_at FROM orchestrator.schedules WHERE due_at IS NOT NULL AND NOT paused
+               ORDER BY due_at LIMIT 1)),
        EXISTS (SELECT FROM orchestrator.tasks WHERE hold IS NOT NULL),
        EXISTS (SELECT FROM orchestrator.runs WHERE expanding),
        EXISTS (SELECT FROM orchestrator.backfills WHERE next_fire IS NOT NULL),
        EXISTS (SELECT FROM orchestrator.runs WHERE closing),
        EXISTS (SELECT FROM orchestrator.untold WHERE NOT held)
 """
-"""The columns of an agenda."""
+"""The columns of an agenda. Not `min`: where Postgres believes a table to be empty, it may read all of it for that."""
 _AGENDA = Statement(f"SELECT {AGENDA}")
 
 
