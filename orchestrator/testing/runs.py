@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Query
@@ -18,12 +18,21 @@ from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
-from orchestrator.testing.leader import Run
-
-if TYPE_CHECKING:
-    from orchestrator.testing.workflows import WorkflowTest
+from orchestrator.testing.leader import MemoryLeader, Run
 
 R = TypeVar("R")
+
+
+class World(Protocol):
+    """Where a run lives in a test."""
+
+    leader: MemoryLeader
+
+    async def settle(self) -> None:
+        """Let everything happen that can happen without time passing."""
+
+    async def skip_to_next(self) -> bool:
+        """Fire the next timer, and let happen what follows from it; False if there is none."""
 
 
 class TestedRun(Generic[R]):
@@ -31,8 +40,8 @@ class TestedRun(Generic[R]):
 
     __test__ = False
 
-    def __init__(self, test: WorkflowTest, workflow: CodeWorkflow[..., R], run: Run) -> None:
-        self._test = test
+    def __init__(self, world: World, workflow: CodeWorkflow[..., R], run: Run) -> None:
+        self._world = world
         self._workflow = workflow
         self._first = run
         self._limit = workflow._client.settings.max_payload
@@ -66,7 +75,7 @@ class TestedRun(Generic[R]):
         """Let time pass until the run has ended, and return what it returned; raise RunFailed if it did not."""
         while self._run.end is None:
             self._check_stuck()
-            if not await self._test.skip_to_next() and self._run.end is None:
+            if not await self._world.skip_to_next() and self._run.end is None:
                 self._check_stuck()
                 raise OrchestratorError(
                     f"Workflow {self._workflow.name!r} waits for somebody outside, and nothing else is left to happen "
@@ -107,14 +116,14 @@ class TestedRun(Generic[R]):
 
     async def reset(self, to: int) -> TestedRun[R]:
         """Start a run that repeats this one up to an event of its history, and goes on by itself from there."""
-        new = self._test.leader.reset(self._run, to)
-        await self._test.settle()
-        return TestedRun(self._test, self._workflow, new)
+        new = self._world.leader.reset(self._run, to)
+        await self._world.settle()
+        return TestedRun(self._world, self._workflow, new)
 
     async def query(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Ask the code something."""
         query = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit))
-        answer = (await asyncio.to_thread(self._test.leader.activate, self._run, [query]))[0]
+        answer = (await asyncio.to_thread(self._world.leader.activate, self._run, [query]))[0]
         return _value(f"Query {name!r}", answer.result, answer.error)
 
     async def update(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -134,18 +143,18 @@ class TestedRun(Generic[R]):
 
     async def _settle(self, resolution: Resolution) -> None:
         self._check_open()
-        if not self._test.leader.settle_promise(self._run, resolution):
+        if not self._world.leader.settle_promise(self._run, resolution):
             raise WrongState(
                 f"No promise {resolution.name!r} is open: it was resolved, rejected or given up before. "
                 f"Open: {', '.join(self._run.promises.values()) or 'none'}."
             )
-        await self._test.settle()
+        await self._world.settle()
         self._check_stuck()
 
     async def _tell(self, fact: Fact) -> None:
         self._check_open()
-        self._test.leader.append(self._run, fact)
-        await self._test.settle()
+        self._world.leader.append(self._run, fact)
+        await self._world.settle()
         self._check_stuck()
 
     def _check_open(self) -> None:
