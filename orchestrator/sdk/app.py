@@ -17,6 +17,7 @@ from orchestrator.sdk.code.workflow import (
     CodeOptions,
     CodeWorkflow,
     CodeWorkflows,
+    Registry,
     check_workflow_function,
     with_code_options,
 )
@@ -24,7 +25,6 @@ from orchestrator.sdk.dag.workflows import Workflows
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.queue import Queue
-from orchestrator.sdk.registry import Registry
 from orchestrator.sdk.schedules import Schedules, T, Times
 from orchestrator.sdk.tasks.context import TaskContext, current_outlet
 from orchestrator.sdk.tasks.given import GivenOptions, GivenToWorkflows
@@ -188,7 +188,7 @@ class Orchestrator:
             ids = [holders.get(identifier, identifier) for identifier in ids]
         elif tasks:
             ids = self._client.backend.tasks.enqueue_many(tasks)
-        return [Handle(self._client, identifier, task) for identifier in ids]
+        return [Handle(self._client, identifier, task._signature) for identifier in ids]
 
     def start_many(self, task: Task[..., R], items: Iterable[Any], *, name: str | None = None) -> RunHandle[R]:
         """Start a run of one task per item: one argument, a tuple or list of all, or a mapping of named ones.
@@ -205,7 +205,7 @@ class Orchestrator:
             self._client.backend.runs.start(run_id, called, tasks)
         else:
             hand_over([as_task(run_id, StartMany(called, list(tasks)))])
-        return RunHandle(self._client, run_id, task)
+        return RunHandle(self._client, run_id, task._signature)
 
     def post_event(self, name: str, payload: Any = None) -> None:
         """Say that something happened; workflows that wait for it are started. The payload is JSON data."""
@@ -256,7 +256,7 @@ class Orchestrator:
         """Return every queue that the code names: for tasks, what follows them, workflows as code, and by routes."""
         self.load_modules()
         tasks = {queue for task in self.tasks.values() for queue in task._queues()}
-        code = {flow._code_options.queue or self._client.route(name) for name, flow in self.code_workflows.items()}
+        code = {workflow._queue for workflow in self.code_workflows.values()}
         return [DEFAULT_QUEUE, *sorted({*tasks, *code, *self._client.routes.values()} - {DEFAULT_QUEUE})]
 
     def queue(self, name: str) -> Queue:

@@ -19,10 +19,9 @@ from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidTask, InvalidWorkflow, ResultTimeout
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import WorkflowHandle
-from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.code.workflow import CodeWorkflow, Registry
 from orchestrator.sdk.dag.registered import check_fit, take_over
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.registry import Registry
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.tasks.options import check_name
 from orchestrator.sdk.tasks.task import Task
@@ -143,9 +142,8 @@ def check_params(workflow: CodeWorkflow[..., Any], params: Mapping[str, Any]) ->
 
 def code_target(workflow: CodeWorkflow[..., Any]) -> CodeTarget:
     """Return how a schedule starts runs of a workflow."""
-    options = workflow._code_options
-    queue = options.queue or workflow._client.route(workflow.name)
-    return CodeTarget(version=workflow.version, queue=queue, timeout=options.seconds or None)
+    timeout = workflow._code_options.seconds or None
+    return CodeTarget(version=workflow.version, queue=workflow._queue, timeout=timeout)
 
 
 def plain_times(times: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,7 +306,8 @@ class Scheduled:
         stored = self._client.backend.schedules.trigger(self.key, run)
         if stored.code is None:
             return RunHandle(self._client, run)
-        return WorkflowHandle(self._client, run, self._registry.workflows.get(stored.workflow))
+        workflow = self._registry.workflows.get(stored.workflow)
+        return WorkflowHandle(self._client, run, None if workflow is None else workflow._signature)
 
     def delete(self) -> None:
         """Remove the schedule; its runs stay."""

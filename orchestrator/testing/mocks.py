@@ -9,8 +9,7 @@ from typing import Any
 
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask
-from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.sdk.registry import Registry
+from orchestrator.sdk.code.workflow import CodeWorkflow, Registry
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call, encode_value

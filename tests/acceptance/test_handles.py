@@ -106,7 +106,7 @@ def test_who_is_not_there_keeps_nobody_from_the_others(running: Stack) -> None:
 def test_a_result_that_no_longer_fits_its_annotation_keeps_nobody_from_the_others(running: Stack) -> None:
     """It was stored by a release in which the task returned something else."""
     other = project.add.enqueue(1, 1)
-    unfit: Handle[Any] = Handle(project.app._client, other._id, project.move)
+    unfit: Handle[Any] = Handle(project.app._client, other._id, project.move._signature)
     found, good = gather([unfit, project.add.enqueue(2, 2)], timeout=20, return_exceptions=True)
     assert isinstance(found, PayloadError)
     assert "The result of task 'project.move' does not fit its annotation: expected Point" in str(found)

@@ -18,7 +18,18 @@ def plain(path: str, width: int = 100) -> str:
 
 @app.task(retries=Retry(max=3), timeout=timedelta(seconds=30), queue="images", priority=5, name="shop.resize")
 def resize(ctx: TaskContext, path: str) -> str:
-    return path
+    copied: str = ctx.enqueue(plain, path, width=3).result()
+    ctx.enqueue(plain, 7)  # wrong
+    number: int = ctx.enqueue(plain, path).result()  # wrong
+    return f"{copied} {number}"
+
+
+@app.task
+async def resize_later(ctx: TaskContext, path: str) -> str:
+    handle = await ctx.aenqueue(plain, path, width=3)
+    await ctx.aenqueue(plain, path, hight=3)  # wrong
+    number: int = await handle.aresult()  # wrong
+    return f"{await handle.aresult()} {number}"
 
 
 @app.task(on_success=plain, isolation="process", concurrency=2, rate="10/s", unique_key=lambda path, **_: path)
@@ -28,7 +39,9 @@ async def fetch(path: str) -> bytes:
 
 @app.workflow(timeout=60, queue="orders", version=2)
 async def order(ctx: WorkflowContext, number: int) -> str:
-    return await plain.options(queue="mail").schedule("a")
+    late: str = await ctx.schedule(plain, "a")
+    wrong: int = await ctx.schedule(plain, "a")  # wrong
+    return f"{late} {wrong} {await plain.options(queue='mail').schedule('a')}"
 
 
 @app.schedule(cron="0 3 * * *", timezone="Europe/Berlin", overlap="skip")

@@ -59,18 +59,19 @@ class Turns:
         if not self._is_too_long(running, now):
             return
         where = _place(running.thread)
-        name = running.flow.workflow.name
+        commander = running.commander
+        name = commander.workflow
         log.error("workflow %s, run %s: its code does not come back: %s", name, to_text(job.dispatch.id), where)
         error = TurnTooLong(
             f"The code of workflow {name!r} ran for {self._limit:g} s without waiting for anything: {where}. "
             f"A workflow decides what is to be done, and tasks do it; if it must take so long, raise the setting "
             f"turn_timeout."
         )
-        if running.flow.read_only:
-            running.flow.spoilt = True  # only the query is at fault, and gets an error for an answer
+        if commander.read_only:
+            commander.spoilt = True  # only the query is at fault, and gets an error for an answer
         else:
-            self._verdicts[id(job)] = Violation(running.flow.number, TurnTooLong.__name__, str(error))
-            running.flow.stop(error)
+            self._verdicts[id(job)] = Violation(commander.number, TurnTooLong.__name__, str(error))
+            commander.stop(error)
         job.stop_with(EndTurn, now)
 
     def _look_from_outside(self, job: Job, now: float) -> None:
@@ -93,10 +94,10 @@ class Turns:
         return Activated(dispatch.id, dispatch.attempt, time.monotonic() - job.started_at, stuck=violation)
 
     def _is_too_long(self, running: Running, now: float) -> bool:
-        flow = running.flow
+        commander = running.commander
         used = _processor_time(running.thread, now)
-        seen = flow.step, min(flow.commanded, _MOST_COMMANDS)
-        if flow.is_away or seen != running.seen:
+        seen = commander.step, min(commander.commanded, _MOST_COMMANDS)
+        if commander.is_away or seen != running.seen:
             running.seen, running.since, running.watched = seen, used, 0.0
         else:
             running.watched += min(now - running.looked_at, _LONGEST_LOOK)

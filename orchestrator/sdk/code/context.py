@@ -11,49 +11,32 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 from uuid import UUID
 
 from orchestrator.domain.code import commands
 from orchestrator.domain.ids import derived_id
 from orchestrator.errors import OperationFailed
+from orchestrator.sdk.code.commander import Commander
+from orchestrator.sdk.code.compensations import Compensations
+from orchestrator.sdk.code.continuing import ContinueAsNew
 from orchestrator.sdk.code.entering import outside
 from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
+from orchestrator.sdk.code.handlers import Handlers
 from orchestrator.sdk.code.looking import Chance
 from orchestrator.sdk.code.signals import Signals
+from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.options import check_name
+from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import convert, decode_value, encode_value
 from orchestrator.sdk.values.signature import return_type
-
-if TYPE_CHECKING:
-    from orchestrator.sdk.code.flow import Flow
-    from orchestrator.sdk.code.workflow import CodeWorkflow
-    from orchestrator.sdk.tasks.task import Task
 
 T = TypeVar("T")
 _LONG_HISTORY = 10_000
 """Events after which a run had better continue as a new one."""
 _LARGE_HISTORY = 20_000_000
 """Bytes of values that it was given after which it had better, too."""
-
-
-class ContinueAsNew(BaseException):
-    """Ends the run, to go on in a new one. Not an Exception, so that no `except Exception` stops it."""
-
-    def __init__(self, payload: bytes) -> None:
-        super().__init__("the workflow continues as a new run")
-        self.payload = payload
-
-
-def continuation(error: BaseException) -> ContinueAsNew | None:
-    """Return how a run goes on whose code has raised this: also where a group of tasks has, and nothing else in it."""
-    if isinstance(error, ContinueAsNew):
-        return error
-    if not isinstance(error, BaseExceptionGroup):
-        return None
-    ways = [continuation(one) for one in error.exceptions]
-    return None if None in ways else ways[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +66,19 @@ class RunInfo:
 class WorkflowContext:
     """The first argument of every workflow."""
 
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
+    def __init__(
+        self, commander: Commander, workflow: CodeWorkflow[..., Any], handlers: Handlers, compensations: Compensations
+    ) -> None:
+        self._commander = commander
+        self._workflow = workflow
+        self._handlers = handlers
+        self._compensations = compensations
         self._state: dict[str, bytes] = {}
         self._patches: dict[str, bool] = {}
         self._uuids = 0
-        self.random: random.Random = Chance(flow)
+        self.random: random.Random = Chance(commander)
         """A random number generator, seeded by the run: the same numbers on every replay."""
-        self.logger = _Logger(flow)
+        self.logger = _Logger(commander)
         """Logs like any logger, and is silent on replay."""
 
     # -- waiting for others
@@ -105,12 +93,12 @@ class WorkflowContext:
     def schedule(self, target: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Schedule a task or a child workflow, itself or by its name; the future is there at once."""
         if isinstance(target, str):
-            return self._flow.workflow._registry.find(target).schedule(*args, **kwargs)
+            return self._workflow._registry.find(target).schedule(*args, **kwargs)
         return target.schedule(*args, **kwargs)
 
     def sleep(self, seconds: float = 0.0, *, name: str = "", **parts: float) -> asyncio.Future[None]:
         """Start a timer: `await ctx.sleep(30)`, `ctx.sleep(hours=24)`, with any part that a timedelta has."""
-        return SleepFuture(self._flow, seconds + timedelta(**parts).total_seconds(), name)
+        return SleepFuture(self._commander, seconds + timedelta(**parts).total_seconds(), name)
 
     @overload
     def promise(self, name: str, *, type: type[T], timeout: float | timedelta | None = None) -> asyncio.Future[T]: ...
@@ -119,13 +107,13 @@ class WorkflowContext:
 
     def promise(self, name: str, *, type: Any = Any, timeout: float | timedelta | None = None) -> asyncio.Future[Any]:
         """Wait for somebody outside to resolve or reject a promise; after `timeout`, raise TimeoutError."""
-        flow = self._flow
+        commander = self._commander
         check_name("promise", name)
-        ordinal, identifier = flow.next("promise")
-        flow.issue(commands.CreatePromise(ordinal, identifier, name))
+        ordinal, identifier = commander.next("promise")
+        commander.issue(commands.CreatePromise(ordinal, identifier, name))
         cancel = commands.CancelPromise(identifier)
-        future = flow.expect(
-            DurableFuture(flow, identifier, f"Promise {name!r}", lambda value: convert(value, type), cancel)
+        future = commander.expect(
+            DurableFuture(commander, identifier, f"Promise {name!r}", lambda value: convert(value, type), cancel)
         )
         if timeout is not None:
             future.expire_after(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
@@ -138,19 +126,19 @@ class WorkflowContext:
 
     def signals(self, name: str, *, type: Any = Any) -> Signals[Any]:
         """Return the signals of a name, first come, first served; those that came before are waiting."""
-        return Signals(self._flow.mailbox(check_name("signal", name)), type)
+        return Signals(self._commander.mailbox(check_name("signal", name)), type)
 
     # -- answering others
 
     def query(self, function: Callable[..., Any] | str | None = None) -> Any:
         """Let a function answer queries: `@ctx.query`, or `@ctx.query("name")`. It may look, but command nothing."""
-        return _decorated(function, self._flow.handlers.add_query)
+        return _decorated(function, self._handlers.add_query)
 
     def update(
         self, function: Callable[..., Any] | str | None = None, *, validate: Callable[..., Any] | None = None
     ) -> Any:
         """Let a function answer updates; `validate` gets the same arguments first and refuses by raising."""
-        return _decorated(function, lambda name, given: self._flow.handlers.add_update(name, given, validate))
+        return _decorated(function, lambda name, given: self._handlers.add_update(name, given, validate))
 
     # -- what replay gives again
 
@@ -164,10 +152,10 @@ class WorkflowContext:
 
         It may run again if the worker dies before the record is kept. What takes long is better made a task.
         """
-        flow = self._flow
-        ordinal, _ = flow.next("operation")
-        record = flow.ledger.operation(ordinal, name) or self._perform(ordinal, name, function)
-        future = flow.loop.create_future()
+        commander = self._commander
+        ordinal, _ = commander.next("operation")
+        record = commander.ledger.operation(ordinal, name) or self._perform(ordinal, name, function)
+        future = commander.loop.create_future()
         if record.error is not None:
             message = f"Operation {name!r} failed: {record.error.kind}: {record.error.message}"
             data = record.error.attributes
@@ -178,38 +166,38 @@ class WorkflowContext:
         return future
 
     def _perform(self, ordinal: int, name: str, function: Callable[[], Any]) -> commands.RecordOperation:
-        flow = self._flow
+        commander = self._commander
         try:
             with outside():
                 value = function()
                 if inspect.iscoroutine(value):
                     value = _in_thread(value)
-            data = encode_value(value, f"The result of operation {name!r}", flow.limit)
+            data = encode_value(value, f"The result of operation {name!r}", commander.limit)
             command = commands.RecordOperation(ordinal, name, data)
         except Exception as error:  # noqa: BLE001  # whatever it raises is recorded
             command = commands.RecordOperation(ordinal, name, error=describe(error))
-        flow.issue(command)
+        commander.issue(command)
         return command
 
     def now(self) -> datetime:
         """Return the time of the event that the workflow is working on."""
-        return datetime.fromtimestamp(self._flow.now, UTC)
+        return datetime.fromtimestamp(self._commander.now, UTC)
 
     def uuid(self) -> UUID:
         """Return a new UUID, the same on every replay."""
-        self._flow.check_unseen("ctx.uuid()")
+        self._commander.check_unseen("ctx.uuid()")
         self._uuids += 1
-        return UUID(bytes=derived_id(self._flow.origin, "uuid", self._uuids))
+        return UUID(bytes=derived_id(self._commander.origin, "uuid", self._uuids))
 
     def patched(self, name: str) -> bool:
         """Say whether to take the new branch of a change: False for what ran before the change, True from then on."""
         if name not in self._patches:
-            flow = self._flow
-            flow.check_unseen("deciding on a patch that the code has not come to")
-            recorded = flow.ledger.is_patched(name)
-            self._patches[name] = recorded or not flow.replaying
+            commander = self._commander
+            commander.check_unseen("deciding on a patch that the code has not come to")
+            recorded = commander.ledger.is_patched(name)
+            self._patches[name] = recorded or not commander.replaying
             if self._patches[name]:
-                flow.issue_once(commands.RecordPatch(name), name)
+                commander.issue_once(commands.RecordPatch(name), name)
         return self._patches[name]
 
     # -- what people can see
@@ -220,61 +208,61 @@ class WorkflowContext:
 
     def set(self, key: str, value: Any) -> None:
         """Put a value under a key of the run's state."""
-        data = encode_value(value, f"State {key!r}", self._flow.limit)
-        ordinal, _ = self._flow.next("state")
-        self._flow.issue(commands.SetState(ordinal, check_name("state", key), data))
+        data = encode_value(value, f"State {key!r}", self._commander.limit)
+        ordinal, _ = self._commander.next("state")
+        self._commander.issue(commands.SetState(ordinal, check_name("state", key), data))
         self._state[key] = data
 
     def clear(self, key: str) -> None:
         """Remove a key from the run's state."""
-        ordinal, _ = self._flow.next("state")
-        self._flow.issue(commands.ClearState(ordinal, check_name("state", key)))
+        ordinal, _ = self._commander.next("state")
+        self._commander.issue(commands.ClearState(ordinal, check_name("state", key)))
         self._state.pop(key, None)
 
     @property
     def info(self) -> RunInfo:
         """What this run may know of itself."""
-        flow, started = self._flow, self._flow.started
+        commander, started = self._commander, self._commander.started
         assert started is not None
         return RunInfo(
-            run_id=UUID(bytes=flow.run_id),
+            run_id=UUID(bytes=commander.run_id),
             workflow=started.workflow,
             version=started.version,
             queue=started.queue,
-            started_at=datetime.fromtimestamp(flow.began_at, UTC),
+            started_at=datetime.fromtimestamp(commander.began_at, UTC),
             parent_id=UUID(bytes=started.parent) if started.parent else None,
             continued_from=UUID(bytes=started.continued_from) if started.continued_from else None,
-            history_length=flow.number,
-            continue_suggested=flow.number >= _LONG_HISTORY or flow.weight >= _LARGE_HISTORY,
+            history_length=commander.number,
+            continue_suggested=commander.number >= _LONG_HISTORY or commander.weight >= _LARGE_HISTORY,
         )
 
     # -- how it ends
 
     def continue_as_new(self, *args: Any, **kwargs: Any) -> NoReturn:
         """End this run and go on in a new one, with these arguments and an empty history."""
-        self._flow.check_writable()
-        raise ContinueAsNew(self._flow.workflow._encode_call(args, kwargs))
+        self._commander.check_writable()
+        raise ContinueAsNew(self._workflow._encode_call(args, kwargs))
 
     def compensate(self, undo: Any, *args: Any, **kwargs: Any) -> None:
         """Remember how to undo a step: a task, a child workflow or a function, run in reverse on failure or cancel."""
-        self._flow.check_unseen("ctx.compensate()")
+        self._commander.check_unseen("ctx.compensate()")
         name = str(getattr(undo, "name", None) or getattr(undo, "__name__", undo))
-        self._flow.compensations.add(name, partial(getattr(undo, "schedule", undo), *args, **kwargs))
+        self._compensations.add(name, partial(getattr(undo, "schedule", undo), *args, **kwargs))
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):
     """Says nothing on replay, and names the run otherwise."""
 
-    def __init__(self, flow: Flow) -> None:
-        super().__init__(logging.getLogger(f"orchestrator.workflow.{flow.workflow.name}"), {})
-        self._flow = flow
+    def __init__(self, commander: Commander) -> None:
+        super().__init__(logging.getLogger(f"orchestrator.workflow.{commander.workflow}"), {})
+        self._commander = commander
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802
-        return not self._flow.replaying and super().isEnabledFor(level)
+        return not self._commander.replaying and super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        run = str(UUID(bytes=self._flow.run_id))
-        kwargs["extra"] = {**(kwargs.get("extra") or {}), "run_id": run, "workflow": self._flow.workflow.name}
+        run = str(UUID(bytes=self._commander.run_id))
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), "run_id": run, "workflow": self._commander.workflow}
         return msg, kwargs
 
 

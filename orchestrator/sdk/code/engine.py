@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.domain.code.activation import Activated, Activation, Answer, Violation
 from orchestrator.domain.code.commands import Command
 from orchestrator.errors import DeterminismViolation, NotDeterministic
+from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.flow import Flow
 from orchestrator.sdk.code.places import waiting
 from orchestrator.sdk.code.workflow import CodeWorkflow
@@ -31,10 +32,10 @@ class _Cached:
 class Running:
     """An activation whose code runs, in which thread; and what whoever watches its time has seen of it."""
 
-    __slots__ = ("flow", "looked_at", "seen", "since", "thread", "watched")
+    __slots__ = ("commander", "looked_at", "seen", "since", "thread", "watched")
 
-    def __init__(self, flow: Flow) -> None:
-        self.flow = flow
+    def __init__(self, commander: Commander) -> None:
+        self.commander = commander
         self.thread = threading.get_ident()
         self.seen = (-1, 0)
         self.since = 0.0
@@ -67,12 +68,13 @@ class Engine:
         flow = self._take(activation)
         if flow is None:
             return Activated(identifier, attempt, time.monotonic() - begun, missing=True)
-        self._running[identifier, attempt] = Running(flow)
+        commander = flow.commander
+        self._running[identifier, attempt] = Running(commander)
         kept = False
         cached = attempt if activation.events else activation.cached
         try:
             batch, answers = self._run(flow, activation)
-            kept = not flow.ended and not flow.spoilt
+            kept = not commander.ended and not commander.spoilt
             return Activated(
                 identifier,
                 attempt,
@@ -81,11 +83,11 @@ class Engine:
                 batch,
                 answers=answers,
                 cached=cached,
-                waiting=waiting(flow) if kept and activation.events else None,
+                waiting=waiting(commander, flow.handlers.open_updates()) if kept and activation.events else None,
                 version=flow.workflow.version,
             )
         except (DeterminismViolation, NotDeterministic) as error:
-            stuck = flow.ledger.violation or Violation(flow.number, type(error).__name__, str(error))
+            stuck = commander.ledger.violation or Violation(commander.number, type(error).__name__, str(error))
             return Activated(identifier, attempt, time.monotonic() - begun, stuck=stuck)
         finally:
             if kept:

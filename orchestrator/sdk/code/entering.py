@@ -6,34 +6,30 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
-from orchestrator.sdk.code.current import enter_flow
+from orchestrator.sdk.code.commander import Commander, enter
 from orchestrator.sdk.code.guards import guarded
-
-if TYPE_CHECKING:
-    from orchestrator.sdk.code.flow import Flow
 
 
 @contextmanager
-def inside(flow: Flow, *, watched: bool = True) -> Iterator[None]:
+def inside(commander: Commander, *, watched: bool = True) -> Iterator[None]:
     """Be in a workflow: its loop is the running one, and its calls are watched."""
-    before, loop, hooks = enter_flow(flow), asyncio._get_running_loop(), sys.get_asyncgen_hooks()
-    asyncio._set_running_loop(flow.loop)
-    sys.set_asyncgen_hooks(firstiter=flow.loop.adopt, finalizer=_ignore)
+    before, loop, hooks = enter(commander), asyncio._get_running_loop(), sys.get_asyncgen_hooks()
+    asyncio._set_running_loop(commander.loop)
+    sys.set_asyncgen_hooks(firstiter=commander.loop.adopt, finalizer=_ignore)
     try:
         with guarded() if watched else ExitStack():
             yield
     finally:
         sys.set_asyncgen_hooks(*hooks)
         asyncio._set_running_loop(loop)
-        enter_flow(before)
+        enter(before)
 
 
 @contextmanager
 def outside() -> Iterator[None]:
     """Be out of the workflow for a while: run something in its thread that is not its code."""
-    before, loop, profile = enter_flow(None), asyncio._get_running_loop(), sys.getprofile()
+    before, loop, profile = enter(None), asyncio._get_running_loop(), sys.getprofile()
     sys.setprofile(None)
     asyncio._set_running_loop(None)
     if before is not None:
@@ -45,7 +41,7 @@ def outside() -> Iterator[None]:
             before.is_away = False
             before.step += 1
         asyncio._set_running_loop(loop)
-        enter_flow(before)
+        enter(before)
         sys.setprofile(profile)
 
 

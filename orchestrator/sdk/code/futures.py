@@ -4,43 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import Command
 from orchestrator.errors import PayloadError, PromiseRejected, RunFailed, TaskCancelled, TaskFailed
+from orchestrator.sdk.code.commander import Commander, Outcome
 from orchestrator.sdk.code.loop import OrderedFuture
 from orchestrator.sdk.values.payload import decode_value
 
-if TYPE_CHECKING:
-    from orchestrator.sdk.code.flow import Flow
-
 T = TypeVar("T")
-Outcome = (
-    history.TaskCompleted
-    | history.TaskFailed
-    | history.TaskCancelled
-    | history.PromiseResolved
-    | history.PromiseRejected
-    | history.ChildCompleted
-    | history.ChildFailed
-    | history.ChildCancelled
-)
 
 
 class SleepFuture(OrderedFuture[None]):
     """The end of a timer. Cancelling it cancels the timer at once."""
 
-    def __init__(self, flow: Flow, seconds: float, name: str) -> None:
-        super().__init__(loop=flow.loop)
-        self._flow = flow
-        self._timer = flow.loop.call_later(seconds, self._wake, name=name)
+    def __init__(self, commander: Commander, seconds: float, name: str) -> None:
+        super().__init__(loop=commander.loop)
+        self._commander = commander
+        self._timer = commander.loop.call_later(seconds, self._wake, name=name)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the timer."""
-        self._flow.check_unseen("cancelling a timer")
+        self._commander.check_unseen("cancelling a timer")
         self._timer.cancel()
         return super().cancel(msg)
 
@@ -53,10 +41,10 @@ class DurableFuture(OrderedFuture[T]):
     """The result of a task, a promise or a child workflow. Cancelling it cancels what it waits for."""
 
     def __init__(
-        self, flow: Flow, identifier: bytes, what: str, restore: Callable[[Any], T], cancel: Command | None
+        self, commander: Commander, identifier: bytes, what: str, restore: Callable[[Any], T], cancel: Command | None
     ) -> None:
-        super().__init__(loop=flow.loop)
-        self._flow = flow
+        super().__init__(loop=commander.loop)
+        self._commander = commander
         self._what = what
         self._restore = restore
         self._cancel = cancel
@@ -71,28 +59,28 @@ class DurableFuture(OrderedFuture[T]):
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel what it waits for, and itself."""
-        self._flow.check_unseen(f"cancelling {self!r}")
+        self._commander.check_unseen(f"cancelling {self!r}")
         if self.done():
             return False
         if self._cancel is not None and not self._cancelling:
-            self._flow.cancel_command(self._cancel, self.id)
+            self._commander.cancel_command(self._cancel, self.id)
         self._cancelling = True
         self._stop_timer()
         if self.waits_for_end:
             return True
-        self._flow.forget(self.id)
+        self._commander.forget(self.id)
         return super().cancel(msg)
 
     def expire_after(self, seconds: float) -> None:
         """Give up after this time: cancel what it waits for, and raise TimeoutError."""
         if not self.done():
-            self._timer = self._flow.loop.call_later(seconds, self._expire, seconds)
+            self._timer = self._commander.loop.call_later(seconds, self._expire, seconds)
 
     def _expire(self, seconds: float) -> None:
         if not self.done():
             if self._cancel is not None:
-                self._flow.cancel_command(self._cancel, self.id)
-            self._flow.forget(self.id)
+                self._commander.cancel_command(self._cancel, self.id)
+            self._commander.forget(self.id)
             self._break(TimeoutError(f"{self._what} had no answer within {seconds:g} s."))
 
     def settle(self, outcome: Outcome) -> None:

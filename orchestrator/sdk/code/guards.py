@@ -36,7 +36,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from orchestrator.errors import NotDeterministic
-from orchestrator.sdk.code.current import current_flow
+from orchestrator.sdk.code.commander import current
 
 _CLOCK = "ctx.now()"
 _SLEEP = "`await ctx.sleep(…)` or `await asyncio.sleep(…)`"
@@ -144,9 +144,9 @@ def _refuse(watched: _Watched, caller: FrameType) -> NoReturn:
         f"({Path(caller.f_code.co_filename).name}, line {caller.f_lineno}). Instead, use {watched.instead}. If nothing "
         f"that the workflow does depends on it, put it inside `with unguarded():`."
     )
-    flow = current_flow()
-    if flow is not None:
-        flow.stop(error)  # also if the code catches it: from here on it is no longer watched
+    commander = current()
+    if commander is not None:
+        commander.stop(error)  # also if the code catches it: from here on it is no longer watched
     raise error
 
 

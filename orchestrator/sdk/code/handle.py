@@ -10,19 +10,18 @@ from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.code.current import current_flow
+from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_outlet
 from orchestrator.sdk.tasks.options import check_label, check_name
 from orchestrator.sdk.values.payload import decode_value, digest_call, encode_value
+from orchestrator.sdk.values.signature import Signature
 from orchestrator.sdk.waiting.steps import Steps, check_timeout, complete
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.transport.codec import Ended
 
 if TYPE_CHECKING:
-    from orchestrator.sdk.code.flow import Flow
     from orchestrator.sdk.code.recording import Recording
-    from orchestrator.sdk.code.workflow import CodeWorkflow
     from orchestrator.store.code.signals import Sent
 
 R = TypeVar("R")
@@ -35,15 +34,11 @@ class WorkflowHandle(Generic[R]):
     """
 
     def __init__(
-        self,
-        client: Client,
-        identifier: bytes,
-        workflow: CodeWorkflow[..., R] | None = None,
-        sent: Sent | None = None,
+        self, client: Client, identifier: bytes, signature: Signature | None = None, sent: Sent | None = None
     ) -> None:
         self._client = client
         self._id = identifier
-        self._workflow = workflow
+        self._signature = signature
         self._sent = sent
 
     @property
@@ -57,7 +52,7 @@ class WorkflowHandle(Generic[R]):
         return self._id if self._sent is None else self._client.backend.code.reached(self._sent) or self._id
 
     def __repr__(self) -> str:
-        return f"<WorkflowHandle {self._workflow.name + ' ' if self._workflow else ''}{self.id}>"
+        return f"<WorkflowHandle {self._signature.name + ' ' if self._signature else ''}{self.id}>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WorkflowHandle) and other._id == self._id
@@ -91,11 +86,13 @@ class WorkflowHandle(Generic[R]):
 
     def signal(self, name: str, value: Any = None) -> None:
         """Send a signal; it waits until the code takes it. Inside a workflow this is a command, and is sent once."""
-        flow = current_flow()
-        if flow is not None:
-            signal_run(flow, self._id, name, value)
+        commander = current()
+        if commander is None:
+            self._client.backend.code.signal(self._run, name, value)
             return
-        self._client.backend.code.signal(self._run, name, value)
+        data = encode_value(value, f"Signal {check_name('signal', name)!r}", commander.limit)
+        ordinal, _ = commander.next("signal")
+        commander.issue(SignalRun(ordinal, self._id, name, data, digest_call([value], {})))
 
     def resolve(self, promise: str, value: Any = None) -> None:
         """Resolve the oldest open promise of a name, or the first that there will be; WrongState if it is settled."""
@@ -149,7 +146,7 @@ class WorkflowHandle(Generic[R]):
         refuse_inside_task()
         checked = reason and check_label("reason", reason)
         new = yield from self._client.backend.code.reset(self._id, to, checked)
-        return WorkflowHandle(self._client, new, self._workflow)
+        return WorkflowHandle(self._client, new, self._signature)
 
     def retry(self) -> None:
         """Let a stuck run try again."""
@@ -160,7 +157,7 @@ class WorkflowHandle(Generic[R]):
         refuse_inside_task()
         new = new_id()
         self._client.backend.runs.rerun(self._run, new, None)
-        return WorkflowHandle(self._client, new, self._workflow)
+        return WorkflowHandle(self._client, new, self._signature)
 
     def history(self) -> Recording:
         """Return everything that has happened so far."""
@@ -181,23 +178,16 @@ class WorkflowHandle(Generic[R]):
     ahistory = twin(history)
 
     def _value(self, ended: Ended) -> R:
-        name = f"Workflow {self._workflow.name!r}" if self._workflow else "The workflow"
+        name = f"Workflow {self._signature.name!r}" if self._signature else "The workflow"
         if ended.state == RunState.SUCCESS:
             value = decode_value(ended.result or b"\xc0")
-            result: R = self._workflow._signature.restore_result(value) if self._workflow else value
+            result: R = self._signature.restore_result(value) if self._signature else value
             return result
         error = ended.error
         if ended.state == RunState.CANCELLED or error is None:
             raise RunFailed(f"{name}, run {self.id}, was {ended.state}.")
         text = f"{name}, run {self.id}, failed: {error_text(error.kind, error.message)}\n\n{error.traceback}".rstrip()
         raise RunFailed(text, kind=error.kind, data=error.attributes)
-
-
-def signal_run(flow: Flow, run: bytes, name: str, value: Any) -> None:
-    """Command a signal to another run."""
-    data = encode_value(value, f"Signal {check_name('signal', name)!r}", flow.limit)
-    ordinal, _ = flow.next("signal")
-    flow.issue(SignalRun(ordinal, run, name, data, digest_call([value], {})))
 
 
 def refuse_inside_task() -> None:

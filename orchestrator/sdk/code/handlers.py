@@ -6,22 +6,20 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import NO_HANDLER, Answer, Query
 from orchestrator.domain.code.commands import AnswerUpdate
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
-from orchestrator.sdk.code.context import continuation
+from orchestrator.sdk.code.commander import Commander
+from orchestrator.sdk.code.continuing import ContinueAsNew, continuation
 from orchestrator.sdk.code.looking import looking
 from orchestrator.sdk.code.putting_away import UNSTOPPABLE
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.values.payload import decode_call, encode_value
 from orchestrator.sdk.values.signature import Signature
-
-if TYPE_CHECKING:
-    from orchestrator.sdk.code.flow import Flow
 
 _UNKNOWN = "The workflow answers no"
 
@@ -44,8 +42,9 @@ class Handler:
 class Handlers:
     """The handlers that a workflow's code has registered so far."""
 
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
+    def __init__(self, commander: Commander, continue_as_new: Callable[[ContinueAsNew], None]) -> None:
+        self._commander = commander
+        self._continue_as_new = continue_as_new
         self._queries: dict[str, Handler] = {}
         self._updates: dict[str, Handler] = {}
         self._running: dict[bytes, str] = {}
@@ -55,34 +54,34 @@ class Handlers:
 
     def add_query(self, name: str, function: Callable[..., Any]) -> None:
         """Let a function answer queries."""
-        self._flow.check_unseen("registering a query")
+        self._commander.check_unseen("registering a query")
         if inspect.iscoroutinefunction(function):
             raise InvalidWorkflow(f"Query {name!r}: a query only looks, so its handler is a plain function, not async.")
         self._queries[name] = Handler("Query", name, function, Signature(name, function, what="Query"))
 
     def add_update(self, name: str, function: Callable[..., Any], validate: Callable[..., Any] | None) -> None:
         """Let a function answer updates, once `validate` has let them pass."""
-        self._flow.check_unseen("registering an update")
+        self._commander.check_unseen("registering an update")
         self._updates[name] = Handler("Update", name, function, Signature(name, function, what="Update"), validate)
         for request in [request for request in self._early.values() if request.name == name]:
             del self._early[request.id]
-            self._flow.loop.call_soon(self._begin, request)  # what it uses may be defined below the handler
+            self._commander.loop.call_soon(self._begin, request)  # what it uses may be defined below the handler
 
     def answer(self, query: Query) -> Answer:
         """Answer a query, while nothing may be commanded or changed."""
-        before, self._flow.spoilt = self._flow.spoilt, False
+        before, self._commander.spoilt = self._commander.spoilt, False
         try:
             handler = _find(self._queries, "query", query.name)
             arguments, keywords = handler.arguments(query.payload)
-            with looking(self._flow, f"query {query.name!r}"):
+            with looking(self._commander, f"query {query.name!r}"):
                 value = handler.function(*arguments, **keywords)
-                if self._flow.spoilt:
-                    self._flow.check_unseen("what it tried, although it caught the error")
-            return Answer(query.id, encode_value(value, f"The answer to query {query.name!r}", self._flow.limit))
+                if self._commander.spoilt:
+                    self._commander.check_unseen("what it tried, although it caught the error")
+            return Answer(query.id, encode_value(value, f"The answer to query {query.name!r}", self._commander.limit))
         except BaseException as error:  # noqa: BLE001  # whatever it raises is the answer, SystemExit too
             return Answer(query.id, error=describe(error))
         finally:
-            self._flow.spoilt |= before
+            self._commander.spoilt |= before
 
     def update(self, request: history.UpdateRequested) -> None:
         """Take an update; one that nobody answers yet waits, as a signal does."""
@@ -93,7 +92,7 @@ class Handlers:
 
     def _was_unknown(self, request: history.UpdateRequested) -> bool:
         """Say whether the history has it refused for want of a handler, as older releases did at once."""
-        answer = self._flow.ledger.answer(request.id)
+        answer = self._commander.ledger.answer(request.id)
         return answer is not None and answer.error is not None and answer.error.message.startswith(_UNKNOWN)
 
     def _begin(self, request: history.UpdateRequested) -> None:
@@ -102,13 +101,13 @@ class Handlers:
             handler = _find(self._updates, "update", request.name)
             arguments, keywords = handler.arguments(request.payload)
             if handler.validate is not None:
-                with looking(self._flow, f"validator of update {request.name!r}"):
+                with looking(self._commander, f"validator of update {request.name!r}"):
                     handler.validate(*arguments, **keywords)
         except Exception as error:  # noqa: BLE001  # whatever it raises is the reason of the refusal
-            self._flow.issue_once(AnswerUpdate(request.id, error=describe(error)), request.id, anyway=True)
+            self._commander.issue_once(AnswerUpdate(request.id, error=describe(error)), request.id, anyway=True)
             return
         self._running[request.id] = request.name
-        self._flow.loop.create_task(self._run(request, handler, arguments, keywords))
+        self._commander.loop.create_task(self._run(request, handler, arguments, keywords))
 
     def open_updates(self) -> Iterable[str]:
         """Return the names of updates that have no answer yet."""
@@ -133,7 +132,7 @@ class Handlers:
             value = handler.function(*arguments, **keywords)
             if inspect.isawaitable(value):
                 value = await value
-            data = encode_value(value, f"The answer to update {request.name!r}", self._flow.limit)
+            data = encode_value(value, f"The answer to update {request.name!r}", self._commander.limit)
             answer = AnswerUpdate(request.id, data)
         except UNSTOPPABLE:
             raise
@@ -143,9 +142,9 @@ class Handlers:
         except BaseException as error:  # noqa: BLE001  # an update that fails does not fail the workflow
             new = continuation(error)
             if new is not None:
-                self._flow.continue_as_new(new)
+                self._continue_as_new(new)
             answer = AnswerUpdate(request.id, error=describe(error)) if new is None else AnswerUpdate(request.id)
-        self._flow.issue_once(answer, request.id)
+        self._commander.issue_once(answer, request.id)
         self._running.pop(request.id, None)
 
 

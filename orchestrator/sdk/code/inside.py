@@ -1,7 +1,7 @@
 """Whether the code of a workflow is running in this thread.
 
 Such code runs in one go, in one thread, from the arrival of an event until nothing is left to do. So this is a plain
-value per thread, and asking for it costs next to nothing. Which workflow it is, `current.py` says.
+value per thread, and asking for it costs next to nothing. Which workflow it is, `commander.py` says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _Running(threading.local):
-    flow: Any = None
+    commander: Any = None
 
 
 running = _Running()
@@ -19,4 +19,4 @@ running = _Running()
 
 def inside_workflow() -> bool:
     """Say whether the code of a workflow is running here."""
-    return running.flow is not None
+    return running.commander is not None

@@ -1,7 +1,7 @@
 """Queries and validators look at a workflow, and may change nothing of it.
 
-What commands something, or takes a random number, asks `Flow.check_writable` by itself. What belongs to asyncio knows
-nothing of that, so while somebody looks, the interpreter tells of every call (it is a profile function, as in
+What commands something, or takes a random number, asks `Commander.check_unseen` by itself. What belongs to asyncio
+knows nothing of that, so while somebody looks, the interpreter tells of every call (it is a profile function, as in
 `guards.py`), and one that would change an event, a queue or a future is refused before it begins.
 """
 
@@ -13,13 +13,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orchestrator.sdk.code.current import current_flow
+from orchestrator.sdk.code.commander import Commander, current
 from orchestrator.sdk.code.guards import watch
-
-if TYPE_CHECKING:
-    from orchestrator.sdk.code.flow import Flow
 
 _CHANGING: dict[CodeType, str] = {
     getattr(kind, name).__code__: f"{kind.__name__}.{name}()"
@@ -43,18 +40,18 @@ _FUTURES = frozenset(
 
 
 @contextmanager
-def looking(flow: Flow, who: str) -> Iterator[None]:
+def looking(commander: Commander, who: str) -> Iterator[None]:
     """Let nothing be changed in a workflow by `who` looks at it."""
     before = sys.getprofile()
-    flow.read_only = who
-    flow.loop.sealed = True
+    commander.read_only = who
+    commander.loop.sealed = True
     sys.setprofile(_watch)
     try:
         yield
     finally:
         sys.setprofile(before)
-        flow.loop.sealed = False
-        flow.read_only = ""
+        commander.loop.sealed = False
+        commander.read_only = ""
 
 
 def _watch(frame: FrameType, event: str, argument: Any) -> None:
@@ -71,20 +68,20 @@ def _watch(frame: FrameType, event: str, argument: Any) -> None:
 
 
 def _refuse(what: str) -> None:
-    flow = current_flow()
-    if flow is not None:
-        flow.check_unseen(what)
+    commander = current()
+    if commander is not None:
+        commander.check_unseen(what)
 
 
 class Chance(random.Random):
     """The random numbers of a run, of which nobody takes one who only looks."""
 
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
-        super().__init__(flow.origin)
+    def __init__(self, commander: Commander) -> None:
+        self._commander = commander
+        super().__init__(commander.origin)
 
     def _check(self) -> None:
-        self._flow.check_unseen("ctx.random")
+        self._commander.check_unseen("ctx.random")
 
     def random(self) -> float:
         """Return the next number, from 0 to 1."""

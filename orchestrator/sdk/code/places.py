@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.domain.code.activation import Waiting
+from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.guards import is_own_code
-
-if TYPE_CHECKING:
-    from orchestrator.sdk.code.flow import Flow
 
 _MOST = 5
 """Places, signals and updates of one run that are told: there may be thousands."""
@@ -31,14 +30,14 @@ def _place(code: CodeType, number: int) -> str:
     return f"{Path(code.co_filename).name}, line {number}, in {code.co_name}"
 
 
-def waiting(flow: Flow) -> Waiting:
-    """Return where the code of a flow waits, which costs the same however much it waits for."""
-    places = (_place_of(coroutine) for coroutine in flow.loop.first_suspended(_MOST))
-    signals = (box.name for box in flow.mailboxes.values() if box.is_awaited)
+def waiting(commander: Commander, updates: Iterable[str]) -> Waiting:
+    """Return where the code of a run waits, which costs the same however much it waits for; and its open updates."""
+    places = (_place_of(coroutine) for coroutine in commander.loop.first_suspended(_MOST))
+    signals = (box.name for box in commander.mailboxes.values() if box.is_awaited)
     return Waiting(
         list(dict.fromkeys(filter(None, places))),
         list(islice(signals, _MOST)),
-        list(islice(flow.handlers.open_updates(), _MOST)),
+        list(islice(updates, _MOST)),
     )
 
 

@@ -21,16 +21,17 @@ def replay(
     """
     recording = history if isinstance(history, Recording) else Recording.from_json(history)
     flow = Flow(workflow, recording.run_id, workflow._client.settings.max_payload)
-    trace = flow.ledger.trace = []
-    flow.ledger.exactly = exactly
+    ledger = flow.commander.ledger
+    trace = ledger.trace = []
+    ledger.exactly = exactly
     try:
         flow.advance(recording.events, whole=True)
-        if flow.ledger.end is not None and not flow.ended:
-            flow.ledger.violate(
+        if ledger.end is not None and not flow.commander.ended:
+            ledger.violate(
                 len(recording.events),
                 "RunEndMismatch",
-                f"Run end mismatch: history has {type(flow.ledger.end).__name__} and the code still waits for "
-                f"{flow.waiting_for() or 'a signal'}.",
+                f"Run end mismatch: history has {type(ledger.end).__name__} and the code still waits for "
+                f"{flow.commander.waiting_for() or 'a signal'}.",
             )
     finally:
         flow.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, get_args
 
 import msgspec
 
@@ -12,16 +12,14 @@ from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.tasks.starts import OnConflict, StartCode, as_task
 from orchestrator.errors import InvalidWorkflow, OrchestratorError
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.code.current import current_flow
 from orchestrator.sdk.code.handle import WorkflowHandle
+from orchestrator.sdk.code.inside import inside_workflow
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_outlet
 from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
 from orchestrator.sdk.values.payload import encode_value
+from orchestrator.sdk.values.signature import Signature
 from orchestrator.sdk.waiting.twins import twin
-
-if TYPE_CHECKING:
-    from orchestrator.sdk.code.workflow import CodeWorkflow
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,8 +30,11 @@ class Starting(Generic[P, R]):
 
     def __init__(
         self,
-        workflow: CodeWorkflow[P, R],
+        client: Client,
+        signature: Signature,
+        begin: Callable[P, history.RunStarted],
         *,
+        timeout: float | None,
         id: str | None,
         on_conflict: OnConflict,
         tags: Sequence[str],
@@ -46,7 +47,10 @@ class Starting(Generic[P, R]):
             )
         if signal is not None and id is None:
             raise InvalidWorkflow("Option signal: it goes to the run under an id; give id= as well.")
-        self._workflow = workflow
+        self._client = client
+        self._signature = signature
+        self._begin = begin
+        self._timeout = timeout
         self._id = None if id is None else check_label("run id", id)
         self._on_conflict = on_conflict
         self._tags = check_tags(list(tags))
@@ -55,41 +59,33 @@ class Starting(Generic[P, R]):
 
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
         """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
-        workflow, client = self._workflow, self._client
-        if current_flow() is not None:
+        client, name = self._client, self._signature.name
+        if inside_workflow():
             raise OrchestratorError(
-                f"A run of workflow {workflow.name!r} cannot be started inside a workflow. "
-                f"Use {workflow.name}.schedule(…)."
+                f"A run of workflow {name!r} cannot be started inside a workflow. Use {name}.schedule(…)."
             )
-        payload = workflow._encode_call(args, kwargs)
-        options = workflow._code_options
-        queue = options.queue or client.route(workflow.name)
-        started = history.RunStarted(workflow.name, workflow.version, payload, queue)
+        started = self._begin(*args, **kwargs)
         tags = msgspec.json.encode(self._tags).decode()
         outlet = current_outlet()
         if outlet is not None:
-            key = None if self._id is None else scoped(workflow.name, self._id)
+            key = None if self._id is None else scoped(name, self._id)
             signal = self._encoded_signal()
-            start = StartCode(started, options.seconds or None, tags, key, self._on_conflict, signal, self._pinned)
+            start = StartCode(started, self._timeout, tags, key, self._on_conflict, signal, self._pinned)
             wanted = outlet.next_id()
-            return WorkflowHandle(client, outlet.enqueue([as_task(wanted, start)]).get(wanted, wanted), workflow)
+            return WorkflowHandle(client, outlet.enqueue([as_task(wanted, start)]).get(wanted, wanted), self._signature)
         run_id, sent = client.backend.code.start(
             new_id(),
             started,
-            timeout=options.seconds or None,
+            timeout=self._timeout,
             tags=tags,
             key=self._id,
             on_conflict=self._on_conflict,
             signal=self._encoded_signal(),
             pinned=self._pinned,
         )
-        return WorkflowHandle(client, run_id, workflow, sent)
+        return WorkflowHandle(client, run_id, self._signature, sent)
 
     astart = twin(start)
-
-    @property
-    def _client(self) -> Client:
-        return self._workflow._client
 
     def _encoded_signal(self) -> history.SignalReceived | None:
         if self._signal is None:

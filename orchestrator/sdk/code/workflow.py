@@ -1,4 +1,4 @@
-"""A registered `async def` workflow, and the place where those of an application are kept."""
+"""A registered `async def` workflow, and what else its application has registered, found by name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, get_args
 
+from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import CancelChildRun, OnCancel, StartChildRun
 from orchestrator.domain.tasks.starts import OnConflict
-from orchestrator.errors import InvalidWorkflow, NotDeterministic, NotFound, OrchestratorError, did_you_mean
+from orchestrator.errors import (
+    InvalidWorkflow,
+    NotDeterministic,
+    NotFound,
+    OrchestratorError,
+    UnknownTask,
+    did_you_mean,
+)
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.code.current import current_flow
+from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.code.guards import watch_package_of
 from orchestrator.sdk.code.handle import WorkflowHandle
@@ -22,9 +30,9 @@ from orchestrator.sdk.code.loop import LONGEST_WAIT
 from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.modules import Modules
-from orchestrator.sdk.registry import Registry
 from orchestrator.sdk.tasks.given import GivenToRuns
 from orchestrator.sdk.tasks.options import SECONDS, check_name, check_options, in_seconds
+from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import digest_call, encode_call
 from orchestrator.sdk.values.signature import Signature
 from orchestrator.sdk.waiting.twins import twin
@@ -139,7 +147,17 @@ class CodeWorkflow(Generic[P, R]):
 
         A run that is `pinned` is held to this version of the workflow: it waits for workers that have it.
         """
-        return Starting(self, id=id, on_conflict=on_conflict, tags=tags, signal=signal, pinned=pinned)
+        return Starting(
+            self._client,
+            self._signature,
+            self._begin,
+            timeout=self._code_options.seconds or None,
+            id=id,
+            on_conflict=on_conflict,
+            tags=tags,
+            signal=signal,
+            pinned=pinned,
+        )
 
     def find(self, id: str) -> WorkflowHandle[R]:
         """Return the newest run that was started under an id of your own; NotFound if there is none."""
@@ -149,19 +167,19 @@ class CodeWorkflow(Generic[P, R]):
                 f"No run of workflow {self.name!r} was started under the id {id!r}, or it has been pruned. "
                 f"A run that was started without an id of your own is found by its own: app.workflow_run(id)."
             )
-        return WorkflowHandle(self._client, found, self)
+        return WorkflowHandle(self._client, found, self._signature)
 
     afind = twin(find)
 
     def schedule(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Inside a workflow: start a child run; the future is there at once."""
-        flow = current_flow()
-        if flow is None or flow.started is None:
+        commander = current()
+        if commander is None or commander.started is None:
             raise OrchestratorError(f"{self.name}.schedule(…) works inside a workflow only.")
         payload = self._encode_call(args, kwargs)
         options = self._code_options
-        ordinal, identifier = flow.next("child")
-        flow.issue(
+        ordinal, identifier = commander.next("child")
+        commander.issue(
             StartChildRun(
                 ordinal,
                 identifier,
@@ -169,7 +187,7 @@ class CodeWorkflow(Generic[P, R]):
                 payload,
                 name=options.name or self.name,
                 version=self.version,
-                queue=options.queue or flow.started.queue,
+                queue=options.queue or commander.started.queue,
                 timeout=options.seconds or None,
                 detached=options.detached,
                 digest=digest_call(args, kwargs),
@@ -177,9 +195,18 @@ class CodeWorkflow(Generic[P, R]):
         )
         cancel = None if options.on_cancel == "abandon" else CancelChildRun(identifier)
         restore = self._signature.restore_result
-        future: DurableFuture[R] = DurableFuture(flow, identifier, f"Workflow {self.name!r}", restore, cancel)
+        future: DurableFuture[R] = DurableFuture(commander, identifier, f"Workflow {self.name!r}", restore, cancel)
         future.waits_for_end = options.on_cancel == "wait"
-        return flow.expect(future)
+        return commander.expect(future)
+
+    @property
+    def _queue(self) -> str:
+        """Where the code of its runs runs."""
+        return self._code_options.queue or self._client.route(self.name)
+
+    def _begin(self, *args: P.args, **kwargs: P.kwargs) -> history.RunStarted:
+        """Check a call, and return how a run of it begins."""
+        return history.RunStarted(self.name, self.version, self._encode_call(args, kwargs), self._queue)
 
     def _encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """Check a call and return its arguments as data."""
@@ -236,6 +263,42 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
         versions[workflow.version] = workflow
         watch_package_of(workflow.function.__module__)
         keep_order()
+
+
+@dataclass(frozen=True)
+class Registry:
+    """What an application has registered: tasks and workflows as code, and the modules in which there may be more."""
+
+    tasks: dict[str, Task[..., Any]]
+    workflows: CodeWorkflows
+    modules: Modules
+
+    def find_task(self, name: str) -> Task[..., Any]:
+        """Return the task of that name."""
+        if check_name("task", name) not in self.tasks:
+            self.modules.load()
+        try:
+            return self.tasks[name]
+        except KeyError:
+            known = ", ".join(sorted(self.tasks)) or "none"
+            raise UnknownTask(f"No task is called {name!r}.{did_you_mean(name, self.tasks)} Known: {known}.") from None
+
+    def find(self, name: str) -> Task[..., Any] | CodeWorkflow[..., Any]:
+        """Return the task of that name, or else the workflow."""
+        found = self._registered(name)
+        if found is None:
+            self.modules.load()
+            found = self._registered(name)
+        if found is None:
+            known = sorted({*self.tasks, *self.workflows})
+            raise UnknownTask(
+                f"No task and no workflow is called {name!r}.{did_you_mean(name, known)} "
+                f"Known: {', '.join(known) or 'none'}."
+            )
+        return found
+
+    def _registered(self, name: str) -> Task[..., Any] | CodeWorkflow[..., Any] | None:
+        return self.tasks.get(name) or self.workflows.get(name)
 
 
 def with_code_options(base: CodeOptions, given: Mapping[str, Any]) -> CodeOptions:

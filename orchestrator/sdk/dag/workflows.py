@@ -13,9 +13,9 @@ from orchestrator.domain.plain import stored_json, unstorable
 from orchestrator.domain.tasks.starts import StartSteps, as_task
 from orchestrator.errors import PayloadError
 from orchestrator.sdk.client import Client
+from orchestrator.sdk.code.workflow import Registry
 from orchestrator.sdk.dag.registered import take_over
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.registry import Registry
 from orchestrator.sdk.tasks.context import Outlet, current_outlet
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.tasks.options import check_label, check_name, check_tags

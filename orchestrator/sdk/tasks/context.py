@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -19,11 +19,10 @@ from orchestrator.sdk.values.payload import encode_value
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from orchestrator.sdk.tasks.handle import Handle
-    from orchestrator.sdk.tasks.task import Task
-
 P = ParamSpec("P")
 R = TypeVar("R")
+H = TypeVar("H")
+Handle = TypeVar("Handle", covariant=True)
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -120,7 +119,7 @@ class TaskContext:
 
     # -- what follows from it
 
-    def enqueue(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    def enqueue(self, task: Enqueued[P, H], /, *args: P.args, **kwargs: P.kwargs) -> H:
         """Enqueue a child of this task: the same as `task.enqueue`, also in a thread that the task has started."""
         before = _outlet.set(self._outlet)
         try:
@@ -128,7 +127,7 @@ class TaskContext:
         finally:
             _outlet.reset(before)
 
-    async def aenqueue(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    async def aenqueue(self, task: Enqueued[P, H], /, *args: P.args, **kwargs: P.kwargs) -> H:
         """Do the same as `enqueue` without blocking the event loop."""
         before = _outlet.set(self._outlet)
         try:
@@ -153,6 +152,16 @@ class TaskContext:
         if self._outlet is None:
             raise OrchestratorError(f"{what} works only in a task that a worker runs; this context was made by hand.")
         return self._outlet
+
+
+class Enqueued(Protocol[P, Handle]):
+    """A task, as its context needs it: what it is enqueued with, and the handle that it gives."""
+
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
+        """Have a worker run it."""
+
+    def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Handle]:
+        """Do the same as `enqueue` without blocking the event loop."""
 
 
 class Outlet(Protocol):

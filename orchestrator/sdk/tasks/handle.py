@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from orchestrator.domain.ids import to_text
@@ -25,12 +25,10 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_outlet
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.values.signature import Signature
 from orchestrator.sdk.waiting.steps import Steps, Stream, check_timeout, complete, iterate
 from orchestrator.sdk.waiting.twins import stream_twin, twin
 from orchestrator.transport.codec import Ended
-
-if TYPE_CHECKING:
-    from orchestrator.sdk.tasks.task import Task
 
 R = TypeVar("R")
 _FINAL = (TaskState.SUCCESS, TaskState.CANCELLED)
@@ -40,9 +38,9 @@ _FINAL = (TaskState.SUCCESS, TaskState.CANCELLED)
 class Handle(Generic[R]):
     """One enqueued task."""
 
-    def __init__(self, client: Client, identifier: bytes, task: Task[Any, R] | None = None) -> None:
+    def __init__(self, client: Client, identifier: bytes, signature: Signature | None = None) -> None:
         self._client = client
-        self._task = task
+        self._signature = signature
         self._id = identifier
         self._final: Ended | None = None
         """How it has ended, if it cannot end another way any more."""
@@ -55,7 +53,7 @@ class Handle(Generic[R]):
         return to_text(self._id)
 
     def __repr__(self) -> str:
-        return f"<Handle {self._task.name + ' ' if self._task else ''}{self.id}>"
+        return f"<Handle {self._signature.name + ' ' if self._signature else ''}{self.id}>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Handle) and other._id == self._id
@@ -115,12 +113,12 @@ class Handle(Generic[R]):
             self._final = ended
         if ended.state == TaskState.SUCCESS:
             value = decode_value(ended.result or b"\xc0")
-            result: R = self._task._signature.restore_kept(value) if self._task else value
+            result: R = self._signature.restore_kept(value) if self._signature else value
             return result
         if ended.state not in ENDED_TASK_STATES:
             raise NotFound.by_id("task", self.id)
         error = ended.error
-        message = f"{self._task.name if self._task else 'Task'} {self.id}"
+        message = f"{self._signature.name if self._signature else 'Task'} {self.id}"
         if ended.state == TaskState.CANCELLED:
             raise TaskCancelled(f"{message} was cancelled.")
         if ended.state == TaskState.SKIPPED:
@@ -149,9 +147,9 @@ class Progress:
 class RunHandle(Generic[R]):
     """One run of many tasks."""
 
-    def __init__(self, client: Client, identifier: bytes, task: Task[Any, R] | None = None) -> None:
+    def __init__(self, client: Client, identifier: bytes, signature: Signature | None = None) -> None:
         self._client = client
-        self._task = task
+        self._signature = signature
         self._id = identifier
 
     @property
@@ -210,7 +208,7 @@ class RunHandle(Generic[R]):
     def _stored_results(self) -> Iterator[R]:
         for data in self._client.backend.runs.results(self._id):
             value = decode_value(data)
-            yield self._task._signature.restore_kept(value) if self._task else value
+            yield self._signature.restore_kept(value) if self._signature else value
 
     def outputs(self, timeout: float | None = None) -> dict[str, Any]:
         """Wait for the end of a workflow's run and return the output of each step that was not skipped.
@@ -235,7 +233,7 @@ class RunHandle(Generic[R]):
         """
         new = new_id()
         self._client.backend.runs.rerun(self._id, new, from_step)
-        return RunHandle(self._client, new, self._task)
+        return RunHandle(self._client, new, self._signature)
 
     def retry(self) -> None:
         """Try what failed or was cancelled in it again, and consider anew what is below; what succeeded stays."""

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
+from orchestrator.domain.code.commands import CancelTask, ScheduleTask
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.task import NewTask, UniqueKey
-from orchestrator.errors import InvalidTask
+from orchestrator.errors import InvalidTask, NotDeterministic, OrchestratorError
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.code.scheduling import refuse_in_workflow, schedule_task
+from orchestrator.sdk.code.commander import current
+from orchestrator.sdk.code.futures import DurableFuture
+from orchestrator.sdk.code.inside import inside_workflow
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.names import module_name
 from orchestrator.sdk.tasks.context import current_outlet
@@ -23,7 +26,7 @@ from orchestrator.sdk.tasks.given import GivenOptions
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, shown, with_options
 from orchestrator.sdk.tasks.retry import Retry
-from orchestrator.sdk.values.payload import encode_call
+from orchestrator.sdk.values.payload import digest_call, encode_call
 from orchestrator.sdk.values.signature import Signature
 from orchestrator.sdk.waiting.twins import twin
 
@@ -72,7 +75,7 @@ class Task(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function right here, in this process; inside a workflow, where that cannot be, say so."""
-        refuse_in_workflow(self, "called like a function")
+        self._refuse_in_workflow("called like a function")
         arguments, keywords = self._signature.with_context(self.name, args, kwargs)
         result: R = self.function(*arguments, **keywords)
         return result
@@ -100,7 +103,17 @@ class Task(Generic[P, R]):
         It goes to the workflow's queue and is tried up to four times, unless its options say otherwise. Another thing
         is `@app.schedule`, which is about the clock.
         """
-        return schedule_task(self, args, kwargs)
+        commander = current()
+        if commander is None or commander.started is None:
+            raise OrchestratorError(f"{self.name}.schedule(…) works inside a workflow only. Use enqueue(…) here.")
+        if self._call_options.on_success is True:
+            raise InvalidTask("Option on_success=True: only inside a task that runs in a worker; this is a workflow.")
+        ordinal, identifier = commander.next("task")
+        scheduled = self._as_scheduled(commander.started.queue)
+        described = scheduled._described(identifier, args, kwargs, commander.run_id, ordinal)
+        commander.issue(ScheduleTask(ordinal, described, digest_call(args, kwargs)))
+        what, restore, cancel = f"Task {self.name!r}", self._signature.restore_kept, CancelTask(identifier)
+        return commander.expect(DurableFuture(commander, identifier, what, restore, cancel))
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Have a worker run it; the task is durable when this returns: `resize.enqueue("a.png", width=50).result()`.
@@ -110,8 +123,8 @@ class Task(Generic[P, R]):
         task = self._new(args, kwargs)
         hand_over = self._way_out()
         if hand_over is None:
-            return Handle(self._client, self._client.backend.tasks.enqueue(task), self)
-        return Handle(self._client, hand_over([task]).get(task.id, task.id), self)
+            return Handle(self._client, self._client.backend.tasks.enqueue(task), self._signature)
+        return Handle(self._client, hand_over([task]).get(task.id, task.id), self._signature)
 
     aenqueue = twin(enqueue)
     delay = enqueue
@@ -135,7 +148,7 @@ class Task(Generic[P, R]):
         if self._call_options.on_success is True:
             raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
         task = self._new(args, kwargs)
-        return Handle(self._client, self._client.backend.tasks.enqueue_in(connection, task), self)
+        return Handle(self._client, self._client.backend.tasks.enqueue_in(connection, task), self._signature)
 
     async def aenqueue_in(
         self: Task[P, R],
@@ -152,6 +165,14 @@ class Task(Generic[P, R]):
             )
         handle: Handle[R] = await connection.run_sync(self.enqueue_in, *args, **kwargs)
         return handle
+
+    def _refuse_in_workflow(self, how: str) -> None:
+        """Say what to do instead where the code of a workflow would run or enqueue a task by itself."""
+        if inside_workflow():
+            raise NotDeterministic(
+                f"Task {self.name!r} was {how} inside a workflow, and would be so again on every replay. "
+                f"Use `await {getattr(self, '__name__', self.name)}.schedule(…)`."
+            )
 
     def _way_out(self) -> Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None:
         """Return how the task that is running here, if any, hands over what it enqueues with these options."""
@@ -170,7 +191,7 @@ class Task(Generic[P, R]):
         position: int | None = None,
     ) -> NewTask:
         """Check a call and return it as data; nothing is written."""
-        refuse_in_workflow(self, "enqueued")
+        self._refuse_in_workflow("enqueued")
         outlet = current_outlet()
         identifier = new_id() if outlet is None else outlet.next_id()
         task = self._described(identifier, args, kwargs, run_id, position, in_task=outlet is not None)

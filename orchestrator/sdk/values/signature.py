@@ -41,7 +41,7 @@ class Signature:
                 f"{what} {name!r}: expected a function that returns its result, found a generator, which has `yield`: "
                 f"a call of it would run nothing. Return a list."
             )
-        self._name = name
+        self.name = name
         self._options = options
         self._what = what
         hints = _hints(function)
@@ -77,7 +77,7 @@ class Signature:
             self._signature.bind(*arguments, **keywords)
         except TypeError as error:
             raise InvalidTask(
-                f"{self._what} {self._name!r}: {error}.{self._advice(keywords)} Expected {self._name}{self._signature}."
+                f"{self._what} {self.name!r}: {error}.{self._advice(keywords)} Expected {self.name}{self._signature}."
             ) from None
 
     def _advice(self, keywords: Mapping[str, Any]) -> str:
@@ -190,7 +190,7 @@ class Signature:
             return convert(value, self._result)
         except _MISFITS as error:
             raise PayloadError(
-                f"The result of {self._what.lower()} {self._name!r} does not fit its annotation: expected "
+                f"The result of {self._what.lower()} {self.name!r} does not fit its annotation: expected "
                 f"{_describe(self._result)}: {_reason(error)}."
             ) from error
 
@@ -209,7 +209,7 @@ class Signature:
             return convert(value, kind)
         except _MISFITS as error:
             raise InvalidTask(
-                f"{self._what} {self._name!r}, argument {name!r}: expected {_describe(kind)}: {_reason(error)}."
+                f"{self._what} {self.name!r}, argument {name!r}: expected {_describe(kind)}: {_reason(error)}."
             ) from error
 
 

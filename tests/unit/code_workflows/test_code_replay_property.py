@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[3]
 def fresh(events: list[Event]) -> tuple[list[Command], list[Command]]:
     """Replay a history, or a part of it, in a new flow; return all its commands, and those that are new."""
     flow = Flow(program, bytes(range(16)), LIMIT)
-    trace = flow.ledger.trace = []
+    trace = flow.commander.ledger.trace = []
     try:
         return trace, flow.advance(events, whole=True)
     finally:

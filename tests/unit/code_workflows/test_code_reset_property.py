@@ -51,7 +51,7 @@ def lasting(trace: list[Command], timers: set[bytes]) -> list[Command]:
 def played(run_id: bytes, events: list[Event], more: Iterable[Event] = ()) -> tuple[list[Command], list[Command]]:
     """Show a history to a new flow, then more events one by one; return all commands, and the first batch."""
     flow = Flow(program, run_id, LIMIT)
-    trace = flow.ledger.trace = []
+    trace = flow.commander.ledger.trace = []
     try:
         batch = flow.advance(events, whole=True)
         for one in more:
