@@ -205,6 +205,20 @@ def test_runs_are_started_over(system: System, engine_: Engine, order: CodeWorkf
     assert 0 < (row["deadline"] - row["created_at"]).total_seconds() < 60  # when it was told that its time is up
 
 
+def test_who_terminates_at_a_terminal_is_asked(
+    system: System, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = order.start("4711", ["tea"]).id
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    refused = CliRunner().invoke(main, ["runs", "terminate", run], input="n\n")
+    assert (refused.exit_code, "End 1 run at once, without letting the code tidy up?" in refused.output) == (1, True)
+    assert system.count("inbox") == 0
+    assert CliRunner().invoke(main, ["runs", "terminate", run], input="y\n").exit_code == 0
+    assert CliRunner().invoke(main, ["runs", "terminate", run, "--yes"]).exit_code == 0
+    monkeypatch.undo()
+    assert system.count("inbox") == 2
+
+
 def test_a_stuck_run_does_not_go_on(system: System, order: CodeWorkflow[..., Any]) -> None:
     worker = system.worker(knows=KNOWS)
     handle = system.app.code_workflows["parcel"].start("tea")

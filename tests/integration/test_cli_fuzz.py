@@ -272,7 +272,10 @@ def test_the_quarantine_is_shown_and_cleared(services: dict[str, str], elsewhere
         assert [message["id"] for message in listed] == ["1731600000001-0", "1731600000000-1", "1731600000000-0"]
         assert listed[2]["source"] == "default/5-0"
         assert listed[2]["body"] == "kwECoXg="
-        assert "Dispatch expected" in run("quarantine", "list").output
+        shown = run("quarantine", "list").output
+        assert "Dispatch expected" in shown
+        assert '[1, 2, "x"]' in shown
+        assert r"b'\xc1'" in shown
         assert '[1, 2, "x"]' in run("quarantine", "show", "1731600000000-0").output
         cut = run("quarantine", "show", "1731600000000-1").output
         assert "50,000, the first 1 kept" in cut

@@ -168,6 +168,9 @@ def test_the_code_declares_schedules(run: Run, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.syspath_prepend(str(Path.cwd()))
     said = run("schedules", "apply", "--app", "shop_of_schedules:app").output
     assert said.startswith("shop.clean: next fire ")
+    applied = document(run("schedules", "apply", "--app", "shop_of_schedules:app", "--json"))
+    assert [one["key"] for one in applied["applied"]] == ["shop.clean/default"]
+    assert applied["forgotten"] == []
     found = document(run("schedules", "show", "shop.clean", "--json"))
     assert found["definition"]["every"] == 1800.0
     run("schedules", "pause", "shop.clean")

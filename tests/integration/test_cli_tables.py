@@ -294,3 +294,29 @@ def test_a_backfill_tells_what_runs_from_what_waits(here: System) -> None:
     here.look()
     view = read("schedules", "backfills")["backfills"][0]
     assert (view["done"], view["running"], view["waiting"], view["total"], view["open"]) == (0, 1, 19, 20, 20)
+
+
+def test_a_backfill_is_previewed_and_counts_what_it_starts(here: System) -> None:
+    fill(here)
+    words = ("schedules", "backfill", "steps", "--from", "2026-01-01", "--to")
+    preview = invoke(*words, "2026-01-04", "--dry-run").stdout.splitlines()
+    assert preview[0] == "Thu 2026-01-01 03:00:00 UTC"
+    assert preview[3] == "3 fires: 3 would get a run, 1 at once."
+    assert read("schedules", "backfills")["backfills"] == [], "nothing was asked for"
+    assert invoke(*words, "2026-01-04").exit_code == 0
+    here.look()
+    more = invoke(*words, "2026-01-06", "--dry-run").stdout
+    assert more.count("(has had its run)") == 3
+    assert "5 fires: 2 would get a run, 1 at once, 3 not, because they have had theirs.\n" in more
+    assert "5 fires: 5 would get a run, 1 at once.\n" in invoke(*words, "2026-01-06", "--dry-run", "--again").stdout
+    assert "… and 39 more, up to:" in invoke(*words, "2026-04-01", "--dry-run").stdout
+    assert invoke(*words, "2026-01-06").exit_code == 0
+    here.look()
+    view = read("schedules", "backfills")["backfills"][0]
+    assert (view["total"], view["started"], view["had_run"], view["open"]) == (5, 2, 3, 2)
+
+
+def test_status_says_what_of_the_last_hour_is_not_counted(here: System) -> None:
+    assert "last hour    none\n" in invoke("status").stdout
+    here.app.queue("mail").retain(success=120, failed=0)
+    assert "last hour    none (some are kept for 2m only, and not counted after that)\n" in invoke("status").stdout

@@ -547,6 +547,9 @@ def test_a_run_is_started_watched_and_run_again(
     again = run("runs", "rerun", run_id, "--from", "each")
     assert again.exit_code == 0, again.output
     assert run("runs", "watch", again.stdout.strip()).exit_code == 0
+    again = run("runs", "rerun", run_id, "--wait")
+    assert (again.exit_code, again.stderr) == (0, "success\n")
+    assert read("runs", "show", again.stdout.strip())["status"] == "success"
     assert "Did you mean 'each'?" in run("runs", "rerun", run_id, "--from", "eech").stderr
     waited = run("runs", "start", "watched", "a=1", "--wait")
     assert (waited.exit_code, waited.stderr) == (0, "success\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from orchestrator import NotFound, RunFailed, WorkflowContext, WorkflowHandle, WrongState
+from orchestrator.cli import main
 from orchestrator.domain.code.activation import Activation
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.scheduler.code import resets as code_resets
@@ -114,6 +117,25 @@ def order(stage: Stage) -> CodeWorkflow[..., Any]:
         return [first, second, third]
 
     return order
+
+
+def test_who_looks_at_a_run_sees_that_it_was_reset_and_what_it_repeats(
+    stage: Stage, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", stage.system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", stage.system.settings.redis_url)
+
+    def show(handle: WorkflowHandle[Any], *options: str) -> str:
+        return " ".join(CliRunner().invoke(main, ["runs", "show", handle.id, *options]).output.split())
+
+    old = order.start()
+    stage.play()
+    stage.finish("one", 1)
+    assert "reset of" not in show(old)
+    new = stage.reset(old, 4, "one was wrong")
+    assert f"goes on as {new.id}: it was reset, and is repeated up to its event 4: one was wrong" in show(old)
+    assert f"reset of run {old.id}, repeated up to its event 4: one was wrong" in show(new)
+    assert json.loads(show(new, "--json"))["reset"] == {"run": old.id, "to": 4, "reason": "one was wrong"}
 
 
 def test_an_open_run_goes_on_in_one_that_keeps_what_had_ended(stage: Stage, order: CodeWorkflow[..., Any]) -> None:
@@ -523,6 +545,7 @@ def test_resets_of_one_run_are_done_one_by_one(
     refused = [error for error in errors if error is not None]
     assert len(refused) == 1
     assert "went on as run" in str(refused[0])
+    assert "Somebody has reset it, or its code has continued" in str(refused[0])
     assert stage.system.count("runs") == 6
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from textwrap import indent
 from typing import Any
@@ -13,7 +14,7 @@ from orchestrator.cli.code.resetting import reset
 from orchestrator.cli.runs.ids import RUN
 from orchestrator.cli.terminal.data import data_text, parse_value
 from orchestrator.cli.terminal.options import json_option
-from orchestrator.cli.terminal.output import echo, echo_json, print_table
+from orchestrator.cli.terminal.output import confirm, counted, echo, echo_json, print_table
 from orchestrator.cli.terminal.sending import sending
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.ids import to_text
@@ -122,13 +123,16 @@ def update(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
 
 @click.command()
 @click.argument("runs", type=RUN, metavar="ID…", nargs=-1, required=True)
-def terminate(runs: tuple[UUID, ...]) -> None:
+@click.option("--yes", is_flag=True, help="Do not ask. Where nobody could answer, nobody is asked.")
+def terminate(runs: tuple[UUID, ...], yes: bool) -> None:
     """End runs of workflows as code at once, without asking the code. To let it tidy up: runs cancel.
 
     \b
     Example:
       orchestrator runs terminate 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
+    if not yes and sys.stdin.isatty():
+        confirm(f"End {counted(len(runs), 'run')} at once, without letting the code tidy up?", err=True)
     with sending() as app:
         for run in runs:
             app.workflow_run(run).terminate()

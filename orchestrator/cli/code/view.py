@@ -23,7 +23,7 @@ from orchestrator.domain.tasks.task import error_text
 from orchestrator.harmless import one_line
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.store.code.runs import GOES_ON
-from orchestrator.store.insights import CodeView, OpenView, RunView
+from orchestrator.store.insights import CodeView, OpenView, ResetView, RunView
 
 _TURNS = {
     "ready": "a worker: there is news for its code",
@@ -36,11 +36,17 @@ def code_fields(run: RunView, code: CodeView, now: datetime) -> dict[str, str | 
     """Return what there is to say of a run of code, by the name of the field."""
     return {
         "call": call_text(run.workflow or run.name, code.payload),
+        "reset of": None if code.reset is None else f"run {code.reset.run}, {repeated(code.reset)}",
         "result": None if code.result is None else short_text(stored_value(code.result)),
         "state": "\n".join(f"{key} = {short_text(stored_value(value))}" for key, value in code.state.items()),
         "waits for": "\n".join(waits(code, now)),
         "at": "\n".join(code.places),
     }
+
+
+def repeated(reset: ResetView) -> str:
+    """Say what a run repeats of another, and why."""
+    return f"repeated up to its event {reset.to}{f': {reset.reason}' if reset.reason else ''}"
 
 
 def code_document(code: CodeView) -> dict[str, Any]:

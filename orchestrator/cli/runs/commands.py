@@ -12,31 +12,32 @@ from uuid import UUID
 
 import click
 from rich.console import Group
-from rich.text import Text
 
 from orchestrator.cli.code import commands as code_runs
-from orchestrator.cli.code.view import code_fields, print_error
+from orchestrator.cli.code.view import print_error
+from orchestrator.cli.runs.fields import print_run, run_state
 from orchestrator.cli.runs.ids import RUN
 from orchestrator.cli.runs.reading import MOST_CHILDREN, children_of, find_run, follow_run, run_document
 from orchestrator.cli.runs.view import MOST_LINES, draw_lines, to_lines
-from orchestrator.cli.terminal.data import parse_value, short_text
+from orchestrator.cli.terminal.data import parse_value
 from orchestrator.cli.terminal.ids import Shown
 from orchestrator.cli.terminal.options import app_option, json_option, moment, page_options, status_option
-from orchestrator.cli.terminal.output import console, echo, on_terminal, print_fields, print_json, print_table, state
+from orchestrator.cli.terminal.output import console, echo, on_terminal, print_json, print_table
 from orchestrator.cli.terminal.patience import wait_told
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.cli.terminal.sending import sending
-from orchestrator.cli.terminal.times import ago, between, present, when
-from orchestrator.domain.ids import successor_id, to_text
+from orchestrator.cli.terminal.times import ago, between, present
+from orchestrator.domain.ids import successor_id
 from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.dag.workflows import StoredWorkflow
+from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.settings import load_settings
 from orchestrator.store import insights
 from orchestrator.store.code import keys as run_keys
-from orchestrator.store.code.runs import GOES_ON
-from orchestrator.store.insights import CodeView, RunDetail, RunFilter, RunView, StepView
+from orchestrator.store.code.runs import RESET
+from orchestrator.store.insights import RunFilter, RunView, StepView
 from orchestrator.workers.functions.loading import load_app
 
 _NO_APPLICATION = "If it is a workflow as code, say where: --app module:app, or the setting `app`."
@@ -106,9 +107,7 @@ def start(
             sys.exit(follow_run(application, UUID(handle.id), as_json=False))
         status = None
         if wait:
-            obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
-            status = wait_told(handle.wait_ended, obstacles)
-            echo(status, err=True)
+            status = _wait(application, handle)
         if as_json:
             print_json({"id": handle.id, "new": handle.id not in before, "status": status})
         sys.exit(0 if status in (None, RunState.SUCCESS) else 1)
@@ -170,9 +169,11 @@ def show(run: UUID, as_json: bool) -> None:
         steps = insights.list_steps(connection, run)
         children = children_of(connection, run)
         code = insights.show_code(connection, run) if found.code else None
+        successor = UUID(bytes=successor_id(run.bytes))
+        heir = insights.show_code(connection, successor) if found.reason == RESET else None
         shown = Shown(connection, "run", [child.id for child in children])
     now = present()
-    _print(found, code, now)
+    print_run(found, code, heir, now)
     if steps:
         echo()
         _print_steps(steps, now)
@@ -258,17 +259,21 @@ def retry(runs: tuple[UUID, ...]) -> None:
 @click.option(
     "--from", "from_step", metavar="STEP", help="Repeat this step and what is below it; keep all else that succeeded."
 )
-def rerun(run: UUID, from_step: str | None) -> None:
+@click.option("--wait", is_flag=True, help="Wait for the end; exit with 1 unless it succeeds.")
+def rerun(run: UUID, from_step: str | None, wait: bool) -> None:
     """Start a workflow's run over, as a new run of the same version and parameters, and print its id.
 
     Of a workflow as code all is done again; to keep what was done up to an event: runs reset.
 
     \b
     Example:
-      orchestrator runs rerun 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --from report
+      orchestrator runs rerun 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --from report --wait
     """
     with sending() as app:
-        echo(app.run(run).rerun(from_step=from_step).id)
+        handle = app.run(run).rerun(from_step=from_step)
+        echo(handle.id)
+        status = _wait(app, handle) if wait else None
+    sys.exit(0 if status in (None, RunState.SUCCESS) else 1)
 
 
 for _about_code in code_runs.COMMANDS:
@@ -288,6 +293,14 @@ def _start_steps(application: Orchestrator, name: str, where: str) -> StoredWork
         looked = f"The application {where} has no workflow as code of this name either.{did_you_mean(name, known)}"
         raise NotFound(f"{error} {looked if where else _NO_APPLICATION}") from None
     return found
+
+
+def _wait(application: Orchestrator, handle: RunHandle[Any]) -> str:
+    """Wait for the end of a run, say how it ended, and meanwhile what keeps it."""
+    obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
+    status = wait_told(handle.wait_ended, obstacles)
+    echo(status, err=True)
+    return status
 
 
 def _runs_under(key: str) -> set[str]:
@@ -311,13 +324,6 @@ def _params(words: Sequence[str]) -> dict[str, Any]:
 # -- printing
 
 
-def _state(run: RunView) -> Text:
-    if run.stuck is not None:
-        return state(run.status, "stuck")
-    remark = "cancelling" if run.cancelling and run.ended_at is None else run.reason or ""
-    return state(run.status, remark)
-
-
 def _print_runs(runs: Sequence[RunView], shown: Shown, now: datetime, empty: str = "") -> None:
     steps = any(run.parent_step for run in runs)
     tags = any(run.tags for run in runs)
@@ -328,7 +334,7 @@ def _print_runs(runs: Sequence[RunView], shown: Shown, now: datetime, empty: str
             (
                 shown(run.id),
                 run.name,
-                _state(run),
+                run_state(run),
                 run.total - run.open,
                 run.failed,
                 run.total,
@@ -348,44 +354,3 @@ def _print_steps(steps: Sequence[StepView], now: datetime) -> None:
     paper.print(Group(*draw_lines(to_lines(steps), now, paper.width)))  # by themselves, they would be wrapped
     if len(steps) > MOST_LINES:
         echo(f"\nEach of the {len(steps):,} steps: add --json", err=True)
-
-
-def _limit(run: RunDetail) -> str:
-    """Say what a run waits for that has not begun."""
-    more = f" and {len(run.held_by) - 3} or more others" if len(run.held_by) > 3 else ""
-    who = ", ".join(f"run {holder}" for holder in run.held_by[:3])
-    return f"its limit of {run.limit:,} at once: {who}{more}"
-
-
-def _print(run: RunDetail, code: CodeView | None, now: datetime) -> None:
-    counters = {
-        "open": run.open,
-        "success": run.success,
-        "failed": run.failed,
-        "cancelled": run.cancelled,
-        "skipped": run.skipped,
-    }
-    counts = ", ".join(f"{count:,} {what}" for what, count in counters.items() if count)
-    print_fields(
-        {
-            "run": str(run.id),
-            "name": run.name if run.name != run.workflow else None,
-            "workflow": f"{run.workflow}, version {run.version}" if run.workflow is not None else None,
-            "params": ", ".join(f"{name}={short_text(value)}" for name, value in run.params.items()),
-            "status": _state(run),
-            **({} if code is None else code_fields(run, code, now)),
-            "goes on as": to_text(successor_id(run.id.bytes)) if run.reason in GOES_ON else None,
-            "stuck": f"{run.stuck['kind']}: {run.stuck['message']}" if run.stuck else None,
-            **({"waits for": _limit(run)} if run.held_by else {}),
-            "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",
-            "tags": ", ".join(run.tags),
-            "own id" if run.code else "key": run.key,
-            "schedule": run.schedule,
-            "fire time": when(run.fire_time, now),
-            "parent": ", step ".join(map(str, filter(None, (run.parent_run, run.parent_step)))),
-            "created": when(run.created_at, now),
-            "started": when(run.started_at, now),
-            "ended": when(run.ended_at, now),
-            "took": between(run.started_at, run.ended_at or now),
-        }
-    )

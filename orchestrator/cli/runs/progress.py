@@ -109,7 +109,8 @@ def backfill_line(view: BackfillView) -> str:
 
 
 def _troubles(view: BackfillView) -> str:
-    parts = [f"{view.running} running" if view.running else "", f"{view.failed} failed" if view.failed else ""]
+    counts = (("running", view.running), ("failed", view.failed), ("had their run", view.had_run))
+    parts = [f"{count} {what}" for what, count in counts if count]
     return ", ".join(part for part in (*parts, view.error or "") if part)
 
 

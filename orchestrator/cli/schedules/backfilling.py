@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from datetime import datetime
 
 import click
 import msgspec
 
 from orchestrator.cli.runs.progress import watch_backfill
 from orchestrator.cli.terminal.options import json_option
-from orchestrator.cli.terminal.output import echo, print_json, print_table
+from orchestrator.cli.terminal.output import counted, echo, print_json, print_table
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.cli.terminal.sending import sending
 from orchestrator.store.schedules import backfills
-from orchestrator.store.schedules.backfills import BackfillView
+from orchestrator.store.schedules.backfills import BackfillView, NewBackfill
 
 _HEADERS = (
     "id>",
@@ -22,12 +24,15 @@ _HEADERS = (
     "running>",
     "waiting>",
     "total>",
+    "started>",
     "failed>",
     "note…?",
     "from?",
     "to?",
     "at once>?",
 )
+_MOST_SHOWN = 50
+"""Of the fires that a backfill would look at."""
 key_argument = click.argument("key", metavar="WORKFLOW[/NAME]")
 
 
@@ -38,7 +43,10 @@ key_argument = click.argument("key", metavar="WORKFLOW[/NAME]")
 @click.option("--concurrency", type=click.IntRange(1), help="How many runs at once.  [default: 1]")
 @click.option("--again", is_flag=True, help="Run fires again that have had their run.")
 @click.option("--watch", is_flag=True, help="Show how far it is until its end; exit with 1 if a run fails.")
-def backfill(key: str, start: str, end: str | None, concurrency: int | None, again: bool, watch: bool) -> None:
+@click.option("--dry-run", is_flag=True, help="Only show which fires there are, and which of them would get a run.")
+def backfill(
+    key: str, start: str, end: str | None, concurrency: int | None, again: bool, watch: bool, dry_run: bool
+) -> None:
     """Start the runs of all fires in a range of the past, a few at a time, and print the number of the backfill.
 
     A fire that has had its run gets no other, so the same command again only fills in what is missing.
@@ -48,6 +56,9 @@ def backfill(key: str, start: str, end: str | None, concurrency: int | None, aga
       orchestrator schedules backfill nightly --from 2026-01-01 --to 2026-02-01 --concurrency 4 --watch
     """
     with sending() as app:
+        if dry_run:
+            _print_preview(*app._client.backend.schedules.preview_backfill(key, start, end, concurrency, again))
+            return
         started = app.schedules[key].backfill(start, end, concurrency=concurrency, again=again)
         echo(str(started.id), err=watch)
         if not watch:
@@ -74,7 +85,12 @@ def backfills_(limit: int, as_json: bool) -> None:
         found = backfills.list_newest(connection, limit)
     if as_json:
         print_json(
-            {"backfills": [msgspec.to_builtins(view) | {"done": view.done, "waiting": view.waiting} for view in found]}
+            {
+                "backfills": [
+                    msgspec.to_builtins(view) | {"done": view.done, "waiting": view.waiting, "had_run": view.had_run}
+                    for view in found
+                ]
+            }
         )
         return
     print_table(
@@ -101,6 +117,20 @@ def cancel_backfill(number: int) -> None:
 COMMANDS = (backfill, backfills_, cancel_backfill)
 
 
+def _print_preview(new: NewBackfill, fires: Sequence[tuple[datetime, bool]]) -> None:
+    """Show what a backfill would do: the first fires and the last, and how many there are."""
+    for place, (fire, is_missing) in enumerate(fires):
+        if place == _MOST_SHOWN and len(fires) > _MOST_SHOWN + 1:
+            echo(f"… and {len(fires) - _MOST_SHOWN - 1:,} more, up to:")
+        if place < _MOST_SHOWN or place == len(fires) - 1:
+            local = f"{fire.astimezone(new.schedule.zone):%a %Y-%m-%d %H:%M:%S %Z}"
+            echo(local if is_missing else f"{local}  (has had its run)")
+    missing = sum(is_missing for _, is_missing in fires)
+    had = len(fires) - missing
+    kept = f", {had:,} not, because they have had theirs" if had else ""
+    echo(f"{counted(len(fires), 'fire')}: {missing:,} would get a run, {new.concurrency:,} at once{kept}.")
+
+
 def _row(view: BackfillView) -> tuple[str | int | None, ...]:
     return (
         view.id,
@@ -109,6 +139,7 @@ def _row(view: BackfillView) -> tuple[str | int | None, ...]:
         view.running,
         view.waiting,
         view.total,
+        view.started,
         view.failed,
         view.error,
         f"{view.start_at:%Y-%m-%d %H:%M}",

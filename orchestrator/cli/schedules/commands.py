@@ -191,7 +191,8 @@ def set_(workflow: str, params: tuple[str, ...], **given: Any) -> None:
 @app_option
 @click.option("--prune", is_flag=True, help="Delete what this application once declared and does no more.")
 @click.option("--quiet", is_flag=True, help="Say only what has changed; that the application is broken, not at all.")
-def apply(app: str | None, prune: bool, quiet: bool) -> None:
+@json_option
+def apply(app: str | None, prune: bool, quiet: bool, as_json: bool) -> None:
     """Store the schedules that the application declares with @app.schedule. A part of every deploy.
 
     What is stored already stays as it is, a pause too. One that was applied from the same application and is no longer
@@ -213,8 +214,12 @@ def apply(app: str | None, prune: bool, quiet: bool) -> None:
         before = {stored.key: stored for stored in application._client.backend.schedules.list_all()} if quiet else {}
         names = application.schedules.apply()
         forgotten = application.schedules.forget(where, prune=prune)
-        for name in names:
-            stored = application.schedules[application.schedules._declared[name].key].status()
+        applied = [application.schedules[application.schedules._declared[name].key].status() for name in names]
+        if as_json:
+            gone = {"deleted" if prune else "forgotten": forgotten}
+            print_json({"applied": [_document(stored) for stored in applied], **gone})
+            return
+        for name, stored in zip(names, applied, strict=True):
             if stored.key not in before or before[stored.key].schedule != stored.schedule:
                 echo(f"{name}: next fire {_next(stored, present())}")
     for key in forgotten:

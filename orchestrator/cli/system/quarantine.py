@@ -23,6 +23,9 @@ from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.quarantine import SetAside
 
+_EXCERPT = 200
+"""Characters of a message that a list shows."""
+
 
 class EntryId(click.ParamType[str]):
     """The id of an entry of a stream."""
@@ -68,9 +71,16 @@ def list_(limit: int, as_json: bool) -> None:
         return
     now = present()
     print_table(
-        ("id", "set aside", "stood in…?", "bytes>?", "error…"),
+        ("id", "set aside", "error…", "content…", "stood in…?", "bytes>?"),
         [
-            (message.id, ago(message.at, now), message.source, message.size, message.error.partition("\n")[0])
+            (
+                message.id,
+                ago(message.at, now),
+                message.error.partition("\n")[0],
+                _content(message.body)[:_EXCERPT],
+                message.source,
+                message.size,
+            )
             for message in found
         ],
         empty="Nothing has been set aside.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 import msgspec
@@ -13,9 +13,9 @@ from orchestrator.cli.terminal.output import counted, echo, print_fields, print_
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.cli.terminal.times import ago, duration, present
 from orchestrator.errors import Unavailable
-from orchestrator.settings import load_settings
+from orchestrator.settings import Settings, load_settings
 from orchestrator.store import database, insights
-from orchestrator.store.insights import Events, Leader, Storage
+from orchestrator.store.insights import Events, Leader, QueueCounts, Storage
 from orchestrator.store.insights.pressure import lock_holders
 from orchestrator.transport.health import RedisHealth
 
@@ -42,7 +42,8 @@ def command(as_json: bool) -> None:
             raise Unavailable(
                 f"The tables cannot be read: {who} holds a lock. End it: SELECT pg_terminate_backend({holders[0][0]})"
             ) from error
-        queues = [queue.queue for queue in insights.list_queues(connection)]
+        counts = insights.list_queues(connection)
+        queues = [queue.queue for queue in counts]
         transactions = insights.long_transactions(connection, settings.long_transaction)
         on_postgres = trouble.of_postgres(
             insights.connections(connection), transactions, insights.dead_rows(connection)
@@ -60,7 +61,7 @@ def command(as_json: bool) -> None:
             "workers": f"{overview.workers} live, {overview.slots} slots, {overview.running} running",
             "open": _counts({_OPEN_WORDS.get(kind, kind): count for kind, count in overview.open.items()}),
             "last minute": _counts(overview.ended_last_minute),
-            "last hour": _counts(overview.ended_last_hour),
+            "last hour": _counts(overview.ended_last_hour) + _forgotten(settings, counts),
             "schedules": _counts(overview.schedules),
             "inbox": f"{overview.inbox} waiting",
             "events": _events(overview.events),
@@ -74,6 +75,7 @@ def command(as_json: bool) -> None:
         echo(f"! {found.message}", colour="yellow")
 
 
+_HOUR = 3600.0
 _OPEN_WORDS = {"blocked": "waiting"}
 """What people read for what the program calls otherwise."""
 
@@ -82,6 +84,14 @@ def _leader(leader: Leader | None) -> str:
     if leader is None:
         return "none leads"
     return f"{leader.address} leads in term {leader.term}, lease for {duration(leader.lease_remaining)}"
+
+
+def _forgotten(settings: Settings, queues: Sequence[QueueCounts]) -> str:
+    """Say that what ended in the last hour is not all there any more, if that is so."""
+    kept = [settings.retention_success, settings.retention_failed]
+    kept += [seconds for queue in queues for seconds in (queue.retention_success, queue.retention_failed) if seconds]
+    shortest = min((seconds for seconds in kept if seconds), default=_HOUR)
+    return f" (some are kept for {duration(shortest)} only, and not counted after that)" if shortest < _HOUR else ""
 
 
 def _events(events: Events | None) -> str:

@@ -107,7 +107,11 @@ def _refusal(run: bytes, last: bytes, heads: Mapping[bytes, Head]) -> TaskError 
     if run not in heads:
         return _not_found(run)
     if last != run and last in heads and heads[last].open:
-        return TaskError("WrongState", f"Run {to_text(run)} went on as run {to_text(last)}, which is open: reset that.")
+        return TaskError(
+            "WrongState",
+            f"Run {to_text(run)} went on as run {to_text(last)}, which is open: reset that. Somebody has reset it, "
+            f"or its code has continued as a new run.",
+        )
     return None
 
 

@@ -176,31 +176,19 @@ class ScheduleBackend:
     ) -> int:
         """Ask for the runs of all fires in a range; return the number of the backfill."""
         with self._connections.writing(f"the backfill of schedule {key!r} was stored") as connection:
-            stored = _one(connection, key)
-            if stored.code is not None:
-                raise InvalidWorkflow(
-                    f"{stored.workflow!r} is a workflow as code, and cannot be filled in: its runs begin at once, and "
-                    f"do not wait for one another. Start those that are missing by yourself."
-                )
-            now = schedules.clock(connection)
-            first, last = _moment("start", start, stored.schedule), _moment("end", end or now, stored.schedule)
-            if not first < last <= now:
-                raise InvalidWorkflow(
-                    f"A backfill is of the past: expected start < end <= now, found {start} and {end}."
-                )
-            target = _target(connection, stored.workflow)
-            limit = _limit(target, concurrency)
-            due = list(islice(fires(stored.schedule, first, last), _MOST_FIRES + 1))
-            if not due or len(due) > _MOST_FIRES:
-                found = f"more than {_MOST_FIRES:,} fires" if due else "no fire"
-                raise InvalidWorkflow(
-                    f"Schedule {stored.key} has {found} between {first} and {last}: choose another range."
-                )
-            store.run_of(target, stored.schedule, due[0], bytes(16), stored.key)  # says what would go wrong
-            new = NewBackfill(stored.workflow, stored.schedule, first, last, limit, again, len(due), due[0])
+            new, _ = _new_backfill(connection, key, start, end, concurrency, again)
             number = backfills.add(connection, new)
         self._connections.nudge()
         return number
+
+    def preview_backfill(
+        self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
+    ) -> tuple[NewBackfill, list[tuple[datetime, bool]]]:
+        """Return what would be asked for: all fires in the range, and of each whether it would get a run."""
+        with self._connections.reading() as connection:
+            new, due = _new_backfill(connection, key, start, end, concurrency, again)
+            had = set() if again else backfills.had_runs(connection, new, due)
+        return new, [(fire, fire not in had) for fire in due]
 
     def show_backfill(self, number: int) -> BackfillView:
         """Return how far a backfill is."""
@@ -242,6 +230,35 @@ def _schedule_of_code(workflow: str, data: dict[str, Any], target: CodeTarget) -
     except REFUSALS as error:
         raise InvalidWorkflow(f"schedule.params: {error}") from None
     return schedule
+
+
+def _new_backfill(
+    connection: Connection,
+    key: str,
+    start: datetime | str,
+    end: datetime | str | None,
+    concurrency: int | None,
+    again: bool,
+) -> tuple[NewBackfill, list[datetime]]:
+    """Return what is asked for, with its fires, or say why that cannot be done."""
+    stored = _one(connection, key)
+    if stored.code is not None:
+        raise InvalidWorkflow(
+            f"{stored.workflow!r} is a workflow as code, and cannot be filled in: its runs begin at once, and "
+            f"do not wait for one another. Start those that are missing by yourself."
+        )
+    now = schedules.clock(connection)
+    first, last = _moment("start", start, stored.schedule), _moment("end", end or now, stored.schedule)
+    if not first < last <= now:
+        raise InvalidWorkflow(f"A backfill is of the past: expected start < end <= now, found {start} and {end}.")
+    target = _target(connection, stored.workflow)
+    limit = _limit(target, concurrency)
+    due = list(islice(fires(stored.schedule, first, last), _MOST_FIRES + 1))
+    if not due or len(due) > _MOST_FIRES:
+        found = f"more than {_MOST_FIRES:,} fires" if due else "no fire"
+        raise InvalidWorkflow(f"Schedule {stored.key} has {found} between {first} and {last}: choose another range.")
+    store.run_of(target, stored.schedule, due[0], bytes(16), stored.key)  # says what would go wrong
+    return NewBackfill(stored.workflow, stored.schedule, first, last, limit, again, len(due), due[0]), due
 
 
 def _one(connection: Connection, key: str) -> StoredSchedule:

@@ -221,8 +221,10 @@ SELECT data FROM orchestrator.histories
 
 
 def said_by_code(connection: Connection, run: bytes, *, with_timers: bool) -> list[What]:
-    """Return how a run began, what its code has set and cleared for people to see, and the timers that it started."""
-    kinds = ["state_set", "state_cleared", *(["timer_started"] if with_timers else [])]
+    """Return how a run began, that it repeats another one if it does, what its code has set and cleared for people to
+    see, and the timers that it started.
+    """
+    kinds = ["state_set", "state_cleared", "run_reset", *(["timer_started"] if with_timers else [])]
     rows = connection.exec_driver_sql(_SAID_BY_CODE, {"run": run.hex(), "kinds": kinds})
     return [_decode.decode(row[0]) for row in rows]
 

@@ -4,7 +4,7 @@ Every function takes a connection and returns frozen values; nothing here change
 snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in exactly one of them.
 """
 
-from orchestrator.store.insights.code import CodeView, OpenView, show_code
+from orchestrator.store.insights.code import CodeView, OpenView, ResetView, show_code
 from orchestrator.store.insights.code_workflows import (
     CodeWorkflowView,
     OpenRun,
@@ -58,6 +58,7 @@ __all__ = [
     "OpenView",
     "Overview",
     "QueueCounts",
+    "ResetView",
     "RunDetail",
     "RunFilter",
     "RunView",

@@ -36,6 +36,18 @@ class OpenView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResetView:
+    """Which run another one repeats."""
+
+    run: UUID
+    """That run."""
+    to: int
+    """The last of its events that is repeated."""
+    reason: str
+    """Why, if somebody said so."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CodeView:
     """What a run of code has beside its counters. Values are encoded, as they are stored."""
 
@@ -59,6 +71,8 @@ class CodeView:
     """The first of what it has asked for that has not ended."""
     more: bool
     """There is more of that."""
+    reset: ResetView | None = None
+    """Which run it repeats, if it was made by a reset."""
 
 
 _NOW = """
@@ -93,10 +107,13 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
     open_ = [OpenView(kind=k, name=n, id=i, due=d, status=s) for k, n, i, d, s in _open(connection, run)]
     has_timers = any(view.kind == "timer" for view in open_)
     payload, state, timers = b"", dict[str, bytes](), dict[bytes, str]()
+    reset: ResetView | None = None
     for what in histories.said_by_code(connection, run.bytes, with_timers=has_timers):
         match what:
             case history.RunStarted():
                 payload = what.payload
+            case history.RunReset(run=other, to=to, reason=reason):
+                reset = ResetView(run=UUID(bytes=other), to=to, reason=reason)
             case history.StateSet(key=key, value=value):
                 state[key] = value
             case history.StateCleared(key=key):
@@ -116,6 +133,7 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
         updates=tuple(waiting.get("updates", ())),
         waits_for=tuple(_named(view, timers) for view in shown),
         more=len(shown) < len(open_),
+        reset=reset,
     )
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.plain import stored_json
-from orchestrator.domain.schedules.schedule import Schedule, from_data, key_of
+from orchestrator.domain.schedules.schedule import Schedule, fire_key, from_data, key_of
 from orchestrator.store.inbox import Wish
 from orchestrator.store.schedules.fires import NEWEST_OF_S, Target
 from orchestrator.store.statement import Statement
@@ -52,6 +52,11 @@ class BackfillView:
     def done(self) -> int:
         """Fires that need nothing more."""
         return self.passed - self.open
+
+    @property
+    def had_run(self) -> int:
+        """Fires that had had their run, and got no other."""
+        return self.passed - self.started
 
     @property
     def waiting(self) -> int:
@@ -102,6 +107,18 @@ def add(connection: Connection, new: NewBackfill) -> int:
     }
     number: int = connection.exec_driver_sql(_ADD, parameters).scalar_one()
     return number
+
+
+_HAD_RUNS = """
+SELECT key FROM orchestrator.runs WHERE key = ANY(%(keys)s::text[]) AND workflow = %(workflow)s::text
+"""
+
+
+def had_runs(connection: Connection, new: NewBackfill, due: Sequence[datetime]) -> set[datetime]:
+    """Return those fires that have had their run."""
+    by_key = {fire_key(key_of(new.workflow, new.schedule.name), fire): fire for fire in due}
+    rows = connection.exec_driver_sql(_HAD_RUNS, {"keys": list(by_key), "workflow": new.workflow})
+    return {by_key[row[0]] for row in rows}
 
 
 _VIEW = """

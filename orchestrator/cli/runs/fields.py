@@ -1,0 +1,73 @@
+"""One run in fields: all that is known of it but its steps and child runs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from rich.text import Text
+
+from orchestrator.cli.code.view import code_fields, repeated
+from orchestrator.cli.terminal.data import short_text
+from orchestrator.cli.terminal.output import print_fields, state
+from orchestrator.cli.terminal.times import between, when
+from orchestrator.domain.ids import successor_id, to_text
+from orchestrator.store.code.runs import GOES_ON
+from orchestrator.store.insights import CodeView, RunDetail, RunView
+
+
+def run_state(run: RunView) -> Text:
+    """Return the state of a run, with a remark on it."""
+    if run.stuck is not None:
+        return state(run.status, "stuck")
+    remark = "cancelling" if run.cancelling and run.ended_at is None else run.reason or ""
+    return state(run.status, remark)
+
+
+def _limit(run: RunDetail) -> str:
+    """Say what a run waits for that has not begun."""
+    more = f" and {len(run.held_by) - 3} or more others" if len(run.held_by) > 3 else ""
+    who = ", ".join(f"run {holder}" for holder in run.held_by[:3])
+    return f"its limit of {run.limit:,} at once: {who}{more}"
+
+
+def _goes_on(run: RunDetail, heir: CodeView | None) -> str | None:
+    """Say which run took the place of one that has ended, and how that came."""
+    if run.reason not in GOES_ON:
+        return None
+    how = f": it was reset, and is {repeated(heir.reset)}" if heir is not None and heir.reset is not None else ""
+    return f"{to_text(successor_id(run.id.bytes))}{how}"
+
+
+def print_run(run: RunDetail, code: CodeView | None, heir: CodeView | None, now: datetime) -> None:
+    """Print a run; `heir` is the one in whose place it goes on, if it was reset."""
+    counters = {
+        "open": run.open,
+        "success": run.success,
+        "failed": run.failed,
+        "cancelled": run.cancelled,
+        "skipped": run.skipped,
+    }
+    counts = ", ".join(f"{count:,} {what}" for what, count in counters.items() if count)
+    print_fields(
+        {
+            "run": str(run.id),
+            "name": run.name if run.name != run.workflow else None,
+            "workflow": f"{run.workflow}, version {run.version}" if run.workflow is not None else None,
+            "params": ", ".join(f"{name}={short_text(value)}" for name, value in run.params.items()),
+            "status": run_state(run),
+            **({} if code is None else code_fields(run, code, now)),
+            "goes on as": _goes_on(run, heir),
+            "stuck": f"{run.stuck['kind']}: {run.stuck['message']}" if run.stuck else None,
+            **({"waits for": _limit(run)} if run.held_by else {}),
+            "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",
+            "tags": ", ".join(run.tags),
+            "own id" if run.code else "key": run.key,
+            "schedule": run.schedule,
+            "fire time": when(run.fire_time, now),
+            "parent": ", step ".join(map(str, filter(None, (run.parent_run, run.parent_step)))),
+            "created": when(run.created_at, now),
+            "started": when(run.started_at, now),
+            "ended": when(run.ended_at, now),
+            "took": between(run.started_at, run.ended_at or now),
+        }
+    )
