@@ -14,8 +14,7 @@ class Twins(griffe.Extension):
         """Look for twins among the members of a class."""
         for name, member in cls.members.items():
             call, _, arguments = str(getattr(member, "value", "")).partition("(")
-            if call in ("twin", "stream_twin"):
+            if call == "twin":
                 method = cls.members[arguments.rstrip(")").partition(",")[0]]
-                word = "await" if call == "twin" else "async for … in"
                 assert method.docstring is not None
-                method.docstring.value += f"\n\nOn an event loop: `{word} ….{name}(…)`."
+                method.docstring.value += f"\n\nOn an event loop: `await ….{name}(…)`."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -11,6 +13,7 @@ from orchestrator import (
     InvalidTask,
     Orchestrator,
     ResultTimeout,
+    RunFailed,
     TaskCancelled,
     TaskFailed,
     TaskFailure,
@@ -44,6 +47,43 @@ def test_attributes_of_an_exception_reach_who_asks(system: System) -> None:
     with pytest.raises(TaskFailed) as failed:
         handle.result(20)
     assert failed.value.data == {"code": 51, "text": "with \0 and 1e300: \x1b"}
+
+
+# -- results of a run
+
+
+def test_a_run_that_failed_in_part_gives_what_there_is(system: System) -> None:
+    worker = system.worker(slots=4)
+    run = system.app.start_many(system.job, range(4), name="partly")
+    assert run.status() == "pending"
+    system.look()
+    assert run.status() == "running"
+    tasks = sorted(worker.take(), key=lambda task: task.position or 0)
+    worker.succeed(tasks[0], tasks[3])
+    worker.report(Failed(tasks[1].id, 1, 0.1, describe(Declined(51, "no money"))))
+    system.tick()
+    system.app.handle(UUID(bytes=tasks[2].id)).cancel()
+    system.look_until(lambda: run.status() == "failed")
+
+    with pytest.raises(RunFailed, match=r"1 failed and 1 were cancelled.*`results\(return_exceptions=True\)`"):
+        run.results(5)
+    results = run.results(5, return_exceptions=True)
+    assert [str(result) for result in run.iter_results(5, return_exceptions=True)] == [str(one) for one in results]
+    first, failed, cancelled, last = results
+    assert (first, last) == (1, 1)
+    assert isinstance(failed, TaskFailed)
+    assert (failed.kind.rpartition(".")[2], failed.data) == ("Declined", {"code": 51, "text": "no money"})
+    assert isinstance(cancelled, TaskCancelled)
+
+    async def main() -> list[Any]:
+        assert await run.astatus() == "failed"
+        with pytest.raises(RunFailed):
+            await run.aresults(5)
+        one_by_one = [result async for result in run.aiter_results(5, return_exceptions=True)]
+        assert [str(result) for result in one_by_one] == [str(one) for one in results]
+        return list(await run.aresults(5, return_exceptions=True))
+
+    assert [str(result) for result in asyncio.run(main())] == [str(one) for one in results]
 
 
 # -- callbacks

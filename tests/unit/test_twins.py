@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -14,7 +14,7 @@ from orchestrator.domain.code import history
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, complete, iterate
 from orchestrator.sdk.waiting.threads import Threads
-from orchestrator.sdk.waiting.twins import stream_twin, twin
+from orchestrator.sdk.waiting.twins import twin
 from orchestrator.testing import WorkflowTest
 
 
@@ -58,7 +58,8 @@ class Door:
         finally:
             self.seen.append("closed")
 
-    aeach = stream_twin(each, _each)
+    def aeach(self, count: int) -> AsyncIterator[int]:
+        return self._client.threads.iterate(self._each(count))
 
 
 @pytest.fixture

@@ -65,15 +65,21 @@ async def on_a_loop() -> None:
         mixed: list[str | OrchestratorError] = await agather([handle], return_exceptions=True)
         run = await app.astart_many(resize, ["a"], name="all")
         state: str = await run.await_ended(5)
+        state = run.status() + await run.astatus()
+        some: list[str | OrchestratorError] = await run.aresults(5, return_exceptions=True)
+        some += run.results(return_exceptions=True)
+        some += [one async for one in run.aiter_results(return_exceptions=True)]
+        all_of_it: list[str] = await run.aresults() + run.results(timeout=3)
         each: list[str] = [one async for one in run.aiter_results()]
         ended: list[str] = [one.result() async for one in as_completed([handle])]
         left: int = await app.queue("mail").aopen()
-        print(text, late, many, mixed, state, each, ended, left)
+        print(text, late, many, mixed, state, some, all_of_it, each, ended, left)
         await plain.aenqueue(7)  # wrong
         await plain.adelay("a", hight=3)  # wrong
         await handle.aresult(timeot=3)  # wrong
         number: int = await handle.aresult()  # wrong
         number = await run.await_ended("now")  # wrong
+        all_of_it = run.results(return_exceptions=True)  # wrong
         await app.queue("mail").alimit(concurency=1)  # wrong
         await order.astart("one")  # wrong
         print(number)

@@ -107,10 +107,11 @@ class RunBackend:
             raise NotFound.by_id("run", to_text(run))
         return found
 
-    def results(self, run: bytes) -> Iterator[bytes]:
-        """Yield the results of a run's tasks in order."""
+    def ends(self, run: bytes) -> Iterator[Ended]:
+        """Yield how each task of a run has ended, in order."""
         with self._connections.reading() as connection:
-            yield from results.run_results(connection, run)
+            for task, outcome in results.run_results(connection, run):
+                yield Ended(task, outcome.status, outcome.result, outcome.error)
 
     def outputs(self, run: bytes) -> dict[str, Any]:
         """Return the output of every step of a workflow's run that was not skipped; none of other runs."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 from uuid import UUID
 
 from orchestrator.domain.ids import to_text
@@ -26,8 +26,8 @@ from orchestrator.sdk.tasks.context import current_outlet
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.values.signature import Signature
-from orchestrator.sdk.waiting.steps import Steps, Stream, check_timeout, complete, iterate
-from orchestrator.sdk.waiting.twins import stream_twin, twin
+from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, check_timeout, complete, iterate
+from orchestrator.sdk.waiting.twins import twin
 from orchestrator.transport.codec import Ended
 
 R = TypeVar("R")
@@ -160,6 +160,10 @@ class RunHandle(Generic[R]):
     def __repr__(self) -> str:
         return f"<RunHandle {self.id}>"
 
+    def status(self) -> str:
+        """Return the run's present state: pending, running, success, failed or cancelled."""
+        return self.progress().status
+
     def progress(self) -> Progress:
         """Return the run's state and counters."""
         status, counters = self._client.backend.runs.progress(self._id)
@@ -180,35 +184,86 @@ class RunHandle(Generic[R]):
             )
         return ended.state
 
-    def results(self, timeout: float | None = None) -> list[R]:
-        """Wait for the end and return every task's result, in order; raise RunFailed unless all succeeded."""
-        return complete(self._results(timeout))
+    @overload
+    def results(self, timeout: float | None = None) -> list[R]: ...
+    @overload
+    def results(self, timeout: float | None = None, *, return_exceptions: bool) -> list[R | OrchestratorError]: ...
 
-    def _results(self, timeout: float | None = None) -> Steps[list[R]]:
-        yield from self._wait_success(timeout)
-        return list(self._stored_results())
+    def results(
+        self, timeout: float | None = None, *, return_exceptions: bool = False
+    ) -> list[R] | list[R | OrchestratorError]:
+        """Wait for the end and return every task's result, in order; raise RunFailed unless all succeeded.
 
-    def iter_results(self, timeout: float | None = None) -> Iterator[R]:
+        With `return_exceptions`, the error stands in the place of each task that has no result.
+        """
+        return complete(self._results(timeout, return_exceptions))
+
+    @overload
+    async def aresults(self, timeout: float | None = None) -> list[R]: ...
+    @overload
+    async def aresults(
+        self, timeout: float | None = None, *, return_exceptions: bool
+    ) -> list[R | OrchestratorError]: ...
+
+    async def aresults(
+        self, timeout: float | None = None, *, return_exceptions: bool = False
+    ) -> list[R] | list[R | OrchestratorError]:
+        """Do the same as `results` without blocking the event loop."""
+        return await self._client.threads.complete(self._results(timeout, return_exceptions))
+
+    def _results(self, timeout: float | None, return_exceptions: bool) -> Steps[list[R | OrchestratorError]]:
+        results: list[R | OrchestratorError] = []
+        for result in self._iter_results(timeout, return_exceptions):
+            if isinstance(result, Pause):
+                yield result
+            else:
+                results.append(result)
+        return results
+
+    @overload
+    def iter_results(self, timeout: float | None = None) -> Iterator[R]: ...
+    @overload
+    def iter_results(
+        self, timeout: float | None = None, *, return_exceptions: bool
+    ) -> Iterator[R | OrchestratorError]: ...
+
+    def iter_results(
+        self, timeout: float | None = None, *, return_exceptions: bool = False
+    ) -> Iterator[R] | Iterator[R | OrchestratorError]:
         """Do the same as `results` in bounded memory."""
-        return iterate(self._iter_results(timeout))
+        return iterate(self._iter_results(timeout, return_exceptions))
 
-    def _iter_results(self, timeout: float | None = None) -> Stream[R]:
-        yield from self._wait_success(timeout)
-        yield from self._stored_results()
+    @overload
+    def aiter_results(self, timeout: float | None = None) -> AsyncIterator[R]: ...
+    @overload
+    def aiter_results(
+        self, timeout: float | None = None, *, return_exceptions: bool
+    ) -> AsyncIterator[R | OrchestratorError]: ...
 
-    def _wait_success(self, timeout: float | None) -> Steps[None]:
+    def aiter_results(
+        self, timeout: float | None = None, *, return_exceptions: bool = False
+    ) -> AsyncIterator[R] | AsyncIterator[R | OrchestratorError]:
+        """Do the same as `iter_results` without blocking the event loop."""
+        return self._client.threads.iterate(self._iter_results(timeout, return_exceptions))
+
+    def _iter_results(self, timeout: float | None, return_exceptions: bool) -> Stream[R | OrchestratorError]:
         state = yield from self._wait_ended(timeout)
-        if state != "success":
+        if state != "success" and not return_exceptions:
             counters = self.progress().counters
             raise RunFailed(
                 f"{self!r} ended as {state}: of {counters.total} tasks, {counters.failed} failed and "
-                f"{counters.cancelled} were cancelled. See `orchestrator runs show {self.id}`."
+                f"{counters.cancelled} were cancelled. See `orchestrator runs show {self.id}`; "
+                f"`results(return_exceptions=True)` returns what there is."
             )
-
-    def _stored_results(self) -> Iterator[R]:
-        for data in self._client.backend.runs.results(self._id):
-            value = decode_value(data)
-            yield self._signature.restore_kept(value) if self._signature else value
+        for ended in self._client.backend.runs.ends(self._id):
+            result: R | OrchestratorError
+            try:
+                result = Handle(self._client, ended.id, self._signature)._value(ended)
+            except OrchestratorError as error:
+                if not return_exceptions:
+                    raise
+                result = error
+            yield result
 
     def outputs(self, timeout: float | None = None) -> dict[str, Any]:
         """Wait for the end of a workflow's run and return the output of each step that was not skipped.
@@ -239,10 +294,9 @@ class RunHandle(Generic[R]):
         """Try what failed or was cancelled in it again, and consider anew what is below; what succeeded stays."""
         self._client.backend.runs.retry(self._id)
 
+    astatus = twin(status)
     aprogress = twin(progress)
     await_ended = twin(wait_ended, _wait_ended)
-    aresults = twin(results, _results)
-    aiter_results = stream_twin(iter_results, _iter_results)
     aoutputs = twin(outputs, _outputs)
     acancel = twin(cancel)
     arerun = twin(rerun)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.waiting.steps import Steps, Stream
+from orchestrator.sdk.waiting.steps import Steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,18 +37,6 @@ def twin(
         if steps is None:
             return await self._client.threads.run(method, self, *args, **kwargs)
         return await self._client.threads.complete(steps(self, *args, **kwargs))
-
-    return _named(call, method)
-
-
-def stream_twin(
-    method: Callable[Concatenate[S, P], Iterator[R]], stream: Callable[Concatenate[S, P], Stream[R]]
-) -> Callable[Concatenate[S, P], AsyncIterator[R]]:
-    """Return the async twin of a method that yields."""
-
-    @functools.wraps(method)
-    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
-        return self._client.threads.iterate(stream(self, *args, **kwargs))
 
     return _named(call, method)
 

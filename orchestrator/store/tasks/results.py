@@ -79,14 +79,16 @@ def progress(connection: Connection, run: bytes) -> tuple[str, RunCounters] | No
 
 
 _RESULTS = """
-SELECT position, result FROM orchestrator.ended_tasks
+SELECT position, id::text, status, result, error FROM orchestrator.ended_tasks
  WHERE run_id = %(id)s::uuid AND step IS NULL AND position > %(after)s ORDER BY position LIMIT %(limit)s
 """
 
 
-def run_results(connection: Connection, run: bytes, page: int = 5_000) -> Iterator[bytes]:
-    """Yield the results of a run's tasks in order, a page at a time."""
+def run_results(connection: Connection, run: bytes, page: int = 5_000) -> Iterator[tuple[bytes, TaskOutcome]]:
+    """Yield the tasks of a run in order, with how each has ended, a page at a time."""
     after = -1
     while rows := connection.exec_driver_sql(_RESULTS, {"id": run.hex(), "after": after, "limit": page}).all():
-        yield from (bytes(row[1]) for row in rows)
+        for _, task, status, result, error in rows:
+            kept = None if result is None else bytes(result)
+            yield identifier(task), TaskOutcome(status, kept, TaskError.stored(error))
         after = rows[-1][0]
