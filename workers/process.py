@@ -135,7 +135,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     )
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
-    names = sorted({*app.tasks, *app.code_workflows._announced, *allowed.patterns})
+    names = sorted({*app.tasks, *app.code_workflows._announced, *allowed.patterns, *spec.means})
     pipe.send_bytes(encode(Hello(names, spec.served(named), spec.unserved(named))))
     start_vital_thread("orders", process.obey)
     finished = process.run()

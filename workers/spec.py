@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 
 EVERY_QUEUE = "*"
+WITH_DATABASE = "--database"
+"""Published with the names that a worker knows, so that it is of another kind than one without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,11 @@ class WorkerSpec:
     """Start the processes again when a Python file under the current folder changes."""
     log_level: str = "info"
     log_format: str = "text"
+
+    @property
+    def means(self) -> list[str]:
+        """What to publish beside the names of tasks, because some tasks need it."""
+        return [WITH_DATABASE] if self.database else []
 
     def served(self, named: Sequence[str]) -> list[str]:
         """Return the queues to serve, for an application that names these."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import Task, TaskFailed
+from orchestrator import ResultTimeout, Task, TaskFailed
 from tests.acceptance.stack import Process, Stack, using
 from tests.waiting import eventually
 
@@ -95,6 +95,19 @@ def test_what_a_task_raises_after_its_commit_is_only_logged(bank_stack: Stack) -
     eventually(lambda: process.logged("too late to fail"), "the error in the worker's log")
 
 
+def test_a_worker_without_the_database_hands_transfers_on_to_one_that_has_it(bank_stack: Stack, tmp_path: Path) -> None:
+    plain = bank_stack.worker("--app", "bank:app")
+    handles = bank.app.enqueue_many(bank.transfer, [(str(tmp_path), number, "never") for number in range(5)])
+    eventually(lambda: plain.logged("It is handed back"), "what to do in the worker's log")
+    held = "SELECT count(*) FROM orchestrator.tasks WHERE hold = 'unknown' AND failures = 0"
+    eventually(lambda: bank_stack.scalar(held) == len(handles), "tasks that wait for the database")
+    with pytest.raises(ResultTimeout, match="which ctx.transaction.. needs .* --queues default --database"):
+        handles[0].result(4)
+    worker(bank_stack)
+    assert [handle.result(30) for handle in handles] == list(range(5))
+    assert bank_stack.scalar("SELECT count(*) FROM ledger") == 5
+
+
 @pytest.mark.parametrize(
     ("task", "swallowed"),
     [
@@ -114,10 +127,3 @@ def test_code_that_goes_on_after_its_timeout_commits_nothing(
     assert (tmp_path / "refused").read_text().split() == ["TaskTimeout"]
     assert bank_stack.sql("SELECT FROM ledger") == []
     assert handle.status() == "failed"
-
-
-def test_a_worker_without_the_database_says_so(bank_stack: Stack) -> None:
-    bank_stack.worker("--app", "bank:app")
-    handle = bank.raises_after.enqueue()
-    with pytest.raises(TaskFailed, match="worker --database"):
-        handle.result(20)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from orchestrator import Handle, WorkflowContext
+from orchestrator import Handle, ResultTimeout, TaskFailed, WorkflowContext
+from orchestrator.cli.system.trouble import of_the_system as trouble_of
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.tasks.task import Dispatch, Returned
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.store.insights import overview
 from orchestrator.transport.keys import private_queue
 from orchestrator.transport.leader import LeaderStreams
+from orchestrator.workers.spec import WITH_DATABASE
 from tests.integration.code_stage import act, activation, run_row
 from tests.integration.stage import KEYS, System, Worker, raw
 
@@ -211,6 +215,61 @@ def test_what_no_worker_finds_is_not_tried_for_ever(system: System) -> None:
     system.look(2)
     taken = [task for worker in (one, two, three) for task in worker.take()]
     assert [task.name for task in taken] == ["jobs:missing"]
+
+
+# -- workers that were given the database, and others
+
+
+def hand_back(system: System, worker: Worker) -> int:
+    """Do as a worker does that was not given the database, until nothing comes; return how many it has handed back."""
+    count = 0
+    while tasks := worker.take():
+        count += len(tasks)
+        for task in tasks:
+            worker.report(Returned(task.id, task.attempt, "no database", 0.0, task.name))
+        system.look(2)
+    return count
+
+
+def test_what_needs_the_database_goes_to_workers_that_were_given_it(system: System) -> None:
+    plain = system.worker("plain", knows=["job", "pay"], slots=2)
+    (first,) = enqueue(system, 1, "pay")
+    system.look()
+    assert hand_back(system, plain) <= 2, "it may be claimed again in the tick that hears of it"
+    given = system.worker("given", knows=["job", "pay", WITH_DATABASE], slots=2)
+    system.look(2)
+    rest = enqueue(system, 20, "pay")
+    common = enqueue(system, 20, "job")
+    system.look(2)
+    done = work(system, plain, given)
+    assert (done["given", "pay"], done["plain", "pay"]) == (21, 0)
+    assert done["plain", "job"] + done["given", "job"] == 20
+    assert {handle.status() for handle in (first, *rest, *common)} == {"success"}
+    assert {system.row(handle)["failures"] for handle in (first, *rest)} == {0}
+
+
+def test_where_nobody_was_given_the_database_whoever_waits_is_told(system: System) -> None:
+    plain = system.worker("plain", knows=["job", "pay"], slots=2)
+    (handle,) = enqueue(system, 1, "pay", retries=0)
+    system.look()
+    assert hand_back(system, plain) <= 2
+    system.look(5)
+    row = system.row(handle)
+    assert (row["status"], row["hold"], row["failures"]) == ("pending", "unknown", 0)
+
+    system.sql("UPDATE orchestrator.tasks SET created_at = created_at - interval '1 minute'")
+    told = r"No live worker of queue 'default' was given the database, which ctx.transaction\(\) needs in 'pay'"
+    with pytest.raises(ResultTimeout, match=f"{told}. Start one: .* --queues default --database"):
+        handle.result(0.01)
+    with system.engine.connect() as connection:
+        (trouble,) = trouble_of(overview(connection), system.settings.lease)
+    assert (trouble.kind, trouble.about) == ("no database", "pay")
+    assert re.search(f"{told}: 1 wait, the first fails in ", trouble.message)
+
+    system.sql("UPDATE orchestrator.tasks SET wake_at = now() - interval '1 second'")
+    system.look(2)
+    with pytest.raises(TaskFailed, match=f"ConfigurationError: {told}"):
+        handle.result(1)
 
 
 # -- workflows as code

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import GiveUp, Orchestrator, Retry, RetryLater
+from orchestrator import ConfigurationError, GiveUp, Orchestrator, Retry, RetryLater, TaskContext
 from orchestrator.domain.tasks.reports import AttemptReport
-from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Dispatch, Failed, Succeeded
+from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Dispatch, Failed, Returned, Succeeded
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running.interrupt import uninterrupted
 from orchestrator.workers.running.job import Bundle, Job
@@ -24,7 +24,7 @@ class Nothing:
         raise AssertionError(f"nothing was to be enqueued: {tasks}")
 
 
-def run(function: Callable[[], Any], failures: int = 0, **options: Any) -> AttemptReport:
+def run(function: Callable[..., Any], failures: int = 0, **options: Any) -> AttemptReport:
     """Run a task as a worker does, and return the report."""
     app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
     task = app.task(name="it", **options)(function)
@@ -124,3 +124,38 @@ def test_calls_can_be_watched_after_an_interruption_was_taken_back() -> None:
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_worker_without_the_database_hands_back_what_needs_it(caplog: pytest.LogCaptureFixture) -> None:
+    def pays(ctx: TaskContext) -> None:
+        with ctx.transaction():
+            raise AssertionError("there is none")
+
+    async def pays_later(ctx: TaskContext) -> None:
+        pays(ctx)
+
+    for function in (pays, pays_later):
+        caplog.clear()
+        report = run(function, retries=0)
+        assert isinstance(report, Returned)
+        assert (report.unknown, report.reason) == ("it", "no database")
+        assert ["`orchestrator worker --database`. It is handed back" in line for line in caplog.messages] == [True]
+
+
+def test_what_a_task_makes_of_having_no_database_is_its_own_affair() -> None:
+    def goes_on(ctx: TaskContext) -> str:
+        with pytest.raises(ConfigurationError), ctx.transaction():
+            pass
+        return "without"
+
+    def gives_up(ctx: TaskContext) -> None:
+        try:
+            with ctx.transaction():
+                pass
+        except ConfigurationError as error:
+            raise GiveUp("not here") from error
+
+    assert isinstance(run(goes_on), Succeeded)
+    report = run(gives_up)
+    assert isinstance(report, Failed)
+    assert not report.retryable

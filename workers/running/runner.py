@@ -30,7 +30,7 @@ from orchestrator.workers.reporting.task_output import end_lines
 from orchestrator.workers.running.forks import end_fork
 from orchestrator.workers.running.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.running.job import Job
-from orchestrator.workers.running.task_runtime import NOTHING, JobOutlet, Outbox, interruption
+from orchestrator.workers.running.task_runtime import NOTHING, JobOutlet, NoDatabase, Outbox, interruption
 
 log = get_logger("worker")
 
@@ -47,6 +47,8 @@ class Runner:
         self._allowed = allowed
         self._limit = app.settings.max_payload
         self._outbox = outbox
+        self._told: set[str] = set()
+        """Tasks of which it was said that they need the database."""
         self._workflows = app.code_workflows
         self._engine = Engine(app.code_workflows.find, self._limit)
 
@@ -194,10 +196,11 @@ class Runner:
             task._signature.check_result(value, data)
         return Succeeded(job.dispatch.id, job.dispatch.attempt, ended_at - job.started_at, data, job.children)
 
-    def failure(self, job: Job, error: BaseException) -> Failed | Succeeded:
+    def failure(self, job: Job, error: BaseException) -> Failed | Succeeded | Returned:
         """Return the report of a failed attempt; what was interrupted failed for the reason of the interruption.
 
-        An attempt that timed out has failed of that, whatever its code made of the exception.
+        An attempt that timed out has failed of that, whatever its code made of the exception. One that needs the
+        database, which its worker was not given, has not failed: it is handed back like a task that is unknown here.
         """
         if job.completion is not None:
             log.warning("task %s had completed when it failed", job.dispatch.name, exc_info=error)
@@ -208,6 +211,11 @@ class Runner:
         elif _timed_out(job, time.monotonic()):
             late, error = error, interruption(job, TaskTimeout)
             error.__cause__ = late
+        elif isinstance(error, NoDatabase):
+            if job.dispatch.name not in self._told:
+                self._told.add(job.dispatch.name)
+                log.error("%s It is handed back, and waits for a worker that was started so.", error)
+            return unknown(job, "no database")
         return self._failed(job, error)
 
     def _failed(self, job: Job, error: BaseException) -> Failed:
@@ -262,9 +270,9 @@ def completed(job: Job, result: bytes) -> Succeeded:
     return Succeeded(job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, result)
 
 
-def unknown(job: Job) -> Returned:
-    """Return the report for a task that this process does not know: another worker may."""
-    return Returned(job.dispatch.id, job.dispatch.attempt, "unknown task", _UNKNOWN_DELAY, job.dispatch.name)
+def unknown(job: Job, reason: str = "unknown task") -> Returned:
+    """Return the report for a task that this process does not know, or cannot run: another worker may."""
+    return Returned(job.dispatch.id, job.dispatch.attempt, reason, _UNKNOWN_DELAY, job.dispatch.name)
 
 
 def _frames(error: BaseException) -> object:

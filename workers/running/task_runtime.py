@@ -52,6 +52,10 @@ _OVERHEAD = 300
 """Bytes that a task takes in a message beside its payload, at most, roughly."""
 
 
+class NoDatabase(ConfigurationError):
+    """A task needs the database, and its worker was not given it: no fault of the task, which another may run."""
+
+
 class Outbox(Protocol):
     """Where the words of running tasks go, and where workflows find their histories."""
 
@@ -220,7 +224,7 @@ class JobOutlet:
         """Return what leads to the database, unless there can be no transaction now."""
         name = self.job.dispatch.name
         if self._database is None:
-            raise ConfigurationError(
+            raise NoDatabase(
                 f"Task {name!r}: ctx.transaction() needs the database, and this worker was not given it. "
                 f"Start it with `orchestrator worker --database`."
             )

@@ -69,8 +69,10 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
         yield Trouble(kind="paused queue", about=paused.queue, message=message)
     now = present()
     for unknown in overview.unknown_tasks:
-        message = obstacles.unknown_task(unknown.queue, _unknown(unknown, now))
-        yield Trouble(kind="unknown task", about=unknown.name, message=message)
+        is_known = unknown.handed_back and not unknown.runs
+        say = obstacles.no_database if is_known else obstacles.unknown_task
+        kind = "no database" if is_known else "unknown task"
+        yield Trouble(kind=kind, about=unknown.name, message=say(unknown.queue, _unknown(unknown, now)))
     if overview.stuck_runs:
         yield Trouble(
             kind="stuck runs",

@@ -22,6 +22,14 @@ def unknown_task(queue: str, what: str) -> str:
     return f"No live worker of queue {queue!r} knows {what}. Start a worker whose application has it."
 
 
+def no_database(queue: str, what: str) -> str:
+    """Say that those who serve a queue and know something were not given what it needs."""
+    return (
+        f"No live worker of queue {queue!r} was given the database, which ctx.transaction() needs in {what}. "
+        f"Start one: orchestrator worker --app module:app --queues {queue} --database"
+    )
+
+
 def paused(queue: str, what: str = "") -> str:
     """Say that a queue is paused, and what waits there."""
     return f"Queue {queue!r} is paused{what}. Resume it: orchestrator queues resume {queue}"

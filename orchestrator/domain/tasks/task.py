@@ -209,7 +209,7 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
     reason: str
     delay: float = 0.0
     unknown: str = ""
-    """Its name, if the worker does not know it."""
+    """Its name, if the worker does not know it, or was not given what it needs."""
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.domain.code.activation import Violation
 from orchestrator.domain.states import TaskState
+from orchestrator.domain.tasks.obstacles import no_database
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import json_text
 from orchestrator.scheduler.fleet.view import Fleet
@@ -32,15 +33,22 @@ def expire(tick: Tick, limit: int) -> None:
 
 
 def fail_unknown(tick: Tick, fleet: Fleet, limit: int) -> None:
-    """End tasks that no live worker has known for the whole time allowed, saying what is known."""
+    """End tasks that no live worker has known for the whole time allowed, saying what is known.
+
+    What a worker knows and has handed back all the same needs the database, which no live one was given.
+    """
     errors: dict[bytes, TaskError] = {}
     for task, name, queue, is_turn in waiting.overdue_unknown(tick.connection, tick.now, limit):
         if not fleet.knows(queue, name):
-            known = ", ".join(fleet.known_on(queue)) or "nothing"
-            errors[task] = TaskError(
-                "UnknownTask",
-                f"No live worker of queue {queue!r} knows the {'workflow' if is_turn else 'task'} {name!r}. "
-                f"They know: {known}.",
+            known = fleet.known_on(queue)
+            errors[task] = (
+                TaskError("ConfigurationError", no_database(queue, repr(name)))
+                if name in known and not is_turn
+                else TaskError(
+                    "UnknownTask",
+                    f"No live worker of queue {queue!r} knows the {'workflow' if is_turn else 'task'} {name!r}. "
+                    f"They know: {', '.join(known) or 'nothing'}.",
+                )
             )
     if errors:
         # Code that has begun is not failed because nobody has it at the moment: its run waits for somebody who has.

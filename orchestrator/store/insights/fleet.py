@@ -12,6 +12,10 @@ from orchestrator.store.tables import DELAYED, READY
 IS_FRESH = "seen_at > now() - interval '15 seconds'"
 """The leader mirrors the fleet every few seconds; what it has not seen for longer, nobody knows about."""
 
+IS_KNOWN = f"""EXISTS (SELECT FROM orchestrator.workers WHERE state = 'live' AND {IS_FRESH}
+                          AND {{task}}.queue = ANY(queues) AND {{task}}.name = ANY(names))"""
+"""A live worker says that it knows a task. If it is held back as unknown all the same, it was handed back by those."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class QueueCounts:

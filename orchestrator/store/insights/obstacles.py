@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.tasks.obstacles import NO_LEADER, no_worker, paused, unknown_task
-from orchestrator.store.insights.fleet import IS_FRESH
+from orchestrator.domain.tasks.obstacles import NO_LEADER, no_database, no_worker, paused, unknown_task
+from orchestrator.store.insights.fleet import IS_FRESH, IS_KNOWN
 from orchestrator.store.tables import READY
 
 _LEADS = "SELECT EXISTS (SELECT FROM orchestrator.leases WHERE shard = %(shard)s AND expires_at > clock_timestamp())"
@@ -18,7 +18,8 @@ _OBSTACLES = f"""
 SELECT DISTINCT queue, CASE WHEN hold = 'unknown' THEN name END AS unknown,
        EXISTS (SELECT FROM orchestrator.queues AS q WHERE q.name = found.queue AND q.paused) AS paused,
        EXISTS (SELECT FROM orchestrator.workers
-                WHERE state = 'live' AND {IS_FRESH} AND found.queue = ANY(queues)) AS served
+                WHERE state = 'live' AND {IS_FRESH} AND found.queue = ANY(queues)) AS served,
+       hold = 'unknown' AND {IS_KNOWN.format(task="found")} AS handed_back
   FROM (SELECT * FROM orchestrator.tasks WHERE id = %(id)s::uuid
          UNION ALL
         (SELECT * FROM orchestrator.tasks WHERE run_id = %(id)s::uuid LIMIT 1000)) AS found
@@ -32,11 +33,13 @@ def find_obstacles(connection: Connection, identifier: bytes, *, shard: int = 0)
     if not connection.exec_driver_sql(_LEADS, {"shard": shard}).scalar_one():
         return [NO_LEADER]
     found: list[str] = []
-    for queue, unknown, is_paused, served in connection.exec_driver_sql(_OBSTACLES, {"id": identifier.hex()}):
+    for queue, unknown, is_paused, served, handed_back in connection.exec_driver_sql(
+        _OBSTACLES, {"id": identifier.hex()}
+    ):
         if is_paused:
             found.append(paused(queue))
         elif not served:
             found.append(no_worker(queue))
         elif unknown is not None:
-            found.append(unknown_task(queue, repr(unknown)))
+            found.append((no_database if handed_back else unknown_task)(queue, repr(unknown)))
     return list(dict.fromkeys(found))

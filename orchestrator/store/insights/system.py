@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.store import leases
 from orchestrator.store.database import current_revision
-from orchestrator.store.insights.fleet import QueueCounts, list_queues, list_workers
+from orchestrator.store.insights.fleet import IS_KNOWN, QueueCounts, list_queues, list_workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,8 @@ class UnknownTasks:
     """How many of them are turns of workflows as code."""
     begun: int = 0
     """How many of these runs have begun."""
+    handed_back: bool = False
+    """Live workers know it, and have handed it back: they were not given the database, which it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,9 +228,10 @@ def _inbox_depth(connection: Connection) -> int:
     return depth
 
 
-_UNKNOWN = """
+_UNKNOWN = f"""
 SELECT queue, t.name, count(*) AS tasks, min(wake_at) AS fails_at,
-       count(*) FILTER (WHERE t.id = t.run_id) AS runs, count(*) FILTER (WHERE r.shown > 0) AS begun
+       count(*) FILTER (WHERE t.id = t.run_id) AS runs, count(*) FILTER (WHERE r.shown > 0) AS begun,
+       {IS_KNOWN.format(task="t")} AS handed_back
   FROM orchestrator.tasks t LEFT JOIN orchestrator.runs r ON r.id = t.run_id AND r.id = t.id
  WHERE hold IS NOT NULL AND hold = 'unknown' GROUP BY queue, t.name ORDER BY queue, t.name
 """
