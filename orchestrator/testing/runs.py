@@ -128,6 +128,7 @@ class TestedRun(Generic[R]):
 
     async def update(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Ask the code to do something, and return its answer; time does not pass meanwhile."""
+        self._workflow._signature.check_update(name)
         run = self._run
         identifier = derived_id(run.id, "update", len(run.history))
         await self._tell(history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, self._limit)))

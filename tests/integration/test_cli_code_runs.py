@@ -318,7 +318,7 @@ def test_who_waits_for_an_update_is_told_that_nobody_answers_it(system: System, 
     handle = order.start()
     turn(system, worker, engine_)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(handle.update, "ad", "tea", timeout=1.5)
+        asked = pool.submit(system.app.workflow_run(handle.id).update, "ad", "tea", timeout=1.5)
         eventually(lambda: system.count("inbox") > 0)
         turn(system, worker, engine_)
         with pytest.raises(ResultTimeout, match=r"update ad, for which the code has no handler yet \(it has: add"):

@@ -11,11 +11,11 @@ from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
+from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_outlet
 from orchestrator.sdk.tasks.options import check_label, check_name
 from orchestrator.sdk.values.payload import decode_value, digest_call, encode_value
-from orchestrator.sdk.values.signature import Signature
 from orchestrator.sdk.waiting.steps import Steps, check_timeout, complete
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.transport.codec import Ended
@@ -34,7 +34,7 @@ class WorkflowHandle(Generic[R]):
     """
 
     def __init__(
-        self, client: Client, identifier: bytes, signature: Signature | None = None, sent: Sent | None = None
+        self, client: Client, identifier: bytes, signature: WorkflowSignature | None = None, sent: Sent | None = None
     ) -> None:
         self._client = client
         self._id = identifier
@@ -124,6 +124,8 @@ class WorkflowHandle(Generic[R]):
     def _update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
         refuse_inside_task()
         check_timeout(timeout)
+        if self._signature is not None:
+            self._signature.check_update(name)
         return (yield from self._client.backend.code.update(self._run, name, args, kwargs, timeout))
 
     def cancel(self) -> None:

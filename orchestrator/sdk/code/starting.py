@@ -14,11 +14,11 @@ from orchestrator.errors import InvalidWorkflow, OrchestratorError
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.inside import inside_workflow
+from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_outlet
 from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
 from orchestrator.sdk.values.payload import encode_value
-from orchestrator.sdk.values.signature import Signature
 from orchestrator.sdk.waiting.twins import twin
 
 P = ParamSpec("P")
@@ -31,7 +31,7 @@ class Starting(Generic[P, R]):
     def __init__(
         self,
         client: Client,
-        signature: Signature,
+        signature: WorkflowSignature,
         begin: Callable[P, history.RunStarted],
         *,
         timeout: float | None,

@@ -26,6 +26,7 @@ from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.code.guards import watch_package_of
 from orchestrator.sdk.code.handle import WorkflowHandle
+from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.code.loop import LONGEST_WAIT
 from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
@@ -34,7 +35,6 @@ from orchestrator.sdk.tasks.given import GivenToRuns
 from orchestrator.sdk.tasks.options import SECONDS, check_name, check_options, in_seconds
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import digest_call, encode_call
-from orchestrator.sdk.values.signature import Signature
 from orchestrator.sdk.waiting.twins import twin
 
 P = ParamSpec("P")
@@ -93,7 +93,7 @@ class CodeWorkflow(Generic[P, R]):
         version: int,
         function: Callable[..., Any],
         options: CodeOptions,
-        signature: Signature | None = None,
+        signature: WorkflowSignature | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self._client = client
@@ -105,7 +105,9 @@ class CodeWorkflow(Generic[P, R]):
         self.function = function
         """The `async def` function itself."""
         self._code_options = options
-        self._signature = signature or Signature(name, function, what="Workflow", leading=1, options=_OPTION_NAMES)
+        self._signature = signature or WorkflowSignature(
+            name, function, _OPTION_NAMES, lambda: registry.workflows._functions(name)
+        )
 
     def __call__(self, *_: P.args, **__: P.kwargs) -> R:
         """Refuse: a workflow is not run like a function."""
@@ -237,6 +239,10 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
     def _announced(self) -> set[str]:
         """What a worker says that it knows: each workflow, and each version of it for runs that are held to theirs."""
         return {*self} | {f"{name}@{version}" for name, versions in self._versions.items() for version in versions}
+
+    def _functions(self, name: str) -> list[Callable[..., Any]]:
+        """Return the code of every version of a workflow."""
+        return [version.function for version in self._versions.get(name, {}).values()]
 
     def find(self, name: str, version: int | None = None) -> CodeWorkflow[..., Any]:
         """Return a workflow by name: of this version if it is registered, else the newest.

@@ -315,7 +315,7 @@ def test_updates_are_validated_and_answered() -> None:
         assert await run.update("drop") == "tea"
         with pytest.raises(OrchestratorError, match="IndexError: pop from empty list"):
             await run.update("drop")
-        with pytest.raises(OrchestratorError, match="'ad' has no answer yet: the code has no handler of this name"):
+        with pytest.raises(OrchestratorError, match="answers no update 'ad'. Did you mean 'add'"):
             await run.update("ad")
         await run.signal("item", Item("end", 1))
         assert await run.result() == []

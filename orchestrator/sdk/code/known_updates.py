@@ -1,0 +1,121 @@
+"""Which updates a workflow's code can answer, as far as its source tells; so that a misspelt one need not be sent."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from orchestrator.errors import InvalidTask, did_you_mean
+from orchestrator.sdk.values.signature import Signature
+
+_SEE_ALL = frozenset({"eval", "exec", "locals", "vars"})
+"""Functions through which code may use its context without naming it."""
+
+
+class WorkflowSignature(Signature):
+    """A workflow's signature, and which updates its code answers."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        options: Collection[str],
+        versions: Callable[[], Iterable[Callable[..., Any]]],
+    ) -> None:
+        """`versions` returns the functions that are registered under this name, of which any may run the code."""
+        super().__init__(name, function, what="Workflow", leading=1, options=options)
+        self._function = function
+        self._versions = versions
+
+    def check_update(self, name: str) -> None:
+        """Refuse an update that no version of the code answers; where that cannot be told, the run decides."""
+        known: set[str] = set()
+        for function in (self._function, *self._versions()):
+            names = update_names(function)
+            if names is None:
+                return
+            known |= names
+        if name not in known:
+            raise InvalidTask(
+                f"Workflow {self.name!r} answers no update {name!r}.{did_you_mean(name, sorted(known))} "
+                f"It answers: {', '.join(sorted(known)) or 'none'}."
+            )
+
+
+@functools.lru_cache(maxsize=1_000)
+def update_names(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Return the names under which a function's code registers handlers of updates.
+
+    None if its source is not at hand, it hands its context to other code, or it makes a name up as it runs.
+    """
+    code = _source(function)
+    if code is None:
+        return None
+    reader = _Reader([*code.args.posonlyargs, *code.args.args][0].arg)
+    for statement in code.body:
+        reader.visit(statement)
+    return frozenset(reader.names) if reader.is_certain else None
+
+
+def _source(function: Callable[..., Any]) -> ast.AsyncFunctionDef | None:
+    if hasattr(function, "__wrapped__"):
+        return None
+    try:
+        code = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return code if isinstance(code, ast.AsyncFunctionDef) and code.name == function.__name__ else None
+
+
+class _Reader(ast.NodeVisitor):
+    """Looks for `@ctx.update`, with or without brackets, and for any other use of the context that may be one."""
+
+    def __init__(self, context: str) -> None:
+        self._context = context
+        self.names: set[str] = set()
+        self.is_certain = True
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Read `@ctx.update` and `@ctx.update(validate=…)`, whose handlers have the names of their functions."""
+        for decorator in [*node.decorator_list]:
+            call = decorator if isinstance(decorator, ast.Call) and not decorator.args else None
+            if self._is_update(decorator if call is None else call.func):
+                self.names.add(node.name)
+                node.decorator_list.remove(decorator)
+                for keyword in () if call is None else call.keywords:
+                    self.visit(keyword)
+        self.generic_visit(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """Read `ctx.update("name")`."""
+        first = node.args[0] if node.args else None
+        if self._is_update(node.func) and isinstance(first, ast.Constant) and isinstance(first.value, str):
+            self.names.add(first.value)
+            for keyword in node.keywords:
+                self.visit(keyword)
+        else:
+            self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """Pass over what else is asked of the context."""
+        if self._is_update(node):
+            self.is_certain = False
+        elif not self._is_context(node.value):
+            self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        """Notice a context that is handed on."""
+        if self._is_context(node) or node.id in _SEE_ALL:
+            self.is_certain = False
+
+    def _is_update(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Attribute) and node.attr == "update" and self._is_context(node.value)
+
+    def _is_context(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id == self._context

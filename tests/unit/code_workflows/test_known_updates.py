@@ -1,0 +1,105 @@
+"""Which updates a workflow answers, read from its code; a misspelt one is refused before it is sent."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator import InvalidTask, Orchestrator, Settings, WorkflowContext
+from orchestrator.sdk.code.handle import WorkflowHandle
+from orchestrator.sdk.code.known_updates import update_names
+from orchestrator.testing import TestedRun, WorkflowTest
+from tests.unit.code_workflows.playing import started
+
+
+async def of_all_forms(ctx: WorkflowContext, limit: int) -> None:
+    def affordable(value: int) -> None: ...
+
+    @ctx.update
+    def plain() -> None: ...
+
+    @ctx.update(validate=affordable)
+    async def checked(value: int) -> None:
+        @ctx.update("later")
+        def inner() -> None: ...
+
+        await ctx.sleep(limit)
+
+    ctx.update("by_hand")(affordable)
+    ctx.query(plain)
+
+
+async def without(ctx: WorkflowContext) -> None:
+    await ctx.sleep(5)
+
+
+async def handed_on(ctx: WorkflowContext) -> None:
+    register(ctx)
+
+
+async def by_value(ctx: WorkflowContext, function: Callable[[], None]) -> None:
+    ctx.update(function)
+
+
+async def made_up(ctx: WorkflowContext) -> None:
+    for name in ("a", "b"):
+        ctx.update(name)(lambda: None)
+
+
+async def kept(ctx: WorkflowContext) -> None:
+    update = ctx.update
+    update("a")(lambda: None)
+
+
+async def reflected(ctx: WorkflowContext) -> None:
+    register(locals())
+
+
+def register(what: Any) -> None: ...
+
+
+@functools.wraps(without)
+async def wrapped(ctx: WorkflowContext) -> None:
+    register(ctx)
+
+
+def test_names_are_read_where_all_of_them_stand_in_the_code() -> None:
+    assert update_names(of_all_forms) == {"plain", "checked", "later", "by_hand"}
+    assert update_names(without) == frozenset()
+
+
+@pytest.mark.parametrize("function", [handed_on, by_value, made_up, kept, reflected, wrapped])
+def test_nothing_is_said_of_code_that_may_know_more(function: Callable[..., Any]) -> None:
+    assert update_names(function) is None
+
+
+def test_nothing_is_said_of_code_without_a_source() -> None:
+    found: dict[str, Any] = {}
+    exec("async def nowhere(ctx): await ctx.sleep(1)", found)
+    assert update_names(found["nowhere"]) is None
+
+
+def test_a_misspelt_update_is_refused_before_it_is_sent() -> None:
+    app = Orchestrator(Settings())  # which has neither Postgres nor Redis
+    order = app.workflow(name="order")(of_all_forms)
+    handle = WorkflowHandle(app._client, bytes(16), order._signature)
+    with pytest.raises(InvalidTask, match=r"answers no update 'chekced'\. Did you mean 'checked'\? It answers: "):
+        handle.update("chekced", 5)
+
+    app.workflow(name="order", version=2)(without)
+    with pytest.raises(InvalidTask, match="It answers: by_hand, checked, later, plain"):
+        handle.update("chekced", 5)
+    app.workflow(name="order", version=3)(handed_on)
+    with pytest.raises(Exception, match="_url is not set"):
+        handle.update("chekced", 5)
+
+
+def test_a_test_is_told_too() -> None:
+    async def play(run: TestedRun[None], _: WorkflowTest) -> None:
+        with pytest.raises(InvalidTask, match="answers no update 'chekced'"):
+            await run.update("chekced", 5)
+
+    started(Orchestrator(Settings()).workflow(name="order")(of_all_forms), play, 5)
