@@ -17,6 +17,7 @@ COMMANDS = {
     "dev": ("dev.command", "Run everything here, with its own Postgres and Redis."),
     "scheduler": ("fleet.scheduler", "Run a scheduler."),
     "worker": ("fleet.worker", "Run tasks."),
+    "api": ("system.api", "Serve the HTTP API."),
     "db": ("system.db", "Prepare and check the database."),
     "enqueue": ("tasks.enqueue", "Enqueue a task."),
     "tasks": ("tasks.commands", "Look at tasks, cancel and retry them."),

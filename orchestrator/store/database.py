@@ -210,6 +210,14 @@ def is_outage(error: BaseException) -> bool:
     return code in _REFUSED_TO_ALL or (isinstance(error, UNAVAILABLE) and not code.startswith(_LIMIT_EXCEEDED))
 
 
+_EXHAUSTED = ("too many clients", "remaining connection slots", "too many connections for", "QueuePool limit")
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Say whether there is no connection left: Postgres has given all that it may, or this process has."""
+    return any(words in said(error.__cause__ or error) for words in _EXHAUSTED)
+
+
 def is_forbidden(error: BaseException) -> bool:
     """Say whether the role lacks a privilege."""
     return _code(error) == _FORBIDDEN

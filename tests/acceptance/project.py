@@ -74,6 +74,11 @@ def who(ctx: TaskContext, label: str) -> list[str]:
 
 
 @app.task
+def says(ctx: TaskContext, text: str) -> None:
+    ctx.log(text)
+
+
+@app.task
 def logged(path: str, number: int) -> int:
     log(path, str(number))
     return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,6 +97,12 @@ class Stack:
             eventually(lambda: process.logged("ready:", processes), f"worker ready, see {process.log}")
         return process
 
+    def api(self) -> str:
+        """Serve the API; return its address."""
+        process = self._start("api", ["api", "--port", "0"])
+        eventually(lambda: process.logged("serving "), f"the API is served, see {process.log}")
+        return re.findall(r"serving (\S+)/docs", process.log.read_text())[-1]
+
     def leader(self) -> Process:
         """Return the process that holds the lease."""
 
@@ -120,7 +127,7 @@ class Stack:
         return self.sql(statement, **parameters)[0][0]
 
     def close(self) -> None:
-        for kind in ("worker", "scheduler"):
+        for kind in ("api", "worker", "scheduler"):
             running = [process for process in self.processes if process.is_running() and kind in process.log.name]
             for process in running:
                 process.signal_group(signal.SIGCONT)

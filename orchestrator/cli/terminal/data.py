@@ -9,32 +9,12 @@ from typing import Any, NoReturn
 import msgspec
 
 from orchestrator.harmless import harmless_json
-from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.values.shown import as_json, call_of, stored_value
+
+__all__ = ["as_json", "call_of", "call_text", "data_text", "parse_value", "short_text", "stored_value"]
 
 _LONGEST = 1_000
 """Characters of one value, where it stands among others."""
-
-
-def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a task, whoever made it; a turn of a workflow as code has none.
-
-    Tasks of steps, hooks and schedules carry where they belong beside their arguments.
-    """
-    if not payload:
-        return [], {}
-    match stored_value(payload):
-        case [list(arguments), dict(keywords), *_]:
-            return arguments, keywords
-        case damaged:
-            return [damaged], {}
-
-
-def stored_value(data: bytes) -> Any:
-    """Return the value that is stored, or the bytes themselves where they are none."""
-    try:
-        return decode_value(data)
-    except ValueError:
-        return data
 
 
 def call_text(name: str, payload: bytes) -> str:
@@ -63,14 +43,6 @@ def short_text(plain: Any) -> str:
     if len(text) <= _LONGEST:
         return text
     return f"{text[:_LONGEST]}… ({len(text):,} characters; all of them: --json)"
-
-
-def as_json(plain: Any) -> Any:
-    """Return plain data as it can stand in a JSON document, whatever it is."""
-    try:
-        return msgspec.to_builtins(plain, str_keys=True)
-    except (TypeError, ValueError):
-        return repr(plain)
 
 
 def parse_value(word: str) -> Any:

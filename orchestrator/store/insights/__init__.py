@@ -22,7 +22,7 @@ from orchestrator.store.insights.pressure import (
     long_transactions,
 )
 from orchestrator.store.insights.runs import RunDetail, RunFilter, RunView, list_runs, show_run
-from orchestrator.store.insights.steps import StepView, list_steps
+from orchestrator.store.insights.steps import StepView, find_step_task, list_steps
 from orchestrator.store.insights.system import (
     Events,
     FailingSchedule,
@@ -73,6 +73,7 @@ __all__ = [
     "count_open_others",
     "dead_rows",
     "find_obstacles",
+    "find_step_task",
     "list_code_workflows",
     "list_queues",
     "list_runs",

@@ -108,6 +108,21 @@ def list_steps(connection: Connection, run: UUID, *, definition: Definition | No
     ]
 
 
+_TASK = """
+SELECT id FROM orchestrator.{} WHERE run_id = %(run)s::uuid AND step = %(step)s::text
+   AND (position = %(index)s::int OR (position IS NULL AND %(index)s::int = 0))
+"""
+_STEP_TASK = f"{_TASK.format('tasks')} UNION ALL {_TASK.format('ended_tasks')} LIMIT 1"
+
+
+def find_step_task(connection: Connection, run: UUID, step: str, index: int) -> UUID | None:
+    """Return the task of a step; of a fan-out, the one at this place."""
+    found: UUID | None = connection.exec_driver_sql(
+        _STEP_TASK, {"run": run.hex, "step": step, "index": index}
+    ).scalar_one_or_none()
+    return found
+
+
 def _plan(definition: Definition, status: str, state: Any) -> DagState:
     """Return what the planner remembers. What had not ended when its run did was cancelled with it."""
     remembered = DagState(bytes(len(definition.steps)))

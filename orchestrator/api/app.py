@@ -1,0 +1,191 @@
+"""The ASGI application: every route, read, done in a thread, and answered."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from orchestrator.api import openapi
+from orchestrator.api.context import Api
+from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.guard import check_sender
+from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
+from orchestrator.api.routes import ROUTES
+from orchestrator.sdk.waiting.steps import Pause, Steps
+from orchestrator.settings import Settings
+from orchestrator.telemetry import get_logger
+
+log = get_logger("api")
+
+LARGEST_BODY = 32_000_000
+"""Bytes of one request."""
+_LONGEST_WAIT = 300.0
+"""Seconds that a request may wait for an answer of somebody else's."""
+_AT_ONCE = 16
+"""Requests that are worked on at the same time: each holds a connection to Postgres."""
+_MOST_WAITING = 1_000
+"""Requests that may wait for their turn."""
+
+
+def create_app(settings: Settings) -> Starlette:
+    """Return the application, as any ASGI server takes it."""
+    api = Api(settings)
+    turns = _Turns()
+
+    @asynccontextmanager
+    async def alive(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await anyio.to_thread.run_sync(api.close)
+
+    document = msgspec.json.encode(openapi.document(ROUTES))
+    routes = [
+        Route("/openapi.json", partial(_constant, document, "application/json"), methods=["GET"]),
+        Route("/docs", partial(_page, openapi.page(ROUTES)), methods=["GET"]),
+        *(Route(path, _Path(api, turns, found)) for path, found in _by_path(ROUTES).items()),
+    ]
+    return Starlette(routes=routes, lifespan=alive, exception_handlers={HTTPException: _not_served, Exception: _defect})
+
+
+async def _constant(data: bytes, media_type: str, _: Request) -> Response:
+    return Response(data, media_type=media_type)
+
+
+async def _page(text: str, _: Request) -> Response:
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
+    return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+
+def _by_path(endpoints: Sequence[Endpoint]) -> dict[str, dict[str, Endpoint]]:
+    found: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in endpoints:
+        found.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+    return found
+
+
+class _Turns:
+    """Who is worked on, and how many wait."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._free: anyio.CapacityLimiter | None = None
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        """Do something in a thread when its turn comes."""
+        if self._free is None:
+            self._free = anyio.CapacityLimiter(_AT_ONCE)
+        if self._waiting >= _MOST_WAITING:
+            raise refused(429, "Too many requests at once", f"{_MOST_WAITING:,} wait already.")
+        self._waiting += 1
+        try:
+            return await anyio.to_thread.run_sync(call, limiter=self._free)
+        finally:
+            self._waiting -= 1
+
+
+class _Path:
+    """All that is served under one path: an ASGI application."""
+
+    def __init__(self, api: Api, turns: _Turns, endpoints: Mapping[str, Endpoint]) -> None:
+        self._api = api
+        self._turns = turns
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        try:
+            check_sender(request.headers)
+            response = await _answer(self._api, self._turns, self._endpoint(request.method), request)
+        except ClientDisconnect:
+            return
+        except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback
+            response = _problem(error, request)
+        await response(scope, receive, send)
+
+    def _endpoint(self, method: str) -> Endpoint:
+        found = self._endpoints.get("GET" if method == "HEAD" else method)
+        if found is None:
+            allowed = ", ".join(sorted(self._endpoints))
+            problem = Problem(title="No such method", status=405, detail=f"Here go: {allowed}.")
+            raise Refused(problem, {"Allow": allowed})
+        return found
+
+
+async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request) -> Response:
+    given = endpoint.read_path(request.path_params) | endpoint.read_query(request.url.query)
+    if endpoint.body is not None:
+        given |= endpoint.read_body(await _body(request))
+    if endpoint.takes_key:
+        given["key"] = request.headers.get("Idempotency-Key")
+    answer = await turns.run(partial(endpoint.call, api, **given))
+    if isinstance(answer, Generator):
+        answer = await _wait_for(turns, answer)
+    if isinstance(answer, Response):
+        return answer
+    return Response(msgspec.json.encode(answer), endpoint.status, media_type="application/json")
+
+
+async def _wait_for(turns: _Turns, steps: Steps[Any]) -> Any:
+    """Take the steps of a call that waits; none of the threads is held in between."""
+    try:
+        with anyio.fail_after(_LONGEST_WAIT):
+            while True:
+                pause, found = await turns.run(partial(_step, steps))
+                if pause is None:
+                    return found
+                await pause.wait_async()
+    except TimeoutError:
+        raise refused(504, "It takes longer", f"There was no answer within {_LONGEST_WAIT:g} s.") from None
+    finally:
+        steps.close()
+
+
+def _step(steps: Steps[Any]) -> tuple[Pause | None, Any]:
+    try:
+        return next(steps), None
+    except StopIteration as end:
+        return None, end.value
+
+
+async def _body(request: Request) -> bytes:
+    """Read what was sent, but no more than anybody needs to send."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > LARGEST_BODY:
+            raise refused(413, "The body is too large", f"At most {LARGEST_BODY:,} bytes are read.")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _problem(error: Exception, request: Request) -> Response:
+    found = of_error(error)
+    if found is None:
+        log.exception("%s %s failed, which should not have happened", request.method, request.url.path, exc_info=error)
+        found = refused(500, "A defect", "This should not have happened; the server's log says more.")
+    data = msgspec.json.encode(found.problem)
+    return Response(data, found.problem.status, headers=found.headers, media_type=MEDIA_TYPE)
+
+
+async def _not_served(_: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    problem = Problem(
+        title="Not found", status=status, detail="Nothing is served here; /openapi.json lists the routes."
+    )
+    return Response(msgspec.json.encode(problem), status, media_type=MEDIA_TYPE)
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    return _problem(error, request)

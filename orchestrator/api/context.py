@@ -1,0 +1,58 @@
+"""What the routes work with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.sdk.backend import Backend
+from orchestrator.settings import Settings
+
+T = TypeVar("T")
+PAGE = 50
+LARGEST_PAGE = 1_000
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    """Some of what matches, and where the rest begins."""
+
+    items: list[T]
+    next: UUID | None
+    """Give it as `cursor` to get the next page; null on the last one."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Something that the leader will do: at once, or when there is one."""
+
+    id: UUID
+    asked: str
+    """What was asked for."""
+
+
+class Done(msgspec.Struct, frozen=True):
+    """Something that has been done."""
+
+    done: str
+
+
+class Api:
+    """The client's side of everything that is stored, and a connection to look at it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.backend = Backend(settings)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Open a connection to look at something."""
+        with self.backend.connections.reading() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.backend.close()

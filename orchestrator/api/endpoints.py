@@ -1,0 +1,172 @@
+"""A route as a declaration: a function with types, from which requests are read and its documentation is made.
+
+    @routes.get("/tasks/{id}")
+    def show_task(api: Api, id: UUID) -> TaskAnswer:
+        '''Show all that is known of one task.'''
+
+What stands in braces in the path is read as the parameter of that name; `query` is a structure of what follows `?`,
+`body` what is sent, `key` the header `Idempotency-Key`. The first line of the docstring is the summary.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from orchestrator.api.problems import misfit, refused
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Scope(StrEnum):
+    """What a key may do; each includes those before it."""
+
+    READ = "read"
+    ENQUEUE = "enqueue"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """One route."""
+
+    method: str
+    path: str
+    call: Callable[..., Any]
+    """Called in a thread, with the server's parts and what was read from the request."""
+    scope: Scope
+    tag: str
+    status: int
+    summary: str
+    description: str
+    places: Mapping[str, Any]
+    """The types of what stands in the path."""
+    query: Any = None
+    body: Any = None
+    answer: Any = None
+    takes_key: bool = False
+    examples: Sequence[Any] = ()
+    """Of the body."""
+    repeated: frozenset[str] = frozenset()
+    """Names in the query that may be given more than once."""
+
+    def read_path(self, found: Mapping[str, str]) -> dict[str, Any]:
+        """Return what stands in the path, in its types."""
+        read = {}
+        for name, kind in self.places.items():
+            try:
+                read[name] = msgspec.convert(found[name], kind, strict=False)
+            except msgspec.ValidationError as error:
+                raise refused(404, "Not found", f"{found[name]!r:.100} is no {name} of this kind: {error}.") from error
+        return read
+
+    def read_query(self, text: str) -> dict[str, Any]:
+        """Return what follows `?`, in its type."""
+        given: dict[str, Any] = {}
+        for name, value in parse_qsl(text, keep_blank_values=True):
+            if name in self.repeated:
+                given.setdefault(name, []).append(value)
+            elif name in given:
+                raise refused(422, "The request does not fit", f"?{name} is given twice.")
+            else:
+                given[name] = value
+        if self.query is None:
+            if given:
+                raise refused(422, "The request does not fit", f"?{next(iter(given))}: this route takes no options.")
+            return {}
+        try:
+            return {"query": msgspec.convert(given, self.query, strict=False)}
+        except msgspec.ValidationError as error:
+            raise misfit(error, "?") from error
+
+    def read_body(self, data: bytes) -> dict[str, Any]:
+        """Return what was sent, in its type."""
+        if self.body is None:
+            return {}
+        try:
+            return {"body": msgspec.json.decode(data or b"{}", type=self.body)}
+        except msgspec.ValidationError as error:
+            raise misfit(error) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise refused(400, "The body is no JSON", str(error)) from error
+
+
+@dataclass
+class Routes:
+    """The routes of one subject."""
+
+    tag: str
+    """What they are about."""
+    prefix: str = ""
+    found: list[Endpoint] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self.found)
+
+    def get(self, path: str, *, scope: Scope = Scope.READ) -> Callable[[F], F]:
+        """Declare a route that looks at something."""
+        return self._add("GET", path, scope, 200)
+
+    def post(
+        self, path: str, *, scope: Scope = Scope.OPERATE, status: int = 200, examples: Sequence[Any] = ()
+    ) -> Callable[[F], F]:
+        """Declare a route that does something."""
+        return self._add("POST", path, scope, status, examples)
+
+    def put(self, path: str, *, scope: Scope = Scope.OPERATE, examples: Sequence[Any] = ()) -> Callable[[F], F]:
+        """Declare a route that sets something: the same again changes nothing."""
+        return self._add("PUT", path, scope, 200, examples)
+
+    def delete(self, path: str, *, scope: Scope = Scope.OPERATE) -> Callable[[F], F]:
+        """Declare a route that removes something."""
+        return self._add("DELETE", path, scope, 200)
+
+    def _add(self, method: str, path: str, scope: Scope, status: int, examples: Sequence[Any] = ()) -> Callable[[F], F]:
+        def declare(call: F) -> F:
+            hints = get_type_hints(call)
+            names = inspect.signature(call).parameters
+            summary, _, description = (inspect.getdoc(call) or "").partition("\n")
+            self.found.append(
+                Endpoint(
+                    method=method,
+                    path=self.prefix + path,
+                    call=call,
+                    scope=scope,
+                    tag=self.tag,
+                    status=status,
+                    summary=summary.rstrip("."),
+                    description=description.strip(),
+                    places={name: hints[name] for name in re.findall(r"{(\w+)", path)},
+                    query=hints.get("query"),
+                    body=hints.get("body"),
+                    answer=_answered(hints.get("return")),
+                    takes_key="key" in names,
+                    examples=examples,
+                    repeated=frozenset(_lists(hints.get("query"))),
+                )
+            )
+            return call
+
+        return declare
+
+
+def _answered(returned: Any) -> Any:
+    """Return what a function answers with; one that waits is a generator of its pauses."""
+    return get_args(returned)[2] if get_origin(returned) is Generator else returned
+
+
+def _lists(query: Any) -> Iterator[str]:
+    """Yield the fields of a structure that hold several values."""
+    for one in msgspec.structs.fields(query) if query is not None else ():
+        if get_origin(one.type) in (tuple, list) or any(
+            get_origin(kind) in (tuple, list) for kind in get_args(one.type)
+        ):
+            yield one.encode_name

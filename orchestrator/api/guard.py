@@ -1,0 +1,37 @@
+"""Who may speak to a server that asks for no key: programs of this machine, and no web page that a browser has open."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from orchestrator.api.problems import refused
+from orchestrator.errors import ConfigurationError
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return host in ("localhost", "localhost.localdomain") or host.endswith(".localhost")
+
+
+def check_address(host: str) -> None:
+    """Refuse to serve where others could come in."""
+    if not is_loopback(host):
+        raise ConfigurationError(
+            f"The API asks for no keys yet, so it serves this machine only: expected a loopback address such as "
+            f"127.0.0.1, found {host!r}. To reach it from elsewhere, put a proxy with its own log-in in front of it."
+        )
+
+
+def check_sender(headers: Mapping[str, str]) -> None:
+    """Refuse what a browser sends for a page of somebody else's: by its origin, or by a name that leads here."""
+    host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    if not is_loopback(host):
+        raise refused(421, "Not for this server", f"It is reached as localhost or 127.0.0.1, not as {host!r:.100}.")
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        raise refused(403, "Not from this page", f"A page of {origin!r:.100} may not speak to this server.")

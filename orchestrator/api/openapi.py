@@ -1,0 +1,162 @@
+"""The OpenAPI document, made from the routes; and a page that shows it without loading anything from elsewhere."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.problems import MEDIA_TYPE, Problem
+
+_REF = "#/components/schemas/{name}"
+_PROBLEMS = {
+    400: "The body is no JSON, or this cannot be done.",
+    404: "There is no such thing.",
+    409: "It is in a state that does not allow this, or another has the key.",
+    413: "The body is too large.",
+    422: "The request does not fit; `errors` names the fields.",
+    429: "Too much at once; come again after `Retry-After` seconds.",
+    500: "A defect.",
+    503: "Postgres is away; come again after `Retry-After` seconds.",
+    504: "There was no answer in time.",
+}
+
+
+def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """Return the document of these routes."""
+    types = [kind for endpoint in endpoints for kind in _types(endpoint)]
+    schemas, components = msgspec.json.schema_components([*types, Problem], ref_template=_REF)
+    known = {id(kind): schema for kind, schema in zip([*types, Problem], schemas, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, known, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "orchestrator",
+            "version": metadata.version("durable-orchestrator"),
+            "description": "A durable task queue and workflow engine. Errors are problem details (RFC 9457).",
+        },
+        "tags": [{"name": tag} for tag in dict.fromkeys(endpoint.tag for endpoint in endpoints)],
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _types(endpoint: Endpoint) -> Iterable[Any]:
+    yield from endpoint.places.values()
+    yield from (kind for kind in (endpoint.query, endpoint.body) if kind is not None)
+    if _is_described(endpoint):
+        yield endpoint.answer
+
+
+def _is_described(endpoint: Endpoint) -> bool:
+    return endpoint.answer is not None and endpoint.answer is not Response
+
+
+def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": known[id(kind)]}
+        for name, kind in endpoint.places.items()
+    ]
+    if endpoint.query is not None:
+        parameters += _query(known[id(endpoint.query)], components)
+    if endpoint.takes_key:
+        parameters.append(
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "schema": {"type": "string"},
+                "description": "The same key does it once, however often it is tried.",
+            }
+        )
+    found: dict[str, Any] = {
+        "operationId": endpoint.call.__name__ if endpoint.path.startswith("/api") else f"root_{endpoint.call.__name__}",
+        "summary": endpoint.summary,
+        "tags": [endpoint.tag],
+        "parameters": parameters,
+        "responses": {
+            str(endpoint.status): {
+                "description": endpoint.summary,
+                "content": {
+                    "application/json": {"schema": known[id(endpoint.answer)] if _is_described(endpoint) else {}}
+                },
+            },
+            **{
+                str(status): {"description": words, "content": {MEDIA_TYPE: {"schema": known[id(Problem)]}}}
+                for status, words in _PROBLEMS.items()
+            },
+        },
+    }
+    if endpoint.description:
+        found["description"] = endpoint.description
+    if endpoint.body is not None:
+        content: dict[str, Any] = {"schema": known[id(endpoint.body)]}
+        if endpoint.examples:
+            content["examples"] = {str(number): {"value": one} for number, one in enumerate(endpoint.examples, 1)}
+        found["requestBody"] = {
+            "required": _needs(known[id(endpoint.body)], components),
+            "content": {"application/json": content},
+        }
+    return found
+
+
+def _resolved(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    reference = schema.get("$ref")
+    found: dict[str, Any] = components[reference.rpartition("/")[2]] if reference else schema
+    return found
+
+
+def _needs(schema: dict[str, Any], components: dict[str, Any]) -> bool:
+    return bool(_resolved(schema, components).get("required"))
+
+
+def _query(schema: dict[str, Any], components: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the fields of a structure as parameters of an address."""
+    structure = _resolved(schema, components)
+    return [
+        {"name": name, "in": "query", "required": name in structure.get("required", ()), "schema": kind}
+        for name, kind in structure["properties"].items()
+    ]
+
+
+def page(endpoints: Sequence[Endpoint]) -> str:
+    """Return the routes as a page for people, with nothing to load."""
+    rows = []
+    for tag in dict.fromkeys(endpoint.tag for endpoint in endpoints):
+        rows.append(f"<h2>{html.escape(tag)}</h2>")
+        for one in (endpoint for endpoint in endpoints if endpoint.tag == tag):
+            more = f"<p>{html.escape(one.description)}</p>" if one.description else ""
+            example = "".join(
+                f"<pre>{html.escape(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())}</pre>"
+                for value in one.examples
+            )
+            rows.append(
+                f"<details><summary><b>{one.method}</b> <code>{html.escape(one.path)}</code> "
+                f"{html.escape(one.summary)} <i>{one.scope}</i></summary>{more}{example}</details>"
+            )
+    return _PAGE.format(routes="\n".join(rows))
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>orchestrator: HTTP API</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+:root {{ color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }}
+body {{ max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
+summary {{ cursor: pointer; padding: .25rem 0 }}
+b {{ display: inline-block; width: 4.5rem; font-family: ui-monospace, monospace }}
+i {{ opacity: .6; font-style: normal; font-size: .8rem }}
+pre {{ padding: .75rem; border: 1px solid; border-radius: .4rem; overflow: auto }}
+</style></head><body>
+<h1>orchestrator: HTTP API</h1>
+<p>The whole document, for programs: <a href="/openapi.json">/openapi.json</a> (OpenAPI 3.1).
+Errors are problem details (RFC 9457).</p>
+{routes}
+</body></html>
+"""

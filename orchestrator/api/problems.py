@@ -1,0 +1,108 @@
+"""What went wrong, as an answer: problem details (RFC 9457) that name the field and say what was expected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from orchestrator.errors import (
+    ConfigurationError,
+    Duplicate,
+    InvalidTask,
+    InvalidWorkflow,
+    NotFound,
+    OrchestratorError,
+    ResultTimeout,
+    Unavailable,
+    Uncertain,
+    WrongState,
+)
+from orchestrator.store import database
+
+MEDIA_TYPE = "application/problem+json"
+_RETRY_AFTER = 2
+"""Seconds after which who could not be served may try again."""
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    """What is wrong with one part of a request."""
+
+    pointer: str
+    """Where: `#/priority` in the body, `?limit` in the address."""
+    detail: str
+    """What was expected, and what was found."""
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An answer that says what went wrong."""
+
+    title: str
+    """What kind of problem it is; the same words for the same kind."""
+    status: int
+    detail: str = ""
+    """What happened this time, and what to do."""
+    type: str = "about:blank"
+    errors: list[FieldError] = []
+    """The parts of the request that are at fault."""
+    task_id: str | None = None
+    """The task that has the key, if that is the problem."""
+
+
+class Refused(Exception):
+    """Raised to answer with a problem."""
+
+    def __init__(self, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+        self.headers = dict(headers or {})
+
+
+def refused(status: int, title: str, detail: str = "", **fields: Any) -> Refused:
+    """Return a refusal; what is busy or away says when to come again."""
+    headers = {"Retry-After": str(_RETRY_AFTER)} if status in (429, 503) else {}
+    return Refused(Problem(title=title, status=status, detail=detail, **fields), headers)
+
+
+_AT = re.compile(r"(?s)(?P<detail>.*?)(?: - at `(?P<place>.*)`)?$")
+
+
+def misfit(error: msgspec.ValidationError, mark: str = "#/") -> Refused:
+    """Return what to say of a request that does not fit its type; `?` marks the parts of an address."""
+    found = _AT.match(str(error))
+    detail, place = (found["detail"], found["place"] or "$") if found else (str(error), "$")
+    path = re.findall(r"[^.\[\]$]+", place.removeprefix("key in "))
+    unknown = re.search(r"unknown field `(.+?)`|missing required field `(.+?)`", detail)
+    if unknown:
+        path.append(unknown[1] or unknown[2])
+    pointer = f"{mark}{'/'.join(path)}"
+    return refused(422, "The request does not fit", f"{pointer}: {detail}", errors=[FieldError(pointer, detail)])
+
+
+_KINDS: tuple[tuple[type[Exception], int, str], ...] = (
+    (NotFound, 404, "Not found"),
+    (Duplicate, 409, "The key is taken"),
+    (WrongState, 409, "Not in this state"),
+    (InvalidTask, 422, "The task cannot be accepted"),
+    (InvalidWorkflow, 422, "The workflow cannot be accepted"),
+    (ResultTimeout, 504, "It takes longer"),
+    (Unavailable, 503, "Postgres cannot be used now"),
+    (Uncertain, 503, "It is not known whether it was done"),
+    (ConfigurationError, 503, "The server is not ready"),
+    (OrchestratorError, 400, "It cannot be done"),
+)
+
+
+def of_error(error: Exception) -> Refused | None:
+    """Return what to answer where something was raised on purpose, or something is away; None for a defect."""
+    if isinstance(error, Refused):
+        return error
+    for kind, status, title in _KINDS:
+        if isinstance(error, kind):
+            if isinstance(error, Unavailable) and database.is_exhausted(error):
+                return refused(429, "Postgres has no connection left", str(error))
+            task_id = error.task_id or None if isinstance(error, Duplicate) else None
+            return refused(status, title, str(error), task_id=task_id)
+    return None

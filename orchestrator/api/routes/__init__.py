@@ -1,0 +1,17 @@
+"""Every route, by subject."""
+
+from __future__ import annotations
+
+from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.routes import code, queues, runs, schedules, seed, system, tasks, workflows
+
+ROUTES: tuple[Endpoint, ...] = (
+    *tasks.routes,
+    *queues.routes,
+    *workflows.routes,
+    *runs.routes,
+    *code.routes,
+    *schedules.routes,
+    *system.routes,
+    *seed.routes,
+)

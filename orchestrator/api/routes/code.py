@@ -1,0 +1,105 @@
+"""Runs of workflows as code: told and asked, their histories, and resets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import Response
+
+from orchestrator.api.context import Api, Asked
+from orchestrator.api.endpoints import Routes, Scope
+from orchestrator.api.routes.workflows import Started
+from orchestrator.sdk.values.shown import as_json
+from orchestrator.sdk.waiting.steps import Steps
+
+routes = Routes("workflows as code", "/api/v1/runs")
+
+Timeout = Annotated[float, Meta(ge=0, le=300)]
+
+
+class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is said."""
+
+    value: Any = None
+
+
+class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why."""
+
+    reason: str = ""
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The arguments of a query or an update."""
+
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    timeout: Timeout = 30.0
+    """Seconds to wait for the answer."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the code answered."""
+
+    result: Any
+
+
+class ResetTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a run is repeated."""
+
+    to: Annotated[int, Meta(ge=1)]
+    """The last event that is kept."""
+    reason: str = ""
+
+
+@routes.get("/{id}/history")
+def history(api: Api, id: UUID) -> Response:
+    """Show the history of a run of a workflow as code, as tests replay it."""
+    return Response(api.backend.code.history(id.bytes).to_json(), media_type="application/json")
+
+
+@routes.post("/{id}/signals/{name}", status=202, examples=[{"value": {"approved": True}}])
+def signal(api: Api, id: UUID, name: str, body: Value) -> Asked:
+    """Send a signal; it waits until the code takes it."""
+    api.backend.code.signal(id.bytes, name, body.value)
+    return Asked(id, "signal")
+
+
+@routes.post("/{id}/promises/{name}/resolve", examples=[{"value": "yes"}])
+def resolve(api: Api, id: UUID, name: str, body: Value) -> Steps[Answer]:
+    """Resolve the oldest open promise of a name, or the first that there will be."""
+    return Answer(as_json((yield from api.backend.code.resolve(id.bytes, name, body.value))))
+
+
+@routes.post("/{id}/promises/{name}/reject", examples=[{"reason": "out of stock"}])
+def reject(api: Api, id: UUID, name: str, body: Reason) -> Steps[Answer]:
+    """Reject the oldest open promise of a name, or the first that there will be."""
+    return Answer(as_json((yield from api.backend.code.reject(id.bytes, name, body.reason))))
+
+
+@routes.post("/{id}/queries/{name}", scope=Scope.READ, examples=[{"args": ["items"]}])
+def query_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
+    """Ask the code of a run something."""
+    return Answer(as_json((yield from api.backend.code.query(id.bytes, name, body.args, body.kwargs, body.timeout))))
+
+
+@routes.post("/{id}/updates/{name}", examples=[{"kwargs": {"amount": 5}}])
+def update_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
+    """Ask the code of a run to do something, and wait for its answer."""
+    return Answer(as_json((yield from api.backend.code.update(id.bytes, name, body.args, body.kwargs, body.timeout))))
+
+
+@routes.post("/{id}/terminate", status=202)
+def terminate(api: Api, id: UUID) -> Asked:
+    """End a run without asking its code."""
+    api.backend.code.terminate(id.bytes)
+    return Asked(id, "terminate")
+
+
+@routes.post("/{id}/reset", status=201, examples=[{"to": 12, "reason": "the address was wrong"}])
+def reset(api: Api, id: UUID, body: ResetTo) -> Steps[Started]:
+    """Start a run that repeats this one up to an event, and goes on by itself from there."""
+    return Started(UUID(bytes=(yield from api.backend.code.reset(id.bytes, body.to, body.reason))))

@@ -1,0 +1,81 @@
+"""Queues: what stands in them, paused, limited, emptied, and how long they keep what has ended."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.context import Api, Done
+from orchestrator.api.endpoints import Routes
+from orchestrator.sdk.tasks.options import check_name, check_rate, check_retention
+from orchestrator.store import insights
+from orchestrator.store.insights import QueueCounts
+
+routes = Routes("queues", "/api/v1/queues")
+
+
+class Queues(msgspec.Struct, frozen=True):
+    """Every queue that has open tasks, workers or settings."""
+
+    queues: list[QueueCounts]
+
+
+class QueueLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a queue may do at once; null lifts a limit."""
+
+    concurrency: Annotated[int, Meta(ge=1)] | None = None
+    """How many of its tasks may run at once."""
+    rate: str | None = None
+    """How often one may start: `10/s`, `100/minute`."""
+
+
+class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds for which a queue's tasks are kept; 0 is for ever, null as the settings say."""
+
+    success: float | None = None
+    failed: float | None = None
+
+
+@routes.get("")
+def list_queues(api: Api) -> Queues:
+    """Show what stands in each queue."""
+    with api.reading() as connection:
+        return Queues(insights.list_queues(connection))
+
+
+@routes.post("/{name}/pause")
+def pause_queue(api: Api, name: str) -> Done:
+    """Hand out nothing more of a queue; what is with the workers goes on."""
+    api.backend.queues.pause(check_name("queue", name), True)
+    return Done("paused")
+
+
+@routes.post("/{name}/resume")
+def resume_queue(api: Api, name: str) -> Done:
+    """Hand the tasks of a queue out again."""
+    api.backend.queues.pause(check_name("queue", name), False)
+    return Done("resumed")
+
+
+@routes.put("/{name}/limits", examples=[{"concurrency": 10, "rate": "100/minute"}])
+def limit_queue(api: Api, name: str, body: QueueLimits) -> Done:
+    """Set how many tasks of a queue may run at once, and how often one may start."""
+    api.backend.queues.limit(check_name("queue", name), body.concurrency, check_rate("rate", body.rate))
+    return Done("limited")
+
+
+@routes.put("/{name}/retention", examples=[{"success": 3600, "failed": 604800}])
+def retain_queue(api: Api, name: str, body: Retention) -> Done:
+    """Set how long the tasks of a queue are kept after they have ended."""
+    success, failed = check_retention("success", body.success), check_retention("failed", body.failed)
+    api.backend.queues.retain(check_name("queue", name), success, failed)
+    return Done("retained")
+
+
+@routes.post("/{name}/purge", status=202)
+def purge_queue(api: Api, name: str) -> Done:
+    """Cancel everything that waits in a queue now."""
+    api.backend.queues.purge(check_name("queue", name))
+    return Done("asked to purge")

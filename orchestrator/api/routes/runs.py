@@ -1,0 +1,187 @@
+"""Runs of any kind: listed, shown, cancelled, tried again."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, Page
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.routes.workflows import Started
+from orchestrator.domain.states import RunState
+from orchestrator.errors import NotFound
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.values.shown import as_json, call_of, stored_value
+from orchestrator.store import insights
+from orchestrator.store.insights import CodeView, ErrorView, OpenView, RunDetail, RunFilter, RunView, StepView
+
+routes = Routes("runs", "/api/v1/runs")
+
+
+class RunQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which runs to list."""
+
+    status: tuple[RunState, ...] = ()
+    """Any of these states; may be repeated."""
+    workflow: str | None = None
+    name: str | None = None
+    tag: tuple[str, ...] = ()
+    """With all of these tags; may be repeated."""
+    parent: UUID | None = None
+    """Started by this run."""
+    stuck: bool = False
+    """Only those that cannot go on."""
+    since: datetime | None = None
+    until: datetime | None = None
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
+    cursor: UUID | None = None
+    """`next` of the page before."""
+
+
+class CodeAnswer(msgspec.Struct, frozen=True):
+    """What a run of code has beside its counters."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+    result: Any
+    error: ErrorView | None
+    state: dict[str, Any]
+    """What its code has set for people to see."""
+    turn: str | None
+    """Its code is `waiting`, `ready` for a worker, `unknown` to all workers, or `running`; null when it has ended."""
+    places: list[str]
+    """Where in the code it waits."""
+    signals: list[str]
+    """Names of signals that it waits for."""
+    updates: list[str]
+    """Names of updates that have no answer yet."""
+    waits_for: list[OpenView]
+    """The first of what it has asked for that has not ended."""
+    more: bool
+    """There is more of that."""
+
+
+class RunAnswer(msgspec.Struct, frozen=True):
+    """All that is known of one run but its tasks."""
+
+    run: RunDetail
+    steps: list[StepView]
+    """Of a run of a definition."""
+    code: CodeAnswer | None
+    """Of a run of a workflow as code: what it was given, what it waits for, what came of it."""
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """The steps of one run, in order."""
+
+    steps: list[StepView]
+
+
+class Outputs(msgspec.Struct, frozen=True):
+    """What the steps of a run came to, by name."""
+
+    outputs: dict[str, Any]
+
+
+class Rerun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a run is started over."""
+
+    from_step: str | None = None
+    """Keep what is not below this step."""
+
+
+def list_page(api: Api, query: RunQuery) -> Page[RunView]:
+    """Return a page of runs."""
+    wanted = RunFilter(
+        statuses=query.status,
+        name=query.name,
+        workflow=query.workflow,
+        tags=query.tag,
+        parent=query.parent,
+        stuck=query.stuck,
+        since=query.since,
+        until=query.until,
+    )
+    with api.reading() as connection:
+        found = insights.list_runs(connection, wanted, limit=query.limit, before=query.cursor)
+    return Page(found, min(run.id for run in found) if len(found) == query.limit else None)
+
+
+def find(api: Api, id: UUID) -> RunAnswer:
+    """Return a run with all that belongs to it, or say that there is none."""
+    with api.reading() as connection:
+        run = insights.show_run(connection, id)
+        if run is None:
+            raise NotFound.by_id("run", str(id))
+        code = insights.show_code(connection, id) if run.code else None
+        steps = insights.list_steps(connection, id) if run.workflow and not run.code else []
+    return RunAnswer(run, steps, None if code is None else _of_code(code))
+
+
+def _of_code(code: CodeView) -> CodeAnswer:
+    arguments, keywords = call_of(code.payload)
+    return CodeAnswer(
+        as_json(arguments),
+        as_json(keywords),
+        None if code.result is None else as_json(stored_value(code.result)),
+        code.error,
+        {name: as_json(stored_value(value)) for name, value in code.state.items()},
+        code.turn,
+        list(code.places),
+        list(code.signals),
+        list(code.updates),
+        list(code.waits_for),
+        code.more,
+    )
+
+
+@routes.get("")
+def list_runs(api: Api, query: RunQuery) -> Page[RunView]:
+    """List runs, newest first."""
+    return list_page(api, query)
+
+
+@routes.get("/{id}")
+def show_run(api: Api, id: UUID) -> RunAnswer:
+    """Show all that is known of one run but its tasks, which `/tasks?run=` lists."""
+    return find(api, id)
+
+
+@routes.get("/{id}/steps")
+def show_steps(api: Api, id: UUID) -> Steps:
+    """Show the steps of a run of a definition."""
+    return Steps(find(api, id).steps)
+
+
+@routes.get("/{id}/outputs")
+def show_outputs(api: Api, id: UUID) -> Outputs:
+    """Show what the steps of a run of a definition came to."""
+    api.backend.runs.progress(id.bytes)  # there is such a run
+    return Outputs(api.backend.runs.outputs(id.bytes))
+
+
+@routes.post("/{id}/cancel", status=202)
+def cancel_run(api: Api, id: UUID) -> Asked:
+    """Cancel a run and all that is open in it; one of code is asked to end itself."""
+    api.backend.runs.cancel(id.bytes)
+    return Asked(id, "cancel")
+
+
+@routes.post("/{id}/retry", status=202)
+def retry_run(api: Api, id: UUID) -> Asked:
+    """Try what failed in a run again, or let a stuck run go on."""
+    api.backend.runs.retry(id.bytes)
+    return Asked(id, "retry")
+
+
+@routes.post("/{id}/rerun", status=201, examples=[{"from_step": "load"}])
+def rerun(api: Api, id: UUID, body: Rerun) -> Started:
+    """Start a run over, with the same version and parameters."""
+    api.backend.runs.progress(id.bytes)  # there is such a run
+    new = new_id()
+    api.backend.runs.rerun(id.bytes, new, body.from_step)
+    return Started(UUID(bytes=new))

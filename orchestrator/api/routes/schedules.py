@@ -1,0 +1,175 @@
+"""Schedules: set, paused, triggered, filled in."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.context import Api, Done
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.routes.workflows import Started
+from orchestrator.sdk.ids import new_id
+from orchestrator.store.schedules.backfills import BackfillView
+from orchestrator.store.schedules.definitions import StoredSchedule
+
+routes = Routes("schedules", "/api/v1/schedules")
+
+_EXAMPLE = {"schedule": {"cron": "0 6 * * *", "timezone": "Europe/Berlin"}}
+
+
+class ScheduleView(msgspec.Struct, frozen=True):
+    """A schedule and how it is doing."""
+
+    workflow: str
+    name: str
+    when: str
+    """In words."""
+    paused: bool
+    declared: bool
+    """It stands in the definition of its workflow, or in an application's code."""
+    next_fire: datetime | None
+    last_fire: datetime | None
+    last_run: UUID | None
+    last_state: str | None
+    fired: int
+    skipped: int
+    """Fires that came while a run was open."""
+    error: str | None
+    """Why the last fire could not start a run."""
+
+
+class Schedules(msgspec.Struct, frozen=True):
+    """All schedules."""
+
+    schedules: list[ScheduleView]
+
+
+class NewSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a workflow starts by itself."""
+
+    schedule: dict[str, Any]
+    """As a workflow file has it: cron or every, timezone, overlap, catch_up, …"""
+
+
+class FiresQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many fires to show."""
+
+    count: Annotated[int, Meta(ge=1, le=1_000)] = 10
+
+
+class Fires(msgspec.Struct, frozen=True):
+    """The next times at which a schedule fires."""
+
+    fires: list[datetime]
+
+
+class NewBackfill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A range of the past to fill in."""
+
+    start: str
+    end: str | None = None
+    concurrency: Annotated[int, Meta(ge=1)] | None = None
+    """How many of its runs are under way at once."""
+    again: bool = False
+    """Start runs also for fires that had theirs."""
+
+
+def view(stored: StoredSchedule) -> ScheduleView:
+    """Return a schedule as it is shown."""
+    return ScheduleView(
+        stored.workflow,
+        stored.name,
+        stored.schedule.words(),
+        stored.paused,
+        stored.declared,
+        stored.next_fire,
+        stored.last_fire,
+        stored.last_run,
+        stored.last_state,
+        stored.fired,
+        stored.skipped,
+        stored.error,
+    )
+
+
+@routes.get("")
+def list_schedules(api: Api) -> Schedules:
+    """List all schedules."""
+    return Schedules([view(stored) for stored in api.backend.schedules.list_all()])
+
+
+@routes.get("/{workflow}/{name}")
+def show_schedule(api: Api, workflow: str, name: str) -> ScheduleView:
+    """Show one schedule."""
+    return view(api.backend.schedules.find(f"{workflow}/{name}"))
+
+
+@routes.put("/{workflow}", examples=[_EXAMPLE])
+def set_schedule(api: Api, workflow: str, body: NewSchedule) -> ScheduleView:
+    """Set when a workflow starts by itself; `name` in it tells several of one workflow apart."""
+    return view(api.backend.schedules.set(workflow, body.schedule))
+
+
+@routes.delete("/{workflow}/{name}")
+def delete_schedule(api: Api, workflow: str, name: str) -> Done:
+    """Remove a schedule."""
+    api.backend.schedules.delete(f"{workflow}/{name}")
+    return Done("deleted")
+
+
+@routes.post("/{workflow}/{name}/pause")
+def pause_schedule(api: Api, workflow: str, name: str) -> Done:
+    """Fire no more."""
+    api.backend.schedules.pause(f"{workflow}/{name}")
+    return Done("paused")
+
+
+@routes.post("/{workflow}/{name}/resume")
+def resume_schedule(api: Api, workflow: str, name: str) -> Done:
+    """Fire again."""
+    api.backend.schedules.resume(f"{workflow}/{name}")
+    return Done("resumed")
+
+
+@routes.post("/{workflow}/{name}/trigger", status=201)
+def trigger_schedule(api: Api, workflow: str, name: str) -> Started:
+    """Start a run of a schedule now."""
+    run = new_id()
+    api.backend.schedules.trigger(f"{workflow}/{name}", run)
+    return Started(UUID(bytes=run))
+
+
+@routes.get("/{workflow}/{name}/fires")
+def next_fires(api: Api, workflow: str, name: str, query: FiresQuery) -> Fires:
+    """Show when a schedule fires next."""
+    return Fires(api.backend.schedules.upcoming(f"{workflow}/{name}", query.count))
+
+
+@routes.post("/{workflow}/{name}/backfills", status=201, examples=[{"start": "2026-01-01", "end": "2026-02-01"}])
+def backfill(api: Api, workflow: str, name: str, body: NewBackfill) -> BackfillView:
+    """Start the runs of all fires in a range of the past, a few at a time."""
+    number = api.backend.schedules.backfill(f"{workflow}/{name}", body.start, body.end, body.concurrency, body.again)
+    return api.backend.schedules.show_backfill(number)
+
+
+backfills = Routes("schedules", "/api/v1/backfills")
+
+
+@backfills.get("/{number}")
+def show_backfill(api: Api, number: Annotated[int, Meta(ge=1, le=2**31 - 1)]) -> BackfillView:
+    """Show how far a backfill is."""
+    return api.backend.schedules.show_backfill(number)
+
+
+@backfills.post("/{number}/cancel", status=202)
+def cancel_backfill(api: Api, number: Annotated[int, Meta(ge=1, le=2**31 - 1)]) -> Done:
+    """Give a backfill up."""
+    api.backend.schedules.cancel_backfill(number)
+    return Done("cancelled")
+
+
+routes.found += backfills.found

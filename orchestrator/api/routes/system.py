@@ -1,0 +1,75 @@
+"""The system as a whole: status, workers, events, what was set aside, health."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from orchestrator.api.context import Api, Asked
+from orchestrator.api.endpoints import Routes, Scope
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.options import check_label
+from orchestrator.store import database, insights
+from orchestrator.store.insights import Overview, WorkerView
+
+routes = Routes("system")
+
+
+class Workers(msgspec.Struct, frozen=True):
+    """The fleet, as the leader last saw it."""
+
+    workers: list[WorkerView]
+
+
+class NewEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that happened."""
+
+    name: str
+    payload: Any = None
+
+
+class Health(msgspec.Struct, frozen=True):
+    """That a process lives, or can work."""
+
+    status: str
+
+
+@routes.get("/api/v1/status")
+def status(api: Api) -> Overview:
+    """Show how the system is doing."""
+    with api.reading() as connection:
+        return insights.overview(connection)
+
+
+@routes.get("/api/v1/workers")
+def workers(api: Api) -> Workers:
+    """Show the fleet."""
+    with api.reading() as connection:
+        return Workers(insights.list_workers(connection))
+
+
+@routes.post(
+    "/api/v1/events", scope=Scope.ENQUEUE, status=202, examples=[{"name": "file.arrived", "payload": {"path": "a.csv"}}]
+)
+def post_event(api: Api, body: NewEvent) -> Asked:
+    """Say that something happened; workflows that wait for it start."""
+    event = new_id()
+    api.backend.workflows.post_event(event, check_label("event", body.name), body.payload)
+    return Asked(UUID(bytes=event), "event")
+
+
+@routes.get("/healthz")
+def healthy(api: Api) -> Health:
+    """Say that this process lives."""
+    del api
+    return Health("ok")
+
+
+@routes.get("/readyz")
+def ready(api: Api) -> Health:
+    """Say that this process can work: Postgres answers, and has the tables of this release."""
+    with api.reading() as connection:
+        database.check_schema(connection)
+    return Health("ready")

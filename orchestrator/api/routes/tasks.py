@@ -1,0 +1,282 @@
+"""Tasks: enqueued, listed, shown, cancelled, tried again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, Page
+from orchestrator.api.endpoints import Routes, Scope
+from orchestrator.api.problems import refused
+from orchestrator.domain.states import TaskState
+from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask
+from orchestrator.errors import NotFound, OrchestratorError
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, CallOptions, check_name, with_options
+from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.sdk.values.shown import as_json, call_of, stored_value
+from orchestrator.store import insights
+from orchestrator.store.insights import AttemptView, ErrorView, TaskDetail, TaskFilter, TaskView
+from orchestrator.store.tasks import redrive
+from orchestrator.store.tasks.redrive import FailedFilter, Group
+from orchestrator.transport.journal import read_log
+
+routes = Routes("tasks", "/api/v1/tasks")
+
+Limit = Annotated[int, Meta(ge=1, le=LARGEST_PAGE)]
+_EXAMPLE = {"name": "shop.tasks.resize", "args": ["a.png"], "kwargs": {"width": 200}, "queue": "images"}
+_MOST_AT_ONCE = 10_000
+
+
+class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task to enqueue: its name, its arguments, and how it is to run."""
+
+    name: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    queue: str | UnsetType = UNSET
+    """The queue it waits in; `default` if none is given."""
+    priority: int | UnsetType = UNSET
+    """From -100 to 100; higher goes first."""
+    delay: float | UnsetType = UNSET
+    """Seconds before it may start."""
+    eta: datetime | UnsetType = UNSET
+    """The time, with its zone, before which it may not start."""
+    expires: float | UnsetType = UNSET
+    """Seconds within which it must have started; otherwise it fails as expired."""
+    retries: int | UnsetType = UNSET
+    """How often a failed attempt is tried again."""
+    timeout: float | UnsetType = UNSET
+    """Seconds that one attempt may run."""
+    unique_key: str | UnsetType = UNSET
+    """A key that only one such task may have at a time."""
+    on_duplicate: DuplicatePolicy | UnsetType = UNSET
+    """If another has the key: `return` that one's id, `replace` its arguments while it waits, or `raise`."""
+    idempotency_key: str | UnsetType = UNSET
+    """The same key enqueues the task once, however often it is tried. The header Idempotency-Key says the same."""
+    concurrency_key: str | UnsetType = UNSET
+    """Whom it is for: keys take turns."""
+    store_result: bool | UnsetType = UNSET
+    """Keep what it returns."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that are given."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__[3:]}
+        return {name: value for name, value in given.items() if value is not UNSET}
+
+
+class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tasks to enqueue together, all or none."""
+
+    tasks: Annotated[list[NewCall], Meta(max_length=_MOST_AT_ONCE)]
+
+
+class Enqueued(msgspec.Struct, frozen=True):
+    """A task that is stored, and will run."""
+
+    id: UUID
+
+
+class EnqueuedMany(msgspec.Struct, frozen=True):
+    """Tasks that are stored, in the order in which they were given."""
+
+    ids: list[UUID]
+
+
+class TaskAnswer(msgspec.Struct, frozen=True):
+    """All that is known of one task."""
+
+    task: TaskView
+    args: list[Any]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+    """What differs from the default options."""
+    result: Any
+    """What it returned."""
+    error: ErrorView | None
+    """How it failed."""
+    attempts: list[AttemptView]
+    """Its attempts, oldest first."""
+    progress: TaskProgress | None
+    """How far it says it has come."""
+
+
+class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tasks to list."""
+
+    status: tuple[TaskState, ...] = ()
+    """Any of these states; may be repeated."""
+    queue: str | None = None
+    name: str | None = None
+    run: UUID | None = None
+    limit: Limit = PAGE
+    cursor: UUID | None = None
+    """`next` of the page before."""
+
+
+def new_task(api: Api, call: NewCall, key: str | None = None) -> NewTask:
+    """Return a task as it is stored; raises what a caller should know."""
+    given = call.options()
+    if key is not None and given.setdefault("idempotency_key", key) != key:
+        raise refused(422, "The request does not fit", "Idempotency-Key and idempotency_key differ.")
+    chosen = with_options(CallOptions(), given)
+    placed = chosen.placed(check_name("task", call.name), {}, api.settings.idempotency_period)
+    return NewTask(
+        id=new_id(),
+        name=call.name,
+        queue=chosen.queue or DEFAULT_QUEUE,
+        payload=encode_call(call.name, call.args, call.kwargs, api.settings.max_payload),
+        priority=chosen.priority,
+        delay=chosen.delay_seconds,
+        options=placed.options,
+        lane=placed.lane,
+        expires=chosen.expiry_seconds,
+        unique=placed.unique,
+    )
+
+
+@routes.post("", scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE])
+def enqueue(api: Api, body: NewCall, key: str | None) -> Enqueued:
+    """Enqueue a task. It is durable when this is answered.
+
+    Whether its arguments fit is for the worker to say, who knows it. A repeated request with the same
+    `Idempotency-Key` gives the id of the first.
+    """
+    return Enqueued(UUID(bytes=api.backend.tasks.enqueue(new_task(api, body, key))))
+
+
+@routes.post("/bulk", scope=Scope.ENQUEUE, status=201, examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}])
+def enqueue_many(api: Api, body: Calls) -> EnqueuedMany:
+    """Enqueue many tasks, all or none."""
+    created = api.backend.tasks.enqueue_many([new_task(api, call) for call in body.tasks])
+    return EnqueuedMany([UUID(bytes=id) for id in created])
+
+
+@routes.get("")
+def list_tasks(api: Api, query: TaskQuery) -> Page[TaskView]:
+    """List tasks, open and ended, newest first."""
+    wanted = TaskFilter(statuses=query.status, queue=query.queue, name=query.name, run=query.run)
+    with api.reading() as connection:
+        found = insights.list_tasks(connection, wanted, limit=query.limit, before=query.cursor)
+    return Page(found, insights.next_page(wanted, found) if len(found) == query.limit else None)
+
+
+@routes.get("/{id}")
+def show_task(api: Api, id: UUID) -> TaskAnswer:
+    """Show all that is known of one task."""
+    with api.reading() as connection:
+        found = insights.show_task(connection, id)
+    if found is None:
+        raise NotFound.by_id("task", str(id))
+    return _answer(found, _progress(api, id))
+
+
+def _progress(api: Api, id: UUID) -> TaskProgress | None:
+    """Return how far a task says it has come; where Redis is away, nothing."""
+    try:
+        return api.backend.tasks.progress(id.bytes)
+    except OrchestratorError:
+        return None
+
+
+def _answer(task: TaskDetail, progress: TaskProgress | None) -> TaskAnswer:
+    arguments, keywords = call_of(task.payload)
+    view = TaskView(**{name: getattr(task, name) for name in TaskView.__dataclass_fields__})
+    return TaskAnswer(
+        view,
+        as_json(arguments),
+        as_json(keywords),
+        dict(task.options),
+        None if task.result is None else as_json(stored_value(task.result)),
+        task.error,
+        list(task.attempts),
+        progress,
+    )
+
+
+class LogEntry(msgspec.Struct, frozen=True):
+    """One line that a task said."""
+
+    at: datetime
+    attempt: int
+    level: str
+    text: str
+
+
+class Log(msgspec.Struct, frozen=True):
+    """What a task said last."""
+
+    lines: list[LogEntry]
+
+
+@routes.get("/{id}/logs")
+def task_log(api: Api, id: UUID) -> Log:
+    """Show what a task said with `ctx.log`: its last 200 lines, for an hour."""
+    api.backend.tasks.status(id.bytes)  # there is such a task
+    return Log(lines_of(api, id.bytes))
+
+
+def lines_of(api: Api, task: bytes, attempt: int | None = None) -> list[LogEntry]:
+    """Return what a task said, in one of its attempts or in all."""
+    said = read_log(api.backend.connections.redis, api.backend.connections.keys, task)
+    return [
+        LogEntry(datetime.fromtimestamp(line.at, UTC), line.attempt, line.level, line.text)
+        for _, line in said
+        if attempt is None or line.attempt == attempt
+    ]
+
+
+@routes.post("/{id}/cancel", status=202)
+def cancel_task(api: Api, id: UUID) -> Asked:
+    """Cancel a task, wherever it stands; one that runs is interrupted."""
+    api.backend.tasks.cancel(id.bytes)
+    return Asked(id, "cancel")
+
+
+@routes.post("/{id}/retry", status=202)
+def retry_task(api: Api, id: UUID) -> Asked:
+    """Open a failed or skipped task again, with all its tries."""
+    api.backend.tasks.retry(id.bytes)
+    return Asked(id, "retry")
+
+
+class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which failed tasks are opened again; what is not given does not matter."""
+
+    queue: str | None = None
+    name: str | None = None
+    error: str | None = None
+    """Part of the error's type or message."""
+    since: datetime | None = None
+    until: datetime | None = None
+    dry_run: bool = False
+    """Only say which."""
+
+
+class Redriven(msgspec.Struct, frozen=True):
+    """Failed tasks that match."""
+
+    tasks: int
+    groups: list[Group]
+    asked: bool
+    """Whether they are opened again, or this was only a look."""
+
+
+@routes.post("/retry", status=202, examples=[{"queue": "mail", "error": "ConnectionError", "dry_run": True}])
+def retry_failed(api: Api, body: Redrive) -> Redriven:
+    """Open failed tasks again by the thousand: those of a queue, a name, an error or a time."""
+    given = {name: getattr(body, name) for name in ("queue", "name", "error", "since", "until")}
+    wanted = FailedFilter(**given)
+    if wanted == FailedFilter():
+        raise refused(422, "The request does not fit", "Say which: queue, name, error, since or until.")
+    with api.reading() as connection:
+        groups = redrive.preview(connection, wanted)
+    asked = not body.dry_run and bool(groups)
+    if asked:
+        api.backend.tasks.retry_failed(wanted)
+    return Redriven(sum(group.tasks for group in groups), groups, asked)

@@ -1,0 +1,226 @@
+"""Workflows that are data: checked, applied, compared, started."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.context import Api, Done
+from orchestrator.api.endpoints import Routes, Scope
+from orchestrator.domain.dag.definition import Definition
+from orchestrator.errors import InvalidWorkflow, NotFound
+from orchestrator.sdk.dag import definitions
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.options import check_label, check_tags
+from orchestrator.store import insights
+from orchestrator.store.dag import workflows
+from orchestrator.store.insights import CodeWorkflowView
+
+routes = Routes("workflows", "/api/v1/workflows")
+
+_EXAMPLE = {
+    "name": "nightly",
+    "tasks": {"fetch": {"task": "etl.fetch"}, "load": {"task": "etl.load", "depends_on": ["fetch"]}},
+}
+
+
+class WorkflowSummary(msgspec.Struct, frozen=True):
+    """The newest version of one workflow."""
+
+    name: str
+    version: int
+    description: str
+    steps: list[str]
+    params: list[str]
+    created_at: datetime
+
+
+class Workflows(msgspec.Struct, frozen=True):
+    """Workflows: those that are data, and those that are code of live workers or have open runs."""
+
+    workflows: list[WorkflowSummary]
+    code: list[CodeWorkflowView]
+
+
+class WorkflowAnswer(msgspec.Struct, frozen=True):
+    """One version of a workflow."""
+
+    name: str
+    version: int
+    hash: str
+    created_at: datetime
+    definition: dict[str, Any]
+    """As a file would have it."""
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A workflow: as data, or as the text of a file in YAML or JSON."""
+
+    definition: dict[str, Any] | None = None
+    text: str | None = None
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """A definition that is stored."""
+
+    name: str
+    version: int
+    new: bool
+    """Whether this is a new version; the same body again changes nothing."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Whether a definition can be applied."""
+
+    valid: bool
+    name: str | None
+    problems: list[str]
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """What applying a definition would change."""
+
+    changed: bool
+    version: int | None
+    """The version that it is compared with; null where there is none."""
+    stored: str
+    given: str
+
+
+class VersionQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which version; the newest if none is given."""
+
+    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+
+
+class NewRunOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a run is started."""
+
+    params: dict[str, Any] = {}
+    key: str | None = None
+    """The same key starts one run, however often it is tried."""
+    tags: list[str] = []
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A run that is stored, and will begin."""
+
+    id: UUID
+
+
+def read_definition(document: Document) -> Definition:
+    """Return a definition, or raise what is wrong with it."""
+    if (document.definition is None) == (document.text is None):
+        raise InvalidWorkflow("Give either `definition`, as data, or `text`, as a file would have it.")
+    if document.text is not None:
+        return definitions.loads(document.text)
+    return definitions.from_data(document.definition)
+
+
+def plain(definition: Definition) -> dict[str, Any]:
+    """Return a definition as a file would have it, as data."""
+    import yaml
+
+    found: dict[str, Any] = yaml.safe_load(definitions.to_yaml(definition))
+    return found
+
+
+def answer(stored: workflows.Stored) -> WorkflowAnswer:
+    """Return a stored definition as it is shown."""
+    return WorkflowAnswer(stored.name, stored.version, stored.hash, stored.created_at, plain(stored.definition))
+
+
+def find(api: Api, name: str, version: int | None = None) -> workflows.Stored:
+    """Return a version of a workflow, or say that there is none."""
+    if version is None:
+        return api.backend.workflows.latest(name)
+    with api.reading() as connection:
+        found = workflows.read(connection, name, version)
+    if found is None:
+        newest = api.backend.workflows.latest(name)
+        raise NotFound(f"Workflow {name!r} has no version {version}; the newest is {newest.version}.")
+    return found
+
+
+def start(api: Api, name: str, given: NewRunOf, key: str | None) -> UUID:
+    """Start a run of the newest version of a workflow."""
+    chosen = given.key or key
+    run = api.backend.workflows.start(
+        name,
+        given.params,
+        new_id(),
+        key=None if chosen is None else check_label("key", chosen),
+        tags=check_tags(given.tags),
+    )
+    return UUID(bytes=run)
+
+
+@routes.get("")
+def list_workflows(api: Api) -> Workflows:
+    """List the newest version of each workflow."""
+    with api.reading() as connection:
+        found = workflows.list_latest(connection)
+        code = insights.list_code_workflows(connection)
+    return Workflows([summary(stored) for stored in found], code)
+
+
+def summary(stored: workflows.Stored) -> WorkflowSummary:
+    """Return what a list shows of a workflow."""
+    definition = stored.definition
+    steps = [step.name for step in definition.steps]
+    return WorkflowSummary(
+        stored.name, stored.version, definition.description, steps, list(definition.params), stored.created_at
+    )
+
+
+@routes.post("/validate", scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
+def validate_workflow(api: Api, body: Document) -> Verdict:
+    """Say everything that is wrong with a definition; nothing is stored."""
+    del api
+    try:
+        return Verdict(True, read_definition(body).name, [])
+    except InvalidWorkflow as error:
+        return Verdict(False, None, str(error).splitlines())
+
+
+@routes.post("", examples=[{"definition": _EXAMPLE}])
+def apply_workflow(api: Api, body: Document) -> Applied:
+    """Store a definition. A body that has changed becomes a new version; runs under way stay on theirs."""
+    definition = read_definition(body)
+    version, is_new = api.backend.workflows.apply(definition)
+    return Applied(definition.name, version, is_new)
+
+
+@routes.post("/diff", scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
+def diff_workflow(api: Api, body: Document) -> Difference:
+    """Say what applying a definition would change."""
+    definition = read_definition(body)
+    with api.reading() as connection:
+        stored = workflows.latest(connection, definition.name)
+    before = definitions.to_yaml(stored.definition) if stored is not None else ""
+    after = definitions.to_yaml(definition)
+    return Difference(before != after, stored.version if stored else None, before, after)
+
+
+@routes.get("/{name}")
+def show_workflow(api: Api, name: str, query: VersionQuery) -> WorkflowAnswer:
+    """Show a version of a workflow."""
+    return answer(find(api, name, query.version))
+
+
+@routes.delete("/{name}")
+def delete_workflow(api: Api, name: str) -> Done:
+    """Delete a workflow and its schedules; runs under way go on."""
+    if not api.backend.workflows.delete(name):
+        api.backend.workflows.latest(name)  # says that there is none, and which are near
+    return Done("deleted")
+
+
+@routes.post("/{name}/runs", scope=Scope.ENQUEUE, status=201, examples=[{"params": {"day": "2026-01-31"}}])
+def start_run(api: Api, name: str, body: NewRunOf, key: str | None) -> Started:
+    """Start a run of the newest version of a workflow."""
+    return Started(start(api, name, body, key))

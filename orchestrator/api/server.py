@@ -1,0 +1,51 @@
+"""The process that serves the API."""
+
+from __future__ import annotations
+
+import socket
+
+import uvicorn
+
+from orchestrator.api.app import create_app
+from orchestrator.api.guard import check_address
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import Settings
+from orchestrator.telemetry import get_logger
+
+log = get_logger("api")
+
+_BACKLOG = 2_048
+_LAST_REQUESTS = 10
+"""Seconds that requests under way have to end when the server stops."""
+
+
+def serve(settings: Settings, host: str, port: int) -> None:
+    """Serve until SIGTERM or Ctrl-C; what is under way is finished."""
+    check_address(host)
+    listener = _listen(host, port)
+    config = uvicorn.Config(
+        create_app(settings),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_LAST_REQUESTS,
+    )
+    place = f"[{host}]" if ":" in host else host
+    log.info("serving http://%s:%d/docs", place, listener.getsockname()[1])
+    with listener:
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The API cannot listen at {host}:{port}: {error.strerror or error}. Choose another by --host and --port, "
+            f"where 0 takes any that is free."
+        ) from error
+    return listener

@@ -1,0 +1,42 @@
+"""`orchestrator api`."""
+
+from __future__ import annotations
+
+import click
+
+from orchestrator.cli.dev.parent import follow_parent
+from orchestrator.cli.terminal.options import log_options
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import load_settings
+from orchestrator.telemetry import configure_logging
+
+PORT = 8000
+
+
+@click.command("api", context_settings={"show_default": True})
+@click.option("--host", default="127.0.0.1", help="The address to serve.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, help="The port; 0 takes any that is free.")
+@log_options
+def command(host: str, port: int, log_level: str | None, log_format: str | None) -> None:
+    """Serve the HTTP API: what this command line can do, for browsers, scripts and other languages.
+
+    It asks for no keys yet, so it serves this machine only. /docs shows every route, /openapi.json is for programs.
+
+    \b
+    Example:
+      orchestrator api --port 8000
+      curl -s localhost:8000/api/v1/tasks?status=failed
+    """
+    follow_parent()
+    settings = load_settings(log_level=log_level, log_format=log_format)
+    configure_logging(settings.log_level, settings.log_format)
+    settings.require_database()
+    settings.require_redis()
+    try:
+        from orchestrator.api.server import serve
+    except ImportError as error:
+        raise ConfigurationError(
+            f"The HTTP API needs a package that is not installed, {error.name}. Install it with the extra `api`: "
+            f"pip install 'durable-orchestrator[api]'"
+        ) from error
+    serve(settings, host, port)

@@ -1,0 +1,172 @@
+"""The HTTP API, served by a real process beside a scheduler and a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.acceptance.conftest import fresh_stack
+from tests.acceptance.stack import Stack
+from tests.waiting import eventually
+
+DAG = {
+    "name": "api_nightly",
+    "params": {"start": {"default": 1}},
+    "tasks": {
+        "first": {"task": "project.add", "input": {"a": "${params.start}", "b": 1}},
+        "second": {"task": "project.add", "depends_on": ["first"], "input": {"a": "${first}", "b": 1}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def served(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, str]]:
+    with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
+        stack.scheduler()
+        stack.worker(processes=1)
+        yield stack, stack.api()
+
+
+@pytest.fixture
+def http(served: tuple[Stack, str]) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served[1], timeout=30) as client:
+        yield client
+
+
+def ended(http: httpx.Client, path: str, what: str) -> dict[str, Any]:
+    def look() -> dict[str, Any] | None:
+        found: dict[str, Any] = http.get(path).raise_for_status().json()
+        return found if found[what]["status"] in ("success", "failed", "cancelled") else None
+
+    return eventually(look, f"{path} has ended")
+
+
+def test_a_task_is_enqueued_and_shown_with_its_result(http: httpx.Client) -> None:
+    answer = http.post("/api/v1/tasks", json={"name": "project.add", "args": [2], "kwargs": {"b": 3}})
+    assert answer.status_code == 201
+    task = ended(http, f"/api/v1/tasks/{answer.json()['id']}", "task")
+    assert (task["task"]["status"], task["result"], task["args"], task["kwargs"]) == ("success", 5, [2], {"b": 3})
+
+
+def test_a_repeated_request_enqueues_once(http: httpx.Client) -> None:
+    call = {"name": "project.add", "args": [1, 1]}
+    ids = [http.post("/api/v1/tasks", json=call, headers={"Idempotency-Key": "a"}).json()["id"] for _ in range(2)]
+    assert ids[0] == ids[1]
+    other = http.post("/api/v1/tasks", json=call | {"args": [1, 2]}, headers={"Idempotency-Key": "a"})
+    assert other.status_code == 409
+    assert other.headers["content-type"] == "application/problem+json"
+    assert other.json()["task_id"] == ids[0]
+
+
+def test_many_tasks_are_enqueued_together_and_listed_page_by_page(http: httpx.Client) -> None:
+    calls = [{"name": "project.add", "args": [number, 1], "queue": "paged"} for number in range(25)]
+    ids = http.post("/api/v1/tasks/bulk", json={"tasks": calls}).json()["ids"]
+    found, cursor = [], {}
+    while True:
+        page = http.get("/api/v1/tasks", params={"queue": "paged", "limit": 10, **cursor}).json()
+        found += [task["id"] for task in page["items"]]
+        if page["next"] is None:
+            break
+        cursor = {"cursor": page["next"]}
+    assert sorted(found) == sorted(ids)
+
+
+def test_a_workflow_is_applied_started_and_followed_at_the_root(http: httpx.Client) -> None:
+    assert http.post("/workflows", json=DAG).json() == {"name": "api_nightly", "version": 1, "new": True}
+    assert http.post("/workflows", json=DAG).json()["new"] is False
+    assert "api_nightly" in [one["name"] for one in http.get("/workflows").json()["workflows"]]
+    assert http.get("/workflows/api_nightly").json()["definition"]["name"] == "api_nightly"
+    run = http.post("/workflows/api_nightly/runs", json={"params": {"start": 5}}).json()["id"]
+    shown = ended(http, f"/runs/{run}", "run")
+    assert shown["run"]["status"] == "success"
+    assert [step["state"] for step in shown["steps"]] == ["success", "success"]
+    assert http.get(f"/api/v1/runs/{run}/outputs").json() == {"outputs": {"first": 6, "second": 7}}
+    assert len(http.get(f"/runs/{run}/tasks").json()["items"]) == 2
+    assert run in [one["id"] for one in http.get("/runs", params={"workflow": "api_nightly"}).json()["items"]]
+    assert http.get(f"/runs/{run}/tasks/first/logs", params={"index": 0, "attempt": 1}).json() == {"lines": []}
+    assert http.get(f"/runs/{run}/tasks/frist/logs").json()["detail"].endswith("Did you mean 'first'?")
+    assert http.post(f"/runs/{run}/cancel").status_code == 409
+    assert http.post(f"/runs/{run}/retry").status_code == 409
+    assert http.delete("/workflows/api_nightly").json() == {"done": "deleted"}
+    assert http.get("/workflows/api_nightly").status_code == 404
+
+
+def test_the_log_of_one_attempt_of_one_task(http: httpx.Client) -> None:
+    workflow = {
+        "name": "api_talks",
+        "tasks": {"talk": {"task": "project.says", "foreach": "${['one', 'two']}", "input": {"text": "${item}"}}},
+    }
+    http.post("/workflows", json=workflow).raise_for_status()
+    run = http.post("/workflows/api_talks/runs", json={}).json()["id"]
+    assert ended(http, f"/runs/{run}", "run")["run"]["status"] == "success"
+
+    def said(**query: int) -> list[str]:
+        lines = http.get(f"/runs/{run}/tasks/talk/logs", params=query).raise_for_status().json()["lines"]
+        return [line["text"] for line in lines]
+
+    assert eventually(lambda: said(index=1), "the line is there") == ["two"]
+    assert said(index=0, attempt=1) == ["one"]
+    assert said(index=0, attempt=2) == []
+
+
+def test_queues_are_paused_limited_and_purged(http: httpx.Client) -> None:
+    assert http.post("/api/v1/queues/slow/pause").json() == {"done": "paused"}
+    assert http.put("/api/v1/queues/slow/limits", json={"concurrency": 2, "rate": "10/s"}).status_code == 200
+    task = http.post("/api/v1/tasks", json={"name": "project.noop", "queue": "slow"}).json()["id"]
+    queue = next(one for one in http.get("/api/v1/queues").json()["queues"] if one["queue"] == "slow")
+    assert (queue["paused"], queue["concurrency"], queue["ready"]) == (True, 2, 1)
+    assert http.post("/api/v1/queues/slow/purge").status_code == 202
+    assert ended(http, f"/api/v1/tasks/{task}", "task")["task"]["status"] == "cancelled"
+    assert http.post("/api/v1/queues/slow/resume").json() == {"done": "resumed"}
+
+
+def test_what_does_not_fit_is_named(http: httpx.Client) -> None:
+    def problem(method: str, path: str, status: int, **options: Any) -> dict[str, Any]:
+        answer = http.request(method, path, **options)
+        assert answer.status_code == status, answer.text
+        assert answer.headers["content-type"] == "application/problem+json"
+        found: dict[str, Any] = answer.json()
+        assert found["status"] == status
+        return found
+
+    unknown = problem("POST", "/api/v1/tasks", 422, json={"name": "a", "pirority": 1})
+    assert unknown["errors"][0]["pointer"] == "#/pirority"
+    assert problem("GET", "/api/v1/tasks?limit=0", 422)["errors"][0]["pointer"] == "?limit"
+    assert problem("GET", "/api/v1/tasks?status=lost", 422)["errors"][0]["pointer"].startswith("?status")
+    assert "priority" in problem("POST", "/api/v1/tasks", 422, json={"name": "a", "priority": 1000})["detail"]
+    assert problem("POST", "/api/v1/tasks", 400, content=b"{", headers={"content-type": "application/json"})["title"]
+    problem("GET", "/api/v1/tasks/7", 404)
+    problem("GET", "/api/v1/tasks/0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17", 404)
+    problem("DELETE", "/api/v1/tasks", 405)
+    problem("GET", "/nowhere", 404)
+
+
+def test_a_page_of_somebody_else_is_refused(http: httpx.Client) -> None:
+    assert http.post("/api/v1/queues/a/purge", headers={"Origin": "https://evil.example"}).status_code == 403
+    assert http.get("/api/v1/tasks", headers={"Host": "evil.example"}).status_code == 421
+    assert http.get("/api/v1/tasks", headers={"Origin": str(http.base_url).rstrip("/")}).status_code == 200
+
+
+def test_a_run_of_code_is_told_and_asked(http: httpx.Client, served: tuple[Stack, str]) -> None:
+    import project
+
+    handle = project.approval.start(60.0)
+    eventually(lambda: http.get(f"/api/v1/runs/{handle.id}").json()["code"]["waits_for"], "it waits")
+    assert http.post(f"/api/v1/runs/{handle.id}/promises/approval/resolve", json={"value": "yes"}).status_code == 200
+    assert handle.result(20) == "yes"
+    history = http.get(f"/api/v1/runs/{handle.id}/history").json()
+    assert history["events"][0]["type"] == "run_started"
+
+
+def test_the_document_describes_every_route(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    assert document["openapi"] == "3.1.0"
+    assert len(document["paths"]) > 50
+    assert "Enqueue a task" in http.get("/docs").text
+    assert http.get("/healthz").json() == {"status": "ok"}
+    assert http.get("/readyz").json() == {"status": "ready"}
+    assert http.get("/api/v1/status").json()["leader"]
+    assert http.get("/api/v1/workers").json()["workers"]
