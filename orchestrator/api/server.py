@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 import uvicorn
@@ -19,10 +20,10 @@ _LAST_REQUESTS = 10
 """Seconds that requests under way have to end when the server stops."""
 
 
-def serve(settings: Settings, host: str, port: int) -> None:
-    """Serve until SIGTERM or Ctrl-C; what is under way is finished."""
+def serve(settings: Settings, host: str, port: int, *, or_any: bool = False) -> None:
+    """Serve until SIGTERM or Ctrl-C; what is under way is finished. If the port is taken, another may do."""
     check_address(host)
-    listener = _listen(host, port)
+    listener = _listen(host, port, or_any)
     config = uvicorn.Config(
         create_app(settings),
         log_config=None,
@@ -36,7 +37,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, or_any: bool) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -44,6 +45,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
+        if or_any and error.errno == errno.EADDRINUSE:
+            return _listen(host, 0, or_any=False)
         raise ConfigurationError(
             f"The API cannot listen at {host}:{port}: {error.strerror or error}. Choose another by --host and --port, "
             f"where 0 takes any that is free."

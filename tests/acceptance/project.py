@@ -74,6 +74,11 @@ def who(ctx: TaskContext, label: str) -> list[str]:
 
 
 @app.task
+def resized(path: str, width: int = 100) -> str:
+    return f"{path} at {width}px"
+
+
+@app.task
 def says(ctx: TaskContext, text: str) -> None:
     ctx.log(text)
 

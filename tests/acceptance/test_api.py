@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.acceptance import pages
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
@@ -170,3 +174,20 @@ def test_the_document_describes_every_route(http: httpx.Client) -> None:
     assert http.get("/readyz").json() == {"status": "ready"}
     assert http.get("/api/v1/status").json()["leader"]
     assert http.get("/api/v1/workers").json()["workers"]
+
+
+def test_the_program_of_the_guide_runs(served: tuple[Stack, str], tmp_path: Path) -> None:
+    stack, address = served
+    guide = pages.REPOSITORY / "docs" / "http-api.md"
+    program = pages.files_in(guide)["use.py"].replace("app.resize", "project.resized")
+    (tmp_path / "use.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "use.py"],
+        cwd=tmp_path,
+        env=stack.environment | {"ORCHESTRATOR_API_URL": address},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    shown = next(command.shown for command in pages.commands(guide) if command.line == "python use.py")
+    assert done.stdout.splitlines() == shown, done.stderr

@@ -1,4 +1,4 @@
-"""`orchestrator dev`: Postgres, Redis, a scheduler and a worker, in one terminal."""
+"""`orchestrator dev`: Postgres, Redis, a scheduler, a worker and the HTTP API, in one terminal."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import click
 from orchestrator.cli.dev.app_check import what_is_wrong
 from orchestrator.cli.dev.children import Child, Console, say
 from orchestrator.cli.dev.lookout import Lookout
+from orchestrator.cli.system.api import PORT
 from orchestrator.cli.terminal.options import app_option, log_options
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.embedded import DATABASE, DEFAULT_FOLDER, EmbeddedServices, remove_services_file, write_services_file
@@ -41,10 +43,16 @@ _MARGIN = 15.0
     "--reload/--no-reload", default=True, help="Restart the worker when a *.py file under this folder changes."
 )
 @click.option("--processes", type=click.IntRange(1), default=1, help="How many worker processes to run.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=PORT, help="Where the HTTP API is served; another if it is taken."
+)
 @log_options
-def command(app: str | None, reload: bool, processes: int, log_level: str | None, log_format: str | None) -> None:
-    """Run everything in this terminal: Postgres and Redis of its own, a scheduler and a worker of all queues that the
-    application and its workflows name. The schedules that the application declares are applied, on every change.
+def command(
+    app: str | None, reload: bool, processes: int, port: int, log_level: str | None, log_format: str | None
+) -> None:
+    """Run everything in this terminal: Postgres and Redis of its own, a scheduler, a worker of all queues that the
+    application and its workflows name, and the HTTP API. The schedules that the application declares are applied, on
+    every change.
 
     Data is kept in .orchestrator/ in this folder. A database_url or redis_url that is set in the environment or in
     pyproject.toml is used instead of an embedded server. Other orchestrator commands that are run in this folder
@@ -62,7 +70,7 @@ def command(app: str | None, reload: bool, processes: int, log_level: str | None
         settings, is_own = _start_services(stack, app, logs, reload)
         if interrupts.requested.is_set():
             sys.exit(0)
-        team = _Team(settings, processes, reload, is_own, interrupts, console)
+        team = _Team(settings, processes, port, reload, is_own, interrupts, console)
         stack.callback(team.stop)
         team.start()
         sys.exit(team.watch())
@@ -139,12 +147,13 @@ def _without_services_file(settings: Settings, app: str | None) -> Settings:
 
 
 class _Team:
-    """The scheduler and the worker. Nobody is restarted in silence: if one ends by itself, everything ends."""
+    """The scheduler, the worker and the API. Nobody is restarted in silence: if one ends by itself, everything ends."""
 
     def __init__(
         self,
         settings: Settings,
         processes: int,
+        port: int,
         reload: bool,
         is_own: bool,
         interrupts: _Interrupts,
@@ -153,6 +162,7 @@ class _Team:
         self._console = console
         self._settings = settings
         self._processes = processes
+        self._port = port
         self._reload = reload
         self._prunes = is_own
         """Schedules that go from the code are deleted; from a database that others use, too, they are not."""
@@ -167,6 +177,7 @@ class _Team:
     def start(self) -> None:
         """Start the scheduler and, if there is an application, a worker; store the schedules that it declares."""
         self._start("scheduler")
+        self._serve_api()
         if self._settings.app:
             with reading(self._settings) as connection:
                 self._queues |= queues.of_workflows(connection)
@@ -179,6 +190,13 @@ class _Team:
                 logging.WARNING,
             )
         say("dev", "Ctrl-C stops everything; see `orchestrator status`")
+
+    def _serve_api(self) -> None:
+        """Serve the HTTP API, where what it needs is installed; it says its address itself."""
+        if find_spec("starlette") is None or find_spec("uvicorn") is None:
+            say("dev", "the HTTP API is not served: it needs the extra `api`")
+        else:
+            self._start("api", "--port", str(self._port), "--or-any")
 
     def watch(self) -> int:
         """Wait until the user wants the end, or a child has ended by itself; return the exit code."""

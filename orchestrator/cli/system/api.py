@@ -16,8 +16,9 @@ PORT = 8000
 @click.command("api", context_settings={"show_default": True})
 @click.option("--host", default="127.0.0.1", help="The address to serve.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=PORT, help="The port; 0 takes any that is free.")
+@click.option("--or-any", is_flag=True, help="Take any port if that one is taken.")
 @log_options
-def command(host: str, port: int, log_level: str | None, log_format: str | None) -> None:
+def command(host: str, port: int, or_any: bool, log_level: str | None, log_format: str | None) -> None:
     """Serve the HTTP API: what this command line can do, for browsers, scripts and other languages.
 
     It asks for no keys yet, so it serves this machine only. /docs shows every route, /openapi.json is for programs.
@@ -39,4 +40,4 @@ def command(host: str, port: int, log_level: str | None, log_format: str | None)
             f"The HTTP API needs a package that is not installed, {error.name}. Install it with the extra `api`: "
             f"pip install 'durable-orchestrator[api]'"
         ) from error
-    serve(settings, host, port)
+    serve(settings, host, port, or_any=or_any)
