@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.commands import Command
@@ -37,9 +37,6 @@ class Expected(Protocol):
 
     def settle(self, outcome: Outcome) -> None:
         """Take what came of it."""
-
-
-F = TypeVar("F", bound=Expected)
 
 
 class Commander:
@@ -129,7 +126,7 @@ class Commander:
             self.ledger.violate_by_raising(self.number, self.raised)
         return record
 
-    def expect(self, future: F) -> F:
+    def expect(self, future: Expected) -> None:
         """Let a future be settled by what comes of it; that may be known already."""
         early = self._early.pop(future.id, None)
         if early is None:
@@ -137,7 +134,6 @@ class Commander:
         else:
             assert not isinstance(early, history.TimerFired)
             future.settle(early)
-        return future
 
     def forget(self, identifier: bytes) -> None:
         """Wait no longer for what comes of it."""

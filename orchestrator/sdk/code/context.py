@@ -112,9 +112,8 @@ class WorkflowContext:
         ordinal, identifier = commander.next("promise")
         commander.issue(commands.CreatePromise(ordinal, identifier, name))
         cancel = commands.CancelPromise(identifier)
-        future = commander.expect(
-            DurableFuture(commander, identifier, f"Promise {name!r}", lambda value: convert(value, type), cancel)
-        )
+        restore = partial(convert, kind=type)
+        future = DurableFuture(commander, identifier, f"Promise {name!r}", restore, cancel)
         if timeout is not None:
             future.expire_after(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
         return future

@@ -53,6 +53,7 @@ class DurableFuture(OrderedFuture[T]):
         """Being cancelled, it waits until what it waits for has ended, too."""
         self._cancelling = False
         self._timer: asyncio.TimerHandle | None = None
+        commander.expect(self)
 
     def __repr__(self) -> str:
         return f"<{self._what}>"

@@ -8,12 +8,12 @@ from orchestrator.domain.code.commands import SignalRun
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import error_text
-from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
+from orchestrator.errors import ResultTimeout, RunFailed
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.context import current_outlet
+from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.tasks.options import check_label, check_name
 from orchestrator.sdk.values.payload import decode_value, digest_call, encode_value
 from orchestrator.sdk.waiting.steps import Steps, check_timeout, complete
@@ -67,7 +67,7 @@ class WorkflowHandle(Generic[R]):
         return complete(self._result(timeout))
 
     def _result(self, timeout: float | None = None) -> Steps[R]:
-        refuse_inside_task()
+        refuse_inside_task("a workflow")
         check_timeout(timeout)
         code = self._client.backend.code
         ended = yield from code.wait(self._id, timeout, self._sent)
@@ -113,7 +113,7 @@ class WorkflowHandle(Generic[R]):
         return complete(self._query(name, *args, timeout=timeout, **kwargs))
 
     def _query(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
-        refuse_inside_task()
+        refuse_inside_task("a workflow")
         check_timeout(timeout)
         return (yield from self._client.backend.code.query(self._run, name, args, kwargs, timeout))
 
@@ -122,7 +122,7 @@ class WorkflowHandle(Generic[R]):
         return complete(self._update(name, *args, timeout=timeout, **kwargs))
 
     def _update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
-        refuse_inside_task()
+        refuse_inside_task("a workflow")
         check_timeout(timeout)
         if self._signature is not None:
             self._signature.check_update(name)
@@ -145,7 +145,7 @@ class WorkflowHandle(Generic[R]):
         return complete(self._reset(to=to, reason=reason))
 
     def _reset(self, *, to: int, reason: str = "") -> Steps[WorkflowHandle[R]]:
-        refuse_inside_task()
+        refuse_inside_task("a workflow")
         checked = reason and check_label("reason", reason)
         new = yield from self._client.backend.code.reset(self._id, to, checked)
         return WorkflowHandle(self._client, new, self._signature)
@@ -156,7 +156,7 @@ class WorkflowHandle(Generic[R]):
 
     def rerun(self) -> WorkflowHandle[R]:
         """Start a run over as a new one, with the same arguments, version and tags; `reset` keeps what was done."""
-        refuse_inside_task()
+        refuse_inside_task("a workflow")
         new = new_id()
         self._client.backend.runs.rerun(self._run, new, None)
         return WorkflowHandle(self._client, new, self._signature)
@@ -190,12 +190,3 @@ class WorkflowHandle(Generic[R]):
             raise RunFailed(f"{name}, run {self.id}, was {ended.state}.")
         text = f"{name}, run {self.id}, failed: {error_text(error.kind, error.message)}\n\n{error.traceback}".rstrip()
         raise RunFailed(text, kind=error.kind, data=error.attributes)
-
-
-def refuse_inside_task() -> None:
-    """Refuse to wait inside a task."""
-    if current_outlet() is not None:
-        raise OrchestratorError(
-            "A task cannot wait for a workflow: it would hold a slot while it waits. "
-            "Let a workflow schedule both, or let the task enqueue what follows."
-        )

@@ -28,8 +28,6 @@ _UNKNOWN = "The workflow answers no"
 class Handler:
     """A function that answers to a name."""
 
-    what: str
-    name: str
     function: Callable[..., Any]
     signature: Signature
     validate: Callable[..., Any] | None = None
@@ -57,12 +55,12 @@ class Handlers:
         self._commander.check_unseen("registering a query")
         if inspect.iscoroutinefunction(function):
             raise InvalidWorkflow(f"Query {name!r}: a query only looks, so its handler is a plain function, not async.")
-        self._queries[name] = Handler("Query", name, function, Signature(name, function, what="Query"))
+        self._queries[name] = Handler(function, Signature(name, function, what="Query"))
 
     def add_update(self, name: str, function: Callable[..., Any], validate: Callable[..., Any] | None) -> None:
         """Let a function answer updates, once `validate` has let them pass."""
         self._commander.check_unseen("registering an update")
-        self._updates[name] = Handler("Update", name, function, Signature(name, function, what="Update"), validate)
+        self._updates[name] = Handler(function, Signature(name, function, what="Update"), validate)
         for request in [request for request in self._early.values() if request.name == name]:
             del self._early[request.id]
             self._commander.loop.call_soon(self._begin, request)  # what it uses may be defined below the handler

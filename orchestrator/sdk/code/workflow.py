@@ -199,7 +199,7 @@ class CodeWorkflow(Generic[P, R]):
         restore = self._signature.restore_result
         future: DurableFuture[R] = DurableFuture(commander, identifier, f"Workflow {self.name!r}", restore, cancel)
         future.waits_for_end = options.on_cancel == "wait"
-        return commander.expect(future)
+        return future
 
     @property
     def _queue(self) -> str:

@@ -215,6 +215,15 @@ def current_outlet() -> Outlet | None:
     return _outlet.get()
 
 
+def refuse_inside_task(awaited: str) -> None:
+    """Refuse to wait inside a task."""
+    if current_outlet() is not None:
+        raise OrchestratorError(
+            f"A task cannot wait for {awaited}: it would hold a slot while it waits, and a full fleet would wait for "
+            f"itself. Let a workflow schedule both, or let the task enqueue what follows."
+        )
+
+
 def enter(outlet: Outlet | None) -> None:
     """Make this the outlet of the task that the current thread or coroutine runs; None when it has ended."""
     _outlet.set(outlet)

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar, overload
 
 from orchestrator.errors import OrchestratorError, ResultTimeout
-from orchestrator.sdk.tasks.handle import Handle, refuse_inside_task
+from orchestrator.sdk.tasks.context import refuse_inside_task
+from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, check_timeout, complete, iterate
 from orchestrator.sdk.waiting.threads import Threads
 
@@ -43,7 +44,7 @@ def as_completed(handles: Iterable[Handle[R]], timeout: float | None = None) -> 
 
 
 def _completions(handles: Iterable[Handle[R]], timeout: float | None) -> Stream[Handle[R]]:
-    refuse_inside_task()
+    refuse_inside_task("another task")
     check_timeout(timeout)
     left = {handle._id: handle for handle in handles}
     if not left:

@@ -13,7 +13,6 @@ from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import (
     NotFound,
-    OrchestratorError,
     ResultTimeout,
     RunFailed,
     TaskCancelled,
@@ -22,7 +21,7 @@ from orchestrator.errors import (
 )
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.context import current_outlet
+from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.values.signature import Signature
@@ -66,7 +65,7 @@ class Handle(Generic[R]):
         return complete(self._result(timeout))
 
     def _result(self, timeout: float | None = None) -> Steps[R]:
-        refuse_inside_task()
+        refuse_inside_task("another task")
         check_timeout(timeout)
         ended = self._known() or (yield from self._client.backend.tasks.wait(self._id, timeout))
         if ended is None:
@@ -174,7 +173,7 @@ class RunHandle(Generic[R]):
         return complete(self._wait_ended(timeout))
 
     def _wait_ended(self, timeout: float | None = None) -> Steps[str]:
-        refuse_inside_task()
+        refuse_inside_task("another task")
         check_timeout(timeout)
         ended = yield from self._client.backend.runs.wait(self._id, timeout)
         if ended is None:
@@ -301,12 +300,3 @@ class RunHandle(Generic[R]):
     acancel = twin(cancel)
     arerun = twin(rerun)
     aretry = twin(retry)
-
-
-def refuse_inside_task() -> None:
-    """Refuse to wait inside a task."""
-    if current_outlet() is not None:
-        raise OrchestratorError(
-            "A task cannot wait for another task: it would hold a slot while it waits, and a full fleet would wait for "
-            "itself. Put both steps into a workflow, or let the second task enqueue what follows."
-        )

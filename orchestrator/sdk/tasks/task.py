@@ -112,8 +112,8 @@ class Task(Generic[P, R]):
         scheduled = self._as_scheduled(commander.started.queue)
         described = scheduled._described(identifier, args, kwargs, commander.run_id, ordinal)
         commander.issue(ScheduleTask(ordinal, described, digest_call(args, kwargs)))
-        what, restore, cancel = f"Task {self.name!r}", self._signature.restore_kept, CancelTask(identifier)
-        return commander.expect(DurableFuture(commander, identifier, what, restore, cancel))
+        restore = self._signature.restore_kept
+        return DurableFuture(commander, identifier, f"Task {self.name!r}", restore, CancelTask(identifier))
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Have a worker run it; the task is durable when this returns: `resize.enqueue("a.png", width=50).result()`.
