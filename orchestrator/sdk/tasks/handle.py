@@ -13,6 +13,7 @@ from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import (
     NotFound,
+    OrchestratorError,
     ResultTimeout,
     RunFailed,
     TaskCancelled,
