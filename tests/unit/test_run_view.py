@@ -113,6 +113,14 @@ def test_a_line_is_cut_off_where_the_terminal_ends() -> None:
     assert lines[3].endswith("…")
 
 
+def test_a_narrow_terminal_has_shorter_bars_and_no_fewer_counts() -> None:
+    steps = [fan("process-each-of-them-in-turn", "open", ended=2, total=3, started_at=NOW)]
+    for width in (60, 80, 120):
+        line = text_of(draw(RUN, steps, NOW, None, width), width).splitlines()[2]
+        assert "2/3" in line, line
+        assert len(line) <= width
+
+
 def test_every_state_has_its_symbol() -> None:
     states = ("waiting", "open", "success", "failed", "skipped", "cancelled")
     steps = [step(state, state) for state in states]

@@ -97,7 +97,7 @@ def _open(view: OpenView, now: datetime) -> str:
 # -- while one watches
 
 
-def draw_code(run: RunView, code: CodeView, now: datetime, _height: int | None = None) -> Group:
+def draw_code(run: RunView, code: CodeView, now: datetime, _height: int | None = None, _width: int = 0) -> Group:
     """Return the picture of a run: how it is doing, what it waits for, and where."""
     lines = [f"  waits for {one_line(line)}" for line in waits(code, now)]
     lines += [f"  at {one_line(place)}" for place in code.places]

@@ -58,7 +58,7 @@ def watch_workflow(handle: RunHandle[Any], look: Callable[[], tuple[RunView, Seq
 def watch_drawn(
     handle: RunHandle[Any],
     look: Callable[[], tuple[RunView, T]],
-    draw: Callable[[RunView, T, datetime, int | None], RenderableType],
+    draw: Callable[[RunView, T, datetime, int | None, int], RenderableType],
     tell: Callable[[RunView, T, datetime], None],
 ) -> RunView:
     """Draw a run with its details until it ends or, where there is no terminal, tell what changes."""
@@ -69,7 +69,7 @@ def watch_drawn(
 
         def show(run: RunView, details: T, now: datetime) -> None:
             height = None if run.status in ENDED_RUN_STATES else paper.height  # what stays may scroll
-            live.update(draw(run, details, now, height), refresh=True)
+            live.update(draw(run, details, now, height, paper.width), refresh=True)
 
         return _follow_closely(handle, look, show, lambda text: paper.print(Text(text, style="yellow")))
 

@@ -19,6 +19,8 @@ from orchestrator.store.insights import RunView, StepView
 MOST_LINES = 40
 """Steps up to which each has a line of its own."""
 _BAR = 24
+_WIDE = 5 * _BAR
+"""Columns from which on a bar is as long as it gets."""
 _MOST_NAMES = 3
 _MOST_FAILURES = 5
 _LOOKS = {
@@ -145,15 +147,17 @@ def _some(names: Sequence[str]) -> str:
 # -- lines to a picture
 
 
-def draw(run: RunView, steps: Sequence[StepView], now: datetime, height: int | None = None) -> Group:
-    """Return the picture of a run, no higher than the terminal."""
+def draw(
+    run: RunView, steps: Sequence[StepView], now: datetime, height: int | None = None, width: int = _WIDE
+) -> Group:
+    """Return the picture of a run, no higher than the terminal, and with bars that leave room in its width."""
     room = max(4, height - 4) if height else MOST_LINES
     lines = to_lines(steps, min(MOST_LINES, room))
     is_layered = len(lines) > 0 and len(steps) > min(MOST_LINES, room)
     failures = [step for step in steps if step.state == "failed"][:_MOST_FAILURES] if is_layered else []
     room -= len(failures)
     picture: list[Text] = [headline(run, now), Text()]
-    picture += draw_lines(_fit(lines, room), now)
+    picture += draw_lines(_fit(lines, room), now, width)
     picture += [_crop(Text.assemble(("✗ ", "red"), step.name, "  ", (trouble(step), "red"))) for step in failures]
     return Group(*picture)
 
@@ -176,7 +180,7 @@ def headline(run: RunView, now: datetime) -> Text:
     return _crop(text)
 
 
-def draw_lines(lines: Sequence[Line], now: datetime, width: int = 5 * _BAR) -> list[Text]:
+def draw_lines(lines: Sequence[Line], now: datetime, width: int = _WIDE) -> list[Text]:
     """Return lines as aligned columns: graph, bar, count, time, remarks. What does not fit is cut off at the end."""
     graphs = [_graph(line) for line in lines]
     counts = [_count(line) for line in lines]

@@ -122,7 +122,8 @@ def print_log(app: Orchestrator, task: bytes, *, follow: bool, as_json: bool) ->
     if silent:
         echo(
             f"No line is kept of this task. Kept are the last 200 that it said with ctx.log, for an hour. What it "
-            f"prints, or logs with `logging`, is in the log of its worker: orchestrator tasks show {to_text(task)}",
+            f"prints, or logs with `logging`, is in the log of its worker, which this names: "
+            f"orchestrator tasks show {to_text(task)}",
             err=True,
         )
 
