@@ -10,16 +10,18 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 _MIRROR = """
-INSERT INTO orchestrator.workers AS w (id, host, pid, queues, names, slots, running, state, started_at, seen_at)
+INSERT INTO orchestrator.workers AS w (id, host, pid, queues, names, slots, running, state, started_at, seen_at,
+                                       still_since, holds)
 SELECT b.id, b.host, b.pid, ARRAY(SELECT jsonb_array_elements_text(b.queues)),
        ARRAY(SELECT jsonb_array_elements_text(b.names)), b.slots, b.running, b.state,
-       to_timestamp(b.started_at), %(now)s::timestamptz
+       to_timestamp(b.started_at), %(now)s::timestamptz, %(now)s::timestamptz - b.still * interval '1 second',
+       ARRAY(SELECT jsonb_array_elements_text(b.holds)::uuid)
   FROM jsonb_to_recordset(%(beats)s::jsonb)
        AS b(id text, host text, pid int, queues jsonb, names jsonb, slots int, running int, state text,
-            started_at float8)
+            started_at float8, still float8, holds jsonb)
     ON CONFLICT (id) DO UPDATE
    SET queues = excluded.queues, names = excluded.names, slots = excluded.slots, running = excluded.running,
-       state = excluded.state, seen_at = excluded.seen_at
+       state = excluded.state, seen_at = excluded.seen_at, still_since = excluded.still_since, holds = excluded.holds
 """
 
 
@@ -35,6 +37,10 @@ class WorkerRow(NamedTuple):
     running: int
     state: str
     started_at: float
+    still: float | None = None
+    """Seconds for which its process has done nothing, if that is too long."""
+    holds: Sequence[str] = ()
+    """Of one that stands still, the first tasks that it holds."""
 
 
 def mirror(connection: Connection, workers: Sequence[WorkerRow], now: datetime) -> None:
@@ -45,7 +51,8 @@ def mirror(connection: Connection, workers: Sequence[WorkerRow], now: datetime) 
 
 _GONE = """
 UPDATE orchestrator.workers
-   SET state = CASE WHEN state = 'draining' OR id = ANY(%(stopped)s::text[]) THEN 'stopped' ELSE 'dead' END, running = 0
+   SET state = CASE WHEN state = 'draining' OR id = ANY(%(stopped)s::text[]) THEN 'stopped' ELSE 'dead' END,
+       running = 0, still_since = NULL, holds = '{}'
  WHERE (state NOT IN ('dead', 'stopped') AND NOT (id = ANY(%(live)s::text[])))
     OR (state = 'dead' AND id = ANY(%(stopped)s::text[]))
 """

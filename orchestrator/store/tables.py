@@ -154,7 +154,7 @@ attempts = Table(
         "outcome",
         Text,
         nullable=False,
-        comment="failed, lost or postponed; the attempt that ended a task is in ended_tasks",
+        comment="failed, lost, postponed or returned; the attempt that ended a task is in ended_tasks",
     ),
     Column("error", JSONB),
     Column("worker", Text),
@@ -516,5 +516,17 @@ workers = Table(
     Column("state", Text, nullable=False, comment="live, draining or dead"),
     Column("started_at", DateTime(timezone=True), nullable=False),
     Column("seen_at", DateTime(timezone=True), nullable=False),
+    Column(
+        "still_since",
+        DateTime(timezone=True),
+        comment="since when its process does nothing, because the code of a task keeps it or somebody has stopped it",
+    ),
+    Column(
+        "holds",
+        ARRAY(Uuid),
+        nullable=False,
+        server_default=text("'{}'"),
+        comment="while it stands still: the first tasks that it holds",
+    ),
     comment="a mirror of the fleet for people to look at; the truth is in the heartbeats",
 )

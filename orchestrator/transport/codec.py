@@ -83,6 +83,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     """Grows with every beat, so that one that merely has not expired yet is not taken for a new one."""
     hungry: bool = False
     """All its slots are busy, and it could have more: it wants to know whether work waits."""
+    still: Annotated[float, Meta(ge=0, lt=1e9)] = 0.0
+    """Seconds for which its process has done nothing, if that is too long."""
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):

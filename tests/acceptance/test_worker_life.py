@@ -191,6 +191,8 @@ def test_a_worker_ends_although_a_task_keeps_the_interpreter_to_itself(life: Sta
     handle = stubborn.keeps_the_interpreter.enqueue(str(tmp_path / "started"))
     pids(tmp_path / "started")
     eventually(lambda: worker.logged(f"it holds {handle.id}"), "it is told that the process stands still")
+    still = "SELECT id FROM orchestrator.workers WHERE still_since < now() AND CAST(:id AS uuid) = ANY(holds)"
+    eventually(lambda: life.sql(still, id=handle.id), "people are shown so")
     worker.stop()
     assert worker.logged("is killed: it stands still, and was to end")
     eventually(lambda: handle.status() == "pending", "it is handed back")

@@ -68,6 +68,7 @@ class Worker:
         self.name = name
         self.alive = True
         self.doubtful = self.burst = self.draining = self.hungry = False
+        self.still = 0.0
         self.held: list[tuple[bytes, int]] = []
         self._redis = redis
         self._streams = WorkerStreams(redis, KEYS)
@@ -100,6 +101,7 @@ class Worker:
             self.draining,
             number=self._beats,
             hungry=self.hungry,
+            still=self.still,
         )
         self._streams.beat([beat], self._knows, 600.0)
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 import psutil
@@ -513,6 +513,25 @@ def test_workers_are_listed_and_the_unheard_do_not_count(
     assert "3/10" in run("workers").output
 
 
+def test_a_worker_that_stands_still_is_named_with_its_tasks(
+    engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
+) -> None:
+    task = str(uuid4())
+    row = WorkerRow("frozen", "there", 8, ["cold"], [], 10, 1, "live", 0.0, still=12.0, holds=[task])
+    with engine.begin() as connection:
+        fleet.mirror(connection, [row], datetime.now(UTC))
+    [shown] = [worker for worker in read("workers")["workers"] if worker["id"] == "frozen"]
+    assert (shown["state"], shown["holds"]) == ("still", [task])
+    assert re.search(rf"^frozen stands still for 1\d(\.\d)?s, holds {task}$", run("workers").output, re.MULTILINE)
+    [told] = [one for one in read("status")["trouble"] if one["kind"] == "worker stands still"]
+    assert told["about"] == "frozen"
+    assert told["message"].startswith("Worker frozen (process 8 on there) stands still for 1")
+    assert f"s, holds {task}: " in told["message"]
+    with engine.begin() as connection:
+        fleet.mark_gone(connection, [], [], datetime.now(UTC))
+    assert "stands still" not in run("workers").output
+
+
 def test_status_tells_how_it_is_going_and_what_is_wrong(
     engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
 ) -> None:
@@ -535,6 +554,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
         "slots",
         "running",
         "inbox",
+        "still_workers",
         "unknown_tasks",
         "unserved_queues",
         "paused_queues",

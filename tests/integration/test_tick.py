@@ -18,6 +18,7 @@ from orchestrator.domain.ids import derived_id, time_ordered_id
 from orchestrator.domain.tasks.reports import Flush, Report
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Lost, NewTask, Returned, Started, Succeeded
 from orchestrator.scheduler.leadership import TermOver
+from orchestrator.store.insights import list_workers, overview, show_task
 from orchestrator.store.tasks import enqueue
 from orchestrator.transport import leader
 from orchestrator.transport.codec import (
@@ -1231,6 +1232,50 @@ def test_a_doubtful_worker_is_told_which_of_its_attempts_still_count(system: Sys
     system.look()
     orders = worker.orders()
     assert Order(stop=[Attempt(stale.id, 1), Attempt(ID, 3)], go_on=True) in orders
+
+
+def test_a_worker_that_stands_still_is_shown_with_what_it_holds(system: System) -> None:
+    worker = system.worker()
+    system.dispatch(5)
+    tasks = worker.take()
+    system.look()
+    worker.still = 7.0
+    system.look()
+    with system.engine.begin() as connection:
+        (shown,) = list_workers(connection)
+        found = overview(connection)
+    assert (shown.state, shown.holds) == ("still", tuple(UUID(bytes=task.id) for task in tasks[:3]))
+    assert shown.still is not None
+    assert 7.0 <= shown.still < 60.0
+    assert (found.workers, found.slots, [one.id for one in found.still_workers]) == (0, 0, ["w1"])
+    worker.still = 0.0
+    system.look()
+    with system.engine.begin() as connection:
+        (shown,) = list_workers(connection)
+    assert (shown.state, shown.still, shown.holds) == ("live", None, ())
+
+
+def test_an_attempt_that_was_handed_back_is_kept_if_it_had_begun(system: System) -> None:
+    worker = system.worker()
+    begun, waiting = system.dispatch(2)
+    first, second = worker.take()
+    worker.start(first)
+    system.tick()
+    worker.report(*(Returned(task.id, 1, "worker stops") for task in (first, second)))
+    system.tick()
+    assert system.states(begun, waiting) == ["dispatched", "dispatched"]
+    with system.engine.begin() as connection:
+        details = [show_task(connection, UUID(handle.id)) for handle in (begun, waiting)]
+    attempts = [detail.attempts for detail in details if detail is not None]
+    assert [[(one.attempt, one.outcome) for one in some] for some in attempts] == [
+        [(1, "returned"), (2, "dispatched")],
+        [(2, "dispatched")],
+    ]
+    returned = attempts[0][0]
+    assert (returned.worker, returned.error) == ("w1", None)
+    assert returned.started_at is not None
+    assert returned.ended_at is not None
+    assert returned.started_at < returned.ended_at
 
 
 def test_a_doubtful_worker_is_given_nothing_new(system: System) -> None:

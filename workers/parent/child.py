@@ -58,6 +58,8 @@ class Child:
         """Attempts that it was told to stop, and since when."""
         self._frozen_looks = 0
         self._still_looks = 0
+        self._still = 0.0
+        """Seconds for which it has stood still, if it does."""
         self._left_at = 0.0
         """When it was told to end, if it was."""
         self._overdue: list[Limit] = []
@@ -123,6 +125,7 @@ class Child:
             draining=self.draining or self.spent,
             number=number,
             hungry=hungry,
+            still=self._still,
         )
 
     # -- code that stops the whole process
@@ -139,6 +142,7 @@ class Child:
         """Say, once each time, that the process has done nothing for so long: one task keeps it, or it is stopped."""
         pulse, _ = self.held.pulse()
         self._still_looks = self._still_looks + 1 if pulse > 0.0 and now - pulse > grace else 0
+        self._still = now - pulse if self._still_looks > 1 else 0.0
         return self._still_looks == 2
 
     def is_beyond_drain(self, now: float, patience: float) -> bool:

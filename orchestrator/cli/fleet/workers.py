@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from orchestrator.cli.system.trouble import stands_still
 from orchestrator.cli.terminal.options import json_option
-from orchestrator.cli.terminal.output import print_json, print_table, state
+from orchestrator.cli.terminal.output import echo, print_json, print_table, state
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.cli.terminal.times import ago, present
 from orchestrator.store import insights
@@ -45,3 +46,6 @@ def command(as_json: bool) -> None:
         ],
         empty="No worker has been seen. Start one: orchestrator worker --app module:app",
     )
+    for worker in workers:
+        if worker.state == "still":
+            echo(f"{worker.id} {stands_still(worker)}")

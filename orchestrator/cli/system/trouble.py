@@ -13,7 +13,7 @@ from orchestrator.domain.tasks import obstacles
 from orchestrator.errors import ConfigurationError
 from orchestrator.harmless import sentence
 from orchestrator.settings import Settings
-from orchestrator.store.insights import Connections, Events, LongTransaction, Overview, UnknownTasks
+from orchestrator.store.insights import Connections, Events, LongTransaction, Overview, UnknownTasks, WorkerView
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.health import RedisHealth, look
 from orchestrator.transport.inspection import RedisView, inspect
@@ -73,6 +73,14 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
         say = obstacles.no_database if is_known else obstacles.unknown_task
         kind = "no database" if is_known else "unknown task"
         yield Trouble(kind=kind, about=unknown.name, message=say(unknown.queue, _unknown(unknown, now)))
+    for worker in overview.still_workers:
+        yield Trouble(
+            kind="worker stands still",
+            about=worker.id,
+            message=f"Worker {worker.id} (process {worker.pid} on {worker.host}) {stands_still(worker)}: code of a "
+            f"task keeps the interpreter to itself, or somebody has stopped the process. When a task of it comes to "
+            f"its timeout or is cancelled, the process is replaced: orchestrator tasks cancel ID",
+        )
     if overview.stuck_runs:
         yield Trouble(
             kind="stuck runs",
@@ -87,6 +95,12 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
             message=f"Schedule {forgotten.key} is no longer in the code of {forgotten.origin}, and still fires. "
             f"Delete it: orchestrator schedules delete {forgotten.key}",
         )
+
+
+def stands_still(worker: WorkerView) -> str:
+    """Say for how long a worker has done nothing, and with which tasks."""
+    tasks = ", ".join(map(str, worker.holds)) or "no task"
+    return f"stands still for {duration(worker.still)}, holds {tasks}"
 
 
 def _unknown(unknown: UnknownTasks, now: datetime) -> str:

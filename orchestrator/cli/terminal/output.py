@@ -32,6 +32,8 @@ _COLOURS = {
     "dispatched": "cyan",
     "pending": "yellow",
     "draining": "yellow",
+    "still": "red",
+    "returned": "yellow",
     "unheard": "yellow",
     "stopped": "dim",
     "cancelled": "dim",

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.domain.ids import to_text
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.tick import Tick
 from orchestrator.settings import Settings
@@ -29,6 +30,8 @@ from orchestrator.transport.keys import private_queue
 from orchestrator.transport.leader import LeaderStreams
 
 _MIRROR_EVERY = 5.0
+_MOST_SHOWN = 3
+"""Tasks that people are shown of a worker that stands still."""
 
 
 class Watch:
@@ -101,7 +104,7 @@ class Watch:
                 self._order(beat.worker, drain=True)
             elif beat.hungry and waiting.has_ready(tick.connection, beat.queues):
                 self._order(beat.worker, work_waits=True)
-        shape = {(beat.worker, beat.running, beat.draining) for beat in self._fleet.beats.values()}
+        shape = {(beat.worker, beat.running, beat.draining, beat.still > 0) for beat in self._fleet.beats.values()}
         if shape != self._mirrored or self._stopped or (shape and self._monotonic >= self._mirror_at):
             if shape:
                 mirror.mirror(tick.connection, [self._row(beat) for beat in self._fleet.beats.values()], tick.now)
@@ -147,6 +150,8 @@ class Watch:
             running=beat.running,
             state="draining" if beat.draining else "live",
             started_at=beat.started_at,
+            still=beat.still or None,
+            holds=[to_text(task) for task, _ in unpack_attempts(beat.held)[:_MOST_SHOWN]] if beat.still else [],
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -69,7 +70,7 @@ WITH waiting AS (
 ), serving AS (
     SELECT queue, count(*) AS workers, sum(slots) AS slots
       FROM orchestrator.workers CROSS JOIN LATERAL unnest(queues) AS queue
-     WHERE state = 'live' AND {IS_FRESH} GROUP BY queue
+     WHERE state = 'live' AND still_since IS NULL AND {IS_FRESH} GROUP BY queue
 )
 SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coalesce(unknown, 0) AS unknown,
        coalesce(blocked, 0) AS blocked, coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running,
@@ -108,16 +109,23 @@ class WorkerView:
     running: int
     """How many it runs now."""
     state: str
-    """`live`, `draining`, `stopped` (it had drained) or `dead`; `unheard` if no leader has looked lately."""
+    """`live`, `draining`, `still` (its process does nothing), `stopped` (it had drained) or `dead`; `unheard` if no
+    leader has looked lately."""
     started_at: datetime
     """When it started."""
     seen_at: datetime
     """When the leader last heard of it."""
+    still: float | None = None
+    """Seconds for which its process has done nothing: the code of a task keeps it, or somebody has stopped it."""
+    holds: tuple[UUID, ...] = ()
+    """Of one that stands still, the first tasks that it holds."""
 
 
 _WORKERS = f"""
 SELECT id, host, pid, queues, names, slots, running,
-       CASE WHEN state IN ('dead', 'stopped') OR {IS_FRESH} THEN state ELSE 'unheard' END AS state, started_at, seen_at
+       CASE WHEN state IN ('dead', 'stopped') THEN state WHEN NOT {IS_FRESH} THEN 'unheard'
+            WHEN still_since IS NOT NULL THEN 'still' ELSE state END AS state, started_at, seen_at,
+       extract(epoch FROM now() - still_since)::double precision AS still, holds::text[] AS holds
   FROM orchestrator.workers ORDER BY state IN ('dead', 'stopped'), host, started_at, id
 """
 
@@ -125,6 +133,9 @@ SELECT id, host, pid, queues, names, slots, running,
 def list_workers(connection: Connection) -> list[WorkerView]:
     """Return the fleet; at the end those that died in the last hour or stopped in the last minute."""
     return [
-        WorkerView(**row._asdict() | {"queues": tuple(row.queues), "names": tuple(row.names)})
+        WorkerView(
+            **row._asdict()
+            | {"queues": tuple(row.queues), "names": tuple(row.names), "holds": tuple(map(UUID, row.holds))}
+        )
         for row in connection.exec_driver_sql(_WORKERS)
     ]

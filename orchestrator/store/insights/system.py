@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.store import leases
 from orchestrator.store.database import current_revision
-from orchestrator.store.insights.fleet import IS_KNOWN, QueueCounts, list_queues, list_workers
+from orchestrator.store.insights.fleet import IS_KNOWN, QueueCounts, WorkerView, list_queues, list_workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +128,8 @@ class Overview:
     """How many they say they run."""
     inbox: int
     """Requests that the leader has not applied yet."""
+    still_workers: tuple[WorkerView, ...]
+    """Those whose process does nothing; they are not among the live ones."""
     unknown_tasks: tuple[UnknownTasks, ...]
     """What no live worker knows."""
     unserved_queues: tuple[str, ...]
@@ -156,7 +158,8 @@ _OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running
 def overview(connection: Connection, *, shard: int = 0) -> Overview:
     """Return how the system is doing."""
     queues = list_queues(connection)
-    live = [worker for worker in list_workers(connection) if worker.state == "live"]
+    workers = list_workers(connection)
+    live = [worker for worker in workers if worker.state == "live"]
     minute, hour = _ended(connection)
     cursor = leases.read_cursor(connection, shard)
     stuck_runs, stuck_reason = connection.exec_driver_sql(_STUCK).one()
@@ -170,6 +173,7 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
         slots=sum(worker.slots for worker in live),
         running=sum(worker.running for worker in live),
         inbox=_inbox_depth(connection),
+        still_workers=tuple(worker for worker in workers if worker.state == "still"),
         unknown_tasks=_unknown(connection),
         unserved_queues=tuple(queue.queue for queue in queues if queue.ready and not queue.workers),
         paused_queues=tuple(

@@ -77,7 +77,8 @@ class AttemptView:
     attempt: int
     """Its number, the fence."""
     outcome: str
-    """`failed` or `lost` where another attempt followed; of the last attempt, the state of the task."""
+    """`failed`, `lost`, `postponed` or `returned` where another attempt followed; of the last one, the
+    state of the task."""
     error: ErrorView | None
     """What went wrong."""
     worker: str | None
@@ -101,7 +102,8 @@ class TaskDetail(TaskView):
     error: ErrorView | None
     """How it failed."""
     attempts: tuple[AttemptView, ...]
-    """Its attempts, oldest first. Messages that were lost or handed back cost a number and leave no line."""
+    """Its attempts, oldest first. What was lost or handed back before it began costs a number, and leaves
+    no line."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,9 +32,12 @@ def among(states: Iterable[TaskState]) -> str:
 
 
 def current_attempt(states: Iterable[TaskState] = IN_FLIGHT_STATES) -> str:
-    """Return a join that finds the row of each reported attempt `r` which still counts, as `found.place`."""
+    """Return a join that finds the row of each reported attempt `r` which still counts, as `found.place`.
+
+    Beside it stands when the attempt began and who runs it, as far as that is known.
+    """
     return f"""CROSS JOIN LATERAL (
-           SELECT ctid AS place FROM orchestrator.tasks
+           SELECT ctid AS place, started_at AS began, worker AS runner FROM orchestrator.tasks
             WHERE id = r.id AND attempt = r.attempt AND status IN {among(states)} LIMIT 1) AS found"""
 
 
@@ -276,12 +279,13 @@ WITH back AS (
            AS r(id, attempt, delay, failures, losses, alone, outcome, error, worker, duration, hold)
      {current_attempt(sources_of(TaskState.PENDING)[:2])}
      WHERE t.ctid = found.place AND t.completion IS NULL
-    RETURNING t.id, t.queue, t.run_id, t.attempt, t.step, t.lane, t.wake_at, r.outcome, r.error, r.worker, r.duration
+    RETURNING t.id, t.queue, t.run_id, t.attempt, t.step, t.lane, t.wake_at, r.outcome, r.error, r.duration,
+              found.began, coalesce(r.worker, found.runner) AS worker
 ), kept AS (
     INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
-    SELECT id, attempt, outcome, error, worker,
-           %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz
-      FROM back WHERE outcome IS NOT NULL
+    SELECT id, attempt, coalesce(outcome, 'returned'), error, worker,
+           coalesce(%(now)s::timestamptz - duration * interval '1 second', began), %(now)s::timestamptz
+      FROM back WHERE outcome IS NOT NULL OR (began IS NOT NULL AND run_id IS DISTINCT FROM id)
 ), arrived AS (
     {arrivals("back WHERE wake_at IS NULL AND lane IS NOT NULL")}
 )
@@ -300,7 +304,7 @@ class Again(NamedTuple):
     losses: int = 0
     alone: bool = False
     outcome: str | None = None
-    """`failed` or `lost` where the attempt is worth a line in the history."""
+    """`failed`, `lost` or `postponed`; None where it was handed back, which is kept as `returned` if it had begun."""
     error: str | None = None
     worker: str | None = None
     duration: float | None = None
