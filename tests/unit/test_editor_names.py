@@ -37,7 +37,7 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     ),
     Task: ("enqueue delay enqueue_in", "name queue function options schedule"),
     Handle: ("result status progress cancel retry", "id"),
-    RunHandle: ("wait_ended results iter_results outputs progress cancel rerun retry", "id"),
+    RunHandle: ("status wait_ended results iter_results outputs progress cancel rerun retry", "id"),
     WorkflowHandle: (
         "result status signal resolve reject query update cancel terminate reset retry rerun history",
         "id",
