@@ -88,7 +88,12 @@ def test_a_workflow_is_applied_started_and_followed_at_the_root(http: httpx.Clie
     assert shown["run"]["status"] == "success"
     assert [step["state"] for step in shown["steps"]] == ["success", "success"]
     assert http.get(f"/api/v1/runs/{run}/outputs").json() == {"outputs": {"first": 6, "second": 7}}
-    assert len(http.get(f"/runs/{run}/tasks").json()["items"]) == 2
+    in_order = http.get(f"/runs/{run}/tasks").json()["items"]
+    assert in_order == sorted(in_order, key=lambda task: task["created_at"])
+    page = http.get(f"/runs/{run}/tasks", params={"limit": 1}).json()
+    rest = http.get(f"/runs/{run}/tasks", params={"cursor": page["next"]}).json()
+    assert [*page["items"], *rest["items"]] == in_order
+    assert len(in_order) == 2
     assert run in [one["id"] for one in http.get("/runs", params={"workflow": "api_nightly"}).json()["items"]]
     assert http.get(f"/runs/{run}/tasks/first/logs", params={"index": 0, "attempt": 1}).json() == {"lines": []}
     assert http.get(f"/runs/{run}/tasks/frist/logs").json()["detail"].endswith("Did you mean 'first'?")

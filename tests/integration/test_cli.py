@@ -215,7 +215,7 @@ def test_searches_by_end_use_an_index(connection: Connection) -> None:
         (TaskFilter(since=datetime.now(UTC)), "ended_tasks_by_time"),
         (TaskFilter(error="x"), "ended_tasks_not_success"),
     ):
-        parameters = insights.tasks._parameters(wanted, 50, None, None)
+        parameters = insights.tasks._parameters(wanted, 50, None)
         plan = connection.exec_driver_sql(f"EXPLAIN {insights.tasks._LIST_BY_END}", parameters).scalars().all()
         assert index in "\n".join(plan)
     connection.rollback()

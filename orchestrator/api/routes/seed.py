@@ -92,7 +92,7 @@ def retry_run(api: Api, id: UUID) -> Asked:
 
 @routes.get("/runs/{id}/tasks")
 def list_tasks(api: Api, id: UUID, query: RunTasksQuery) -> Page[TaskView]:
-    """List the tasks of a run."""
+    """List the tasks of a run, in the order in which they were created."""
     api.backend.runs.progress(id.bytes)  # there is such a run
     wanted = TaskFilter(run=id)
     with api.reading() as connection:

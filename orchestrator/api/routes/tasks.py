@@ -159,7 +159,7 @@ def enqueue_many(api: Api, body: Calls) -> EnqueuedMany:
 
 @routes.get("")
 def list_tasks(api: Api, query: TaskQuery) -> Page[TaskView]:
-    """List tasks, open and ended, newest first."""
+    """List tasks, open and ended, newest first; those of a run from the first."""
     wanted = TaskFilter(statuses=query.status, queue=query.queue, name=query.name, run=query.run)
     with api.reading() as connection:
         found = insights.list_tasks(connection, wanted, limit=query.limit, before=query.cursor)

@@ -79,7 +79,7 @@ def list_(
     wanted = TaskFilter(statuses=tuple(TaskState(status) for status in statuses), **matching)
     _check_filter(wanted, before, after)
     with reading() as connection:
-        tasks = insights.list_tasks(connection, wanted, limit=limit, before=before, after=after)
+        tasks = insights.list_tasks(connection, wanted, limit=limit, before=after or before)
         shown = Shown(connection, "task", [task.id for task in tasks])
         gave_up = wanted.by_end and not wanted.run and len(tasks) < limit
         gave_up = gave_up and not insights.looked_at_all(connection, wanted, before)

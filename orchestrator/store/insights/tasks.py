@@ -164,9 +164,9 @@ SELECT * FROM (
 
 # OFFSET 0 keeps the planner from walking the primary key through everything that is newer than the run.
 _OF_RUN = "(SELECT * FROM {} WHERE run_id = %(run)s::uuid OFFSET 0) AS of_run"
-_PAST = """(%(after)s::uuid IS NULL OR seq >
-           (SELECT seq FROM orchestrator.tasks WHERE id = %(after)s::uuid
-             UNION ALL SELECT seq FROM orchestrator.ended_tasks WHERE id = %(after)s::uuid))"""
+_PAST = """(%(before)s::uuid IS NULL OR seq >
+           (SELECT seq FROM orchestrator.tasks WHERE id = %(before)s::uuid
+             UNION ALL SELECT seq FROM orchestrator.ended_tasks WHERE id = %(before)s::uuid))"""
 # The ids of a run's tasks derive from its own, and say nothing about their order.
 _LIST_OF_RUN = f"""
 SELECT * FROM (
@@ -200,26 +200,24 @@ def list_tasks(
     *,
     limit: int = 50,
     before: UUID | None = None,
-    after: UUID | None = None,
 ) -> list[TaskView]:
     """Return tasks that match: the newest, newest first; by their ends, those that ended last; of a run, its first.
 
-    `before`, or of a run `after`, is what `next_page` says of the page before. The tasks of a run stand among others
-    where the run began.
+    `before` is what `next_page` says of the page before. The tasks of a run stand among others where the run began.
     """
     statement = _LIST_OF_RUN if wanted.run else _LIST_BY_END if wanted.by_end else _LIST
-    rows = connection.exec_driver_sql(statement, _parameters(wanted, limit, before, after))
+    rows = connection.exec_driver_sql(statement, _parameters(wanted, limit, before))
     return [TaskView(**_columns(row)) for row in rows]
 
 
 def looked_at_all(connection: Connection, wanted: TaskFilter, before: UUID | None = None) -> bool:
     """Say whether a list by the ends of tasks goes back as far as there are any, or gave up before."""
-    parameters = _parameters(wanted, 1, before, None)
+    parameters = _parameters(wanted, 1, before)
     found: int = connection.exec_driver_sql(f"SELECT count(*) FROM ({_LOOKED_AT}) AS l", parameters).scalar_one()
     return found < MOST_LOOKED_AT
 
 
-def _parameters(wanted: TaskFilter, limit: int, before: UUID | None, after: UUID | None) -> dict[str, object]:
+def _parameters(wanted: TaskFilter, limit: int, before: UUID | None) -> dict[str, object]:
     states = wanted.statuses or tuple(TaskState)
     return {
         "open": not wanted.by_end and any(state in OPEN_TASK_STATES for state in states),
@@ -233,7 +231,6 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None, after: UUID
         "until": wanted.until,
         "error": wanted.error,
         "before": before and before.hex,
-        "after": after and after.hex,
         "limit": limit,
     }
 
