@@ -50,6 +50,29 @@ def stack(database_url: str, redis_url: str, tmp_path: Path, settings: dict[str,
 
 
 @pytest.fixture(scope="module")
+def leading(
+    request: pytest.FixtureRequest, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    """A scheduler for all tests of a module, which says for which `application` and with which `SETTINGS`."""
+    folder, settings = tmp_path_factory.mktemp("stack"), getattr(request.module, "SETTINGS", {})
+    with (
+        fresh_stack(database_url, redis_url, folder, **settings) as stack,
+        using(request.module.application, stack),
+    ):
+        stack.scheduler()
+        yield stack
+
+
+@pytest.fixture
+def life(leading: Stack) -> Iterator[Stack]:
+    """The same, for a test that brings its own workers; they are stopped after it."""
+    before = len(leading.processes)
+    yield leading
+    for process in leading.processes[before:]:
+        process.stop()
+
+
+@pytest.fixture(scope="module")
 def running(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A scheduler and a worker of two processes, for all tests of a module that disturb nothing."""
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:

@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import holding
 from project import log, wait_for
 
 from orchestrator import Orchestrator, TaskContext
@@ -17,21 +18,13 @@ from orchestrator import Orchestrator, TaskContext
 app = Orchestrator()
 
 
-@app.task
-def pid() -> int:
-    return os.getpid()
+pid = app.task(name="crashing.pid")(holding.pid)
+held = app.task(name="crashing.held")(holding.held)
+held_async = app.task(name="crashing.held_async")(holding.held_async)
 
 
 @app.task
 async def pid_async() -> int:
-    return os.getpid()
-
-
-@app.task
-def held(started: str, go: str) -> int:
-    """Say that it started, then wait for leave to end."""
-    log(started, str(os.getpid()))
-    wait_for(go)
     return os.getpid()
 
 
@@ -129,14 +122,6 @@ def _exit_code(child: int) -> int:
 
 
 # -- the event loop
-
-
-@app.task
-async def held_async(started: str, go: str) -> int:
-    log(started, str(os.getpid()))
-    while not Path(go).exists():
-        await asyncio.sleep(0.01)
-    return os.getpid()
 
 
 @app.task

@@ -8,6 +8,7 @@ import re
 import time
 from pathlib import Path
 
+import holding
 from project import log, wait_for
 
 from orchestrator import Orchestrator, Retry, SoftTimeout, TaskTimeout, WorkflowContext
@@ -16,30 +17,14 @@ app = Orchestrator()
 leak: list[bytes] = []
 
 
-@app.task
-def pid() -> int:
-    return os.getpid()
+pid = app.task(name="stubborn.pid")(holding.pid)
+held = app.task(name="stubborn.held")(holding.held)
+held_async = app.task(name="stubborn.held_async")(holding.held_async)
 
 
 @app.task
 def nap(seconds: float) -> int:
     time.sleep(seconds)
-    return os.getpid()
-
-
-@app.task
-def held(started: str, go: str) -> int:
-    """Say that it started, then wait for leave to end."""
-    log(started, str(os.getpid()))
-    wait_for(go)
-    return os.getpid()
-
-
-@app.task
-async def held_async(started: str, go: str) -> int:
-    log(started, str(os.getpid()))
-    while not Path(go).exists():
-        await asyncio.sleep(0.01)
     return os.getpid()
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,31 +16,12 @@ import psutil
 import pytest
 
 from orchestrator import Handle, TaskFailed, gather
-from tests.acceptance.conftest import fresh_stack
-from tests.acceptance.stack import HERE, Stack, using
+from tests.acceptance.stack import HERE, Stack
 from tests.waiting import eventually
 
 APP = ("--app", "crashing:app")
+application = crashing.app
 SETTINGS = {"worker_ttl": 2.0, "heartbeat": 0.5, "stop_grace": 0.5, "drain_timeout": 3.0, "loss_limit": 2}
-
-
-@pytest.fixture(scope="module")
-def leading(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A scheduler for all tests; each brings its own worker."""
-    with (
-        fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack"), **SETTINGS) as stack,
-        using(crashing.app, stack),
-    ):
-        stack.scheduler()
-        yield stack
-
-
-@pytest.fixture
-def life(leading: Stack) -> Iterator[Stack]:
-    before = len(leading.processes)
-    yield leading
-    for process in leading.processes[before:]:
-        process.stop()
 
 
 def lines(path: Path) -> list[str]:

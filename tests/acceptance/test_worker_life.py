@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +18,14 @@ import stubborn
 from orchestrator import Handle, Retry, TaskCancelled, TaskFailed, TaskTimeout
 from orchestrator.transport.codec import Heartbeat, decode, unpack_attempts
 from orchestrator.transport.keys import Keys
-from tests.acceptance.conftest import fresh_stack
-from tests.acceptance.stack import Process, Stack, using
+from tests.acceptance.stack import Process, Stack
 from tests.waiting import eventually
 
 APP = ("--app", "stubborn:app")
-
-
+application = stubborn.app
 SETTINGS = {"worker_ttl": 2.0, "heartbeat": 0.5, "stop_grace": 0.5, "scale_down_after": 0.5, "drain_timeout": 3.0} | {
     "turn_timeout": 0.5
 }
-
-
-@pytest.fixture(scope="module")
-def leading(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A scheduler for all tests; each brings its own worker."""
-    with (
-        fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack"), **SETTINGS) as stack,
-        using(stubborn.app, stack),
-    ):
-        stack.scheduler()
-        yield stack
-
-
-@pytest.fixture
-def life(leading: Stack) -> Iterator[Stack]:
-    before = len(leading.processes)
-    yield leading
-    for process in leading.processes[before:]:
-        process.stop()
 
 
 def pids(path: Path, count: int = 1) -> list[int]:

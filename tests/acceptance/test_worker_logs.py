@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,11 @@ import pytest
 import talking
 
 from orchestrator import Handle, Orchestrator, TaskFailed
-from tests.acceptance.conftest import fresh_stack
-from tests.acceptance.stack import HERE, Process, Stack, using
+from tests.acceptance.stack import HERE, Process, Stack
 from tests.waiting import eventually
 
 APP = ("--app", "talking:app")
-
-
-@pytest.fixture(scope="module")
-def leading(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A scheduler for all tests; each brings its own worker."""
-    with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack, using(talking.app, stack):
-        stack.scheduler()
-        yield stack
-
-
-@pytest.fixture
-def bakery(leading: Stack) -> Iterator[Stack]:
-    before = len(leading.processes)
-    yield leading
-    for process in leading.processes[before:]:
-        process.stop()
+application = talking.app
 
 
 def logged(worker: Process, words: str) -> str:
@@ -54,8 +37,8 @@ def failure(handle: Handle[Any]) -> TaskFailed:
     return raised.value
 
 
-def test_what_tasks_say_comes_out_with_their_names_and_ids(bakery: Stack) -> None:
-    worker = bakery.worker(*APP)
+def test_what_tasks_say_comes_out_with_their_names_and_ids(life: Stack) -> None:
+    worker = life.worker(*APP)
     for task in (talking.speaks, talking.speaks_async, talking.speaks_apart):
         handle = task.enqueue("rye")
         handle.result(timeout=30)
@@ -71,8 +54,8 @@ def test_what_tasks_say_comes_out_with_their_names_and_ids(bakery: Stack) -> Non
     assert "murmured" not in text
 
 
-def test_a_final_failure_is_one_error_with_its_traceback(bakery: Stack) -> None:
-    worker = bakery.worker(*APP)
+def test_a_final_failure_is_one_error_with_its_traceback(life: Stack) -> None:
+    worker = life.worker(*APP)
     for task, arguments in ((talking.burns, ("toast",)), (talking.burns_apart, ())):
         handle = task.enqueue(*arguments)
         failure(handle)
@@ -86,8 +69,8 @@ def test_a_final_failure_is_one_error_with_its_traceback(bakery: Stack) -> None:
     assert len(re.findall(r"^\d.* ERROR ", worker.log.read_text(), re.MULTILINE)) == 2
 
 
-def test_a_retry_is_a_warning_that_says_when(bakery: Stack) -> None:
-    worker = bakery.worker(*APP)
+def test_a_retry_is_a_warning_that_says_when(life: Stack) -> None:
+    worker = life.worker(*APP)
     handle = talking.burns_twice.enqueue()
     failure(handle)
     first = logged(worker, f"burns_twice[{handle.id}] failed, next try in 300 ms: KeyError: 'yeast' (talking.py:")
@@ -101,8 +84,8 @@ def test_a_retry_is_a_warning_that_says_when(bakery: Stack) -> None:
     assert logged(worker, f"postpones[{later.id}] succeeded in")
 
 
-def test_json_has_every_field_and_a_level_leaves_out_what_is_below(bakery: Stack) -> None:
-    worker = bakery.worker(*APP, "--log-format", "json", "--log-level", "debug")
+def test_json_has_every_field_and_a_level_leaves_out_what_is_below(life: Stack) -> None:
+    worker = life.worker(*APP, "--log-format", "json", "--log-level", "debug")
     handle = talking.burns.enqueue("toast")
     failure(handle)
     run = talking.app.start_many(talking.speaks, ["rye"])
@@ -130,7 +113,7 @@ def test_json_has_every_field_and_a_level_leaves_out_what_is_below(bakery: Stack
     assert next(line for line in lines if line["message"] == "printed rye")["logger"] == "orchestrator.stdout"
     worker.stop()
 
-    worker = bakery.worker(*APP, "--log-level", "WARNING", wait=False)
+    worker = life.worker(*APP, "--log-level", "WARNING", wait=False)
     talking.speaks.enqueue("rye").result(timeout=30)
     failure(talking.burns.enqueue("toast"))
     assert logged(worker, "failed")
@@ -138,8 +121,8 @@ def test_json_has_every_field_and_a_level_leaves_out_what_is_below(bakery: Stack
     assert not re.search("received|succeeded|logged rye", worker.log.read_text())
 
 
-def test_a_flood_is_told_in_one_line(bakery: Stack) -> None:
-    worker = bakery.worker(*APP)
+def test_a_flood_is_told_in_one_line(life: Stack) -> None:
+    worker = life.worker(*APP)
     handles = talking.app.enqueue_many(talking.burns, [(f"toast {number}",) for number in range(300)])
     for handle in handles:
         failure(handle)
@@ -149,8 +132,8 @@ def test_a_flood_is_told_in_one_line(bakery: Stack) -> None:
     assert worker.log.read_text().count("] failed: ") == 50
 
 
-def test_who_blocks_the_event_loop_is_named(bakery: Stack) -> None:
-    worker = bakery.worker(*APP)
+def test_who_blocks_the_event_loop_is_named(life: Stack) -> None:
+    worker = life.worker(*APP)
     handle = talking.blocks.enqueue(3.0)
     handle.result(timeout=30)
     line = logged(worker, "kept the event loop")
@@ -159,17 +142,17 @@ def test_who_blocks_the_event_loop_is_named(bakery: Stack) -> None:
     assert worker.log.read_text().count("kept the event loop") == 1
 
 
-def test_a_run_of_a_workflow_that_fails_is_told_too(bakery: Stack) -> None:
-    worker = bakery.worker(*APP)
+def test_a_run_of_a_workflow_that_fails_is_told_too(life: Stack) -> None:
+    worker = life.worker(*APP)
     run = talking.order.start("rye")
     assert logged(worker, f"talking.order[{run.id}] ordered rye")
     line = logged(worker, f"talking.order[{run.id}] failed: LookupError: no rye left")
     assert 'talking.py", line' in worker.log.read_text().partition(line)[2]
 
 
-def test_arguments_that_do_not_fit_are_told_without_a_traceback(bakery: Stack) -> None:
-    worker = bakery.worker(*APP)
-    settings = bakery.settings
+def test_arguments_that_do_not_fit_are_told_without_a_traceback(life: Stack) -> None:
+    worker = life.worker(*APP)
+    settings = life.settings
     stranger = Orchestrator(database_url=settings.database_url, redis_url=settings.redis_url)
     handle = stranger.task(name="talking.naps")(print).enqueue("long")
     failure(handle)
@@ -178,8 +161,8 @@ def test_arguments_that_do_not_fit_are_told_without_a_traceback(bakery: Stack) -
     assert "Traceback" not in worker.log.read_text()
 
 
-def test_logging_of_the_applications_own_is_left_as_it_is(bakery: Stack) -> None:
-    worker = bakery.worker("--app", "talking_own:app")
+def test_logging_of_the_applications_own_is_left_as_it_is(life: Stack) -> None:
+    worker = life.worker("--app", "talking_own:app")
     handle = talking.speaks.enqueue("rye")
     handle.result(timeout=30)
     assert logged(worker, f"own talking.speaks|{handle.id}|logged rye").startswith("own ")
@@ -191,12 +174,12 @@ def test_logging_of_the_applications_own_is_left_as_it_is(bakery: Stack) -> None
     assert "own ||" not in worker.log.read_text().replace("own ||Using selector", ""), "the worker's lines are its own"
 
 
-def test_the_configuration_in_the_guide_takes_all_lines(bakery: Stack, tmp_path: Path) -> None:
+def test_the_configuration_in_the_guide_takes_all_lines(life: Stack, tmp_path: Path) -> None:
     guide = (HERE.parents[1] / "docs" / "operations.md").read_text().partition("### Logging of your own")[2]
     block = guide.partition("```python\n")[2].partition("```")[0]
     path = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n"
     (tmp_path / "guided.py").write_text(f"{block}{path}from talking import app\n")
-    worker = bakery.worker("--app", "guided:app", folder=tmp_path)
+    worker = life.worker("--app", "guided:app", folder=tmp_path)
     handle = talking.speaks.enqueue("rye")
     handle.result(timeout=30)
     for words in ("received", "printed rye", "logged rye", "unfinished rye", "succeeded in"):
@@ -205,12 +188,12 @@ def test_the_configuration_in_the_guide_takes_all_lines(bakery: Stack, tmp_path:
 
 @pytest.mark.parametrize("app", ["talking:app", "talking_own:app"])
 @pytest.mark.parametrize("is_read", [True, False], ids=["unread", "closed"])
-def test_nobody_hangs_on_a_reader_who_does_not_read_or_is_gone(bakery: Stack, app: str, is_read: bool) -> None:
+def test_nobody_hangs_on_a_reader_who_does_not_read_or_is_gone(life: Stack, app: str, is_read: bool) -> None:
     reader, writer = os.pipe()
     worker = subprocess.Popen(
         [sys.executable, "-m", "orchestrator", "worker", "--app", app, "--processes", "1"],
         cwd=HERE,
-        env=bakery.environment,
+        env=life.environment,
         stdout=writer,
         stderr=writer,
     )
@@ -229,11 +212,11 @@ def test_nobody_hangs_on_a_reader_who_does_not_read_or_is_gone(bakery: Stack, ap
             os.close(reader)
 
 
-def test_a_slow_reader_misses_nothing(bakery: Stack) -> None:
+def test_a_slow_reader_misses_nothing(life: Stack) -> None:
     worker = subprocess.Popen(
         [sys.executable, "-m", "orchestrator", "worker", *APP, "--processes", "1"],
         cwd=HERE,
-        env=bakery.environment,
+        env=life.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from orchestrator import WorkflowHandle
 from orchestrator.domain.code.activation import Activated, Activation
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.transport.codec import decode
-from tests.integration.stage import System
+from tests.integration.stage import System, Worker
+
+
+@pytest.fixture
+def engine_(system: System) -> Iterator[Engine]:
+    """What runs the code of the application's workflows."""
+    engine = Engine(system.app.code_workflows.find, 1_000_000)
+    yield engine
+    engine.close()
 
 
 def activation(dispatch: Dispatch) -> Activation:
@@ -19,6 +30,23 @@ def activation(dispatch: Dispatch) -> Activation:
 
 def act(engine: Engine, dispatch: Dispatch) -> Activated:
     return engine.activate(activation(dispatch), dispatch.id, dispatch.attempt)
+
+
+def turn(system: System, worker: Worker, engine: Engine) -> int:
+    """Let all code that is due take a turn; return how many did."""
+    system.look()
+    turns = [task for task in worker.take() if task.is_activation]
+    worker.report(*(act(engine, one) for one in turns))
+    system.look()
+    return len(turns)
+
+
+def rest(system: System, worker: Worker, engine: Engine) -> None:
+    """Let all code take its turns until none is due."""
+    for _ in range(20):
+        if not turn(system, worker, engine):
+            return
+    raise AssertionError("the code never comes to rest")
 
 
 def kinds(system: System, handle: WorkflowHandle[Any]) -> list[str]:

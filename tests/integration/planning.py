@@ -117,6 +117,21 @@ def leader_of(
     engine.dispose()
 
 
+def explained(connection: Connection, *calls: Callable[[Any], object]) -> list[str]:
+    """Return how Postgres would run the statements of functions that only read."""
+    sent: list[tuple[str, Any]] = []
+
+    class Spy:
+        def exec_driver_sql(self, statement: str, parameters: Any) -> list[Any]:
+            sent.append((statement, parameters))
+            return []
+
+    for call in calls:
+        call(Spy())
+    plans = [connection.exec_driver_sql(f"EXPLAIN {statement}", parameters) for statement, parameters in sent]
+    return ["\n".join(row[0] for row in plan) for plan in plans]
+
+
 def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield node
     for child in node.get("Plans", ()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -325,6 +326,15 @@ def system(engine: Engine, database_url: str, redis_url: str) -> Iterator[System
     yield system
     system.close()
     redis.close()
+
+
+@pytest.fixture
+def in_empty_folder(database_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where commands run, on the servers of the tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", redis_url)
+    return tmp_path
 
 
 def raw(handle: Handle[Any] | RunHandle[Any]) -> bytes:

@@ -358,10 +358,8 @@ def test_runs_whose_children_wait_for_each_other_do_not_wait_for_ever(system: Sy
     assert states == ["failed", "success"], "one had to give way"
 
 
-def test_a_run_that_waits_for_its_limit_says_for_whom(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
-
+@pytest.mark.usefixtures("in_empty_folder")
+def test_a_run_that_waits_for_its_limit_says_for_whom(system: System) -> None:
     def run(*words: str) -> str:
         return CliRunner().invoke(main, words).stdout
 

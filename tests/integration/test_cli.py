@@ -66,11 +66,8 @@ def connection(engine: Engine) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def run(database_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def run(in_empty_folder: Path) -> Callable[..., Result]:
     """Run a command in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", redis_url)
     return lambda *words: CliRunner().invoke(main, [str(word) for word in words])
 
 

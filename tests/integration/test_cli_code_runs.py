@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,20 +22,7 @@ from tests.integration.stage import System, Worker
 from tests.waiting import eventually
 
 KNOWS = ("job", "order", "parcel")
-
-
-@pytest.fixture(autouse=True)
-def _settings(system: System, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.chdir(str(tmp_path))
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
-
-
-@pytest.fixture
-def engine_(system: System) -> Iterator[Engine]:
-    engine = Engine(system.app.code_workflows.find, 1_000_000)
-    yield engine
-    engine.close()
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 
 @pytest.fixture

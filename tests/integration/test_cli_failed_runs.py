@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,9 +15,7 @@ from tests.integration.test_dag_runs import apply, begin, finish
 
 
 @pytest.fixture
-def run(system: System, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+def run(system: System, in_empty_folder: Path) -> Callable[..., Result]:
     return lambda *words: CliRunner().invoke(main, list(words))
 
 

@@ -18,11 +18,8 @@ from tests.integration.stage import System
 
 
 @pytest.fixture
-def run(system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+def run(system: System, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.syspath_prepend(str(in_empty_folder))
     return lambda *words: CliRunner().invoke(main, ["queues", *words])
 
 

@@ -38,10 +38,7 @@ VERSIONS = Path(database.__file__).parents[2] / "migrations" / "versions"
 
 
 @pytest.fixture
-def reading(system: System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> System:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+def reading(system: System, in_empty_folder: Path) -> System:
     Path("steps.yaml").write_text(STEPS, encoding="utf-8")
     return system
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 from sqlalchemy import Engine, text
 
 from orchestrator.cli import main
-from orchestrator.store import database
 
 NIGHTLY = """
 name: nightly
@@ -36,19 +35,9 @@ def clean(): ...
 Run = Callable[..., Result]
 
 
-@pytest.fixture(scope="module")
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = database.engine_for(database_url)
-    yield engine
-    engine.dispose()
-
-
 @pytest.fixture
-def run(engine: Engine, database_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(engine: Engine, in_empty_folder: Path) -> Run:
     """Run a command, on a database that holds one workflow with a schedule."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", redis_url)
     with engine.begin() as connection:
         connection.execute(
             text("TRUNCATE orchestrator.runs, orchestrator.workflows, orchestrator.schedules, orchestrator.backfills")

@@ -18,6 +18,7 @@ from orchestrator.cli import main
 from orchestrator.cli.terminal.ids import IdOf
 from orchestrator.store.insights import ids
 from tests.integration.filled import fill, fill_with_code
+from tests.integration.planning import explained
 from tests.integration.stage import System
 from tests.integration.test_cli_reads import LISTS
 from tests.unit.test_cli_help import ALL
@@ -31,10 +32,7 @@ ALIKE = [f"0199b2f4-7d5c-7{number:03x}-8000-00000000000{number:x}" for number in
 
 
 @pytest.fixture
-def here(system: System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> System:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+def here(system: System, in_empty_folder: Path) -> System:
     return system
 
 
@@ -137,19 +135,11 @@ def test_abbreviations_are_looked_up_in_the_index(engine: Engine) -> None:
         many = "SELECT gen_random_uuid(), 'n', 0, 0 FROM generate_series(1, 20000)"
         connection.execute(text(f"INSERT INTO orchestrator.runs (id, name, total, open) {many}"))
         connection.execute(text("ANALYZE orchestrator.runs"))
-        sent: list[tuple[str, Any]] = []
-
-        class Spy:
-            def exec_driver_sql(self, statement: str, parameters: Any) -> list[Any]:
-                sent.append((statement, parameters))
-                return []
-
-        spy: Any = Spy()
-        ids.begin_with(spy, "run", "0199b2f4", 11)
-        ids.enough(spy, "run", [uuid4() for _ in range(50)])
-        for statement, parameters in sent:
-            rows = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters)
-            plan = "\n".join(row[0] for row in rows)
+        for plan in explained(
+            connection,
+            lambda spy: ids.begin_with(spy, "run", "0199b2f4", 11),
+            lambda spy: ids.enough(spy, "run", [uuid4() for _ in range(50)]),
+        ):
             assert "Index" in plan
             assert "Seq Scan" not in plan
         connection.rollback()

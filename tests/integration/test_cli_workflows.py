@@ -25,7 +25,7 @@ from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import digest_call, encode_call
-from orchestrator.store import database, insights
+from orchestrator.store import insights
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.dag import plans as dags
@@ -36,6 +36,7 @@ from orchestrator.store.runs import life as runs
 from orchestrator.store.tasks import enqueue, transitions
 from orchestrator.store.tasks.transitions import Beginning, Ending, Success
 from tests.acceptance.stack import Stack
+from tests.integration.planning import explained
 
 NOBODY = "00000000-0000-7000-8000-000000000000"
 ERROR = json.dumps({"kind": "ValueError", "message": "oh no", "traceback": "Traceback …"})
@@ -51,13 +52,6 @@ tasks:
 """
 
 
-@pytest.fixture(scope="module")
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = database.engine_for(database_url)
-    yield engine
-    engine.dispose()
-
-
 @pytest.fixture
 def connection(engine: Engine) -> Iterator[Connection]:
     with engine.begin() as connection:
@@ -65,11 +59,8 @@ def connection(engine: Engine) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def run(database_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def run(in_empty_folder: Path) -> Callable[..., Result]:
     """Run a command in a folder that holds a workflow."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", redis_url)
     write(NIGHTLY)
     return lambda *words, **options: CliRunner().invoke(main, [str(word) for word in words], **options)
 
@@ -442,20 +433,11 @@ SELECT gen_random_uuid(), 'n', 0, 0, 'w' || n %% 500, 1, ARRAY['t' || n %% 500] 
 def test_searches_use_their_indexes(connection: Connection) -> None:
     connection.exec_driver_sql(_MANY_RUNS)
     connection.exec_driver_sql("ANALYZE orchestrator.runs")
-    sent: list[tuple[str, Any]] = []
-
-    class Spy:
-        def exec_driver_sql(self, statement: str, parameters: Any) -> list[Any]:
-            sent.append((statement, parameters))
-            return []
-
-    spy: Any = Spy()
-    insights.list_runs(spy, RunFilter(workflow="w7"))
-    insights.list_runs(spy, RunFilter(tags=("t7",)))
-    plans = [
-        "\n".join(row[0] for row in connection.exec_driver_sql(f"EXPLAIN {statement}", parameters))
-        for statement, parameters in sent
-    ]
+    plans = explained(
+        connection,
+        lambda spy: insights.list_runs(spy, RunFilter(workflow="w7")),
+        lambda spy: insights.list_runs(spy, RunFilter(tags=("t7",))),
+    )
     assert "runs_of_workflow" in plans[0]
     assert "runs_by_tag" in plans[1]
     connection.rollback()

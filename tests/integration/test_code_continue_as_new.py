@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.runs import NewCodeRun
-from tests.integration.code_stage import act, run_row
+from tests.integration.code_stage import act, rest, run_row, turn
 from tests.integration.stage import System, Worker, raw
 from tests.waiting import eventually
 
@@ -63,32 +63,8 @@ def parent(system: System, looper: CodeWorkflow[..., Any]) -> CodeWorkflow[..., 
 
 
 @pytest.fixture
-def engine_(system: System) -> Iterator[Engine]:
-    engine = Engine(system.app.code_workflows.find, 1_000_000)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
 def worker(system: System) -> Worker:
     return system.worker(knows=("job", "looper", "parent"))
-
-
-def turn(system: System, worker: Worker, engine: Engine) -> int:
-    """Let all code that is due take a turn; return how many did."""
-    system.look()
-    turns = [task for task in worker.take() if task.is_activation]
-    worker.report(*(act(engine, one) for one in turns))
-    system.look()
-    return len(turns)
-
-
-def rest(system: System, worker: Worker, engine: Engine) -> None:
-    """Let all code take its turns until none is due."""
-    for _ in range(20):
-        if not turn(system, worker, engine):
-            return
-    raise AssertionError("the code never comes to rest")
 
 
 def continue_with(

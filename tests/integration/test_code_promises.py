@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import CompleteRun
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from tests.integration.code_stage import act
+from tests.integration.code_stage import act, rest
 from tests.integration.stage import ONE, System, Worker
 from tests.waiting import eventually
 
@@ -43,13 +43,6 @@ def waits(system: System) -> CodeWorkflow[..., Any]:
 
 
 @pytest.fixture
-def engine_(system: System) -> Iterator[Engine]:
-    engine = Engine(system.app.code_workflows.find, 1_000_000)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
 def worker(system: System) -> Worker:
     return system.worker(knows=("job", "waits"))
 
@@ -69,13 +62,7 @@ class Stage:
 
     def rest(self) -> None:
         """Let the code take its turns until nothing is new."""
-        for _ in range(20):
-            self.system.look()
-            turns = [task for task in self.worker.take() if task.is_activation]
-            self.worker.report(*(act(self.engine, one) for one in turns))
-            self.system.look()
-            if not turns:
-                return
+        rest(self.system, self.worker, self.engine)
 
     def ask(self, ask: Callable[[], None]) -> None:
         """Ask for something, and have the leader answer."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,13 +28,6 @@ def double(system: System) -> CodeWorkflow[..., Any]:
         return int(first) + int(second)
 
     return double
-
-
-@pytest.fixture
-def engine_(system: System) -> Iterator[Engine]:
-    engine = Engine(system.app.code_workflows.find, 1_000_000)
-    yield engine
-    engine.close()
 
 
 def worker_of(system: System, name: str = "w1") -> Worker:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +17,6 @@ from tests.integration.stage import System, Worker, raw
 @pytest.fixture
 def worker(system: System) -> Worker:
     return system.worker("w1", knows=("job", "sends", "hears"))
-
-
-@pytest.fixture
-def engine_(system: System) -> Iterator[Engine]:
-    engine = Engine(system.app.code_workflows.find, 1_000_000)
-    yield engine
-    engine.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from orchestrator import RunFailed, WorkflowContext
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from tests.integration.code_stage import act, run_row
+from tests.integration.code_stage import run_row, turn
 from tests.integration.stage import System, Worker
 
 TIMEOUT = 100
@@ -39,22 +38,13 @@ def deaf(system: System) -> CodeWorkflow[..., Any]:
 
 
 @pytest.fixture
-def engine_(system: System) -> Iterator[Engine]:
-    engine = Engine(system.app.code_workflows.find, 1_000_000)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
 def worker(system: System) -> Worker:
     return system.worker(knows=("job", "deaf", "deaf_child"))
 
 
 def turns(system: System, worker: Worker, engine: Engine, times: int = 3) -> None:
     for _ in range(times):
-        system.look()
-        worker.report(*(act(engine, task) for task in worker.take() if task.is_activation))
-        system.look()
+        turn(system, worker, engine)
 
 
 @pytest.mark.parametrize("continues", [False, True])

@@ -41,11 +41,8 @@ tasks:
 
 
 @pytest.fixture
-def places(system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[object, ...]]:
+def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...]]:
     """A system whose every field is hostile; return the arguments of each command that shows it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
     system.app.workflows.apply(loads(WORKFLOW))
     assert invoke("schedules", "set", "hostile", "--name", "nightly", "--cron", "0 3 * * *").exit_code == 0
     worker = system.worker()

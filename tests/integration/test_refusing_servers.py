@@ -51,10 +51,7 @@ def read_only(url: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def run(database_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", redis_url)
+def run(in_empty_folder: Path) -> Run:
     return lambda *words: CliRunner().invoke(main, list(words))
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -345,10 +346,7 @@ def scans_of(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture
-def command(system: System, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
-
+def command(system: System, in_empty_folder: Path) -> Callable[..., str]:
     def run(*arguments: str, code: int = 0) -> str:
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == code, result.output

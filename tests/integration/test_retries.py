@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,9 +162,7 @@ def test_in_slices_and_each_task_once(failed: System) -> None:
 
 
 @pytest.fixture
-def run(failed: System, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", failed.settings.database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", failed.settings.redis_url)
+def run(failed: System, in_empty_folder: Path) -> Callable[..., Result]:
     return lambda *words, **more: CliRunner().invoke(main, ["tasks", "retry", *words], **more)
 
 

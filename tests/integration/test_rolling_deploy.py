@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -284,13 +283,6 @@ def patient(system: System) -> CodeWorkflow[..., Any]:
         return int(await job.schedule(1)) + int(await job.schedule(2))
 
     return patient
-
-
-@pytest.fixture
-def engine_(system: System) -> Iterator[Engine]:
-    engine = Engine(system.app.code_workflows.find, 1_000_000)
-    yield engine
-    engine.close()
 
 
 def with_version(system: System, version: int, name: str = "", slots: int = 10) -> Worker:

@@ -19,7 +19,7 @@ from orchestrator.scheduler.leadership import TermOver
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.schedules import fire_schedules
 from orchestrator.sdk.dag import definitions
-from orchestrator.store import database, insights
+from orchestrator.store import insights
 from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.schedules import fires as store
@@ -118,13 +118,6 @@ class System:
 
 def moment(when: str) -> datetime:
     return datetime.fromisoformat(when).replace(tzinfo=UTC)
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = database.engine_for(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

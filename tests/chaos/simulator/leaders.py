@@ -115,7 +115,6 @@ class SchedulerProcess:
         self.scheduler._stopping = _NoTime()  # type: ignore[assignment]
         self.leading = False
         self._try_at = 0.0
-        self._in_transaction = False
         self._ticked_at = 0.0
 
     def _monotonic(self) -> float:

@@ -57,6 +57,20 @@ def test_replay_gives_the_same_commands_at_every_cut(steps: list[Any], seed: int
         assert replay(program, Recording(world.run.id, world.run.history)) == whole
 
 
+def output_of(program: str, seed: str, given: str = "") -> str:
+    """Return what a program prints in a process with a hash seed, which is also its argument."""
+    return subprocess.run(
+        [sys.executable, "-c", program, seed],
+        input=given,
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+
+
 PLAY = """
 import json, sys
 from tests.unit.code_workflows.programs import World
@@ -72,19 +86,7 @@ def test_nothing_depends_on_addresses_or_hash_seeds() -> None:
     steps = [["first", branches], ["as completed", branches], ["gather", branches, True], ["group", branches]]
     steps += [["first gathered", branches], ["tell", 1], ["signal"]]
     programs = json.dumps([[steps, seed] for seed in range(10)])
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", PLAY],
-            input=programs,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        ).stdout
-        for seed in ("0", "1", "2")
-    }
+    outputs = {output_of(PLAY, seed, programs) for seed in ("0", "1", "2")}
     assert len(outputs) == 1
     assert "TimerFired" in outputs.pop()
 
@@ -126,16 +128,5 @@ asyncio.run(play())
 
 def test_sets_of_futures_have_the_same_order_in_every_process() -> None:
     """Also of those that `asyncio.gather` returns; and sets among arguments have the same digest."""
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", SETS, seed],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        ).stdout
-        for seed in ("0", "1", "2")
-    }
+    outputs = {output_of(SETS, seed) for seed in ("0", "1", "2")}
     assert len(outputs) == 1
