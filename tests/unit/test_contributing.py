@@ -1,0 +1,34 @@
+"""What docs/contributing.md says of where things are is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = (REPOSITORY / "docs" / "contributing.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]*`[^|]+) \|$", PAGE, re.MULTILINE)
+
+
+def missing(cell: str, *roots: Path) -> list[str]:
+    return [path for path in re.findall(r"`([^`]+)`", cell) if not any((root / path).exists() for root in roots)]
+
+
+def test_there_is_a_table() -> None:
+    assert len(ROWS) > 30
+
+
+@pytest.mark.parametrize(("feature", "code", "tests"), ROWS, ids=[row[0] for row in ROWS])
+def test_code_and_tests_of_a_feature_stand_where_it_says(feature: str, code: str, tests: str) -> None:
+    assert missing(code, REPOSITORY / "orchestrator", REPOSITORY) == []
+    assert missing(tests, REPOSITORY / "tests") == []
+
+
+def test_the_rest_of_the_page_names_what_there_is() -> None:
+    text = PAGE.partition("## Where a feature")[0]
+    paths = [path for path in re.findall(r"`([\w/.]+)`", text) if "/" in path]
+
+    assert len(paths) > 10
+    assert [path for path in paths if missing(f"`{path}`", REPOSITORY, REPOSITORY / "orchestrator")] == []
