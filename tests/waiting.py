@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def eventually(
-    condition: Callable[[], T], what: str = "what was waited for", timeout: float = 60.0, *, every: float = 0.01
+    condition: Callable[[], T | None], what: str = "what was waited for", timeout: float = 60.0, *, every: float = 0.01
 ) -> T:
     """Return the condition's first true value; fail if there is none in `timeout` seconds, saying what never came."""
     deadline = time.monotonic() + timeout

@@ -15,6 +15,8 @@ sys.path.insert(0, str(HERE))  # as the workers see it: `project` is a top-level
 
 import project
 
+__all__ = ["fresh_stack", "leading", "life", "project", "running", "settings", "stack"]
+
 _TABLES = (
     "tasks, ended_tasks, attempts, runs, workflows, schedules, backfills, inbox, leases, cursors, workers, "
     "histories, timers, promises, answers, run_keys"

@@ -68,7 +68,8 @@ def test_a_repeated_request_enqueues_once(http: httpx.Client) -> None:
 def test_many_tasks_are_enqueued_together_and_listed_page_by_page(http: httpx.Client) -> None:
     calls = [{"name": "project.add", "args": [number, 1], "queue": "paged"} for number in range(25)]
     ids = http.post("/api/v1/tasks/bulk", json={"tasks": calls}).json()["ids"]
-    found, cursor = [], {}
+    found: list[str] = []
+    cursor: dict[str, str] = {}
     while True:
         page = http.get("/api/v1/tasks", params={"queue": "paged", "limit": 10, **cursor}).json()
         found += [task["id"] for task in page["items"]]

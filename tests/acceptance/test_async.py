@@ -149,7 +149,7 @@ def test_workflows_and_schedules(running: Stack, tmp_path: Path) -> None:
         await nightly.apause()
         assert (await nightly.astatus()).paused
         await nightly.aresume()
-        assert await (await nightly.atrigger()).await_ended(60) == "success"  # type: ignore[union-attr]
+        assert await (await nightly.atrigger()).await_ended(60) == "success"
         backfill = await nightly.abackfill("2026-01-01", "2026-01-04")
         assert (await backfill.await_ended(60)).done == (await backfill.aprogress()).total == 3
         await nightly.adelete()

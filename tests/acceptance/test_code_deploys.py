@@ -85,7 +85,7 @@ def test_a_deploy_that_does_not_fit_makes_runs_stuck_and_the_next_one_frees_them
         assert "refund" not in str(handle.history().events)
 
 
-async def _order(ctx: object, order: str, report_to: str = "") -> str: ...  # type: ignore[empty-body]
+async def _order(ctx: object, order: str, report_to: str = "") -> str: ...
 
 
-async def _collects(ctx: object) -> str: ...  # type: ignore[empty-body]
+async def _collects(ctx: object) -> str: ...

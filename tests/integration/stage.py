@@ -17,7 +17,7 @@ import pytest
 from redis import Redis
 from sqlalchemy import Engine, text
 
-from orchestrator import Handle, Orchestrator, RunHandle, Settings
+from orchestrator import Handle, Orchestrator, RunHandle, Settings, WorkflowHandle
 from orchestrator.domain.tasks.reports import Flush, Report
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Started, Succeeded, TaskError
 from orchestrator.scheduler.loop import Scheduler
@@ -337,5 +337,5 @@ def in_empty_folder(database_url: str, redis_url: str, tmp_path: Path, monkeypat
     return tmp_path
 
 
-def raw(handle: Handle[Any] | RunHandle[Any]) -> bytes:
+def raw(handle: Handle[Any] | RunHandle[Any] | WorkflowHandle[Any]) -> bytes:
     return UUID(handle.id).bytes

@@ -218,7 +218,7 @@ def test_while_pages_are_sent_tick_by_tick_nobody_misses_the_attempt(
 def test_pages_that_are_gone_are_sent_again(system: System, code: Code, handle: WorkflowHandle[Any]) -> None:
     turn = next_turn(system, code)
     (key,) = pages(system)
-    system.redis.hdel(key, "3")  # type: ignore[arg-type]
+    system.redis.hdel(key, "3")
     assert code.act(turn).missing
     system.look(2)
     assert code.turns() == []  # not at once
@@ -233,7 +233,7 @@ def test_a_page_that_somebody_overwrote_is_as_good_as_gone(
 ) -> None:
     turn = next_turn(system, code)
     (key,) = pages(system)
-    system.redis.hset(key, "3", rubbish)  # type: ignore[arg-type]
+    system.redis.hset(key, "3", rubbish)
     assert code.act(turn).missing
     system.look(2)
     assert code.turns() == []  # not at once
@@ -303,7 +303,7 @@ def test_the_leader_dies_between_two_pages(
     system.tick()
     assert handle.result(0) == [600] * 20
     (left,) = pages(system)  # of the attempt that nobody has heard of
-    assert 0 < system.redis.ttl(left) <= 3_600  # type: ignore[operator]
+    assert 0 < system.redis.ttl(left) <= 3_600
 
 
 @small_pages

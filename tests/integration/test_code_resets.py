@@ -75,7 +75,7 @@ class Stage:
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(call)
             pass_time = partial(self.play, most=1) if working else partial(self.system.look, after=0.1)
-            eventually(lambda: pass_time() or future.done(), "the leader answers")  # type: ignore[func-returns-value]
+            eventually(lambda: pass_time() or future.done(), "the leader answers")
             return future.result()
 
     def reset(self, handle: WorkflowHandle[Any], to: int, reason: str = "") -> WorkflowHandle[Any]:

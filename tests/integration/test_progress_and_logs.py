@@ -54,7 +54,7 @@ def test_of_a_log_the_last_lines_are_kept_for_a_while(redis: Redis, task: bytes)
     journal.write(redis, KEYS, {}, [(task, line(str(number))) for number in range(LOG_CAP + 50)])
     said = journal.read_log(redis, KEYS, task)
     assert [item.line.text for item in said] == [str(number) for number in range(50, LOG_CAP + 50)]
-    assert 0 < redis.ttl(KEYS.log(task)) <= JOURNAL_TTL  # type: ignore[operator]
+    assert 0 < redis.ttl(KEYS.log(task)) <= JOURNAL_TTL
     assert journal.read_log(redis, KEYS, task, said[-1].entry) == []
 
 

@@ -947,7 +947,7 @@ def test_the_first_loss_is_free_and_the_next_attempt_runs_alone(system: System) 
             victim.report(Lost(task.id, task.attempt, alone=True))
         system.look_until(
             lambda attempt=attempt: system.row(handle)["attempt"] > attempt or handle.status() == "failed"
-        )  # type: ignore[misc]
+        )
         if handle.status() == "failed":
             break
         assert system.messages() == [(raw(handle), attempt + 1)]

@@ -631,9 +631,9 @@ def test_what_is_wide_is_not_decoded_to_see_that_it_is_not_deep(value: Any, monk
 
 def test_what_is_no_handle_is_named() -> None:
     with pytest.raises(TypeError, match="as_completed and gather: expected handles, .* found 1"):
-        list(as_completed([1]))  # type: ignore[list-item]
+        list(as_completed([1]))
     with pytest.raises(TypeError, match="expected handles, .* found 'x'"):
-        gather(["x"])  # type: ignore[list-item]
+        gather(["x"])
 
 
 def test_another_database_is_no_place_for_a_task(live_app: Orchestrator) -> None:

@@ -67,7 +67,7 @@ async def wrapped(ctx: WorkflowContext) -> None:
 
 
 def test_names_are_read_where_all_of_them_stand_in_the_code() -> None:
-    assert update_names(of_all_forms) == {"plain", "checked", "later", "by_hand"}
+    assert update_names(of_all_forms) == frozenset({"plain", "checked", "later", "by_hand"})
     assert update_names(without) == frozenset()
 
 
@@ -85,7 +85,7 @@ def test_nothing_is_said_of_code_without_a_source() -> None:
 def test_a_misspelt_update_is_refused_before_it_is_sent() -> None:
     app = Orchestrator(Settings())  # which has neither Postgres nor Redis
     order = app.workflow(name="order")(of_all_forms)
-    handle = WorkflowHandle(app._client, bytes(16), order._signature)
+    handle: WorkflowHandle[Any] = WorkflowHandle(app._client, bytes(16), order._signature)
     with pytest.raises(InvalidTask, match=r"answers no update 'chekced'\. Did you mean 'checked'\? It answers: "):
         handle.update("chekced", 5)
 
