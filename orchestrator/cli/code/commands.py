@@ -11,11 +11,11 @@ from uuid import UUID
 import click
 
 from orchestrator.cli.code.resetting import reset
-from orchestrator.cli.runs.ids import RUN
+from orchestrator.cli.runs.ids import run_argument, runs_argument
 from orchestrator.cli.terminal.data import data_text, parse_value
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, echo_json, print_table
-from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import error_text
@@ -24,7 +24,6 @@ from orchestrator.sdk.code.recording import ID_FIELDS
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import complete
 
-run_argument = click.argument("run", type=RUN, metavar="ID")
 _LONGEST = 120
 _TRACEBACK = "\n\n"
 """Stands between an error and its traceback."""
@@ -122,7 +121,7 @@ def update(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("runs", type=RUN, metavar="ID…", nargs=-1, required=True)
+@runs_argument
 @click.option("--yes", is_flag=True, help="Do not ask. Where nobody could answer, nobody is asked.")
 def terminate(runs: tuple[UUID, ...], yes: bool) -> None:
     """End runs of workflows as code at once, without asking the code. To let it tidy up: runs cancel.
@@ -131,12 +130,9 @@ def terminate(runs: tuple[UUID, ...], yes: bool) -> None:
     Example:
       orchestrator runs terminate 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
-    if not yes and sys.stdin.isatty():
-        confirm(f"End {counted(len(runs), 'run')} at once, without letting the code tidy up?", err=True)
-    with sending() as app:
-        for run in runs:
-            app.workflow_run(run).terminate()
-            echo(f"Asked to terminate run {run}.")
+    is_sure = yes or not sys.stdin.isatty()
+    confirm(f"End {counted(len(runs), 'run')} at once, without letting the code tidy up?", yes=is_sure, err=True)
+    ask_each(runs, lambda app, run: app.workflow_run(run).terminate(), "Asked to terminate run {}.")
 
 
 @click.command()

@@ -6,19 +6,19 @@ from uuid import UUID
 
 import click
 
-from orchestrator.cli.runs.ids import RUN
-from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.runs.ids import run_argument
+from orchestrator.cli.terminal.options import json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, echo, print_json, print_table
 from orchestrator.cli.terminal.sending import sending
 from orchestrator.domain.code.reset_preview import preview
 
 
 @click.command()
-@click.argument("run", type=RUN, metavar="ID")
+@run_argument
 @click.option("--to", type=int, required=True, metavar="EVENT", help="The last event to keep; see: runs history ID")
 @click.option("--reason", default="", help="Why, for those who look at the history.")
 @click.option("--dry-run", is_flag=True, help="Only show what would become of everything.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 def reset(run: UUID, to: int, reason: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Start a run that repeats a run of a workflow as code up to an event, and print its id.
@@ -35,8 +35,7 @@ def reset(run: UUID, to: int, reason: str, dry_run: bool, yes: bool, as_json: bo
         lines = preview(run.bytes, handle.history().events, to)
         if not as_json and (dry_run or not yes):
             print_table(("number>", "what…", "fate…"), lines, empty="Nothing has happened but its start.")
-        if not dry_run and not yes:
-            confirm(f"Reset run {run} to event {to}?", err=True)
+        confirm(f"Reset run {run} to event {to}?", yes=yes or dry_run, err=True)
         new = None if dry_run else handle.reset(to=to, reason=reason).id
     if as_json:
         print_json({"run": new, "reset_from": str(run), "to": to, "preview": [line._asdict() for line in lines]})

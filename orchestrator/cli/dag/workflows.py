@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.cli.code.replay_check import replay_check
-from orchestrator.cli.terminal.options import app_option, json_option
+from orchestrator.cli.terminal.options import app_option, json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_json, print_table
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.cli.terminal.times import ago, present
@@ -223,7 +223,7 @@ def diff(file: str, app: str | None, elsewhere: tuple[str, ...], as_json: bool) 
 
 @command.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 def delete(name: str, yes: bool) -> None:
     """Delete a workflow and its schedules: it can no longer be started. Its runs and their history stay, and runs
     under way go on.
@@ -234,8 +234,7 @@ def delete(name: str, yes: bool) -> None:
     """
     with reading() as connection:  # which commits every statement
         stored = _stored(connection, name)
-        if not yes:
-            confirm(f"Delete workflow {name!r}, version {stored.version} and all before it?")
+        confirm(f"Delete workflow {name!r}, version {stored.version} and all before it?", yes=yes)
         workflows.delete(connection, name)
     echo(f"Deleted workflow {name!r} and its schedules. Its runs and their history stay.")
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.terminal.options import json_option, yes_option
 from orchestrator.cli.terminal.output import (
     confirm,
     console,
@@ -216,7 +216,7 @@ def retain(name: str, success: float | None, failed: float | None, lift: bool, n
 
 @command.command("purge")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 def purge(name: str, yes: bool) -> None:
     """Cancel everything that waits in a queue.
 
@@ -231,8 +231,7 @@ def purge(name: str, yes: bool) -> None:
     if not waiting:
         echo(f"Nothing waits in queue {name}.")
         return
-    if not yes:
-        confirm(f"Cancel {counted(waiting, 'task')} waiting in queue {name}?")
+    confirm(f"Cancel {counted(waiting, 'task')} waiting in queue {name}?", yes=yes)
     with sending() as app:
         app.queue(name).purge()
     echo(f"The scheduler cancels {counted(waiting, 'task')}.")

@@ -16,7 +16,7 @@ from rich.console import Group
 from orchestrator.cli.code import commands as code_runs
 from orchestrator.cli.code.view import print_error
 from orchestrator.cli.runs.fields import print_run, run_state
-from orchestrator.cli.runs.ids import RUN
+from orchestrator.cli.runs.ids import RUN, run_argument, runs_argument
 from orchestrator.cli.runs.reading import MOST_CHILDREN, children_of, find_run, follow_run, run_document
 from orchestrator.cli.runs.view import MOST_LINES, draw_lines, to_lines
 from orchestrator.cli.terminal.data import parse_value
@@ -25,7 +25,7 @@ from orchestrator.cli.terminal.options import app_option, json_option, moment, p
 from orchestrator.cli.terminal.output import console, echo, on_terminal, print_json, print_table
 from orchestrator.cli.terminal.patience import wait_told
 from orchestrator.cli.terminal.reading import reading
-from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.cli.terminal.times import ago, between, present
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.states import RunState
@@ -148,7 +148,7 @@ def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: b
 
 
 @command.command()
-@click.argument("run", type=RUN, metavar="ID")
+@run_argument
 @json_option
 def show(run: UUID, as_json: bool) -> None:
     """Show one run: its state, its steps and child runs, and how many of its tasks stand where.
@@ -209,7 +209,7 @@ def _where_failures_are(run: UUID, steps: Sequence[StepView]) -> list[str]:
 
 
 @command.command()
-@click.argument("run", type=RUN, metavar="ID")
+@run_argument
 @json_option
 def watch(run: UUID, as_json: bool) -> None:
     """Show a run's progress until it ends; exit with 1 unless it succeeds. A workflow's run is drawn step by step.
@@ -225,7 +225,7 @@ def watch(run: UUID, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("runs", type=RUN, metavar="ID…", nargs=-1, required=True)
+@runs_argument
 def cancel(runs: tuple[UUID, ...]) -> None:
     """Cancel runs with all of their open tasks and child runs.
 
@@ -233,14 +233,11 @@ def cancel(runs: tuple[UUID, ...]) -> None:
     Example:
       orchestrator runs cancel 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
-    with sending() as app:
-        for run in runs:
-            app.run(run).cancel()
-            echo(f"Asked to cancel run {run}.")
+    ask_each(runs, lambda app, run: app.run(run).cancel(), "Asked to cancel run {}.")
 
 
 @command.command()
-@click.argument("runs", type=RUN, metavar="ID…", nargs=-1, required=True)
+@runs_argument
 def retry(runs: tuple[UUID, ...]) -> None:
     """Try failed runs again: what failed or was cancelled, then what is below it; what succeeded stays.
 
@@ -248,14 +245,11 @@ def retry(runs: tuple[UUID, ...]) -> None:
     Example:
       orchestrator runs retry 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
-    with sending() as app:
-        for run in runs:
-            app.run(run).retry()
-            echo(f"Asked to retry run {run}.")
+    ask_each(runs, lambda app, run: app.run(run).retry(), "Asked to retry run {}.")
 
 
 @command.command()
-@click.argument("run", type=RUN, metavar="ID")
+@run_argument
 @click.option(
     "--from", "from_step", metavar="STEP", help="Repeat this step and what is below it; keep all else that succeeded."
 )

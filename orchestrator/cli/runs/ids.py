@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import click
+
 from orchestrator.cli.terminal.ids import IdOf
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.errors import NotFound
@@ -30,3 +32,5 @@ class RunId(IdOf):
 
 
 RUN = RunId("run")
+run_argument = click.argument("run", type=RUN, metavar="ID")
+runs_argument = click.argument("runs", type=RUN, metavar="ID…", nargs=-1, required=True)

@@ -10,10 +10,10 @@ from sqlalchemy import Connection
 
 from orchestrator.cli.code.view import code_document, watch_code
 from orchestrator.cli.runs.progress import watch_run, watch_workflow
+from orchestrator.cli.terminal.ids import existing
 from orchestrator.cli.terminal.output import echo, print_json
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.domain.states import RunState
-from orchestrator.errors import NotFound
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.store import insights
 from orchestrator.store.dag import workflows
@@ -23,17 +23,11 @@ MOST_CHILDREN = 100
 
 
 def find_run(connection: Connection, run: UUID) -> RunDetail:
-    found = insights.show_run(connection, run)
-    if found is None:
-        raise NotFound.by_id("run", str(run))
-    return found
+    return existing(insights.show_run(connection, run), "run", run)
 
 
 def _code(connection: Connection, run: UUID) -> CodeView:
-    found = insights.show_code(connection, run)
-    if found is None:
-        raise NotFound.by_id("run", str(run))
-    return found
+    return existing(insights.show_code(connection, run), "run", run)
 
 
 def children_of(connection: Connection, run: UUID) -> list[RunView]:

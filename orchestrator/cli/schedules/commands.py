@@ -15,10 +15,10 @@ from rich.text import Text
 from orchestrator.cli.schedules import backfilling
 from orchestrator.cli.schedules.backfilling import key_argument
 from orchestrator.cli.terminal.data import parse_value, short_text
-from orchestrator.cli.terminal.options import app_option, json_option, require_app
+from orchestrator.cli.terminal.options import app_option, json_option, require_app, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_fields, print_json, print_table, state
 from orchestrator.cli.terminal.reading import reading
-from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.cli.terminal.times import ago, present
 from orchestrator.domain.schedules.schedule import Overlap, Schedule, from_data
 from orchestrator.sdk.backend.schedules import upcoming
@@ -240,10 +240,7 @@ def pause(keys: tuple[str, ...]) -> None:
     Example:
       orchestrator schedules pause nightly
     """
-    with sending() as app:
-        for key in keys:
-            app.schedules[key].pause()
-            echo(f"Paused {key}. Runs that are under way go on.")
+    ask_each(keys, lambda app, key: app.schedules[key].pause(), "Paused {}. Runs that are under way go on.")
 
 
 @command.command()
@@ -276,7 +273,7 @@ def trigger(key: str) -> None:
 
 @command.command()
 @key_argument
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 def delete(key: str, yes: bool) -> None:
     """Delete a schedule; its runs stay. One that a definition or the code declares comes back when that is applied.
 
@@ -286,8 +283,7 @@ def delete(key: str, yes: bool) -> None:
     """
     with sending() as app:
         stored = app.schedules[key].status()
-        if not yes:
-            confirm(f"Delete schedule {stored.key}, {stored.schedule.words()}?")
+        confirm(f"Delete schedule {stored.key}, {stored.schedule.words()}?", yes=yes)
         app.schedules[stored.key].delete()
     echo(f"Deleted schedule {stored.key}.")
 

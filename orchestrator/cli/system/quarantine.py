@@ -13,7 +13,7 @@ import msgspec
 from redis import Redis
 
 from orchestrator.cli.terminal.data import data_text
-from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.terminal.options import json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_fields, print_json, print_table
 from orchestrator.cli.terminal.times import ago, present, when
 from orchestrator.errors import NotFound
@@ -119,7 +119,7 @@ def show(message: str, as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 def clear(yes: bool) -> None:
     """Drop everything that was set aside.
 
@@ -128,8 +128,7 @@ def clear(yes: bool) -> None:
       orchestrator quarantine clear --yes
     """
     with _redis() as (redis, keys):
-        if not yes:
-            confirm("Drop everything that was set aside?")
+        confirm("Drop everything that was set aside?", yes=yes)
         echo(f"Dropped {counted(quarantine.clear(redis, keys), 'message')}.")
 
 

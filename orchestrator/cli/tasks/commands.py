@@ -16,8 +16,8 @@ from orchestrator.cli.runs.ids import RUN
 from orchestrator.cli.tasks.words import bar, last_words, print_log, watch_task
 from orchestrator.cli.terminal.data import as_json as data_json
 from orchestrator.cli.terminal.data import call_of, call_text, data_text, short_text, stored_value
-from orchestrator.cli.terminal.ids import TASK, Shown
-from orchestrator.cli.terminal.options import json_option, moment, page_options, status_option
+from orchestrator.cli.terminal.ids import TASK, Shown, existing, task_argument
+from orchestrator.cli.terminal.options import json_option, moment, page_options, status_option, yes_option
 from orchestrator.cli.terminal.output import (
     confirm,
     counted,
@@ -29,11 +29,10 @@ from orchestrator.cli.terminal.output import (
     state,
 )
 from orchestrator.cli.terminal.reading import reading
-from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.cli.terminal.times import ago, between, present, when
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import error_text
-from orchestrator.errors import NotFound
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.settings import load_settings
 from orchestrator.store import insights
@@ -128,7 +127,7 @@ def _check_filter(wanted: TaskFilter, before: UUID | None, after: UUID | None) -
 
 
 @command.command()
-@click.argument("task", type=TASK, metavar="ID")
+@task_argument
 @json_option
 def show(task: UUID, as_json: bool) -> None:
     """Show all that is known of one task: its call, progress, result, attempts and error.
@@ -147,7 +146,7 @@ def show(task: UUID, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("task", type=TASK, metavar="ID")
+@task_argument
 @json_option
 def watch(task: UUID, as_json: bool) -> None:
     """Follow a task to its end, with a bar if it says how far it has come; exit with 1 unless it succeeds.
@@ -169,7 +168,7 @@ def watch(task: UUID, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("task", type=TASK, metavar="ID")
+@task_argument
 @click.option("--follow", is_flag=True, help="Go on until the task ends; with --json, one document to a line.")
 @json_option
 def logs(task: UUID, follow: bool, as_json: bool) -> None:
@@ -198,10 +197,7 @@ def cancel(tasks: tuple[UUID, ...]) -> None:
     Example:
       orchestrator tasks cancel 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
-    with sending() as app:
-        for task in tasks:
-            app.handle(task).cancel()
-            echo(f"Asked to cancel task {task}.")
+    ask_each(tasks, lambda app, task: app.handle(task).cancel(), "Asked to cancel task {}.")
 
 
 @command.command()
@@ -212,7 +208,7 @@ def cancel(tasks: tuple[UUID, ...]) -> None:
 @click.option("--since", type=moment, metavar="TIME", help="That failed since: 2h (ago), or 2024-01-31T09:30.")
 @click.option("--until", type=moment, metavar="TIME", help="That failed until then.")
 @click.option("--dry-run", is_flag=True, help="Only show which.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 def retry(tasks: tuple[UUID, ...], dry_run: bool, yes: bool, **wanted: Any) -> None:
     """Open failed or skipped tasks again, with all their tries: by id, or all failed ones that match.
 
@@ -225,16 +221,12 @@ def retry(tasks: tuple[UUID, ...], dry_run: bool, yes: bool, **wanted: Any) -> N
     if bool(tasks) == (matching != FailedFilter()):
         raise click.UsageError("Give the ids of tasks, or which failed ones are meant: --queue, --name, --error, …")
     if tasks:
-        with sending() as app:
-            for task in tasks:
-                app.handle(task).retry()
-                echo(f"Asked to retry task {task}.")
+        ask_each(tasks, lambda app, task: app.handle(task).retry(), "Asked to retry task {}.")
         return
     count = _preview(matching)
     if dry_run or not count:
         return
-    if not yes:
-        confirm(f"Open {counted(count, 'task')} again?")
+    confirm(f"Open {counted(count, 'task')} again?", yes=yes)
     with sending() as app:
         echo(f"Asked to retry {counted(app.retry_failed(**wanted), 'task')}.")
 
@@ -255,10 +247,7 @@ def _preview(wanted: FailedFilter) -> int:
 
 
 def _found(connection: Connection, task: UUID) -> TaskDetail:
-    found = insights.show_task(connection, task)
-    if found is None:
-        raise NotFound.by_id("task", str(task))
-    return found
+    return existing(insights.show_task(connection, task), "task", task)
 
 
 def _state(task: TaskView, now: datetime) -> Text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TypeVar
 from uuid import UUID
 
 import click
@@ -16,6 +17,8 @@ from orchestrator.errors import NotFound
 from orchestrator.harmless import one_line
 from orchestrator.store.insights import ids
 from orchestrator.store.insights.ids import Kind
+
+T = TypeVar("T")
 
 _BEGINNING = re.compile("[0-9a-f]{4,31}")
 _MOST = 10
@@ -68,6 +71,14 @@ class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases o
 
 
 TASK = IdOf("task")
+task_argument = click.argument("task", type=TASK, metavar="ID")
+
+
+def existing(found: T | None, kind: Kind, identifier: UUID) -> T:
+    """Return what was found under an id, or say that there is nothing."""
+    if found is None:
+        raise NotFound.by_id(kind, str(identifier))
+    return found
 
 
 def of_another_kind(kind: str, sought: str) -> str | None:

@@ -19,6 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 app_option = click.option(
     "--app", metavar="MODULE:APP", help="The application. Default: the setting `app`.", show_default=False
 )
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 

@@ -57,9 +57,10 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def confirm(question: str, *, err: bool = False) -> None:
-    """Ask whether to go on, and end the command if not."""
-    click.confirm(one_line(question), abort=True, err=err)
+def confirm(question: str, *, yes: bool, err: bool = False) -> None:
+    """Ask whether to go on, unless `yes` was said before, and end the command if not."""
+    if not yes:
+        click.confirm(one_line(question), abort=True, err=err)
 
 
 def json_text(document: Any) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
+from orchestrator.cli.terminal.output import echo
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.settings import load_settings
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -17,3 +21,11 @@ def sending() -> Iterator[Orchestrator]:
         yield app
     finally:
         app.close()
+
+
+def ask_each(things: Iterable[T], ask: Callable[[Orchestrator, T], object], said: str) -> None:
+    """Ask for the same about several things, and say so of each."""
+    with sending() as app:
+        for thing in things:
+            ask(app, thing)
+            echo(said.format(thing))
