@@ -15,10 +15,9 @@ from orchestrator.api.problems import refused
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask
 from orchestrator.errors import NotFound, OrchestratorError
-from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, CallOptions, check_name, with_options
+from orchestrator.sdk.tasks.by_name import call_by_name
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 from orchestrator.sdk.tasks.progress import TaskProgress
-from orchestrator.sdk.values.payload import encode_call
 from orchestrator.sdk.values.shown import as_json, call_of, stored_value
 from orchestrator.store import insights
 from orchestrator.store.insights import AttemptView, ErrorView, TaskDetail, TaskFilter, TaskView
@@ -124,20 +123,7 @@ def new_task(api: Api, call: NewCall, key: str | None = None) -> NewTask:
     given = call.options()
     if key is not None and given.setdefault("idempotency_key", key) != key:
         raise refused(422, "The request does not fit", "Idempotency-Key and idempotency_key differ.")
-    chosen = with_options(CallOptions(), given)
-    placed = chosen.placed(check_name("task", call.name), {}, api.settings.idempotency_period)
-    return NewTask(
-        id=new_id(),
-        name=call.name,
-        queue=chosen.queue or DEFAULT_QUEUE,
-        payload=encode_call(call.name, call.args, call.kwargs, api.settings.max_payload),
-        priority=chosen.priority,
-        delay=chosen.delay_seconds,
-        options=placed.options,
-        lane=placed.lane,
-        expires=chosen.expiry_seconds,
-        unique=placed.unique,
-    )
+    return call_by_name(api.settings, call.name, call.args, call.kwargs, options=given, queue=DEFAULT_QUEUE)
 
 
 @routes.post("", scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE])

@@ -16,14 +16,11 @@ from orchestrator.cli.terminal.data import data_text, parse_value
 from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import echo, echo_json, print_json
 from orchestrator.cli.terminal.patience import wait_told
-from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import UnknownTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.tasks.handle import Handle
-from orchestrator.sdk.tasks.options import CallOptions, check_name, with_options
 from orchestrator.sdk.tasks.task import Task
-from orchestrator.sdk.values.payload import encode_call
 from orchestrator.settings import load_settings
 from orchestrator.workers.functions.loading import load_app
 
@@ -118,18 +115,5 @@ def _enqueue_registered(task: Task[..., Any], call: Call, options: dict[str, Any
 
 def _enqueue_by_name(app: Orchestrator, name: str, call: Call, options: dict[str, Any]) -> Handle[Any]:
     """Enqueue a call of a task that only the workers know."""
-    chosen = with_options(CallOptions(), options)
-    placed = chosen.placed(check_name("task", name), {}, app.settings.idempotency_period)
-    task = NewTask(
-        id=new_id(),
-        name=name,
-        queue=chosen.queue or app._client.route(name),
-        payload=encode_call(name, *call, app.settings.max_payload),
-        priority=chosen.priority,
-        delay=chosen.delay_seconds,
-        options=placed.options,
-        lane=placed.lane,
-        expires=chosen.expiry_seconds,
-        unique=placed.unique,
-    )
+    task = call_by_name(app.settings, name, *call, options=options, queue=app._client.route(name))
     return app.handle(UUID(bytes=app._client.backend.tasks.enqueue(task)))
