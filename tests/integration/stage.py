@@ -18,6 +18,7 @@ from redis import Redis
 from sqlalchemy import Engine, text
 
 from orchestrator import Handle, Orchestrator, RunHandle, Settings, WorkflowHandle
+from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.tasks.reports import Flush, Report
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Started, Succeeded, TaskError
 from orchestrator.scheduler.loop import Scheduler
@@ -33,6 +34,8 @@ ERROR = TaskError("ValueError", "no", "a traceback")
 ONE = b"\x01"
 """The number 1, as a result."""
 TTL = 5.0
+ID = time_ordered_id(5, bytes(10))
+"""Of a task that there is not."""
 TABLES = (
     *("tasks", "ended_tasks", "attempts", "runs", "workflows", "inbox", "leases", "cursors", "workers"),
     *(

@@ -1,12 +1,17 @@
-"""What the log says of a Redis that was restarted or has lost something."""
+"""A Redis that was restarted or has lost something begins a generation."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
-from tests.integration.stage import System
+from orchestrator.transport.codec import (
+    Applied,
+    encode,
+)
+from tests.integration.stage import KEYS, TTL, System, raw
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -43,3 +48,84 @@ def test_a_loss_with_tasks_under_way_is_one(system: System, caplog: pytest.LogCa
     restart(system, empty=True)
     (said,) = (text for text in warnings(caplog) if "Redis" in text)
     assert said.startswith("Redis has restarted, or lost or damaged data, with 2 tasks under way; generation ")
+
+
+def test_after_flushall_only_what_nobody_has_is_run_again(system: System) -> None:
+    worker = system.worker()
+    system.settle()
+    kept, running, lost = system.dispatch(3)
+    taken = {task.id: task for task in worker.take()}
+    worker.start(taken[raw(running)])
+    system.tick()
+    unread = system.dispatch()[0]
+    worker.held = [(raw(kept), 1), (raw(running), 1)]  # the third was never delivered
+    old = system.generation
+    system.redis.flushall()
+    system.make_old()
+    system.look()
+    assert system.generation != old
+    system.look_until(lambda: system.row(lost)["attempt"] == 2 and system.row(unread)["attempt"] == 2)
+    system.look(20)
+    assert [(row["attempt"], row["failures"], row["losses"]) for row in map(system.row, (kept, running))] == [
+        (1, 0, 0)
+    ] * 2
+    worker.succeed(taken[raw(kept)], taken[raw(running)])
+    worker.succeed(*worker.take())
+    system.tick()
+    assert system.states(kept, running, lost, unread) == ["success"] * 4
+    assert [system.row(handle)["attempt"] for handle in (kept, running, lost, unread)] == [1, 1, 2, 2]
+
+
+def test_nothing_is_judged_before_everyone_had_time_to_be_heard(system: System) -> None:
+    system.worker()
+    system.settle()
+    (handle,) = system.dispatch()
+    system.redis.flushall()
+    system.make_old()
+    for _ in range(int(TTL) - 1):
+        system.look()
+        assert system.row(handle)["attempt"] == 1
+
+
+def test_a_report_from_before_the_flushall_counts_once_when_it_is_sent_again(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    worker.succeed(task)
+    system.redis.flushall()  # the report is gone with everything else
+    worker.held = [(task.id, 1)]
+    system.make_old()
+    system.look(10)
+    worker.succeed(task)
+    worker.succeed(task)
+    system.tick()
+    row = system.row(handle)
+    assert (row["status"], row["attempt"]) == ("success", 1)
+
+
+def test_an_applied_mark_that_went_back_begins_a_generation(system: System) -> None:
+    """A failover dropped the last second."""
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    before: Any = system.redis.get(KEYS.applied)
+    worker.succeed(*worker.take())
+    system.tick()
+    old = system.generation
+    system.redis.set(KEYS.applied, before or encode(Applied(old, "0-1")))
+    system.look()
+    assert system.generation != old
+    assert handle.status() == "success"
+    (again,) = system.dispatch()
+    assert [task.id for task in worker.take()] == [raw(again)]
+
+
+def test_the_streams_of_an_old_generation_are_removed(system: System) -> None:
+    worker = system.worker()
+    system.dispatch(2)
+    worker.take()
+    old = system.generation
+    system.redis.delete(KEYS.generation)
+    system.look()
+    assert system.generation != old
+    assert system.redis.exists(KEYS.events(old), KEYS.queue(old, "default")) == 0
+    assert system.redis.exists(KEYS.events(system.generation)) == 1

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.domain.fleet.window import HORIZON, room, smoothed_rate
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.scheduler.code.runs import CodeRuns
 from orchestrator.scheduler.dag.plans import Dags
@@ -201,3 +202,25 @@ def test_nothing_is_lost_doubled_or_reordered_on_the_way_into_messages(
         assert all(len(bundle) <= LARGEST_BUNDLE for bundle in bundles)
         assert all(len(bundle) == 1 for bundle in bundles if any(task.alone for task in bundle))
     assert sum(len(bundle) for bundles in messages.values() for bundle in bundles) == len(tasks)
+
+
+# -- room
+
+
+def test_no_worker_no_room() -> None:
+    assert room(slots=0, outstanding=0, rate=1_000_000.0) == 0
+
+
+@given(st.integers(1, 10_000), st.integers(0, 100_000), st.floats(0, 100_000))
+def test_room_is_free_slots_and_a_little_ahead(slots: int, outstanding: int, rate: float) -> None:
+    free = room(slots, outstanding, rate)
+    assert free >= 0
+    assert free + outstanding <= max(outstanding, slots + rate * HORIZON)
+    assert free == 0 or free + outstanding > slots + rate * HORIZON - 1
+
+
+@given(st.floats(0, 1e5), st.integers(0, 10_000), st.floats(0.001, 100))
+def test_a_rate_lies_between_the_old_and_the_new(previous: float, finished: int, seconds: float) -> None:
+    measured = finished / seconds
+    low, high = sorted((previous, measured))
+    assert low * (1 - 1e-9) - 1e-9 <= smoothed_rate(previous, finished, seconds) <= high * (1 + 1e-9) + 1e-9

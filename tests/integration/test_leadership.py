@@ -1,0 +1,168 @@
+"""Leaders that die, are deposed, and follow each other."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from orchestrator.scheduler.leadership import TermOver
+from orchestrator.transport.leader import Deposed
+from tests.integration.stage import KEYS, System
+from tests.waiting import eventually
+
+
+def test_a_standby_does_not_lead_while_the_lease_lasts(system: System) -> None:
+    standby = system.stand_by()
+    assert not standby._leadership.acquire()
+    system.look(5)
+    assert not standby._leadership.acquire()
+    standby._leadership.disconnect()
+
+
+def test_a_dead_leaders_lease_ends_although_the_clock_of_postgres_was_set_back(system: System) -> None:
+    standby = system.stand_by()
+    system.sql("UPDATE orchestrator.leases SET expires_at = now() + interval '1 hour'")
+    assert not standby._candidacy.stand()
+    system.clock.now += 5 * system.settings.lease
+    assert not standby._candidacy.stand()
+    system.clock.now += 6 * system.settings.lease
+    assert standby._candidacy.stand()
+    standby._leadership.disconnect()
+
+
+def test_a_leader_that_lives_keeps_its_lease_whatever_the_clock_says(system: System) -> None:
+    standby = system.stand_by()
+    for _ in range(12):
+        system.sql("UPDATE orchestrator.leases SET expires_at = now() + interval '1 hour'")
+        system.clock.now += system.settings.lease
+        system.tick()
+        assert not standby._candidacy.stand()
+    standby._leadership.disconnect()
+
+
+def test_a_deposed_leader_cannot_write(system: System) -> None:
+    worker = system.worker()
+    first = system.scheduler
+    (handle,) = system.dispatch()
+    tasks = worker.take()
+    system.job.enqueue()
+    second = system.lead()
+    assert second._leadership.term == first._leadership.term + 1
+    worker.succeed(*tasks)
+    before = system.sql("SELECT * FROM orchestrator.tasks ORDER BY seq")
+    cursor = system.sql("SELECT * FROM orchestrator.cursors")
+    for _ in range(3):
+        with pytest.raises(TermOver):
+            first.tick()
+    assert system.sql("SELECT * FROM orchestrator.tasks ORDER BY seq") == before
+    assert system.sql("SELECT * FROM orchestrator.cursors") == cursor
+    second.tick()
+    assert handle.status() == "success"  # the report is still there for the one that leads
+
+
+def test_a_deposed_leader_cannot_push(system: System) -> None:
+    """It may have committed just before it was stopped, and wake up with messages in its hands."""
+    system.worker()
+    system.look()
+    first, generation = system.scheduler, system.generation
+    term = first._leadership.term
+    system.lead()
+    stream = KEYS.queue(generation, "default")
+    for attempt in (
+        lambda: first._streams.publish(generation, term, {"default": [b"stale"]}),
+        lambda: first._streams.begin_generation(term, "stale", "server"),
+        lambda: first._streams.claim_term(term, ""),
+    ):
+        with pytest.raises(Deposed):
+            attempt()
+    assert system.redis.exists(stream) == 0
+    assert system.generation == generation
+    system.scheduler._streams.publish(generation, term + 1, {"default": [b"fresh"]})
+    assert system.redis.xlen(stream) == 1
+
+
+def test_a_leader_that_redis_has_forgotten_says_so_and_leads_on(
+    system: System, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "orchestrator.scheduler")
+    worker = system.worker()
+    system.look()
+    system.scheduler._leadership.release()
+    leader = system.stand_by()
+    thread = threading.Thread(target=leader.run)
+    thread.start()
+    try:
+        eventually(leader.leading.is_set, "it leads")
+        eventually(lambda: "generation" in caplog.text and leader._patience > 0, "it has looked, and waits")
+        system.redis.flushall()
+        worker.beat()  # its clock stands, so that it does not look before it hands something out
+        handle = system.job.enqueue()
+        eventually(lambda: "Redis has lost its data, and with it who leads; leading anew" in caplog.text, "it says so")
+        eventually(lambda: handle.status() == "dispatched" and leader.leading.is_set(), "it leads on")
+    finally:
+        leader.stop()
+        thread.join()
+    assert "another scheduler leads" not in caplog.text
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_a_takeover_waits_for_the_tick_that_is_under_way(system: System, renews: bool) -> None:
+    first, second = system.scheduler, system.stand_by()
+    system.look()
+    system.expire_lease()
+    acquired: list[bool] = []
+    thread = threading.Thread(target=lambda: acquired.append(second._leadership.acquire()))
+    waits = (
+        "SELECT count(*) AS count FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    with first._leadership.writing(system.clock() + 3_600 if renews else 0.0):
+        thread.start()
+        eventually(lambda: acquired or system.sql(waits)[0]["count"] == 1, "the takeover waits")
+        assert not acquired
+    thread.join(10)
+    assert acquired == [not renews]
+    if not renews:
+        with pytest.raises(TermOver):
+            first.tick()
+    second._leadership.disconnect()
+
+
+def test_a_new_leader_goes_on_where_the_last_one_stopped(system: System) -> None:
+    worker = system.worker()
+    handles = system.dispatch(4)
+    tasks = worker.take()
+    worker.succeed(tasks[0])
+    system.tick()
+    worker.succeed(tasks[1])
+    generation = system.generation
+    system.lead()
+    worker.succeed(tasks[2])
+    system.look(3)
+    assert system.generation == generation
+    assert system.states(*handles) == ["success"] * 3 + ["dispatched"]
+    assert system.row(handles[3])["attempt"] == 1
+    assert system.scheduler._dispatcher.in_flight == 1
+
+
+def test_a_leader_that_died_between_commit_and_push_loses_nothing(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(Exception):
+        """The end of the process."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    worker = system.worker()
+    system.look()
+    handle = system.job.enqueue()
+    monkeypatch.setattr(system.scheduler._streams, "publish", die)
+    with pytest.raises(Killed):
+        system.look()
+    row = system.row(handle)
+    assert (row["status"], row["attempt"], worker.take()) == ("dispatched", 1, [])
+    system.make_old()
+    system.lead()
+    system.look_until(lambda: system.row(handle)["attempt"] == 2)
+    assert [task.attempt for task in worker.take()] == [2]

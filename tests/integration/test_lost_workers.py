@@ -1,0 +1,270 @@
+"""Messages and workers that are lost on the way."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from orchestrator import Settings, TaskFailed
+from orchestrator.domain.tasks.task import Lost, Returned, Started, Succeeded
+from orchestrator.transport import leader
+from orchestrator.transport.keys import GROUP
+from tests.integration.stage import ID, KEYS, ONE, TTL, System, raw
+
+
+def test_a_lost_message_costs_a_fence_number_and_no_try(system: System) -> None:
+    worker = system.worker()
+    system.settle()
+    lost, fine = system.dispatch(2)
+    entries: Any = system.redis.xrange(KEYS.queue(system.generation, "default"))
+    system.redis.xdel(KEYS.queue(system.generation, "default"), entries[0][0])
+    system.make_old()
+    system.look_until(lambda: system.row(lost)["attempt"] == 2)
+    row = system.row(lost)
+    assert (row["status"], row["failures"], row["losses"], row["alone"]) == ("dispatched", 0, 0, False)
+    assert system.row(fine)["attempt"] == 1
+    tasks = worker.take()
+    assert {(task.id, task.attempt) for task in tasks} == {(raw(fine), 1), (raw(lost), 2)}
+
+
+def test_an_unread_backlog_is_not_lost(system: System) -> None:
+    system.worker()
+    system.settle()
+    handles = system.dispatch(5)
+    system.make_old()
+    system.look(20)
+    assert [system.row(handle)["attempt"] for handle in handles] == [1] * 5
+
+
+def test_a_long_task_is_left_alone_while_its_worker_lives(system: System) -> None:
+    worker = system.worker()
+    system.settle()
+    (handle,) = system.dispatch()
+    worker.start(*worker.take())
+    system.tick()
+    system.make_old()
+    system.look(50)
+    row = system.row(handle)
+    assert (row["status"], row["attempt"]) == ("running", 1)
+
+
+def test_a_message_that_its_receiver_never_got_is_taken_back(system: System) -> None:
+    """The answer to its read was lost: the message counts as received, and no heartbeat lists it."""
+    worker = system.worker()
+    system.settle()
+    (handle,) = system.dispatch()
+    worker.take()
+    worker.held = []
+    system.make_old()
+    system.look_until(lambda: system.row(handle)["attempt"] == 2)
+    row = system.row(handle)
+    assert (row["failures"], row["losses"], row["alone"]) == (0, 0, False)
+    assert system.messages() == [(raw(handle), 2)]
+
+
+def test_the_first_loss_is_free_and_the_next_attempt_runs_alone(system: System) -> None:
+    """Only the death of a process of its own is held against a task, up to the limit; not that of its worker."""
+    system.worker("spare", slots=1)
+    system.settle()
+    (handle,) = system.dispatch()
+    seen: list[tuple[int, bool, int]] = []
+    for attempt in range(1, 10):
+        victim = system.worker(f"victim{attempt}")
+        (task,) = victim.take()
+        row = system.row(handle)
+        seen.append((task.attempt, task.alone, row["losses"]))
+        victim.start(task)
+        system.look()
+        if attempt <= 3:
+            victim.die()
+            system.make_old()
+        else:
+            victim.report(Lost(task.id, task.attempt, alone=True))
+        system.look_until(
+            lambda attempt=attempt: system.row(handle)["attempt"] > attempt or handle.status() == "failed"
+        )
+        if handle.status() == "failed":
+            break
+        assert system.messages() == [(raw(handle), attempt + 1)]
+        victim.alive = False
+    assert seen == [(1, False, 0), (2, True, 0), (3, True, 0), (4, True, 0), (5, True, 1), (6, True, 2)]
+    row = system.row(handle)
+    assert (row["reason"], row["losses"], row["failures"]) == ("worker lost", 3, 0)
+    assert [a["outcome"] for a in system.sql("SELECT outcome FROM orchestrator.attempts")] == ["lost"] * 5
+    with pytest.raises(TaskFailed, match="WorkerLost"):
+        handle.result(0)
+
+
+def test_a_task_that_is_there_whenever_a_worker_dies_is_given_up_in_the_end(system: System) -> None:
+    worker = system.worker("w")
+    system.settle()
+    (handle,) = system.dispatch()
+    for attempt in range(1, 31):
+        (task,) = worker.take()
+        assert task.attempt == attempt
+        worker.report(Lost(task.id, task.attempt, alone=False))
+        system.tick()
+    row = system.row(handle)
+    assert (row["reason"], row["losses"], row["failures"], row["attempt"]) == ("worker lost", 0, 0, 30)
+    with pytest.raises(TaskFailed, match="it fails only if it was there 30 times; this was time 30"):
+        handle.result(0)
+
+
+def test_each_lost_worker_is_one_warning_that_says_why(system: System, caplog: pytest.LogCaptureFixture) -> None:
+    system.settle()
+    silent, dead = system.worker("silent"), system.worker("dead")
+    handles = system.dispatch(3)
+    silent.take()
+    silent.die()
+    system.make_old()
+    system.look_until(lambda: all(system.row(handle)["attempt"] == 2 for handle in handles))
+    for task in (tasks := dead.take()):
+        dead.report(Lost(task.id, task.attempt, alone=False, reason="exit code 3"))
+    dead.report(Lost(tasks[0].id, 1, alone=False, reason="of old"))
+    system.tick()
+    warnings = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
+    assert len(warnings) == 2
+    assert re.fullmatch(
+        r"worker silent is lost \(not heard from for \d+\.\d s\); attempts that are run again: 3", warnings[0]
+    )
+    died = "its parent says that its process died: exit code 3"
+    assert warnings[1] == f"worker dead is lost ({died}); attempts that are run again: 3"
+    errors = [row["error"]["message"] for row in system.sql("SELECT error FROM orchestrator.attempts ORDER BY attempt")]
+    assert all(error.startswith("The worker that had this attempt was not heard from for ") for error in errors[:3])
+    assert {error.partition(". ")[0] for error in errors[3:]} == {"The process that ran this attempt died: exit code 3"}
+
+
+def test_the_neighbours_of_a_task_that_kills_its_worker_are_not_blamed(system: System) -> None:
+    system.settle()
+    victim = system.worker("victim")
+    handles = system.dispatch(5)
+    victim.take()
+    victim.die()
+    system.make_old()
+    survivor = system.worker("survivor")
+    system.look_until(lambda: all(system.row(handle)["attempt"] == 2 for handle in handles))
+    assert {(row["losses"], row["failures"], row["alone"]) for row in map(system.row, handles)} == {(0, 0, True)}
+    tasks = survivor.take()
+    assert all(task.alone for task in tasks)
+    survivor.succeed(*tasks)
+    system.tick()
+    assert system.states(*handles) == ["success"] * 5
+
+
+def test_a_loss_that_its_parent_reports_needs_no_waiting(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    worker.report(Lost(task.id, 1, alone=False))
+    system.tick()
+    row = system.row(handle)
+    assert (row["status"], row["attempt"], row["alone"], row["losses"]) == ("dispatched", 2, True, 0)
+
+
+def test_a_success_outranks_the_loss_of_its_process(system: System) -> None:
+    """The child died after it had finished; its parent cannot know."""
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    worker.report(Lost(task.id, 1, alone=False))
+    worker.report(Succeeded(task.id, 1, 0.1, ONE))
+    system.tick()
+    assert handle.status() == "success"
+
+
+def test_messages_are_withdrawn_although_a_cancel_comes_in_the_same_tick(system: System) -> None:
+    worker, spare = system.worker(), system.worker("spare")
+    system.settle()
+    lost, cancelled = system.dispatch(2)
+    tasks = worker.take()
+    worker.report(Returned(tasks[1].id, 1, "drained"))
+    system.tick()
+    assert {handle.status() for handle in (lost, cancelled)} == {"dispatched"}
+    worker.die()
+    system.make_old()
+    lost_handle = lost if raw(lost) == tasks[0].id else cancelled
+    other = cancelled if lost_handle is lost else lost
+    for _ in range(10):
+        if system.row(lost_handle)["attempt"] == 2:
+            break
+        if system.scheduler._fleet.fair_time - system.scheduler._fleet._seen["w1"] >= TTL - 1:
+            other.cancel()
+        system.look()
+    assert other.status() == "cancelled"
+    assert system.messages() == [(raw(lost_handle), 2)]
+    assert [task.id for task in spare.take()] == [raw(lost_handle)]
+
+
+def test_nothing_is_judged_before_all_events_have_been_read(engine: Engine, system: System) -> None:
+    """A worker died after it had reported, and its report stands behind more events than one look reads."""
+    small = System(engine, system.redis, Settings(**{**vars(system.settings), "batch": 1}))
+    small.clock = system.clock
+    small.lead()
+    worker = small.worker()
+    small.settle()
+    (handle,) = small.dispatch()
+    (task,) = worker.take()
+    worker.start(task)
+    small.look()
+    for _ in range(200):
+        worker.report(Started(ID, 1, 0.1))
+    worker.succeed(task)
+    worker.die()
+    small.make_old()
+    small.worker("spare")
+    small.look_until(lambda: handle.status() == "success" or small.row(handle)["attempt"] > 1)
+    assert (handle.status(), small.row(handle)["attempt"]) == ("success", 1)
+    small.close()
+
+
+def test_redis_without_memory_is_not_a_dead_fleet(system: System) -> None:
+    worker = system.worker()
+    system.settle()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    worker.start(task)
+    system.tick()
+    system.make_old()
+    worker.die()
+    system.redis.config_set("maxmemory", 1)
+    try:
+        system.look(20)
+    finally:
+        system.redis.config_set("maxmemory", 0)
+    worker.alive = True
+    system.look(5)
+    assert system.row(handle)["attempt"] == 1
+    worker.succeed(task)
+    system.tick()
+    assert handle.status() == "success"
+
+
+def test_what_redis_remembers_of_workers_that_are_gone_is_removed(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By any leader, one that has never seen them too; but not the consumer that still has a message to answer for."""
+    monkeypatch.setattr(leader, "_CONSUMER_IDLE", -1)
+    gone, holder = system.worker("gone"), system.worker("holder")
+    system.look()
+    gone.take()
+    system.dispatch()
+    assert holder.take()
+    gone.die()
+    holder.die()
+    system.lead()
+    system.worker("live").take()
+    system.look()
+    assert system.redis.smembers(KEYS.workers) == {b"live"}
+    stream = KEYS.queue(system.generation, "default")
+
+    def consumers() -> set[bytes]:
+        return {consumer["name"] for consumer in system.redis.xinfo_consumers(stream, GROUP)}
+
+    assert b"gone" not in consumers()
+    assert b"holder" in consumers()
+    system.make_old()
+    system.look_until(lambda: b"holder" not in consumers())
+    assert system.redis.xlen(stream) == 1, "what it had is dispatched again"

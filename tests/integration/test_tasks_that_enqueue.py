@@ -1,0 +1,128 @@
+"""Tasks that enqueue tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator import Retry
+from orchestrator.domain.ids import derived_id
+from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Lost, NewTask, Succeeded
+from tests.integration.stage import ERROR, ONE, System
+from tests.waiting import eventually
+
+
+def child_of(task: Dispatch, number: int, **changes: Any) -> NewTask:
+    identifier = derived_id(task.id, task.attempt, number)
+    return NewTask(**{"id": identifier, "name": "job", "queue": "default", "payload": b"\x92\x90\x80", **changes})
+
+
+def test_what_a_task_enqueues_is_applied_once(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    children = Enqueued([child_of(task, 1, priority=5), child_of(task, 2)])
+    worker.report(children)
+    worker.report(children)  # in one batch
+    system.tick()
+    worker.report(children)  # and in another
+    system.tick()
+    assert system.count("tasks") == 3
+    assert system.row(children.tasks[0].id)["priority"] == 5
+    worker.succeed(task, *worker.take())
+    system.tick()
+    assert (system.count("tasks"), system.count("ended_tasks")) == (0, 3)
+    worker.report(children)  # and after they have ended
+    system.look(2)
+    assert (system.count("tasks"), system.count("ended_tasks")) == (0, 3)
+    assert handle.status() == "success"
+    assert system.quarantine() == []
+
+
+def test_what_a_task_enqueued_stays_although_it_failed(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    child = child_of(task, 1)
+    worker.report(Enqueued([child]), Failed(task.id, 1, 0.1, ERROR))
+    system.tick()
+    assert handle.status() == "failed"
+    assert system.row(child.id)["status"] == "dispatched"
+
+
+def test_on_success_comes_only_with_the_success_that_counts(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (first,) = worker.take()
+    worker.report(Lost(first.id, 1, alone=False))
+    system.tick()
+    (second,) = worker.take()
+    assert second.attempt == 2
+    early, late = child_of(first, 1), child_of(second, 1)
+    worker.report(Succeeded(first.id, 1, 0.1, ONE, [early]))  # too late: another attempt is current
+    system.tick()
+    assert handle.status() == "dispatched"
+    assert system.count("tasks") == 1
+    worker.report(Succeeded(second.id, 2, 0.1, ONE, [late]))
+    worker.report(Succeeded(second.id, 2, 0.1, ONE, [late]))
+    system.tick(2)
+    assert handle.status() == "success"
+    assert [row["id"].bytes for row in system.sql("SELECT id FROM orchestrator.tasks")] == [late.id]
+
+
+def test_on_success_of_a_cancelled_task_never_comes(system: System) -> None:
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    handle.cancel()
+    system.look()
+    worker.report(Succeeded(task.id, 1, 0.1, ONE, [child_of(task, 1)]))
+    system.look(2)
+    assert (handle.status(), system.count("tasks")) == ("cancelled", 0)
+
+
+def test_a_success_that_came_with_the_cancel_counts_with_all_that_it_brings(system: System) -> None:
+    """In one tick, reports are applied before requests."""
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    handle.cancel()
+    worker.report(Succeeded(task.id, 1, 0.1, ONE, [child_of(task, 1)]))
+    system.look()
+    assert (handle.status(), system.count("tasks")) == ("success", 1)
+
+
+def test_a_child_with_a_delay_waits(system: System) -> None:
+    worker = system.worker()
+    (_,) = system.dispatch()
+    (task,) = worker.take()
+    worker.report(Enqueued([child_of(task, 1, delay=60.0)]), Succeeded(task.id, 1, 0.1, ONE))
+    system.look(2)
+    assert worker.take() == []
+    system.lead(offset=61)
+    system.look()
+    assert len(worker.take()) == 1
+
+
+@pytest.mark.parametrize("what", ["a retry", "a child", "a child on success"])
+def test_what_becomes_due_within_the_second_needs_no_look(system: System, what: str) -> None:
+    """The leader wakes for a short delay in time, although no second has passed and nobody has nudged it."""
+    worker = system.worker()
+    system.dispatch(retries=Retry(max=1, base=0.02, jitter=0))
+    (task,) = worker.take()
+    child = child_of(task, 1, delay=0.02)
+    report = {
+        "a retry": Failed(task.id, 1, 0.1, ERROR),
+        "a child": Enqueued([child]),
+        "a child on success": Succeeded(task.id, 1, 0.1, ONE, [child]),
+    }[what]
+    system.tick(2)
+    worker.report(report)
+
+    def fires() -> list[Dispatch]:
+        system.tick()
+        return worker.take()
+
+    (due,) = eventually(fires, "the timer fires")
+    assert (due.id, due.attempt) == ((task.id, 2) if what == "a retry" else (child.id, 1))

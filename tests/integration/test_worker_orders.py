@@ -1,0 +1,121 @@
+"""Workers that ask: whether an attempt counts, whether there is more."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from orchestrator.domain.tasks.task import Returned
+from orchestrator.store.insights import list_workers, overview, show_task
+from orchestrator.transport.codec import (
+    Attempt,
+    Order,
+)
+from tests.integration.stage import ID, System
+
+
+def test_a_doubtful_worker_is_told_which_of_its_attempts_still_count(system: System) -> None:
+    """Those that have succeeded did count: the worker would say that their results are dropped."""
+    worker = system.worker()
+    system.dispatch(3)
+    current, stale, done = worker.take()
+    worker.report(Returned(stale.id, 1, "drained"))
+    worker.succeed(done)
+    system.tick()
+    worker.held = [(current.id, 1), (stale.id, 1), (done.id, 1), (ID, 3)]
+    worker.doubtful = True
+    system.look()
+    orders = worker.orders()
+    assert Order(stop=[Attempt(stale.id, 1), Attempt(ID, 3)], go_on=True) in orders
+
+
+def test_a_worker_that_stands_still_is_shown_with_what_it_holds(system: System) -> None:
+    worker = system.worker()
+    system.dispatch(5)
+    tasks = worker.take()
+    system.look()
+    worker.still = 7.0
+    system.look()
+    with system.engine.begin() as connection:
+        (shown,) = list_workers(connection)
+        found = overview(connection)
+    assert (shown.state, shown.holds) == ("still", tuple(UUID(bytes=task.id) for task in tasks[:3]))
+    assert shown.still is not None
+    assert 7.0 <= shown.still < 60.0
+    assert (found.workers, found.slots, [one.id for one in found.still_workers]) == (0, 0, ["w1"])
+    worker.still = 0.0
+    system.look()
+    with system.engine.begin() as connection:
+        (shown,) = list_workers(connection)
+    assert (shown.state, shown.still, shown.holds) == ("live", None, ())
+
+
+def test_an_attempt_that_was_handed_back_is_kept_if_it_had_begun(system: System) -> None:
+    worker = system.worker()
+    begun, waiting = system.dispatch(2)
+    first, second = worker.take()
+    worker.start(first)
+    system.tick()
+    worker.report(*(Returned(task.id, 1, "worker stops") for task in (first, second)))
+    system.tick()
+    assert system.states(begun, waiting) == ["dispatched", "dispatched"]
+    with system.engine.begin() as connection:
+        details = [show_task(connection, UUID(handle.id)) for handle in (begun, waiting)]
+    attempts = [detail.attempts for detail in details if detail is not None]
+    assert [[(one.attempt, one.outcome) for one in some] for some in attempts] == [
+        [(1, "returned"), (2, "dispatched")],
+        [(2, "dispatched")],
+    ]
+    returned = attempts[0][0]
+    assert (returned.worker, returned.error) == ("w1", None)
+    assert returned.started_at is not None
+    assert returned.ended_at is not None
+    assert returned.started_at < returned.ended_at
+
+
+def test_a_doubtful_worker_is_given_nothing_new(system: System) -> None:
+    worker = system.worker()
+    worker.doubtful = True
+    handle = system.job.enqueue()
+    system.look(2)
+    assert handle.status() == "pending"
+
+
+def test_a_burst_worker_is_told_to_drain_when_there_is_no_more(system: System) -> None:
+    worker = system.worker()
+    worker.burst = True
+    system.dispatch()
+    system.look()
+    assert worker.orders() == []
+    worker.succeed(*worker.take())
+    system.tick()
+    system.look()
+    assert Order(drain=True) in worker.orders()
+
+
+def test_a_hungry_worker_is_told_whether_work_waits(system: System) -> None:
+    worker = system.worker(slots=2)
+    worker.hungry = True
+    first = system.job.enqueue(1)
+    system.job.enqueue(2)
+    system.look(2)
+    (task, _) = worker.take()
+    assert worker.orders() == [], "all of it could be handed out"
+    for number in range(4):
+        system.job.options(concurrency_key="a").enqueue(number)
+    system.look()
+    assert worker.orders() == [Order(work_waits=True)]
+    first.cancel()
+    system.look(2)
+    assert Order(stop=[Attempt(task.id, 1)], work_waits=True) in worker.orders(), "one order does not hide another"
+    system.sql("INSERT INTO orchestrator.queues (name, paused) VALUES ('default', true)")
+    system.look(2)
+    assert not any(order.work_waits for order in worker.orders()), "what is paused does not wait for a worker"
+
+
+def test_a_worker_that_had_drained_has_stopped_and_is_not_dead(system: System) -> None:
+    worker = system.worker()
+    worker.draining = True
+    system.look()
+    worker.die()
+    system.look(6)
+    assert [row["state"] for row in system.sql("SELECT state FROM orchestrator.workers")] == ["stopped"]
