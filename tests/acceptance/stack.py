@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from signal import Signals
+from typing import Any
 
 from redis import Redis
 from sqlalchemy import Engine, text
@@ -41,10 +43,10 @@ class Process:
     def logged(self, words: str, times: int = 1) -> bool:
         return self.log.read_text().count(words) >= times
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         os.kill(self.pid, number)
 
-    def signal_group(self, number: signal.Signals) -> None:
+    def signal_group(self, number: Signals) -> None:
         os.killpg(self.pid, number)
 
     def kill(self) -> None:
@@ -119,11 +121,11 @@ class Stack:
         self.processes.append(process)
         return process
 
-    def sql(self, statement: str, **parameters: object) -> list[tuple[object, ...]]:
+    def sql(self, statement: str, **parameters: object) -> list[tuple[Any, ...]]:
         with self.engine.connect() as connection:
             return [tuple(row) for row in connection.execute(text(statement), parameters)]
 
-    def scalar(self, statement: str, **parameters: object) -> object:
+    def scalar(self, statement: str, **parameters: object) -> Any:
         return self.sql(statement, **parameters)[0][0]
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ def test_a_run_has_only_so_many_below_it(system: System) -> None:
     assert run.progress().status == "failed"
     assert 10 < system.count("runs") <= 21
     assert system.sql("SELECT DISTINCT open FROM orchestrator.runs") == [{"open": 0}]
-    reasons = set()
+    reasons: set[str] = set()
     with system.engine.connect() as connection:
         for found in system.sql("SELECT id FROM orchestrator.runs WHERE failed > 0"):
             reasons.update(step.reason for step in list_steps(connection, UUID(str(found["id"]))))
@@ -156,7 +156,7 @@ def test_what_waits_to_be_told_is_told_by_turns(
     while system.count("tasks") < 150:
         real.tick()
     fresh = system.app.workflows["small"].start()
-    taken = []
+    taken: list[Any] = []
     while len(taken) < 151:
         real.tick()
         taken += worker.take()

@@ -557,7 +557,7 @@ def test_a_leader_that_dies_amid_a_reset_has_done_nothing(
 ) -> None:
     handle = order.starting(id="o-1").start()
     stage.play()
-    real, died = getattr(where, at), []
+    real, died = getattr(where, at), list[Any]()
 
     def die(*arguments: Any) -> Any:
         if not died:

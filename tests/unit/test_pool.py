@@ -44,7 +44,7 @@ def test_a_task_that_does_not_end_has_failed_unless_it_had_completed(completed: 
             except BaseException:  # noqa: BLE001
                 continue
 
-    reports, stuck, held = Reports(), [], HeldAttempts(capacity=4)
+    reports, stuck, held = Reports(), list[Any](), HeldAttempts(capacity=4)
     runner = Runner(app, reports, Allowed(app, ()))  # type: ignore[arg-type]
     pool = Pool(runner, None, reports, held, concurrency=1, ttl=5.0, stop_grace=0.05, on_stuck=stuck.append)  # type: ignore[arg-type]
     pool.start()

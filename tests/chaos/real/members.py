@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from signal import Signals
 
 import psutil
 
@@ -117,12 +118,12 @@ class Member:
             return []
         return found
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         """Send a signal to the process itself."""
         if self.is_running():
             os.kill(self.pid, number)
 
-    def signal_group(self, number: signal.Signals) -> None:
+    def signal_group(self, number: Signals) -> None:
         """Send a signal to it and everything that it forked."""
         send_group(self.pid, number)
 

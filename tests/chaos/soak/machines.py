@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from signal import Signals
 
 import psutil
 
@@ -57,11 +58,11 @@ class Machine:
         assert self._process is not None, "it was started"
         return self._process.poll()
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         """Signal the parent alone, as a person or systemd would."""
         send(self.pid, number)
 
-    def signal_all(self, number: signal.Signals) -> None:
+    def signal_all(self, number: Signals) -> None:
         """Signal everything that runs here, as the loss of a machine would."""
         send_group(self.pid, number)
 
