@@ -2,94 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 
 from orchestrator.scheduler.code.ends import close_runs
 from orchestrator.scheduler.code.runs import CodeRuns, fire_timers
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.isolation import attempt
-from orchestrator.scheduler.requests import apply_inbox
-from orchestrator.scheduler.runs.advance import advance_runs, begin_runs, catch_up, expand_runs
-from orchestrator.scheduler.runs.cancels import cancel_runs, time_out
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.requests import Requests
+from orchestrator.scheduler.runs.advance import Runs
+from orchestrator.scheduler.runs.backlog import Backlog
+from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.schedules import extend_backfills, fire_schedules
 from orchestrator.scheduler.tasks.timers import expire, fail_unknown, fire_due, release_crowded, release_known
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.settings import Settings
 from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.waiting import Agenda
-
-_NOTHING = Agenda(inbox=False, pending_runs=False, cancelling_runs=False, next_due=None, held=False)
 
 _CONTESTED = 0.05
 """Seconds before the next look at a key that somebody's open transaction may be taking."""
 
 
-class Errands:
+@dataclass
+class Errands(Remembering):
     """Remembers what waits, from one tick to the next."""
 
-    def __init__(self, settings: Settings, fleet: Fleet, code: CodeRuns) -> None:
-        self._settings = settings
-        self._fleet = fleet
-        self._code = code
-        self._agenda = _NOTHING
+    settings: Settings
+    fleet: Fleet
+    code: CodeRuns
+    backlog: Backlog
+    runs: Runs
+    cancels: Cancels
+    requests: Requests
+    _agenda: Agenda | None = None
 
-    def run(self, tick: Tick, found: Agenda | None) -> float:
+    def rolled_back(self) -> None:
+        """What was done waits again."""
+        self._agenda = None
+
+    def run(self, tx: Transaction, news: News, found: Agenda | None) -> float:
         """Do what waits, and note what waits next; return how many seconds that can wait.
 
         `found` is what waited when the transaction began, if the tick is one that looks at everything.
         """
-        limit = self._settings.batch
+
+        def do(what: str, part: Callable[[News], object]) -> None:
+            attempt(tx, news, what, part)
+
+        limit, fleet, runs, wakeups = self.settings.batch, self.fleet, self.runs, news.wakeups
         thorough = found is not None
         agenda = found or self._agenda
-        if tick.has_wishes or tick.runs_to_begin or (thorough and tick.has_advanced):
-            agenda = waiting.agenda(tick.connection)
+        if agenda is None or wakeups.has_requests or wakeups.runs_to_begin or (thorough and wakeups.has_advanced):
+            agenda = waiting.agenda(tx.connection)
         if thorough:
-            tick.backlog.free_older(tick)
+            self.backlog.free_older(tx, news)
         if agenda.inbox:
-            attempt(tick, "apply requests", lambda: apply_inbox(tick, limit))
-            agenda = waiting.agenda(tick.connection)
-        if _is_due(agenda.next_due, tick.now):
-            attempt(tick, "time runs out", lambda: time_out(tick, limit))
-            attempt(tick, "fire schedules", lambda: fire_schedules(tick, limit))
-            agenda = waiting.agenda(tick.connection)
+            do("apply requests", lambda fresh: self.requests.apply(tx, fresh, limit))
+            agenda = waiting.agenda(tx.connection)
+        if _is_due(agenda.next_due, tx.now):
+            do("time runs out", lambda _: self.cancels.time_out(tx, limit))
+            do("fire schedules", lambda fresh: fire_schedules(tx, fresh, self.cancels, limit))
+            agenda = waiting.agenda(tx.connection)
         if agenda.backfills and thorough:
-            attempt(tick, "go on with backfills", lambda: extend_backfills(tick, limit))
-            agenda = waiting.agenda(tick.connection)
+            do("go on with backfills", lambda _: extend_backfills(tx, limit))
+            agenda = waiting.agenda(tx.connection)
         if agenda.cancelling_runs:
-            attempt(tick, "cancel runs", lambda: cancel_runs(tick, 5 * limit))
+            runs.advance(tx, news)  # what ended in this tick is counted before it is asked what is left
+            do("cancel runs", lambda fresh: self.cancels.go_on(tx, fresh, 5 * limit))
         if agenda.untold_runs:
-            attempt(tick, "tell runs what has waited", lambda: catch_up(tick))
+            do("tell runs what has waited", lambda fresh: runs.catch_up(tx, fresh))
         if agenda.pending_runs:
-            attempt(tick, "begin runs", lambda: begin_runs(tick, limit))
+            do("begin runs", lambda fresh: runs.begin(tx, fresh, limit))
         if agenda.expanding_runs:
-            attempt(tick, "create tasks of fan-outs", lambda: expand_runs(tick, limit))
+            do("create tasks of fan-outs", lambda fresh: runs.expand(tx, fresh, limit))
         if agenda.closing_runs:
-            attempt(tick, "cancel what ended runs have left", lambda: close_runs(tick, limit))
-        advance_runs(tick)
+            do("cancel what ended runs have left", lambda fresh: close_runs(tx, fresh, limit))
+        runs.advance(tx, news)
         if agenda.held and thorough:
-            attempt(tick, "release tasks", lambda: release_known(tick, self._fleet, limit))
-        if self._fleet.knowers.crowds:
-            attempt(tick, "find places for tasks", lambda: release_crowded(tick, self._fleet, limit))
+            do("release tasks", lambda fresh: release_known(tx, fresh, fleet, limit))
+        if fleet.knowers.crowds:
+            do("find places for tasks", lambda fresh: release_crowded(tx, fresh, fleet, news.over(), limit))
         if thorough:
-            attempt(tick, "free stuck runs", lambda: self._code.free_stuck(tick, limit))
-        if _is_due(agenda.next_due, tick.now):
-            attempt(tick, "make due tasks ready", lambda: fire_due(tick, limit))
-            grace = self._settings.run_timeout_grace
-            attempt(tick, "fire timers", lambda: fire_timers(tick, limit, grace))
-            attempt(tick, "expire tasks", lambda: expire(tick, limit))
-            if self._fleet.is_in_view:  # otherwise nobody can say what is known
-                attempt(tick, "fail unknown tasks", lambda: fail_unknown(tick, self._fleet, limit))
-            advance_runs(tick)
-        busy = agenda.is_busy or _is_due(agenda.next_due, tick.now)
-        if busy or tick.delayed or tick.has_wishes or tick.runs_to_begin:
-            agenda = waiting.agenda(tick.connection)
+            do("free stuck runs", lambda fresh: self.code.free_stuck(tx, fresh, limit))
+        if _is_due(agenda.next_due, tx.now):
+            do("make due tasks ready", lambda _: fire_due(tx, limit))
+            grace = self.settings.run_timeout_grace
+            do("fire timers", lambda fresh: fire_timers(tx, fresh, self.backlog, limit, grace))
+            do("expire tasks", lambda fresh: expire(tx, fresh, limit))
+            if fleet.is_in_view:  # otherwise nobody can say what is known
+                do("fail unknown tasks", lambda fresh: fail_unknown(tx, fresh, fleet, limit))
+            runs.advance(tx, news)
+        busy = agenda.is_busy or _is_due(agenda.next_due, tx.now)
+        if busy or wakeups.delayed or wakeups.has_requests or wakeups.runs_to_begin:
+            agenda = waiting.agenda(tx.connection)
         self._agenda = agenda
-        return max(self._until_next(agenda, tick.now), _CONTESTED if tick.contested else 0.0)
+        return max(self._until_next(agenda, tx.now), _CONTESTED if wakeups.contested else 0.0)
 
     def _until_next(self, agenda: Agenda, now: datetime) -> float:
         if agenda.is_busy:
             return 0.0
-        patience = self._settings.safety_scan
+        patience = self.settings.safety_scan
         if agenda.next_due is not None:
             patience = min(patience, max(0.0, (agenda.next_due - now).total_seconds()))
         return patience

@@ -1,7 +1,7 @@
 """Find the one that is at fault, so that nobody else waits for it.
 
 A tick does everything at once. If it fails, the next one is *careful*: whatever belongs to runs, reports or requests is
-done under savepoints, and halved until the culprit is alone.
+done under savepoints, each with news of its own, and halved until the culprit is alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from orchestrator.scheduler.leadership import TermOver
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import is_outage
 from orchestrator.telemetry import get_logger
 
@@ -24,44 +25,51 @@ def is_about_all(error: Exception) -> bool:
 
 
 def isolate(
-    tick: Tick, items: Sequence[T], do: Callable[[Sequence[T]], object], give_up: Callable[[T, Exception], None]
+    tx: Transaction,
+    news: News,
+    items: Sequence[T],
+    do: Callable[[News, Sequence[T]], object],
+    give_up: Callable[[T, Exception], None],
 ) -> None:
     """Do something with all items at once; in a careful tick without those with which it fails."""
     if not items:
         return
-    if not tick.is_careful:
-        do(items)
+    if not tx.is_careful:
+        do(news, items)
         return
-    error = _failure(tick, lambda: do(items))
+    error = _failure(tx, news, lambda fresh: do(fresh, items))
     if error is None:
         return
     if len(items) == 1:
         give_up(items[0], error)
         return
     middle = len(items) // 2
-    isolate(tick, items[:middle], do, give_up)
-    isolate(tick, items[middle:], do, give_up)
+    isolate(tx, news, items[:middle], do, give_up)
+    isolate(tx, news, items[middle:], do, give_up)
 
 
-def attempt(tick: Tick, what: str, do: Callable[[], None]) -> None:
+def attempt(tx: Transaction, news: News, what: str, do: Callable[[News], object]) -> None:
     """Do one part of a tick; in a careful tick, go on with the other parts if it fails."""
-    if not tick.is_careful:
-        do()
+    if not tx.is_careful:
+        do(news)
         return
-    error = _failure(tick, do)
+    error = _failure(tx, news, do)
     if error is not None:
         log.error("the scheduler cannot %s; all else goes on", what, exc_info=error)
-        tick.failed_parts.append(what)
+        news.failed_parts.append(what)
 
 
-def _failure(tick: Tick, do: Callable[[], object]) -> Exception | None:
-    """Do something whole or not at all; return what is wrong with it."""
+def _failure(tx: Transaction, news: News, do: Callable[[News], object]) -> Exception | None:
+    """Do something whole or not at all, and merge its news if it is done; return what is wrong with it."""
+    fresh = News()
     try:
-        with tick.trial():
-            do()
+        with tx.connection.begin_nested():
+            do(fresh)
     except Exception as error:
+        tx.rolled_back()
         if is_about_all(error):
             raise
-        tick.budget.busy_with = []
+        tx.budget.busy_with = []
         return error
+    news.merge(fresh)
     return None

@@ -18,7 +18,9 @@ from orchestrator.domain.limits.buckets import Buckets
 from orchestrator.domain.limits.lanes import Lanes, Share
 from orchestrator.domain.tasks.task import parse_options
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import lanes as store
 from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.transitions import Claimed
@@ -35,15 +37,15 @@ _MOST_DOUBTS = 500
 """Lanes of a queue of which is asked at once what they have left."""
 
 
-class LaneService:
+class LaneService(Remembering):
     """The leader's view of all lanes."""
 
     def __init__(self) -> None:
         self._last_claim: datetime | None = None
-        self.forget()
+        self.rolled_back()
 
-    def forget(self) -> None:
-        """Start again from what Postgres says: this leader has just begun, or a tick was rolled back."""
+    def rolled_back(self) -> None:
+        """Start again from what Postgres says. So does a leader that has just begun."""
         self.buckets = Buckets()
         self._lanes = Lanes(self.buckets)
         self._is_stale = True
@@ -59,18 +61,18 @@ class LaneService:
         """Start from what is in flight: the lane of each such task."""
         self._lanes.recount([*in_flight, *(self._lingering or {}).values()])
 
-    def look(self, tick: Tick, fleet: Fleet) -> None:
+    def look(self, tx: Transaction, fleet: Fleet) -> None:
         """After a look at the fleet: let go of the attempts whose code has stopped, and of rates that allow all again.
 
         A new leader takes everything that workers hold and that is not in flight for lingering at first.
         """
-        self.buckets.forget_full(tick.now.timestamp())
+        self.buckets.forget_full(tx.now.timestamp())
         if self._lingering == {} or not fleet.is_in_view:
             return
         held = fleet.held()
         if self._lingering is None:
-            over = list(held - waiting.current(tick.connection, list(held))) if held else []
-            self._lingering = store.lanes_of(tick.connection, over) if over else {}
+            over = list(held - waiting.current(tx.connection, list(held))) if held else []
+            self._lingering = store.lanes_of(tx.connection, over) if over else {}
             for lane in self._lingering.values():
                 self._lanes.took_off(lane)
         for attempt in [attempt for attempt in self._lingering if attempt not in held]:
@@ -80,43 +82,43 @@ class LaneService:
         """Look through all lanes: many have changed."""
         self._read_after = ("", "")
 
-    def arrive(self, tick: Tick, tasks: Sequence[tuple[bytes, bool]]) -> None:
+    def arrive(self, tx: Transaction, tasks: Sequence[tuple[bytes, bool]]) -> None:
         """Take note of tasks that are ready; each is marked if it is the first of several."""
-        for task in store.arrived(tick.connection, tasks):
+        for task in store.arrived(tx.connection, tasks):
             self._lanes.arrive(task.queue, task.lane, task.priority, parse_options(task.options), task.is_first)
 
-    def refresh(self, tick: Tick) -> None:
+    def refresh(self, tx: Transaction, news: News) -> None:
         """Before claiming: read what is not known, and count what has landed."""
         self._has_more = False
-        if self._last_claim is not None and tick.now < self._last_claim - _SET_BACK:
-            self.forget()  # what sleeps until a time of the other clock would oversleep
-        self._last_claim = tick.now
+        if self._last_claim is not None and tx.now < self._last_claim - _SET_BACK:
+            self.rolled_back()  # what sleeps until a time of the other clock would oversleep
+        self._last_claim = tx.now
         if self._is_stale:
-            self.buckets.due.update(store.buckets(tick.connection))
-            self.recount(task.lane for task in waiting.in_flight(tick.connection) if task.lane is not None)
+            self.buckets.due.update(store.buckets(tx.connection))
+            self.recount(task.lane for task in waiting.in_flight(tx.connection) if task.lane is not None)
             self._is_stale = False
-            tick.left_lanes.clear()
-            tick.lingering.clear()
-        self.count_landed(tick)
+            news.capacity.left_lanes.clear()
+            news.capacity.lingering.clear()
+        self.committed(news)
         if self._read_after is None and self._lanes.should_read():
             self.read_all()
         if self._read_after is not None:
-            heads = store.lanes_after(tick.connection, *self._read_after, _SLICE)
+            heads = store.lanes_after(tx.connection, *self._read_after, _SLICE)
             for head in heads:
                 self._lanes.learn(head.queue, head.lane, head.stock, parse_options(head.options))
             self._read_after = (heads[-1].queue, heads[-1].lane) if len(heads) == _SLICE else None
 
-    def count_landed(self, tick: Tick) -> None:
-        """Count what is no longer in flight, once."""
-        for lane, number in Counter(tick.left_lanes).items():
+    def committed(self, news: News) -> None:
+        """Count what is no longer in flight, unless that was done before claiming."""
+        for lane, number in Counter(news.capacity.left_lanes).items():
             self._lanes.landed(lane, number)
-        tick.left_lanes.clear()
-        for task, attempt, lane in tick.lingering:
+        news.capacity.left_lanes.clear()
+        for task, attempt, lane in news.capacity.lingering:
             if self._lingering is None:
                 self._lanes.landed(lane)
             else:
                 self._lingering[task, attempt] = lane
-        tick.lingering.clear()
+        news.capacity.lingering.clear()
 
     # -- claiming
 
@@ -124,14 +126,14 @@ class LaneService:
         """Say whether a queue has lanes with something in them."""
         return self._lanes.has(queue)
 
-    def claim(self, tick: Tick, rooms: dict[str, int]) -> list[Claimed]:
+    def claim(self, tx: Transaction, rooms: dict[str, int]) -> list[Claimed]:
         """Claim what fits into each queue's room, by turns."""
         claimed: list[Claimed] = []
-        now = tick.now.timestamp()
+        now = tx.now.timestamp()
         enough = sum(rooms.values()) // 2
         for _ in range(_ROUNDS):
-            shares = self._allot(tick, rooms, now)
-            found = store.claim(tick.connection, shares, tick.now) if shares else []
+            shares = self._allot(tx, rooms, now)
+            found = store.claim(tx.connection, shares, tx.now) if shares else []
             if len(found) < sum(share.turns for share in shares):
                 self._take_back(shares, found, now)
             claimed.extend(found)
@@ -142,12 +144,12 @@ class LaneService:
                 break
         return claimed
 
-    def _allot(self, tick: Tick, rooms: dict[str, int], now: float) -> list[Share]:
+    def _allot(self, tx: Transaction, rooms: dict[str, int], now: float) -> list[Share]:
         queues = [queue for queue, room in rooms.items() if room > 0 and self._lanes.has(queue)]
         if not queues:
             return []
         in_doubt = [(queue, lane) for queue in queues for lane in self._lanes.in_doubt(queue, _MOST_DOUBTS)]
-        ready = store.look(tick.connection, queues, in_doubt, sum(rooms[queue] for queue in queues))
+        ready = store.look(tx.connection, queues, in_doubt, sum(rooms[queue] for queue in queues))
         for (queue, lane), stock in ready.stocks.items():
             self._lanes.learn(queue, lane, stock)
         plain = ready.plain
@@ -166,10 +168,10 @@ class LaneService:
         if task.lane is not None:
             self._lanes.landed(task.lane)
 
-    def save(self, tick: Tick) -> None:
+    def save(self, tx: Transaction) -> None:
         """Save the rates that were used."""
         if self.buckets.changed:
-            store.save_buckets(tick.connection, {name: self.buckets.due[name] for name in self.buckets.changed})
+            store.save_buckets(tx.connection, {name: self.buckets.due[name] for name in self.buckets.changed})
             self.buckets.changed.clear()
 
     def patience(self, now: float) -> float | None:

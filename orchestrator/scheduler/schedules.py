@@ -22,8 +22,9 @@ from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.code.runs import ask_to_cancel
 from orchestrator.scheduler.isolation import is_about_all, isolate
-from orchestrator.scheduler.runs.cancels import mark_cancelling
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.runs.cancels import Cancels
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import fires as code_fires
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.runs import NewCodeRun
@@ -59,62 +60,65 @@ class _Firing:
     error: str | None = None
 
 
-def fire_schedules(tick: Tick, limit: int) -> None:
+def fire_schedules(tx: Transaction, news: News, cancels: Cancels, limit: int) -> None:
     """Fire a slice of the schedules that are due. What is left is due in the next tick, after dispatch."""
     room = min(limit, _SLICE)
-    due = store.due(tick.connection, tick.now, room)
+    due = store.due(tx.connection, tx.now, room)
     if not due:
         return
     minding = [row.key for row in due if row.overlap in ("skip", "cancel_previous")]
-    open_runs = store.open_runs(tick.connection, minding) if minding else {}
+    open_runs = store.open_runs(tx.connection, minding) if minding else {}
     isolate(
-        tick,
+        tx,
+        news,
         due,
-        lambda some: _fire(tick, some, open_runs, room),
-        lambda row, error: _give_up(tick, row, open_runs, error),
+        lambda fresh, some: _write(tx, fresh, cancels, _fire(tx, some, open_runs, room)),
+        lambda row, error: _write(tx, news, cancels, [_given_up(tx, row, open_runs, error)]),
     )
 
 
-def _fire(tick: Tick, due: Sequence[DueSchedule], open_runs: Mapping[str, list[bytes]], room: int) -> None:
+def _fire(
+    tx: Transaction, due: Sequence[DueSchedule], open_runs: Mapping[str, list[bytes]], room: int
+) -> list[_Firing]:
     firings: list[_Firing] = []
     for row in due:
         if room <= 0:
             break
-        firing = _look(tick, row, open_runs.get(row.key, []), room)
+        firing = _look(tx, row, open_runs.get(row.key, []), room)
         room -= max(1, len(firing.runs) + firing.skipped)
         firings.append(firing)
-    _write(tick, firings)
+    return firings
 
 
-def _give_up(tick: Tick, row: DueSchedule, open_runs: Mapping[str, list[bytes]], error: Exception) -> None:
+def _given_up(tx: Transaction, row: DueSchedule, open_runs: Mapping[str, list[bytes]], error: Exception) -> _Firing:
     """Leave out the fires of a schedule whose runs cannot be started; if it cannot even be read, it fires no more."""
     reason = f"Its runs could not be stored: {said(error)}"
     log.error("schedule %s: %s", row.key, reason)
     try:
-        firing = _look(tick, row, open_runs.get(row.key, []), _SLICE)
+        firing = _look(tx, row, open_runs.get(row.key, []), _SLICE)
     except Exception as defect:  # noqa: BLE001  # whatever it is, it is this schedule's
         firing = _Firing(row)
         reason = f"It cannot be told when it fires, so it no longer does: {said(defect)}. Set it again."
-    _write(tick, [replace(firing, runs=[], superseded=[], error=reason)])
+    return replace(firing, runs=[], superseded=[], error=reason)
 
 
-def _look(tick: Tick, row: DueSchedule, open_runs: list[bytes], room: int) -> _Firing:
+def _look(tx: Transaction, row: DueSchedule, open_runs: list[bytes], room: int) -> _Firing:
     firing = _Firing(row)
     try:
         schedule = msgspec.json.decode(row.definition, type=Schedule)
         delay = delay_of(schedule, row.key)
-        decision = decide(schedule, row.next_fire, tick.now - delay, room)
+        decision = decide(schedule, row.next_fire, tx.now - delay, room)
     except _CANNOT_BE_READ as error:
         firing.error = f"It cannot be told when it fires, so it no longer does: {error}. Set it again."
         return firing
     firing.next_fire = decision.next_fire
     firing.due_at = decision.next_fire and decision.next_fire + delay
-    _overlap(tick, firing, schedule, decision.fires, open_runs)
+    _overlap(tx, firing, schedule, decision.fires, open_runs)
     return firing
 
 
 def _overlap(
-    tick: Tick, firing: _Firing, schedule: Schedule, chosen: Sequence[datetime], open_runs: list[bytes]
+    tx: Transaction, firing: _Firing, schedule: Schedule, chosen: Sequence[datetime], open_runs: list[bytes]
 ) -> None:
     """Start what the schedule's policy lets start beside the runs that are open."""
     if schedule.overlap == "cancel_previous":
@@ -126,7 +130,7 @@ def _overlap(
             firing.error = None
             continue
         try:
-            run = _run(tick, firing.row, schedule, fire, len(firing.runs))
+            run = _run(tx, firing.row, schedule, fire, len(firing.runs))
         except (InvalidWorkflow, *_CANNOT_BE_READ) as error:
             firing.error = f"The fire of {fire:%Y-%m-%d %H:%M:%S} UTC started nothing: {error}"
             continue
@@ -136,11 +140,11 @@ def _overlap(
             firing.superseded = open_runs
 
 
-def _run(tick: Tick, row: DueSchedule, schedule: Schedule, fire: datetime, place: int) -> NewRun | NewCodeRun:
+def _run(tx: Transaction, row: DueSchedule, schedule: Schedule, fire: datetime, place: int) -> NewRun | NewCodeRun:
     if row.target.code is not None:
         target = msgspec.json.decode(row.target.code, type=CodeTarget)
         return code_fires.run_of(row.workflow, target, schedule, fire, code_fires.run_id(row.key, fire), row.key)
-    run = store.run_of(row.target, schedule, fire, _run_id(tick.now, row.key, fire, place), row.key)
+    run = store.run_of(row.target, schedule, fire, _run_id(tx.now, row.key, fire, place), row.key)
     return run._replace(key=fire_key(row.key, fire))
 
 
@@ -150,13 +154,13 @@ def _run_id(now: datetime, series: str, fire: datetime, place: int) -> bytes:
     return time_ordered_id(int(now.timestamp() * 1000), min(place, 0xFFF).to_bytes(2, "big") + digest)
 
 
-def _write(tick: Tick, firings: Sequence[_Firing]) -> None:
+def _write(tx: Transaction, news: News, cancels: Cancels, firings: Sequence[_Firing]) -> None:
     new = [run for firing in firings for _, run in firing.runs]
     of_steps = [run for run in new if isinstance(run, NewRun)]
     of_code = [run for run in new if isinstance(run, NewCodeRun)]
-    started = set(dags.start(tick.connection, of_steps)) if of_steps else set()
-    started |= code_runs.start(tick.connection, of_code, tick.now) if of_code else set()
-    tick.delayed = tick.delayed or any(run.timeout is not None for run in of_code)
+    started = set(dags.start(tx.connection, of_steps)) if of_steps else set()
+    started |= code_runs.start(tx.connection, of_code, tx.now) if of_code else set()
+    news.wakeups.delayed |= any(run.timeout is not None for run in of_code)
     superseded: list[bytes] = []
     advances = []
     for firing in firings:
@@ -176,52 +180,52 @@ def _write(tick: Tick, firings: Sequence[_Firing]) -> None:
                 error=firing.error,
             )
         )
-    store.advance(tick.connection, advances)
+    store.advance(tx.connection, advances)
     if superseded:
-        mark_cancelling(tick, superseded)
-        ask_to_cancel(tick, superseded, "its schedule starts the next one")
+        cancels.mark(tx, superseded)
+        ask_to_cancel(tx, superseded, "its schedule starts the next one")
 
 
 # -- backfills
 
 
-def extend_backfills(tick: Tick, limit: int) -> None:
+def extend_backfills(tx: Transaction, limit: int) -> None:
     """Start more of the backfills, the oldest first.
 
     The lane of each holds it to its concurrency; here only so many runs are created that the lane does not run dry
     until the next look, and that a backfill of a hundred thousand does not fill the table.
     """
     room = min(limit, _SLICE)
-    for backfill in backfills.open_backfills(tick.connection, _MOST_BACKFILLS):
+    for backfill in backfills.open_backfills(tx.connection, _MOST_BACKFILLS):
         wanted = min(room, backfill.concurrency + _SLICE - backfill.running)
         if wanted > 0:
-            _extend(tick, backfill, wanted)
+            _extend(tx, backfill, wanted)
             room -= wanted
 
 
-def _extend(tick: Tick, backfill: OpenBackfill, room: int) -> None:
+def _extend(tx: Transaction, backfill: OpenBackfill, room: int) -> None:
     """Start some more runs; what goes wrong once would go wrong every time, so it ends the backfill."""
     try:
         schedule = backfill.schedule
         chosen = list(islice(fires(schedule, backfill.next_fire, backfill.end), room))
         following = next_fire(schedule, chosen[-1]) if chosen else None
-        new = [_backfill_run(tick, backfill, schedule, fire, place) for place, fire in enumerate(chosen)]
-        with tick.connection.begin_nested():
-            started = dags.start(tick.connection, new)
+        new = [_backfill_run(tx, backfill, schedule, fire, place) for place, fire in enumerate(chosen)]
+        with tx.connection.begin_nested():
+            started = dags.start(tx.connection, new)
     except Exception as error:
         if is_about_all(error):
             raise
         log.error("backfill %d was given up: %s", backfill.id, said(error))
-        backfills.save(tick.connection, backfill.id, None, 0, 0, said(error))
+        backfills.save(tx.connection, backfill.id, None, 0, 0, said(error))
         return
     more = following if following is not None and following < backfill.end else None
-    backfills.save(tick.connection, backfill.id, more, len(chosen), len(started), None)
+    backfills.save(tx.connection, backfill.id, more, len(chosen), len(started), None)
 
 
-def _backfill_run(tick: Tick, backfill: OpenBackfill, schedule: Schedule, fire: datetime, place: int) -> NewRun:
+def _backfill_run(tx: Transaction, backfill: OpenBackfill, schedule: Schedule, fire: datetime, place: int) -> NewRun:
     series = backfill.series
     one_by_one = msgspec.structs.replace(schedule, overlap="allow")  # its own limit takes the place of overlap
-    run = store.run_of(backfill.target, one_by_one, fire, _run_id(tick.now, series, fire, place), series)
+    run = store.run_of(backfill.target, one_by_one, fire, _run_id(tx.now, series, fire, place), series)
     key = fire_key(series if backfill.again else f"{backfill.workflow}/{backfill.name}", fire)
     if run.lane is None:
         run = run._replace(lane=f"schedule {series}", lane_limit=backfill.concurrency)

@@ -245,7 +245,7 @@ class System:
 
     def settle(self) -> None:
         """Let the grace of a new leader pass."""
-        self.look_until(lambda: not self.scheduler._fleet.in_grace)
+        self.look_until(lambda: not self.scheduler.term.fleet.in_grace)
 
     # -- workers
 

@@ -104,7 +104,7 @@ def test_counters_are_exact_although_a_batch_was_halved(system: System) -> None:
     system.tick(2)
     assert len(system.quarantine()) == 10
     assert (run.progress().status, run.progress().counters.success) == ("success", 20)
-    assert system.scheduler._dispatcher.in_flight == 0
+    assert system.scheduler.term.dispatcher.in_flight == 0
 
 
 def test_options_of_another_release_do_not_stop_the_loop(system: System) -> None:

@@ -185,13 +185,13 @@ def test_a_run_that_takes_all_the_time_by_itself_is_set_aside(
     slow, quick = system.app.workflows["slow"].start(), system.app.workflows["quick"].start()
     original = Dags._settle
 
-    def settle(self: Dags, tick: Any, runs: Any) -> None:
+    def settle(self: Dags, tx: Any, news: Any, runs: Any) -> None:
         if any(run.info["workflow"] == "slow" for run in runs):
             until = time.thread_time() + 0.9 * LEASE
             while time.thread_time() < until:
                 pass
-            raise _ended_by_postgres(tick)
-        original(self, tick, runs)
+            raise _ended_by_postgres(tx)
+        original(self, tx, news, runs)
 
     monkeypatch.setattr(Dags, "_settle", settle)
     for _ in range(6):

@@ -208,7 +208,7 @@ def test_while_pages_are_sent_tick_by_tick_nobody_misses_the_attempt(
     attempt = system.row(raw(handle))["attempt"]
     system.look(15)  # three times the TTL
     assert code.turns() == []
-    assert system.scheduler._patience == 0.0
+    assert system.scheduler.term.patience == 0.0
     assert system.row(raw(handle))["attempt"] == attempt
     finish(system, code, handle)
     assert system.row(raw(handle))["attempt"] == attempt

@@ -226,7 +226,7 @@ def test_a_reset_run_whose_workflow_nobody_knows_is_stuck_and_not_failed(
     stage.play()
     stage.worker.die()
     stage.system.worker("w2")
-    stage.system.look_until(lambda: not stage.system.scheduler._fleet.knows("default", "order"))
+    stage.system.look_until(lambda: not stage.system.scheduler.term.fleet.knows("default", "order"))
     begun, anew = stage.ask(lambda: old.reset(to=4)), order.start()
     stage.system.look(10)
     stage.system.lead(offset=stage.system.settings.unknown_task_timeout + 60)
@@ -518,9 +518,9 @@ def test_a_request_that_is_applied_twice_makes_one_run(
     stage.play()
     real = code_resets.reset_runs
 
-    def twice(tick: Any, items: Any) -> Any:
-        real(tick, items)
-        return real(tick, items)
+    def twice(*given: Any) -> Any:
+        real(*given)
+        return real(*given)
 
     monkeypatch.setattr("orchestrator.scheduler.requests.reset_runs", twice)
     for handle in handles:

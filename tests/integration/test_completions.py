@@ -32,14 +32,7 @@ from orchestrator import (
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import Dispatch, Failed, Lost, NewTask, Noted, Succeeded, TaskError
-from orchestrator.scheduler.code.runs import CodeRuns
-from orchestrator.scheduler.dag.plans import Dags
-from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.requests import apply_inbox, cancel_tasks
-from orchestrator.scheduler.runs.triggers import Triggers
-from orchestrator.scheduler.tasks.reports import Reported, apply_reports
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.news import News
 from orchestrator.sdk.tasks.context import enter
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.store import database
@@ -47,6 +40,7 @@ from orchestrator.store.tasks import completions, details, enqueue, transitions
 from orchestrator.store.tasks.transitions import Again, Beginning, Ending
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.task_runtime import JobOutlet
+from tests.integration.parts import Parts
 from tests.waiting import eventually
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -133,17 +127,12 @@ def complete(connection: Connection, task: bytes, attempt: int = 1, result: byte
     return done
 
 
-def new_tick(connection: Connection) -> Tick:
-    return Tick(connection, NOW, Dags(1_000_000, 1_000), Triggers(), LaneService(), CodeRuns(Fleet(5.0)))
-
-
-def apply(connection: Connection, *reports: Any) -> Tick:
-    tick = new_tick(connection)
-    some: Sequence[Reported] = [("1-0", "w", report) for report in reports]
-    apply_reports(tick, some, loss_limit=2, inline_result=100)
-    apply_inbox(tick, 100)
+def apply(connection: Connection, *reports: Any) -> News:
+    tick = Parts(connection, NOW)
+    tick.report(*reports)
+    tick.apply_inbox(100)
     connection.commit()
-    return tick
+    return tick.news
 
 
 # -- what takes an attempt away
@@ -260,8 +249,8 @@ def test_the_workers_report_makes_no_difference(connection: Connection, other: C
     first = apply(connection, *([report] if order == "report first" else []))
     second = apply(connection, *([report] if order == "inbox first" else []))
     assert outcome(connection, task) == ("success", 1, ONE)
-    assert [ended.id for tick in (first, second) for ended in tick.ended] == [task]
-    assert sum(tick.landed.total() for tick in (first, second)) == 1
+    assert [ended.id for news in (first, second) for ended in news.outgoing.ended] == [task]
+    assert sum(news.capacity.landed.total() for news in (first, second)) == 1
     assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 0
 
 
@@ -280,11 +269,11 @@ def test_a_failure_or_a_loss_after_the_completion_changes_nothing(
 def test_a_cancel_after_the_completion_comes_too_late(connection: Connection, other: Connection) -> None:
     task = put(connection)
     assert complete(other, task)
-    tick = new_tick(connection)
-    cancel_tasks(tick, [task])
+    tick = Parts(connection, NOW)
+    tick.cancel([task])
     connection.commit()
-    assert tick.ended == []
-    assert tick.revoked == []
+    assert tick.news.outgoing.ended == []
+    assert tick.news.outgoing.revoked == []
     apply(connection)
     assert outcome(connection, task) == ("success", 1, ONE)
 
@@ -294,7 +283,7 @@ def test_what_follows_a_success_is_given_the_completion(
 ) -> None:
     job = app.task(name="job", on_success=app.tasks["child"])(lambda: None)
     assert complete(other, put(connection, callbacks=job._new((), {}).callbacks))
-    (follower,) = apply(connection).follow_ups
+    (follower,) = apply(connection).tasks.follow_ups
     assert (follower.name, decode_value(follower.payload)) == ("child", [[1], {}])
 
 

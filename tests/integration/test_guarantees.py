@@ -119,8 +119,8 @@ class Promises:
 
     def roll_a_tick_back(self) -> None:
         """The connection is lost at the commit; what the leader remembers of it is as good as lost too."""
-        self.system.scheduler._lanes.forget()
-        self.system.scheduler._dags.forget()
+        self.system.scheduler.term.lanes.rolled_back()
+        self.system.scheduler.term.dags.rolled_back()
 
     def wipe_redis(self) -> None:
         self.system.redis.flushall()

@@ -53,7 +53,7 @@ def works(system: System) -> None:
 
 
 def foreign_keys(system: System) -> dict[str, str]:
-    view = inspection.inspect(system.redis, KEYS, system.scheduler._cursor.generation, ["default"])
+    view = inspection.inspect(system.redis, KEYS, system.scheduler.term.generations.cursor.generation, ["default"])
     return {foreign.key: foreign.found for foreign in view.foreign_keys}
 
 
@@ -165,7 +165,7 @@ def test_a_later_term_that_postgres_did_issue_is_not_overruled(system: System) -
     old = system.scheduler
     system.lead()
     with pytest.raises(TermOver):
-        old._claim_term()
+        old.term._claim_term()
     assert system.redis.get(KEYS.term).split()[0] == str(system.scheduler._leadership.term).encode()  # type: ignore[union-attr]
 
 

@@ -94,7 +94,7 @@ def test_a_leader_that_redis_has_forgotten_says_so_and_leads_on(
     thread.start()
     try:
         eventually(leader.leading.is_set, "it leads")
-        eventually(lambda: "generation" in caplog.text and leader._patience > 0, "it has looked, and waits")
+        eventually(lambda: "generation" in caplog.text and leader.term.patience > 0, "it has looked, and waits")
         system.redis.flushall()
         worker.beat()  # its clock stands, so that it does not look before it hands something out
         handle = system.job.enqueue()
@@ -142,7 +142,7 @@ def test_a_new_leader_goes_on_where_the_last_one_stopped(system: System) -> None
     assert system.generation == generation
     assert system.states(*handles) == ["success"] * 3 + ["dispatched"]
     assert system.row(handles[3])["attempt"] == 1
-    assert system.scheduler._dispatcher.in_flight == 1
+    assert system.scheduler.term.dispatcher.in_flight == 1
 
 
 def test_a_leader_that_died_between_commit_and_push_loses_nothing(

@@ -277,7 +277,7 @@ def test_rates_that_nobody_waits_for_are_forgotten(system: System) -> None:
     worker = system.worker(knows=["mail"], slots=50)
     system.app.enqueue_many(mail, [(str(number),) for number in range(50)])
     assert len(take(system, worker)) == 50
-    system.look_until(lambda: not system.scheduler._lanes.buckets.due)
+    system.look_until(lambda: not system.scheduler.term.lanes.buckets.due)
 
 
 # -- expiry

@@ -190,7 +190,7 @@ def test_messages_are_withdrawn_although_a_cancel_comes_in_the_same_tick(system:
     for _ in range(10):
         if system.row(lost_handle)["attempt"] == 2:
             break
-        if system.scheduler._fleet.fair_time - system.scheduler._fleet._seen["w1"] >= TTL - 1:
+        if system.scheduler.term.fleet.fair_time - system.scheduler.term.fleet._seen["w1"] >= TTL - 1:
             other.cancel()
         system.look()
     assert other.status() == "cancelled"

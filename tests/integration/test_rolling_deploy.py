@@ -359,7 +359,7 @@ def test_all_that_are_stuck_are_freed_however_many(system: System, patient: Code
     two = with_version(system, 2, slots=100)
     system.look()
     handles = [patient.start() for _ in range(30)]
-    system.scheduler._errands._settings = system.settings.__class__(**{**vars(system.settings), "batch": 7})
+    system.scheduler.term.errands.settings = system.settings.__class__(**{**vars(system.settings), "batch": 7})
     for _ in range(30):
         system.look()
         for turn in two.take():

@@ -282,7 +282,7 @@ def test_tasks_that_are_retried_while_their_run_is_are_counted_once(
         worker.succeed(*(task for task in taken if steps_of([task]) == ["solo"]))
         taken = [task for task in taken if steps_of([task]) != ["solo"]]
         if forgets == "its plans":
-            system.scheduler._dags.forget()
+            system.scheduler.term.dags.rolled_back()
         elif forgets == "everything":
             system.lead()
     assert steps_of(taken) == ["few"]

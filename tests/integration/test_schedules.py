@@ -17,7 +17,9 @@ from orchestrator.domain.dag.definition import Concurrency, Definition, Param, S
 from orchestrator.domain.schedules.schedule import Schedule, fire_key, fires
 from orchestrator.scheduler.leadership import TermOver
 from orchestrator.scheduler.loop import Scheduler
+from orchestrator.scheduler.news import News
 from orchestrator.scheduler.schedules import fire_schedules
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sdk.dag import definitions
 from orchestrator.store import insights
 from orchestrator.store.schedules import backfills
@@ -113,7 +115,7 @@ class System:
             " WHERE status = 'running'"
         )
         self.sql("DELETE FROM orchestrator.tasks")
-        self.scheduler._dags.forget()
+        self.scheduler.term.dags.rolled_back()
 
 
 def moment(when: str) -> datetime:
@@ -449,7 +451,7 @@ def test_ten_thousand_in_the_same_second_are_fired_in_slices(system: System) -> 
         system.tick("2026-01-01 01:00")
         counts.append(system.sql("SELECT count(*) FROM orchestrator.runs")[0][0])
         assert 0 < counts[-1] - counts[-2] <= 200
-        assert system.scheduler._patience == 0.0 or counts[-1] == 10_000
+        assert system.scheduler.term.patience == 0.0 or counts[-1] == 10_000
     assert len({run.schedule for run in system.runs()}) == 10_000
 
 
@@ -549,7 +551,7 @@ def fire_once(system: System, now: datetime, *, dies: bool) -> None:
     scheduler = system.scheduler
     for number in range(20):
         with scheduler._leadership.writing(0.0) as writing:
-            fire_schedules(scheduler._begin_tick(writing.connection, now, []), 1_000)
+            fire_schedules(Transaction(writing.connection, now), News(), scheduler.term.cancels, 1_000)
             more = writing.connection.execute(text("SELECT min(due_at) FROM orchestrator.schedules")).scalar_one()
             if dies and number == 0:
                 raise Died

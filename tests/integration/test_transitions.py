@@ -26,18 +26,7 @@ from orchestrator.domain.states import (
     RunState,
     TaskState,
 )
-from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Failed, Lost, NewTask, Returned, Started, Succeeded, TaskError
-from orchestrator.scheduler.code.runs import CodeRuns
-from orchestrator.scheduler.dag.plans import Dags
-from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.requests import apply_inbox, cancel_tasks, retry_tasks
-from orchestrator.scheduler.runs.advance import advance_runs, begin_runs
-from orchestrator.scheduler.runs.cancels import cancel_runs
-from orchestrator.scheduler.runs.triggers import Triggers
-from orchestrator.scheduler.tasks.reports import apply_reports
-from orchestrator.scheduler.tick import Tick
 from orchestrator.store import database, inbox
 from orchestrator.store.inbox import Wish
 from orchestrator.store.runs import cancels
@@ -45,6 +34,7 @@ from orchestrator.store.runs import life as runs
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.tasks import enqueue, results, revival, transitions, waiting
 from orchestrator.store.tasks.transitions import Again, Beginning, Claimed, Ending, Moved, Success
+from tests.integration.parts import Parts
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 ERROR = '{"kind": "ValueError", "message": "no", "traceback": ""}'
@@ -69,8 +59,8 @@ def connection(shared_connection: Connection) -> Iterator[Connection]:
         transaction.rollback()
 
 
-def new_tick(connection: Connection) -> Tick:
-    return Tick(connection, NOW, Dags(1_000_000, 1_000), Triggers(), LaneService(), CodeRuns(Fleet(5.0)))
+def new_tick(connection: Connection) -> Parts:
+    return Parts(connection, NOW)
 
 
 def new_id() -> bytes:
@@ -548,46 +538,41 @@ def test_counters_are_exact_through_endings_and_revival(connection: Connection) 
     run = new_id()
     enqueue.insert_run(connection, run, "run", 6)
     tasks = [put(connection, run=run, position=position) for position in range(6)]
-    begin_runs(tick, 10)
+    tick.begin()
 
     def check(state: str, **expected: int) -> None:
-        advance_runs(tick)
+        tick.advance()
         assert run_state(connection, run) == state
         assert counters(connection, run) == recount(connection, run) == RunCounters(total=6, **expected)
 
     check("running", open=6)
     for task in tasks[:4]:
         claim(connection, task)
-    apply(
-        tick, Started(tasks[0], 1, 0.1), Succeeded(tasks[1], 1, 0.1, b""), Failed(tasks[2], 1, 0.1, TaskError("E", ""))
+    tick.report(
+        Started(tasks[0], 1, 0.1), Succeeded(tasks[1], 1, 0.1, b""), Failed(tasks[2], 1, 0.1, TaskError("E", ""))
     )
     check("running", open=4, success=1, failed=1)
-    cancel_tasks(tick, [tasks[3], tasks[1], tasks[3]])
+    tick.cancel([tasks[3], tasks[1], tasks[3]])
     check("running", open=3, success=1, failed=1, cancelled=1)
-    tick.note(transitions.end(connection, T.SKIPPED, [Ending(tasks[4], None, "upstream")], NOW))
+    tick.news.note(transitions.end(connection, T.SKIPPED, [Ending(tasks[4], None, "upstream")], NOW))
     check("running", open=2, success=1, failed=1, cancelled=1, skipped=1)
-    retry_tasks(tick, [tasks[2], tasks[1], tasks[3], tasks[2]])
+    tick.retry([tasks[2], tasks[1], tasks[3], tasks[2]])
     check("running", open=3, success=1, cancelled=1, skipped=1)
     for task in (tasks[2], tasks[5]):
         claim(connection, task)
-    apply(
-        tick,
+    tick.report(
         *(
             Failed(task, row(connection, task).attempt, 0.1, TaskError("E", ""))
             for task in (tasks[0], tasks[2], tasks[5])
         ),
     )
     check("failed", open=0, success=1, failed=3, cancelled=1, skipped=1)
-    assert len(retry_tasks(tick, runs.retryable_tasks(connection, run, NOW, 100)).moved) == 4
+    assert len(tick.retry(runs.retryable_tasks(connection, run, NOW, 100)).moved) == 4
     check("running", open=4, success=1, cancelled=1)
     for task in (tasks[0], tasks[2], tasks[4], tasks[5]):
         claim(connection, task)
-        apply(tick, Succeeded(task, row(connection, task).attempt, 0.1, b""))
+        tick.report(Succeeded(task, row(connection, task).attempt, 0.1, b""))
     check("failed", open=0, success=5, cancelled=1)
-
-
-def apply(tick: Tick, *reports: AttemptReport) -> None:
-    apply_reports(tick, [("1-0", "w", report) for report in reports], loss_limit=2, inline_result=100)
 
 
 # -- random sequences
@@ -632,7 +617,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def begin_the_runs(self) -> None:
-        begin_runs(self.tick, 10)
+        self.tick.begin()
 
     @rule(count=st.integers(1, 4))
     def claim_some(self, count: int) -> None:
@@ -659,7 +644,7 @@ class Life(RuleBasedStateMachine):
                     "lost": Lost(task, attempt, alone=False),
                 }[kind]
             )
-        apply(self.tick, *reports)  # type: ignore[arg-type]
+        self.tick.report(*reports)  # type: ignore[arg-type]
 
     @rule()
     def time_passes(self) -> None:
@@ -667,21 +652,21 @@ class Life(RuleBasedStateMachine):
 
     @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=3))
     def cancel(self, choices: list[int]) -> None:
-        cancel_tasks(self.tick, self.some(choices))
+        self.tick.cancel(self.some(choices))
 
     @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=3), state=st.sampled_from([T.SKIPPED, T.FAILED]))
     def give_up(self, choices: list[int], state: TaskState) -> None:
         endings = [Ending(task, None, "why") for task in dict.fromkeys(self.some(choices))]
-        self.tick.note(transitions.end(self.connection, state, endings, NOW))
+        self.tick.news.note(transitions.end(self.connection, state, endings, NOW))
 
     @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=3))
     def retry(self, choices: list[int]) -> None:
-        retry_tasks(self.tick, self.some(choices))
+        self.tick.retry(self.some(choices))
 
     @rule(choice=st.integers(0, 1))
     def retry_run(self, choice: int) -> None:
         run = self.runs[choice % len(self.runs)]
-        retry_tasks(self.tick, runs.retryable_tasks(self.connection, run, NOW, 100))
+        self.tick.retry(runs.retryable_tasks(self.connection, run, NOW, 100))
 
     @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=2, unique=True))
     def complete_in_a_transaction(self, choices: list[int]) -> None:
@@ -696,7 +681,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def apply_the_inbox(self) -> None:
-        apply_inbox(self.tick, 10)
+        self.tick.apply_inbox(10)
         assert all(self.state_of(task) == T.SUCCESS for task in self.completed)
 
     def state_of(self, task: bytes) -> str:
@@ -706,14 +691,14 @@ class Life(RuleBasedStateMachine):
     def cancel_run(self, choice: int) -> None:
         if choice < len(self.runs):  # seldom, or nothing else would ever happen
             cancels.mark(self.connection, [self.runs[choice]])
-        cancel_runs(self.tick, 2)
+        self.tick.cancel_runs(2)
 
     # -- what holds all the while
 
     @invariant()
     def holds(self) -> None:
         if self.tasks:
-            advance_runs(self.tick)
+            self.tick.advance()
             before, before_runs = self.was, self.was_runs
             self.look()
             self.check_tasks(before)

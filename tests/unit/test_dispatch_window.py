@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from orchestrator.domain.fleet.window import HORIZON, room, smoothed_rate
 from orchestrator.domain.tasks.task import Dispatch
-from orchestrator.scheduler.code.runs import CodeRuns
-from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.runs.triggers import Triggers
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.tasks.transitions import Claimed
 from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import LARGEST_BUNDLE, Heartbeat, decode_dispatches, names_digest
@@ -70,11 +68,6 @@ def fleet_of(**slots: int) -> Fleet:
     return fleet
 
 
-def tick(postgres: Postgres | None = None) -> Tick:
-    code = CodeRuns(Fleet(5.0))
-    return Tick(postgres or Postgres(), NOW, Dags(1_000, 1_000), Triggers(), LaneService(), code)  # type: ignore[arg-type]
-
-
 def claimed(number: int, queue: str = "a", *, alone: bool = False) -> Claimed:
     return Claimed(number.to_bytes(16, "big"), 1, "job", b"\x92\x90\x80", queue, None, None, number, alone)
 
@@ -85,11 +78,9 @@ def in_flight(**counts: int) -> list[InFlight]:
     ]
 
 
-def rooms(dispatcher: Dispatcher, current: Tick | None = None) -> dict[str, int]:
+def rooms(dispatcher: Dispatcher, news: News | None = None) -> dict[str, int]:
     postgres = Postgres()
-    current = current or tick()
-    current.connection = postgres  # type: ignore[assignment]
-    dispatcher.claim(current, 300.0)
+    dispatcher.claim(Transaction(postgres, NOW), news or News(), 300.0)  # type: ignore[arg-type]
     return postgres.rooms[0] if postgres.rooms else {}
 
 
@@ -116,37 +107,37 @@ def test_what_lands_in_a_tick_makes_room_in_the_same_tick() -> None:
     dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000)
     dispatcher.recount(in_flight(a=10))
     assert rooms(dispatcher) == {}
-    landing = tick()
-    landing.landed["a"] = 4
+    landing = News()
+    landing.capacity.landed["a"] = 4
     assert rooms(dispatcher, landing) == {"a": 4}
 
 
 def test_a_commit_moves_the_counts() -> None:
     dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000)
-    first = tick()
-    first.claimed = [claimed(number) for number in range(8)]
-    dispatcher.committed(first, 100.0)
+    first = News()
+    first.outgoing.claimed = [claimed(number) for number in range(8)]
+    dispatcher.committed(first)
     assert dispatcher.in_flight == 8
-    second = tick()
-    second.landed["a"] = 5
-    dispatcher.committed(second, 100.001)
+    second = News()
+    second.capacity.landed["a"] = 5
+    dispatcher.committed(second)
     assert dispatcher.in_flight == 3
     assert rooms(dispatcher) == {"a": 7}
 
 
 def test_a_fast_queue_is_kept_ahead_of_its_slots() -> None:
-    dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000)
     now = 100.0
-    dispatcher.committed(tick(), now)
+    dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000, monotonic=lambda: now)
+    dispatcher.committed(News())
     for _ in range(50):
-        busy = tick()
-        busy.finished["a"] = 100
+        busy = News()
+        busy.capacity.finished["a"] = 100
         now += 0.1
-        dispatcher.committed(busy, now)
+        dispatcher.committed(busy)
     assert 100 <= rooms(dispatcher)["a"] <= 10 + 100
     for _ in range(100):  # idle: the window closes again
         now += 0.1
-        dispatcher.committed(tick(), now)
+        dispatcher.committed(News())
     assert rooms(dispatcher) == {"a": 10}
 
 

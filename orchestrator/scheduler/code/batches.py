@@ -13,12 +13,14 @@ from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.succession import with_seen
+from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.scheduler.code.requests import meet_promises, pass_on_signals
-from orchestrator.scheduler.code.runs import ask_to_cancel, json_text, reply, stick
+from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, json_text, reply, stick
+from orchestrator.scheduler.news import News
 from orchestrator.scheduler.tasks.creation import adopt_children, cancel_tasks, error_json
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
@@ -33,7 +35,9 @@ _NOTHING = b"\xc0"
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 
-def apply_activations(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_result: int) -> None:
+def apply_activations(
+    tx: Transaction, news: News, code: CodeRuns, reports: Sequence[tuple[str, Activated]], inline_result: int
+) -> None:
     """Apply what the code of runs has commanded."""
     turns: list[Turn] = []
     ends: list[tuple[str, Activated]] = []
@@ -42,7 +46,7 @@ def apply_activations(tick: Tick, reports: Sequence[tuple[str, Activated]], inli
     batches: dict[bytes, list[Command]] = {}
     for worker, report in reports:
         if report.missing:
-            absent.append(transitions.Again(report.id, report.attempt, tick.code.pause(report.id, report.attempt)))
+            absent.append(transitions.Again(report.id, report.attempt, code.pause(report.id, report.attempt)))
         elif report.stuck is not None:
             stuck.append((report.id, report.attempt, report.stuck))
         elif report.commands and isinstance(report.commands[-1], commands.End):
@@ -53,19 +57,19 @@ def apply_activations(tick: Tick, reports: Sequence[tuple[str, Activated]], inli
             batches[report.id] = report.commands
     accepted: set[bytes] = set()
     if turns:
-        moved = histories.suspend(tick.connection, turns, tick.now)
-        tick.note(moved, by_worker=True)
+        moved = histories.suspend(tx.connection, turns, tx.now)
+        news.note(moved, by_worker=True)
         accepted.update(task.id for task in moved)
     if ends:
-        accepted |= _end_own_tasks(tick, ends, inline_result)
+        accepted |= _end_own_tasks(tx, news, ends, inline_result)
     if absent:
-        tick.delayed = tick.delayed or any(row.delay > 0 for row in absent)
-        tick.note(transitions.again(tick.connection, absent, tick.now), by_worker=True)
+        news.wakeups.delayed |= any(row.delay > 0 for row in absent)
+        news.note(transitions.again(tx.connection, absent, tx.now), by_worker=True)
     if stuck:
-        stick(tick, stuck)
-    _carry_out(tick, {run: batch for run, batch in batches.items() if run in accepted})
+        stick(tx, news, stuck)
+    _carry_out(tx, news, code.nesting, {run: batch for run, batch in batches.items() if run in accepted})
     answers = [answer for _, report in reports for answer in report.answers]
-    reply(tick, [Answered(answer.id, answer.result, answer.error) for answer in answers])
+    reply(tx, news, [Answered(answer.id, answer.result, answer.error) for answer in answers])
 
 
 def _turn(worker: str, report: Activated) -> Turn:
@@ -84,7 +88,9 @@ def _turn(worker: str, report: Activated) -> Turn:
 _OPENING = (commands.ScheduleTask, commands.StartChildRun)
 
 
-def _end_own_tasks(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_result: int) -> set[bytes]:
+def _end_own_tasks(
+    tx: Transaction, news: News, reports: Sequence[tuple[str, Activated]], inline_result: int
+) -> set[bytes]:
     """End the own tasks of runs whose code has ended, as it did, and record its last batch; the runs end with them."""
     successes: list[Success] = []
     endings: dict[TaskState, list[Ending]] = {TaskState.FAILED: [], TaskState.CANCELLED: []}
@@ -110,11 +116,11 @@ def _end_own_tasks(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_
         events[report.id] = [history.ActivationApplied(report.through), *records]
     moved: list[Moved] = []
     if successes:
-        moved += transitions.succeed(tick.connection, successes, tick.now)
+        moved += transitions.succeed(tx.connection, successes, tx.now)
     for state, rows in endings.items():
         if rows:
-            moved += transitions.end(tick.connection, state, rows, tick.now)
-    tick.note(
+            moved += transitions.end(tx.connection, state, rows, tx.now)
+    news.note(
         moved,
         results={row.id: row.result for row in successes if row.id not in continuing},
         errors=errors,
@@ -122,10 +128,10 @@ def _end_own_tasks(tick: Tick, reports: Sequence[tuple[str, Activated]], inline_
         inline_result=inline_result,
     )
     accepted = {task.id for task in moved}
-    tick.continuing.update((run, command) for run, command in continuing.items() if run in accepted)
+    news.runs.continuing.update((run, command) for run, command in continuing.items() if run in accepted)
     if accepted:
         histories.append(
-            tick.connection, {run: some for run, some in events.items() if run in accepted}, tick.now, wake=False
+            tx.connection, {run: some for run, some in events.items() if run in accepted}, tx.now, wake=False
         )
     return accepted
 
@@ -196,7 +202,7 @@ def _child(run: bytes, command: commands.StartChildRun) -> NewCodeRun:
     )
 
 
-def _carry_out(tick: Tick, batches: Mapping[bytes, Sequence[Command]]) -> None:
+def _carry_out(tx: Transaction, news: News, nesting: Nesting, batches: Mapping[bytes, Sequence[Command]]) -> None:
     """Do what the accepted batches ask for."""
     wanted = _Wanted()
     outliving: dict[bytes, dict[str, int]] = {}
@@ -209,37 +215,36 @@ def _carry_out(tick: Tick, batches: Mapping[bytes, Sequence[Command]]) -> None:
             for command in batch:
                 wanted.add(run, command)
     if outliving:
-        runs.count(tick.connection, outliving)
+        runs.count(tx.connection, outliving)
     if wanted.tasks:
-        adopt_children(tick, wanted.tasks)
+        adopt_children(tx, news, wanted.tasks)
     if wanted.cancelled_tasks:
-        cancel_tasks(tick, wanted.cancelled_tasks)
+        cancel_tasks(tx, news, wanted.cancelled_tasks)
     if wanted.timers:
-        expectations.start_timers(tick.connection, wanted.timers)
-        tick.delayed = True
+        expectations.start_timers(tx.connection, wanted.timers)
+        news.wakeups.delayed = True
     if wanted.forgotten_timers:
-        expectations.forget_timers(tick.connection, wanted.forgotten_timers)
+        expectations.forget_timers(tx.connection, wanted.forgotten_timers)
     if wanted.promises:
-        expectations.create_promises(tick.connection, wanted.promises)
+        expectations.create_promises(tx.connection, wanted.promises)
     if wanted.forgotten_promises:
-        expectations.forget_promises(tick.connection, wanted.forgotten_promises)
+        expectations.forget_promises(tx.connection, wanted.forgotten_promises)
     if wanted.promises:
         given_up = set(wanted.forgotten_promises)
-        meet_promises(tick, [one for one in wanted.promises if (one.run, one.id) not in given_up])
+        meet_promises(tx, [one for one in wanted.promises if (one.run, one.id) not in given_up])
     if wanted.children:
-        _start_children(tick, wanted.children)
+        _start_children(tx, news, nesting, wanted.children)
     if wanted.cancelled_children:
-        last = code_runs.latest(tick.connection, wanted.cancelled_children)
-        ask_to_cancel(tick, last.values(), "its parent asks for it")
+        last = code_runs.latest(tx.connection, wanted.cancelled_children)
+        ask_to_cancel(tx, last.values(), "its parent asks for it")
     if wanted.signals:
-        pass_on_signals(tick, wanted.signals)
-    reply(tick, wanted.answers)
+        pass_on_signals(tx, wanted.signals)
+    reply(tx, news, wanted.answers)
 
 
-def _start_children(tick: Tick, children: Sequence[NewCodeRun]) -> None:
+def _start_children(tx: Transaction, news: News, nesting: Nesting, children: Sequence[NewCodeRun]) -> None:
     """Start the runs that others want; those that would stand too deep, or be too many, have failed."""
-    nesting = tick.code.nesting
-    places = families.places(tick.connection, {child.parent for child in children if child.parent is not None})
+    places = families.places(tx.connection, {child.parent for child in children if child.parent is not None})
     refused: dict[bytes, str] = {}
     roots: Counter[bytes] = Counter()
     for child in children:
@@ -248,15 +253,15 @@ def _start_children(tick: Tick, children: Sequence[NewCodeRun]) -> None:
             refused[child.id] = nesting.too_deep(child.started.workflow, depth + 1)
         elif root:
             roots[root] += 1
-    full = families.grow(tick.connection, roots, nesting.descendants) if roots else set()
+    full = families.grow(tx.connection, roots, nesting.descendants) if roots else set()
     for child in children:
         if places.get(child.parent or b"", (b"", 0))[0] in full:
             refused.setdefault(child.id, nesting.too_many(child.started.workflow))
     for child in children:
         if child.id in refused and child.parent is not None:
             failed = history.ChildFailed(child.id, TaskError("InvalidWorkflow", refused[child.id]))
-            tick.told.append((child.parent, RunState.FAILED, failed))
+            news.runs.told.append((child.parent, RunState.FAILED, failed))
     started = [child for child in children if child.id not in refused]
     if started:
-        code_runs.start(tick.connection, started, tick.now)
-        tick.delayed = tick.delayed or any(child.timeout is not None for child in started)
+        code_runs.start(tx.connection, started, tx.now)
+        news.wakeups.delayed |= any(child.timeout is not None for child in started)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from orchestrator.domain.code import history
+from orchestrator.domain.code.commands import ContinueRun
 from orchestrator.domain.code.history import Outcome
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.code.succession import estate, is_deaf
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.runs.happened import OwnEnd
+from orchestrator.domain.runs.happened import Happened, OwnEnd
 from orchestrator.domain.runs.verdict import RAN_TOO_LONG
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.scheduler.code.runs import ask_to_cancel
+from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.creation import cancel_tasks
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import histories
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import resolutions as store
@@ -40,48 +43,62 @@ def task_fact(task: Moved, result: bytes | None, error: TaskError | None) -> Out
     return history.TaskCancelled(task.id)
 
 
-def end_runs(tick: Tick, some: Sequence[OwnEnd]) -> None:
+class RunEnd(NamedTuple):
+    """A run whose own task has ended, and that ends with it."""
+
+    own: OwnEnd
+    continuing: ContinueRun | None
+    """How it goes on in another, if it does."""
+    is_reset: bool
+    """It ends because another repeats it."""
+
+    @property
+    def happened(self) -> Happened:
+        """Return what is kept of it until the run can be ended."""
+        return Happened(own_end=self.own, continuing=self.continuing)
+
+    @property
+    def reason(self) -> str | None:
+        """Return why it ended, for people to see, if that is not how its code did."""
+        if self.continuing is not None:
+            return code_runs.CONTINUED
+        return code_runs.RESET if self.is_reset else None
+
+
+def end_runs(tx: Transaction, news: News, some: Sequence[RunEnd], triggers: Triggers, code: CodeRuns) -> None:
     """End the runs whose own tasks have ended: cancel what is open in them, and tell all who wait for them.
 
     A run that goes on in another has not ended for anyone but the clients, who follow it.
     """
-    ends = {end.id: end for end in some}
-    states = ((run, RunState(end.state), _reason(tick, run)) for run, end in ends.items())
-    continuing = [run for run in ends if run in tick.continuing]
-    heirs = _heirs(tick, continuing) if continuing else {}
-    ended = code_runs.end(tick.connection, states, tick.now)
-    tick.has_wishes = tick.has_wishes or any(run.open for run in ended)  # the agenda says that they are closing
+    ends = {end.own.id: end for end in some}
+    states = ((run, RunState(end.own.state), end.reason) for run, end in ends.items())
+    continuing = {run: end.continuing for run, end in ends.items() if end.continuing is not None}
+    heirs = _heirs(tx, continuing) if continuing else {}
+    ended = code_runs.end(tx.connection, states, tx.now)
+    news.wakeups.has_requests |= any(run.open for run in ended)  # the agenda says that they are closing
     if heirs:
-        _continue(tick, [heirs[run.id] for run in ended if run.id in heirs])
+        _continue(tx, news, [heirs[run.id] for run in ended if run.id in heirs])
     # A child may have continued in this very tick, so this comes after the successors are there.
-    with_children = code_runs.children(tick.connection, [run.id for run in ended if run.open])
+    with_children = code_runs.children(tx.connection, [run.id for run in ended if run.open])
     if with_children:
-        ask_to_cancel(tick, with_children, "its parent has ended")
-    over = [run for run in ended if run.id not in heirs and run.id not in tick.resetting]
-    tick.told.extend(
-        (run.parent, run.state, told_to_parent(run.child_id, run.state, ends[run.id]))
+        ask_to_cancel(tx, with_children, "its parent has ended")
+    over = [run for run in ended if run.id not in heirs and not ends[run.id].is_reset]
+    news.runs.told.extend(
+        (run.parent, run.state, told_to_parent(run.child_id, run.state, ends[run.id].own))
         for run in over
         if run.parent is not None
     )
-    tick.ended.extend(_announced(tick, run, ends[run.id]) for run in ended)
+    news.outgoing.ended.extend(_announced(run, ends[run.id]) for run in ended)
     if over:
-        tick.triggers.code_ended(tick, over)
-    tick.code.ended(tick, {run: heirs[run].new.id if run in heirs else run for run in ends})
-    for run in continuing:
-        del tick.continuing[run]
+        triggers.code_ended(tx, news, over)
+    code.ended(tx, news, {run: heirs[run].new.id if run in heirs else run for run in ends})
 
 
-def _reason(tick: Tick, run: bytes) -> str | None:
-    if run in tick.continuing:
-        return code_runs.CONTINUED
-    return code_runs.RESET if run in tick.resetting else None
-
-
-def _announced(tick: Tick, run: EndedRun, end: OwnEnd) -> Ended:
+def _announced(run: EndedRun, end: RunEnd) -> Ended:
     """Return what clients hear. A success without a result tells them to look, and they find where a run goes on."""
-    if run.id in tick.resetting:
+    if end.is_reset:
         return Ended(run.id, RunState.SUCCESS)
-    return Ended(run.id, run.state, end.inline, _error(run.state, end))
+    return Ended(run.id, run.state, end.own.inline, _error(run.state, end.own))
 
 
 def told_to_parent(child: bytes, state: str, end: OwnEnd) -> Outcome:
@@ -106,19 +123,20 @@ class _Heir(NamedTuple):
     """What people have said of promises, and the code has not learnt."""
 
 
-def _heirs(tick: Tick, ids: Sequence[bytes]) -> dict[bytes, _Heir]:
+def _heirs(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dict[bytes, _Heir]:
     """Return the runs in which others go on, with everything that was said to those and their code has not heard."""
-    said = histories.said(tick.connection, [(run, tick.continuing[run].seen) for run in ids])
-    estates = {run: estate(said.get(run, []), tick.continuing[run]) for run in ids}
+    ids = list(continuing)
+    said = histories.said(tx.connection, [(run, end.seen) for run, end in continuing.items()])
+    estates = {run: estate(said.get(run, []), end) for run, end in continuing.items()}
     settled = [run for run in ids if estates[run].settled]
-    created = histories.promises(tick.connection, settled) if settled else {}
+    created = histories.promises(tx.connection, settled) if settled else {}
     left = {run: resolutions(estates[run].settled, created.get(run, ())) for run in ids}
-    for kept in store.of_runs(tick.connection, ids):
+    for kept in store.of_runs(tx.connection, ids):
         if kept.number:
             left[kept.run].append(kept.what)
     heirs: dict[bytes, _Heir] = {}
-    for old in code_runs.predecessors(tick.connection, ids, tick.now):
-        payload = tick.continuing[old.id].payload
+    for old in code_runs.predecessors(tx.connection, ids, tx.now):
+        payload = continuing[old.id].payload
         started = history.RunStarted(old.workflow, old.version, payload, old.queue, old.parent, old.id)
         new = NewCodeRun(
             successor_id(old.id),
@@ -131,7 +149,7 @@ def _heirs(tick: Tick, ids: Sequence[bytes]) -> dict[bytes, _Heir]:
             old.pinned,
             parent=old.parent,
             reason=old.reason,
-            cancelling=old.cancelling or is_deaf(said.get(old.id, []), tick.continuing[old.id], old.began_at),
+            cancelling=old.cancelling or is_deaf(said.get(old.id, []), continuing[old.id], old.began_at),
             schedule=old.schedule,
             fire_time=old.fire_time,
             name=old.name,
@@ -140,23 +158,23 @@ def _heirs(tick: Tick, ids: Sequence[bytes]) -> dict[bytes, _Heir]:
     return heirs
 
 
-def _continue(tick: Tick, heirs: Sequence[_Heir]) -> None:
+def _continue(tx: Transaction, news: News, heirs: Sequence[_Heir]) -> None:
     """Start the runs in which others go on."""
     new = [heir.new for heir in heirs]
-    code_runs.start(tick.connection, new, tick.now)
-    run_keys.pass_on(tick.connection, [(run.started.continued_from or b"", run.id) for run in new])
+    code_runs.start(tx.connection, new, tx.now)
+    run_keys.pass_on(tx.connection, [(run.started.continued_from or b"", run.id) for run in new])
     kept = [kept for heir in heirs for kept in store.numbered(heir.new.id, heir.resolutions)]
     if kept:
-        store.keep(tick.connection, kept)
-    tick.delayed = tick.delayed or any(run.timeout is not None for run in new)
-    tick.has_wishes = tick.has_wishes or any(run.cancelling for run in new)  # the agenda says so
+        store.keep(tx.connection, kept)
+    news.wakeups.delayed |= any(run.timeout is not None for run in new)
+    news.wakeups.has_requests |= any(run.cancelling for run in new)  # the agenda says so
 
 
-def close_runs(tick: Tick, limit: int) -> None:
+def close_runs(tx: Transaction, news: News, limit: int) -> None:
     """Cancel a slice of what is open in runs that have ended."""
-    closing = code_runs.closing(tick.connection, limit)
-    tasks = cancels.open_tasks(tick.connection, closing, limit) if closing else []
+    closing = code_runs.closing(tx.connection, limit)
+    tasks = cancels.open_tasks(tx.connection, closing, limit) if closing else []
     if tasks:
-        cancel_tasks(tick, tasks)
+        cancel_tasks(tx, news, tasks)
     if len(tasks) < limit:
-        code_runs.closed(tick.connection, closing)
+        code_runs.closed(tx.connection, closing)

@@ -21,7 +21,8 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code.history_budget import PAGE
 from orchestrator.domain.ids import to_text
-from orchestrator.scheduler.tick import Paged, Tick
+from orchestrator.scheduler.news import News, Paged
+from orchestrator.scheduler.remembering import Remembering
 from orchestrator.store.code import turns
 from orchestrator.store.tasks.transitions import Claimed
 from orchestrator.telemetry import get_logger
@@ -49,7 +50,7 @@ class _Unsent:
     pages: int = 0
 
 
-class Paging:
+class Paging(Remembering):
     """Knows which turns have pages in Redis, and which are still being sent."""
 
     def __init__(self) -> None:
@@ -78,13 +79,13 @@ class Paging:
         """Say whether an attempt has not left this leader yet, although Postgres says that it was dispatched."""
         return (run, attempt) in self._unsent
 
-    def committed(self, tick: Tick) -> None:
-        """The tick stands: send what it has claimed, and forget what has landed."""
-        for turn in tick.turns_over:
+    def committed(self, news: News) -> None:
+        """Send what was claimed, and forget what has landed."""
+        for turn in news.capacity.turns_over:
             if self._sizes.pop(turn, None) is not None:
                 self._unsent.pop(turn, None)
                 self._over.append(turn)
-        for paged in tick.paged:
+        for paged in news.outgoing.paged:
             turn = paged.task.id, paged.task.attempt
             self._sizes[turn] = paged.unshown.size
             self._unsent[turn] = _Unsent(paged, paged.unshown.after)

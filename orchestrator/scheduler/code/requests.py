@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import msgspec
@@ -16,7 +16,8 @@ from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import reply, tell
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, resolutions
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
@@ -32,12 +33,12 @@ _MOST_NAMES = 10
 """Of promises that are open, for who names one that is not."""
 
 
-def signal(tick: Tick, items: Sequence[Item]) -> None:
+def signal(tx: Transaction, news: News, items: Sequence[Item]) -> None:
     """Hand signals to runs. Those that were to start a run if there is none, and came too late, start one."""
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for item in items:
         facts[item.target].append(_signal(item))
-    heard = tell(tick, facts)
+    heard = tell(tx, facts)
     late: dict[str, list[Item]] = defaultdict(list)
     for item in items:
         if item.target in heard:
@@ -47,40 +48,40 @@ def signal(tick: Tick, items: Sequence[Item]) -> None:
         else:
             late[item.body["start"]["key"]].append(item)
     if late:
-        _start_with(tick, late)
+        _start_with(tx, news, late)
 
 
-def pass_on_signals(tick: Tick, signals: Sequence[tuple[bytes, history.SignalReceived]]) -> None:
+def pass_on_signals(tx: Transaction, signals: Sequence[tuple[bytes, history.SignalReceived]]) -> None:
     """Hand signals that runs send each other to those in which their targets go on now."""
-    latest = code_runs.latest(tick.connection, {run for run, _ in signals})
+    latest = code_runs.latest(tx.connection, {run for run, _ in signals})
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for run, fact in signals:
         facts[latest[run]].append(fact)
-    heard = tell(tick, facts)
+    heard = tell(tx, facts)
     for run, fact in signals:
         if latest[run] not in heard:
             log.warning("run %s has ended, or never was, and signal %s does not reach it", to_text(run), fact.name)
 
 
-def _start_with(tick: Tick, late: Mapping[str, Sequence[Item]]) -> None:
+def _start_with(tx: Transaction, news: News, late: Mapping[str, Sequence[Item]]) -> None:
     """Give signals to the runs that have the chosen ids by now, or begin runs with them; leave word of where they went.
 
     Those who sent a signal find a run that begins with it under the id that they gave.
     """
-    holders = run_keys.holders(tick.connection, list(late))
-    heard = tell(tick, {run: [_signal(item) for item in late[key]] for key, run in holders.items()})
+    holders = run_keys.holders(tx.connection, list(late))
+    heard = tell(tx, {run: [_signal(item) for item in late[key]] for key, run in holders.items()})
     new = {key: _run_with(items) for key, items in late.items() if holders.get(key) not in heard}
     over = [(holders[key], run.id) for key, run in new.items() if key in holders]
-    passed = run_keys.pass_on(tick.connection, over) if over else set()
+    passed = run_keys.pass_on(tx.connection, over) if over else set()
     begun = {key: run for key, run in new.items() if run.id in passed or key not in holders}
     if begun:
-        code_runs.start(tick.connection, list(begun.values()), tick.now)
-        tick.delayed = tick.delayed or any(run.timeout is not None for run in begun.values())
+        code_runs.start(tx.connection, list(begun.values()), tx.now)
+        news.wakeups.delayed |= any(run.timeout is not None for run in begun.values())
     went = {key: begun[key].id if key in begun else holders[key] for key in late if key in begun or key not in new}
     pairs = ((_new_id(item), run) for key, run in went.items() for item in late[key])
-    reply(tick, [Answered(wanted, run) for wanted, run in pairs if wanted != run])
+    reply(tx, news, [Answered(wanted, run) for wanted, run in pairs if wanted != run])
     if len(went) < len(late):  # while this waited, a client has given an id to a run of its own
-        _start_with(tick, {key: items for key, items in late.items() if key not in went})
+        _start_with(tx, news, {key: items for key, items in late.items() if key not in went})
 
 
 def _run_with(items: Sequence[Item]) -> NewCodeRun:
@@ -101,16 +102,16 @@ def _signal(item: Item) -> history.SignalReceived:
     return history.SignalReceived(item.body["name"], _data(item.body["value"]))
 
 
-def settle_promises(tick: Tick, items: Sequence[Item]) -> None:
+def settle_promises(tx: Transaction, news: News, items: Sequence[Item]) -> None:
     """Resolve or reject promises: of those of a name, the oldest; what comes before the first of a name is kept.
 
     Whoever comes too late is told so; who comes too early, which promises the run does wait for.
     """
     runs = list({item.target for item in items})
     open_promises: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
-    for run, promise, name in expectations.open_promises(tick.connection, runs):
+    for run, promise, name in expectations.open_promises(tx.connection, runs):
         open_promises[run, name].append(promise)
-    settled = {(kept.run, kept.what.name) for kept in resolutions.of_runs(tick.connection, runs)}
+    settled = {(kept.run, kept.what.name) for kept in resolutions.of_runs(tx.connection, runs)}
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     gone: list[tuple[bytes, bytes]] = []
     early: dict[bytes, Kept] = {}
@@ -129,16 +130,16 @@ def settle_promises(tick: Tick, items: Sequence[Item]) -> None:
             early[request] = Kept(item.target, 1, _resolution(item))
         settled.add((item.target, name))
     if gone:
-        expectations.forget_promises(tick.connection, gone)
-        tell(tick, facts)
-    stored = resolutions.keep(tick.connection, list(early.values())) if early else set()
+        expectations.forget_promises(tx.connection, gone)
+        tell(tx, facts)
+    stored = resolutions.keep(tx.connection, list(early.values())) if early else set()
     answers += [
         Answered(request, _others(open_promises, kept.run))
         if (kept.run, kept.what.name) in stored
         else Answered(request, None, _over(kept.run))
         for request, kept in early.items()
     ]
-    reply(tick, answers)
+    reply(tx, news, answers)
 
 
 def _others(open_promises: Mapping[tuple[bytes, str], Sequence[bytes]], run: bytes) -> bytes:
@@ -147,10 +148,10 @@ def _others(open_promises: Mapping[tuple[bytes, str], Sequence[bytes]], run: byt
     return msgspec.msgpack.encode(list(islice(names, _MOST_NAMES)))
 
 
-def meet_promises(tick: Tick, created: Sequence[NewPromise]) -> None:
+def meet_promises(tx: Transaction, created: Sequence[NewPromise]) -> None:
     """Tell code what people have said of promises that it has just created."""
     waiting: dict[tuple[bytes, str], list[Kept]] = defaultdict(list)
-    for kept in resolutions.of_runs(tick.connection, {promise.run for promise in created}):
+    for kept in resolutions.of_runs(tx.connection, {promise.run for promise in created}):
         if kept.number:
             waiting[kept.run, kept.what.name].append(kept)
     met: list[Kept] = []
@@ -162,9 +163,9 @@ def meet_promises(tick: Tick, created: Sequence[NewPromise]) -> None:
             gone.append((promise.run, promise.id))
             facts[promise.run].append(met[-1].what.of(promise.id))
     if met:
-        resolutions.remove(tick.connection, met)
-        expectations.forget_promises(tick.connection, gone)
-        tell(tick, facts)
+        resolutions.remove(tx.connection, met)
+        expectations.forget_promises(tx.connection, gone)
+        tell(tx, facts)
 
 
 def _resolution(item: Item) -> Resolution:
@@ -184,24 +185,19 @@ def _over(run: bytes) -> TaskError:
     return TaskError("WrongState", f"Run {to_text(run)} has ended.")
 
 
-def update(tick: Tick, items: Sequence[Item]) -> None:
+def update(tx: Transaction, items: Sequence[Item]) -> None:
     """Hand updates to runs; their code answers."""
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for item in items:
         request = _data(item.body["request"])
         facts[item.target].append(history.UpdateRequested(request, item.body["name"], _data(item.body["value"])))
-    tell(tick, facts)  # who asked a run that has ended meanwhile sees that it has
+    tell(tx, facts)  # who asked a run that has ended meanwhile sees that it has
 
 
-def query(tick: Tick, items: Sequence[Item]) -> None:
-    """Have the code of runs asked."""
-    tick.code.ask(
-        tick,
-        [
-            (item.target, Query(_data(item.body["request"]), item.body["name"], _data(item.body["value"])))
-            for item in items
-        ],
-    )
+def queries(items: Iterable[Item]) -> Iterator[tuple[bytes, Query]]:
+    """Yield runs, and what is asked of their code."""
+    for item in items:
+        yield item.target, Query(_data(item.body["request"]), item.body["name"], _data(item.body["value"]))
 
 
 def _data(text: str) -> bytes:
@@ -212,10 +208,8 @@ ABOUT_CODE = frozenset(
     {Wish.SIGNAL, Wish.RESOLVE, Wish.REJECT, Wish.UPDATE, Wish.QUERY, Wish.TERMINATE, Wish.CANCEL_RUN}
 )
 """What goes to the run in which its target goes on."""
-CODE_WISHES: dict[str, Callable[[Tick, Sequence[Item]], None]] = {
+CODE_WISHES: dict[str, Callable[[Transaction, News, Sequence[Item]], None]] = {
     Wish.SIGNAL: signal,
     Wish.RESOLVE: settle_promises,
     Wish.REJECT: settle_promises,
-    Wish.UPDATE: update,
-    Wish.QUERY: query,
 }

@@ -27,9 +27,10 @@ from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import WrongState
 from orchestrator.scheduler.code.ends import told_to_parent
 from orchestrator.scheduler.code.runs import reply
-from orchestrator.scheduler.runs.advance import advance_runs
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.tasks.creation import cancel_tasks
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories, resets, resolutions
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
@@ -38,7 +39,7 @@ from orchestrator.store.code.resets import Handover, Head
 from orchestrator.store.code.resolutions import Kept
 from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.inbox import Item
-from orchestrator.store.runs import life as runs
+from orchestrator.store.runs import life as store
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -56,10 +57,10 @@ class _Planned(NamedTuple):
     timeout: float | None
 
 
-def reset_runs(tick: Tick, items: Sequence[Item]) -> set[int]:
+def reset_runs(tx: Transaction, news: News, runs: Runs, items: Sequence[Item]) -> set[int]:
     """Start runs that repeat others up to an event; return the requests whose turn has not come yet."""
-    last = code_runs.latest(tick.connection, {item.target for item in items})
-    heads = resets.heads(tick.connection, {*last, *last.values()})
+    last = code_runs.latest(tx.connection, {item.target for item in items})
+    heads = resets.heads(tx.connection, {*last, *last.values()})
     chosen: dict[bytes, Item] = {}
     parents: set[bytes | None] = set()
     waiting: set[int] = set()
@@ -76,7 +77,7 @@ def reset_runs(tick: Tick, items: Sequence[Item]) -> set[int]:
             parents.add(heads[run].parent)
             room -= heads[run].events
     planned: list[_Planned] = []
-    found = histories.read_all(tick.connection, chosen) if chosen else {}
+    found = histories.read_all(tx.connection, chosen) if chosen else {}
     for run, item in chosen.items():
         events, head = found.get(run, []), heads[run]
         if len(events) < head.events:  # the run is being forgotten at this moment
@@ -85,7 +86,7 @@ def reset_runs(tick: Tick, items: Sequence[Item]) -> set[int]:
         new = successor_id(run) if head.open else derived_id(_request(item), "reset")
         to, reason = item.body["to"], item.body["reason"]
         try:
-            begins = reset(run, events, new, to, tick.now.timestamp(), reason)
+            begins = reset(run, events, new, to, tx.now.timestamp(), reason)
         except WrongState as error:
             answers.append(Answered(_request(item), None, TaskError("WrongState", str(error))))
             continue
@@ -94,11 +95,11 @@ def reset_runs(tick: Tick, items: Sequence[Item]) -> set[int]:
         log.info("run %s is reset to event %d, as run %s: %s", to_text(run), to, to_text(new), reason or "no reason")
     if planned:
         ending = [plan.head.id for plan in planned if plan.head.open]
-        kept = resolutions.of_runs(tick.connection, ending)
-        _end(tick, ending)
-        _start(tick, planned, last)
-        _keep(tick, planned, kept)
-    reply(tick, answers)
+        kept = resolutions.of_runs(tx.connection, ending)
+        _end(tx, news, runs, ending)
+        _start(tx, news, planned, last)
+        _keep(tx, planned, kept)
+    reply(tx, news, answers)
     return waiting
 
 
@@ -127,34 +128,33 @@ def _time_it_had(events: Sequence[Event]) -> float | None:
     return None
 
 
-def _end(tick: Tick, ids: list[bytes]) -> None:
+def _end(tx: Transaction, news: News, runs: Runs, ids: list[bytes]) -> None:
     """End open runs: with their own tasks, as all runs of code do. What is open in them follows in slices."""
     if ids:
-        tick.resetting.update(ids)
-        cancel_tasks(tick, ids)
-        advance_runs(tick)
+        cancel_tasks(tx, news, ids)
+        runs.advance(tx, news, resetting=ids)
 
 
-def _start(tick: Tick, planned: Sequence[_Planned], last: Mapping[bytes, bytes]) -> None:
+def _start(tx: Transaction, news: News, planned: Sequence[_Planned], last: Mapping[bytes, bytes]) -> None:
     """Start the new runs, with everything that belongs to them."""
-    ends, adopted = _adopt(tick, planned)
-    started = code_runs.start(tick.connection, [_new_run(plan, ends[plan.new]) for plan in planned], tick.now)
+    ends, adopted = _adopt(tx, planned)
+    started = code_runs.start(tx.connection, [_new_run(plan, ends[plan.new]) for plan in planned], tx.now)
     planned = [plan for plan in planned if plan.new in started]
     expectations.create_promises(
-        tick.connection,
+        tx.connection,
         [
             NewPromise(plan.new, promise.id, promise.name, promise.ordinal)
             for plan in planned
             for promise in plan.begins.promises
         ],
     )
-    run_keys.pass_on(tick.connection, [(last[plan.head.id], plan.new) for plan in planned])
+    run_keys.pass_on(tx.connection, [(last[plan.head.id], plan.new) for plan in planned])
     if adopted:
-        runs.count(tick.connection, adopted)
-    tick.delayed = tick.delayed or any(plan.timeout is not None for plan in planned)
+        store.count(tx.connection, adopted)
+    news.wakeups.delayed |= any(plan.timeout is not None for plan in planned)
 
 
-def _keep(tick: Tick, planned: Sequence[_Planned], kept: Sequence[Kept]) -> None:
+def _keep(tx: Transaction, planned: Sequence[_Planned], kept: Sequence[Kept]) -> None:
     """Keep for the new runs what was said of promises that the old ones have never made."""
     early: dict[bytes, list[Resolution]] = defaultdict(list)
     for one in kept:
@@ -165,7 +165,7 @@ def _keep(tick: Tick, planned: Sequence[_Planned], kept: Sequence[Kept]) -> None
         rows += [Kept(plan.new, 0, Resolution(name)) for name in plan.begins.settled]
         rows += resolutions.numbered(plan.new, early[plan.head.id])
     if rows:
-        resolutions.keep(tick.connection, rows)
+        resolutions.keep(tx.connection, rows)
 
 
 def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewCodeRun:
@@ -189,7 +189,9 @@ def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewCodeRun:
     )
 
 
-def _adopt(tick: Tick, planned: Sequence[_Planned]) -> tuple[dict[bytes, list[Outcome]], dict[bytes, dict[str, int]]]:
+def _adopt(
+    tx: Transaction, planned: Sequence[_Planned]
+) -> tuple[dict[bytes, list[Outcome]], dict[bytes, dict[str, int]]]:
     """Let the new runs wait for detached children of the old ones.
 
     Return, by new run, the ends of those that ended when nobody listened; and by how much that changes the counters.
@@ -199,7 +201,7 @@ def _adopt(tick: Tick, planned: Sequence[_Planned]) -> tuple[dict[bytes, list[Ou
     handovers = [
         Handover(plan.head.id, old, plan.new, new) for plan in planned for old, new in plan.begins.adopted.items()
     ]
-    found = {child.heir_id: child for child in resets.adopt(tick.connection, handovers)} if handovers else {}
+    found = {child.heir_id: child for child in resets.adopt(tx.connection, handovers)} if handovers else {}
     for one in handovers:
         child = found.get(one.heir_id)
         if child is None:

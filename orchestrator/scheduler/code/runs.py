@@ -24,7 +24,10 @@ from orchestrator.scheduler.code.paging import Paging
 from orchestrator.scheduler.fleet.knowers import Crowd
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.isolation import isolate
-from orchestrator.scheduler.tick import Paged, Tick
+from orchestrator.scheduler.news import News, Paged
+from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.runs.backlog import Backlog
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories, turns
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered
@@ -46,71 +49,99 @@ _PAUSE = 1.0
 """Seconds before pages are sent again that a worker did not find: they may be many megabytes, every time."""
 
 
-class CodeRuns:
+_Asked = Mapping[bytes, Mapping[bytes, Query]]
+"""By run and its own id, what is asked of code."""
+
+
+class CodeRuns(Remembering):
     """What the leader remembers of runs of code between two ticks: queries on their way, and who was there."""
 
-    def __init__(self, fleet: Fleet, nesting: Nesting | None = None) -> None:
+    def __init__(self, fleet: Fleet, backlog: Backlog, nesting: Nesting | None = None) -> None:
         self._fleet = fleet
+        self._backlog = backlog
         self.nesting = nesting or Nesting()
         self.paging = Paging()
-        self._queries: dict[bytes, dict[bytes, Query]] = defaultdict(dict)
+        self._queries: dict[bytes, dict[bytes, Query]] = {}
         self._members: frozenset[str] = frozenset()
         self._freeing = b""
         """Up to which run the stuck ones have been freed; nothing where all have."""
 
-    def ask(self, tick: Tick, queries: Iterable[tuple[bytes, Query]]) -> None:
+    def committed(self, news: News) -> None:
+        """Keep what was asked until the code has heard it, and who was there when stuck runs were freed."""
+        self.paging.committed(news)
+        for run, query in news.code.asked:
+            self._queries.setdefault(run, {})[query.id] = query
+        for run in news.code.heard:
+            self._queries.pop(run, None)
+        self._members, self._freeing = news.code.freed or (self._members, self._freeing)
+
+    def ask(self, tx: Transaction, news: News, queries: Iterable[tuple[bytes, Query]]) -> None:
         """Have queries answered by the code of runs. One may be lost with a worker; who gets no answer asks again."""
         asked = list(queries)
-        free = stuck.wake(tick.connection, [run for run, _ in asked])
+        free = stuck.wake(tx.connection, [run for run, _ in asked])
         refused: list[Answered] = []
         for run, query in asked:
             if run in free:
-                self._queries[run][query.id] = query
+                news.code.asked.append((run, query))
             else:
                 error = TaskError("WrongState", f"Run {to_text(run)} cannot be asked: it has ended, or is stuck.")
                 refused.append(Answered(query.id, None, error))
-        reply(tick, refused)
+        reply(tx, news, refused)
 
-    def ended(self, tick: Tick, heirs: Mapping[bytes, bytes]) -> None:
+    def ended(self, tx: Transaction, news: News, heirs: Mapping[bytes, bytes]) -> None:
         """Pass queries that no code has heard to the runs in which others go on; those who asked others are told."""
-        waiting = [(heirs[run], query) for run in heirs for query in self._queries.pop(run, {}).values()]
+        asked = self._asked(news)
+        waiting = [(heirs[run], query) for run in heirs for query in asked.get(run, {}).values()]
         if waiting:
-            self.ask(tick, waiting)
+            news.code.heard.extend(heirs)
+            self.ask(tx, news, waiting)
 
-    def free_stuck(self, tick: Tick, limit: int) -> None:
+    def _asked(self, news: News) -> _Asked:
+        """Return, by run, what code is asked and has not been shown."""
+        if not news.code.asked:
+            return self._queries
+        asked = {run: dict(queries) for run, queries in self._queries.items()}
+        for run, query in news.code.asked:
+            asked.setdefault(run, {})[query.id] = query
+        return asked
+
+    def free_stuck(self, tx: Transaction, news: News, limit: int) -> None:
         """Let stuck runs try again whenever a worker has come or gone: the code may be another now."""
         members = frozenset(self._fleet.beats)
         if not self._fleet.is_in_view or (members == self._members and not self._freeing):
             return
-        if members != self._members:
-            self._members, self._freeing = members, _FIRST
+        after = self._freeing if members == self._members else _FIRST
         known = sorted({name for _, name in self._fleet.known()})
-        freed = stuck.free_code(tick.connection, known, self._freeing, limit) if known else []
-        self._freeing = max(freed) if len(freed) == limit else b""
-        tick.backlog.freed(tick, freed)
+        freed = stuck.free_code(tx.connection, known, after, limit) if known else []
+        news.code.freed = members, max(freed) if len(freed) == limit else b""
+        self._backlog.freed(news, freed)
 
     # -- out
 
-    def equip(self, tick: Tick) -> None:
+    def equip(self, tx: Transaction, news: News) -> None:
         """Put the events to be shown into the claimed activations, and send each to the worker that has its code.
 
         What is too large for one message goes in pages, and what there is no room for is put off.
         """
-        claimed = [task for task in tick.claimed if task.is_activation]
+        claimed = [task for task in news.outgoing.claimed if task.is_activation]
         if not claimed:
             return
+        asked = self._asked(news)
         equipped: dict[bytes, Claimed] = {}
         isolate(
-            tick,
+            tx,
+            news,
             claimed,
-            lambda some: equipped.update(self._equipped(tick, some)),
-            lambda task, error: stick(tick, [(task.id, task.attempt, _unreadable(error))]),
+            lambda fresh, some: equipped.update(self._equipped(tx, fresh, some, asked)),
+            lambda task, error: stick(tx, news, [(task.id, task.attempt, _unreadable(error))]),
         )
-        tick.claimed = [
-            equipped.get(task.id, task) for task in tick.claimed if task.id in equipped or not task.is_activation
+        news.outgoing.claimed = [
+            equipped.get(task.id, task)
+            for task in news.outgoing.claimed
+            if task.id in equipped or not task.is_activation
         ]
 
-    def _equipped(self, tick: Tick, some: Sequence[Claimed]) -> dict[bytes, Claimed]:
+    def _equipped(self, tx: Transaction, news: News, some: Sequence[Claimed], asked: _Asked) -> dict[bytes, Claimed]:
         """Return those of the claimed activations that go in one message, with their events."""
         claimed = {task.id: task for task in some}
         at_home = {run: self._is_at_home(task) for run, task in claimed.items()}
@@ -119,7 +150,7 @@ class CodeRuns:
         later: list[tuple[bytes, int, float]] = []
         crowded: list[tuple[Claimed, Crowd]] = []
         too_long: list[tuple[bytes, int, Violation]] = []
-        for run in turns.unshown(tick.connection, {run: not home for run, home in at_home.items()}):
+        for run in turns.unshown(tx.connection, {run: not home for run, home in at_home.items()}):
             home = claimed[run.id].worker if run.after else None
             task = claimed[run.id]._replace(worker=home, to=home)
             placed = self._placed(task, run)
@@ -128,27 +159,28 @@ class CodeRuns:
                 continue
             task = placed
             way = allotment.way(run.size)
+            if way is not Way.LATER and run.id in asked:
+                news.code.heard.append(run.id)
             if way is Way.MESSAGE:
                 small[run.id] = task, run
             elif way is Way.PAGES:
-                tick.paged.append(Paged(task, self._activation(run, []), run))
+                news.outgoing.paged.append(Paged(task, _activation(run, [], asked), run))
             elif way is Way.LATER:
                 later.append((run.id, task.attempt, allotment.wait))
             else:
                 too_long.append((run.id, task.attempt, _too_long(run.size)))
-                self._queries.pop(run.id, None)
         unread = [run for _, run in small.values() if run.events is None]
-        read = turns.events(tick.connection, unread) if unread else {}
+        read = turns.events(tx.connection, unread) if unread else {}
         equipped = {
-            task.id: task._replace(payload=encode(self._activation(run, read.get(run.id, run.events or []))))
+            task.id: task._replace(payload=encode(_activation(run, read.get(run.id, run.events or []), asked)))
             for task, run in small.values()
         }
         if crowded:
-            self._keep_back(tick, crowded)
+            self._keep_back(tx, news, crowded)
         if later:
-            turns.put_off(tick.connection, later, tick.now)
+            turns.put_off(tx.connection, later, tx.now)
         if too_long:
-            stick(tick, too_long)
+            stick(tx, news, too_long)
         return equipped
 
     def _placed(self, task: Claimed, run: Unshown) -> Claimed | Crowd:
@@ -169,21 +201,16 @@ class CodeRuns:
         worker = knowers.place(task.queue, kinds)
         return crowd if worker is None else task._replace(to=worker)
 
-    def _keep_back(self, tick: Tick, crowded: Sequence[tuple[Claimed, Crowd]]) -> None:
+    def _keep_back(self, tx: Transaction, news: News, crowded: Sequence[tuple[Claimed, Crowd]]) -> None:
         """Let turns wait for a worker that has their version: another might find that its code does not fit."""
-        held = [
-            Again(task.id, task.attempt, _CROWDED, hold=self._fleet.knowers.keep_back(crowd).hold)
-            for task, crowd in crowded
-        ]
-        transitions.again(tick.connection, held, tick.now)
+        held = [Again(task.id, task.attempt, _CROWDED, hold=crowd.hold) for task, crowd in crowded]
+        transitions.again(tx.connection, held, tx.now)
+        news.capacity.crowds.update((crowd, True) for _, crowd in crowded)
+        self._fleet.knowers.grows = True
 
     def pause(self, run: bytes, attempt: int) -> float:
         """Return how many seconds pass before what an attempt did not find is sent again."""
         return _PAUSE if self.paging.has(run, attempt) else 0.0
-
-    def _activation(self, run: Unshown, events: list[Event]) -> Activation:
-        queries = list(self._queries.pop(run.id, {}).values())
-        return Activation(run.id, run.workflow, run.version, run.after, run.through, events, run.cached, queries)
 
     def _is_at_home(self, task: Claimed) -> bool:
         """Say whether the worker that has a run's code in memory can take it on."""
@@ -196,6 +223,11 @@ class CodeRuns:
     def stream(task: Claimed) -> str:
         """Return the queue into whose stream a claimed task goes."""
         return task.queue if task.to is None else private_queue(task.to)
+
+
+def _activation(run: Unshown, events: list[Event], asked: _Asked) -> Activation:
+    queries = list(asked.get(run.id, {}).values())
+    return Activation(run.id, run.workflow, run.version, run.after, run.through, events, run.cached, queries)
 
 
 def _unreadable(error: Exception) -> Violation:
@@ -214,48 +246,51 @@ def _too_long(size: int) -> Violation:
 # -- facts
 
 
-def tell(tick: Tick, facts: Mapping[bytes, Sequence[Fact]], deltas: Mapping[bytes, Delta] | None = None) -> set[bytes]:
+def tell(
+    tx: Transaction, facts: Mapping[bytes, Sequence[Fact]], deltas: Mapping[bytes, Delta] | None = None
+) -> set[bytes]:
     """Tell runs what happened, and change the counters of those that are open to hear it; return these."""
-    return histories.append(tick.connection, facts, tick.now, deltas=deltas) if facts else set()
+    return histories.append(tx.connection, facts, tx.now, deltas=deltas) if facts else set()
 
 
-def ask_to_cancel(tick: Tick, ids: Iterable[bytes], reason: str) -> None:
+def ask_to_cancel(tx: Transaction, ids: Iterable[bytes], reason: str) -> None:
     """Ask runs to cancel themselves."""
-    tell(tick, {run: [history.RunCancelRequested(reason)] for run in ids})
+    tell(tx, {run: [history.RunCancelRequested(reason)] for run in ids})
 
 
-def fire_timers(tick: Tick, limit: int, grace: float) -> None:
+def fire_timers(tx: Transaction, news: News, backlog: Backlog, limit: int, grace: float) -> None:
     """Tell runs of a slice of the timers that are due, and of their own time if that is up.
 
     Those that have not ended within `grace` seconds after that are ended.
     """
     facts: dict[bytes, list[Fact]] = defaultdict(list)
-    for run, timer in expectations.fire_timers(tick.connection, tick.now, limit):
+    for run, timer in expectations.fire_timers(tx.connection, tx.now, limit):
         facts[run].append(history.TimerFired(timer))
-    for run in code_runs.time_out(tick.connection, tick.now, limit, grace):
+    for run in code_runs.time_out(tx.connection, tx.now, limit, grace):
         facts[run].append(history.RunCancelRequested(TIMED_OUT))
     isolate(
-        tick,
+        tx,
+        news,
         list(facts.items()),
-        lambda some: tell(tick, dict(some)),
-        lambda told, error: tick.backlog.set_aside(tick, told[0], [Happened(facts=told[1])], error),
+        lambda _, some: tell(tx, dict(some)),
+        lambda told, error: backlog.set_aside(tx, news, told[0], [Happened(facts=told[1])], error),
     )
 
 
-def reply(tick: Tick, answers: Sequence[Answered]) -> None:
+def reply(tx: Transaction, news: News, answers: Sequence[Answered]) -> None:
     """Answer requests, durably, and tell whoever waits."""
     if answers:
-        expectations.answer(tick.connection, answers, tick.now)
+        expectations.answer(tx.connection, answers, tx.now)
         for answer in answers:
             state = RunState.FAILED if answer.error is not None else RunState.SUCCESS
-            tick.ended.append(Ended(answer.id, state, answer.result, answer.error))
+            news.outgoing.ended.append(Ended(answer.id, state, answer.result, answer.error))
 
 
-def stick(tick: Tick, reasons: Sequence[tuple[bytes, int, Violation]]) -> None:
+def stick(tx: Transaction, news: News, reasons: Sequence[tuple[bytes, int, Violation]]) -> None:
     """Note that the code of runs cannot go on, for people to see. They have not failed."""
     rows = [(run, attempt, json_text(violation)) for run, attempt, violation in reasons]
-    moved = stuck.stick(tick.connection, rows)
-    tick.note(moved, by_worker=True)
+    moved = stuck.stick(tx.connection, rows)
+    news.note(moved, by_worker=True)
     messages = {run: violation.message for run, _, violation in reasons}
     for task in moved:
         log.error("run %s is stuck: %s", to_text(task.id), messages[task.id])

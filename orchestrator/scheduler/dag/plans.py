@@ -32,8 +32,11 @@ from orchestrator.scheduler.dag.outputs import Outputs, Place
 from orchestrator.scheduler.dag.planned import Compiled, DagRun
 from orchestrator.scheduler.dag.recent import Recent
 from orchestrator.scheduler.dag.retries import reopen_held, retry_plan
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.tasks.creation import adopt
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.dag.plans import NewRun
@@ -63,10 +66,11 @@ class Saved:
     expanding: bool
 
 
-class Dags:
+class Dags(Remembering):
     """All DAG runs that the leader has to do with."""
 
-    def __init__(self, max_payload: int, slice_size: int, nesting: Nesting | None = None) -> None:
+    def __init__(self, backlog: Backlog, max_payload: int, slice_size: int, nesting: Nesting | None = None) -> None:
+        self._backlog = backlog
         self._max_payload = max_payload
         self._nesting = nesting or Nesting()
         self._slice = slice_size
@@ -76,8 +80,8 @@ class Dags:
         self._latest: dict[str, Stored | None] = {}
         """Workflows of which child runs are being created."""
 
-    def forget(self) -> None:
-        """A tick failed: what was planned in it did not happen."""
+    def rolled_back(self) -> None:
+        """What was planned did not happen."""
         self._runs.clear()
         self._outputs.forget()
 
@@ -90,30 +94,31 @@ class Dags:
 
     def advance(
         self,
-        tick: Tick,
+        tx: Transaction,
+        news: News,
         happened: Mapping[bytes, Sequence[Happened]],
     ) -> dict[bytes, Saved]:
         """Bring runs up to date with what happened to them; return what the rows of those with a plan remember."""
-        runs = self._load(tick, happened) if happened else []
+        runs = self._load(tx, happened) if happened else []
         settled: list[DagRun] = []
         for run in runs:
             for one in happened[run.id]:
                 _tell(run, one)
-            if not any(one.is_retried for one in happened[run.id]) or self._retry(tick, run):
+            if not any(one.is_retried for one in happened[run.id]) or self._retry(tx, news, run):
                 settled.append(run)
-        self._settle(tick, settled)
+        self._settle(tx, news, settled)
         going_on = {run.id for run in settled if run.plan.has_more}
         return {run.id: self._save(run, is_expanding=run.id in going_on) for run in runs}
 
-    def _retry(self, tick: Tick, run: DagRun) -> bool:
+    def _retry(self, tx: Transaction, news: News, run: DagRun) -> bool:
         """Retry a run, unless that takes longer; then it goes on when its turn comes, and nothing starts until then.
 
         A retry looks at what the tasks of the run came to, so the plan is told first what happened to them meanwhile.
         """
-        is_late = bool(tick.backlog.waiting(tick, [run.id]))
-        if not is_late and retry_plan(tick, run.id, run.plan, 10 * self._slice):
+        is_late = bool(self._backlog.waiting(tx, [run.id]))
+        if not is_late and retry_plan(tx, news, run.id, run.plan, 10 * self._slice):
             return True
-        tick.backlog.add(tick, [(run.id, Happened(is_retried=True))])
+        self._backlog.add(tx, news, [(run.id, Happened(is_retried=True))])
         return False
 
     def sizes(self, versions: Mapping[bytes, tuple[str, int]]) -> Callable[[bytes], int]:
@@ -130,25 +135,25 @@ class Dags:
 
         return size
 
-    def definition(self, tick: Tick, name: str, version: int) -> Definition:
+    def definition(self, tx: Transaction, name: str, version: int) -> Definition:
         """Return a version of a workflow."""
-        return self._compile(tick, name, version).definition
+        return self._compile(tx, name, version).definition
 
-    def outputs(self, tick: Tick, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+    def outputs(self, tx: Transaction, ids: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return what runs give to their parents: the outputs of the steps that nothing depends on."""
-        runs = self._load(tick, ids)
+        runs = self._load(tx, ids)
         last = [(run, place) for run in runs for place in run.compiled.graph.leaves]
-        names = self._outputs.names(tick.connection, last, is_urgent=True).names
+        names = self._outputs.names(tx.connection, last, is_urgent=True).names
         leaves = {run.id: [run.compiled.graph.steps[place].name for place in run.compiled.graph.leaves] for run in runs}
         return {run: _encode({step: names[run].get(step) for step in steps}) for run, steps in leaves.items()}
 
     # -- loading and saving
 
-    def _load(self, tick: Tick, ids: Iterable[bytes]) -> list[DagRun]:
+    def _load(self, tx: Transaction, ids: Iterable[bytes]) -> list[DagRun]:
         found = {run: self._runs.get(run) for run in ids}
         missing = [run for run, kept in found.items() if kept is None]
-        for row in dags.load(tick.connection, missing) if missing else ():
-            compiled = self._compile(tick, row.workflow, row.version)
+        for row in dags.load(tx.connection, missing) if missing else ():
+            compiled = self._compile(tx, row.workflow, row.version)
             state = msgspec.msgpack.decode(row.state, type=DagState) if row.state is not None else None
             fire_time = row.fire_time.astimezone(UTC).isoformat()
             info = {"id": to_text(row.id), "workflow": row.workflow, "version": row.version, "fire_time": fire_time}
@@ -159,10 +164,10 @@ class Dags:
             found[row.id] = self._runs.put(row.id, run, _RUN_WEIGHT + len(compiled.graph.steps))
         return [run for run in found.values() if run is not None]
 
-    def _compile(self, tick: Tick, name: str, version: int) -> Compiled:
+    def _compile(self, tx: Transaction, name: str, version: int) -> Compiled:
         compiled = self._compiled.get((name, version))
         if compiled is None:
-            stored = workflows.read(tick.connection, name, version)
+            stored = workflows.read(tx.connection, name, version)
             assert stored is not None, f"the definition of {name} version {version} is gone"
             compiled = Compiled(stored.definition)
             self._compiled.put((name, version), compiled, 1 + len(compiled.graph.steps))
@@ -175,24 +180,24 @@ class Dags:
 
     # -- starting steps
 
-    def _settle(self, tick: Tick, runs: Sequence[DagRun]) -> None:
+    def _settle(self, tx: Transaction, news: News, runs: Sequence[DagRun]) -> None:
         """Evaluate candidates and create what they become, all runs together, as far as there is room.
 
         What there is no room for stays with the plans, and goes on in the next tick.
         """
         room = _FANS * self._slice
         while runs and room:
-            singles, room = self._decide(tick, runs, room)
+            singles, room = self._decide(tx, runs, room)
             fans = [(run, place) for run in runs for place in list(run.plan.fans_with_room)]
-            runs = self._create(tick, singles, fans, max(room, self._slice)) if singles or fans else []
+            runs = self._create(tx, news, singles, fans, max(room, self._slice)) if singles or fans else []
 
-    def _decide(self, tick: Tick, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
+    def _decide(self, tx: Transaction, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
         """Evaluate what candidates become; return those that are single tasks, and how much room is left."""
         singles: list[Place] = []
         work = Work()
         while candidates := list(islice(((run, place) for run in runs for place in _drain(run.plan)), room)):
             room = max(0, room - max(len(candidates), _ROUND))
-            found = self._outputs.names(tick.connection, candidates, lambda program: program.decision_needs)
+            found = self._outputs.names(tx.connection, candidates, lambda program: program.decision_needs)
             for (run, place), reason in found.refused:
                 run.plan.fail(place, reason)
             for run, place in found.readable:
@@ -223,9 +228,9 @@ class Dags:
             return True
         return False
 
-    def _create(self, tick: Tick, singles: list[Place], fans: list[Place], room: int) -> list[DagRun]:
+    def _create(self, tx: Transaction, news: News, singles: list[Place], fans: list[Place], room: int) -> list[DagRun]:
         """Create tasks and child runs; return the runs of which some could not be created."""
-        found = self._outputs.names(tick.connection, [*singles, *fans], lambda program: program.needs)
+        found = self._outputs.names(tx.connection, [*singles, *fans], lambda program: program.needs)
         self._latest.clear()
         tasks: list[NewTask] = []
         children: list[NewRun] = []
@@ -234,41 +239,41 @@ class Dags:
         for run, place in found.readable:
             names, fan = found.names[run.id], run.plan.fan(place)
             with work.on(names.budget) as may_be_done:
-                if not may_be_done or not tick.budget.has_room_for_data(run.id):
+                if not may_be_done or not tx.budget.has_room_for_data(run.id):
                     found.late.append((run, place))
                 elif fan is None:
-                    self._instantiate(tick, run, place, range(1), None, names, tasks, children, failed)
+                    self._instantiate(tx, run, place, range(1), None, names, tasks, children, failed)
                 else:
-                    room -= reopen_held(tick, run.id, run.plan, place, min(self._slice, room))
+                    room -= reopen_held(tx, news, run.id, run.plan, place, min(self._slice, room))
                     positions = run.plan.create(place, min(self._slice, room))
                     room -= len(positions)
                     if positions:
-                        self._instantiate(tick, run, place, positions, fan.total, names, tasks, children, failed)
+                        self._instantiate(tx, run, place, positions, fan.total, names, tasks, children, failed)
         for run, place in found.late:
             if run.plan.fan(place) is None:
                 run.plan.put_back(place)
         if tasks:
             retried = {run.id for run, _ in [*singles, *fans] if run.plan.retried}
             before = [task.id for task in tasks if task.run_id in retried] if retried else []
-            adopt(tick, tasks, run_retries.past_attempts(tick.connection, before) if before else {})
+            adopt(tx, news, tasks, run_retries.past_attempts(tx.connection, before) if before else {})
         if children:
-            children = self._within_limits(tick, children, [*singles, *fans], failed)
-            dags.start(tick.connection, children)
-            tick.runs_to_begin = True
+            children = self._within_limits(tx, children, [*singles, *fans], failed)
+            dags.start(tx.connection, children)
+            news.wakeups.runs_to_begin = True
         for run, place, number, reason in failed:
             run.plan.abandon(place, number, reason)
         return list({run.id: run for run, _, _, _ in failed}.values())
 
     def _within_limits(
         self,
-        tick: Tick,
+        tx: Transaction,
         children: list[NewRun],
         started: Iterable[tuple[DagRun, int]],
         failed: list[tuple[DagRun, int, int, str]],
     ) -> list[NewRun]:
         """Return the child runs that may be started; a tree of runs that has grown too large gets no more."""
         roots = Counter(child.root for child in children if child.root is not None)
-        full = families.grow(tick.connection, roots, self._nesting.descendants)
+        full = families.grow(tx.connection, roots, self._nesting.descendants)
         if not full:
             return children
         refused = Counter((child.parent_run, child.parent_step) for child in children if child.root in full)
@@ -280,7 +285,7 @@ class Dags:
 
     def _instantiate(
         self,
-        tick: Tick,
+        tx: Transaction,
         run: DagRun,
         place: int,
         positions: range,
@@ -297,12 +302,12 @@ class Dags:
             instances = run.compiled.programs[place].instances(names, positions, count)
             for position, (given, key) in zip(positions, instances, strict=False):
                 if step.workflow is not None:
-                    new_runs.append(self._child(tick, run, step.workflow, step.name, position, given))
-                    tick.budget.created(run.id, len(new_runs[-1].params))
+                    new_runs.append(self._child(tx, run, step.workflow, step.name, position, given))
+                    tx.budget.created(run.id, len(new_runs[-1].params))
                 else:
                     new_tasks.append(self._task(run, place, position, count, given, key))
-                    tick.budget.created(run.id, len(new_tasks[-1].payload))
-                if not tick.budget.has_room_for_data(run.id):
+                    tx.budget.created(run.id, len(new_tasks[-1].payload))
+                if not tx.budget.has_room_for_data(run.id):
                     break
         except (InvalidWorkflow, *REFUSALS) as error:
             failed.append((run, place, len(positions), str(error)))
@@ -327,13 +332,15 @@ class Dags:
         identifier = derived_id(run.id, step.name, position)
         return run.compiled.placements[place].new(identifier, payload, key, Origin(run.id, position, step.name))
 
-    def _child(self, tick: Tick, run: DagRun, workflow: str, step: str, position: int, given: dict[str, Any]) -> NewRun:
+    def _child(
+        self, tx: Transaction, run: DagRun, workflow: str, step: str, position: int, given: dict[str, Any]
+    ) -> NewRun:
         if workflow not in self._latest:
-            self._latest[workflow] = workflows.latest(tick.connection, workflow)
+            self._latest[workflow] = workflows.latest(tx.connection, workflow)
         stored = self._latest[workflow]
         if stored is None:
             raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
-        params = resolve_params(stored.definition, given, tick.now)
+        params = resolve_params(stored.definition, given, tx.now)
         if run.depth >= self._nesting.depth:
             raise InvalidWorkflow(self._nesting.too_deep(workflow, run.depth + 1))
         turn = (run.plan.retried,) if run.plan.retried else ()

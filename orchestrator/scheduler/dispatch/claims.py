@@ -15,6 +15,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
+from orchestrator.scheduler.remembering import Remembering
 from orchestrator.store.tasks import transitions
 from orchestrator.store.tasks.transitions import Claimed, Mark
 
@@ -24,7 +25,7 @@ _PAUSE = 5.0
 """Between two slow claims from the front, so many times as long as one takes."""
 
 
-class Claims:
+class Claims(Remembering):
     """Remembers, for each queue, where the last claim ended."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -51,6 +52,10 @@ class Claims:
             for queue, room in rooms.items():
                 self._set_mark(queue, room, newest, [task for task in found if task.queue == queue])
         return found
+
+    def rolled_back(self) -> None:
+        """What stands before the marks was not claimed."""
+        self._marks = {}
 
     def _set_mark(self, queue: str, room: int, newest: int, found: Sequence[Claimed]) -> None:
         """After a claim from the front, which has seen everything up to the newest task."""

@@ -16,7 +16,9 @@ from orchestrator.scheduler.dispatch.claims import Claims
 from orchestrator.scheduler.fleet.knowers import Crowd
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import queues
 from orchestrator.store.limits.queues import QueueRow
 from orchestrator.store.tasks import transitions, unique, waiting
@@ -36,12 +38,13 @@ _LARGE = 10_000
 """Bytes of payload from which on it matters how many tasks are claimed."""
 
 
-class Dispatcher:
+class Dispatcher(Remembering):
     """Remembers how much each queue has in flight and how fast it drains; claims what fits."""
 
     def __init__(
         self, fleet: Fleet, lanes: LaneService, batch: int, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
+        self._monotonic = monotonic
         self._claims = Claims(monotonic)
         self._fleet = fleet
         self._lanes = lanes
@@ -66,52 +69,52 @@ class Dispatcher:
         self._fleet.knowers.recount(task.id for task in in_flight)
         self._lanes.recount(task.lane for task in in_flight if task.lane is not None)
 
-    def claim(self, tick: Tick, unknown_timeout: float) -> None:
+    def claim(self, tx: Transaction, news: News, unknown_timeout: float) -> None:
         """Claim what fits each queue's window. What no live worker knows is held back until one does."""
-        if self._settings is None or tick.queues_changed:
-            self._settings = {row.name: row for row in queues.read(tick.connection)}
-        self._lanes.refresh(tick)
-        rooms = self._rooms(tick)
+        if self._settings is None or news.wakeups.queues_changed:
+            self._settings = {row.name: row for row in queues.read(tx.connection)}
+        self._lanes.refresh(tx, news)
+        rooms = self._rooms(tx, news)
         if not rooms:
             return
         if self._fleet.knowers.mixed:
-            self._fleet.knowers.begin(tick.over())
-            self._keep_back(tick, rooms, unknown_timeout)
+            self._fleet.knowers.begin(news.over())
+            self._keep_back(tx, rooms, unknown_timeout)
         plain = {queue: room for queue, room in rooms.items() if not self._lanes.serves(queue)}
-        found = self._claims.claim(tick.connection, plain, tick.now) if plain else []
+        found = self._claims.claim(tx.connection, plain, tx.now) if plain else []
         if len(plain) < len(rooms):
-            found += self._lanes.claim(tick, {queue: room for queue, room in rooms.items() if queue not in plain})
+            found += self._lanes.claim(tx, {queue: room for queue, room in rooms.items() if queue not in plain})
         self._weigh(found)
         unknown: list[Claimed] = []
         crowded: list[Claimed] = []
         if self._fleet.knowers.mixed:
-            self._place(tick, found, unknown, crowded)
+            self._place(news, found, unknown, crowded)
         else:
             for task in found:
-                (tick.claimed if self._fleet.knows(task.queue, task.name) else unknown).append(task)
+                (news.outgoing.claimed if self._fleet.knows(task.queue, task.name) else unknown).append(task)
         if unknown or crowded:
             held = [Again(task.id, task.attempt, unknown_timeout, hold="unknown") for task in unknown]
             held += [Again(task.id, task.attempt, unknown_timeout, hold="crowded") for task in crowded]
-            transitions.again(tick.connection, held, tick.now)
+            transitions.again(tx.connection, held, tx.now)
             for task in (*unknown, *crowded):
                 self._lanes.refuse(task)
-        self._spend(tick)
-        self._lanes.save(tick)
-        keyed = [(task.unique_key, task.id) for task in tick.claimed if task.unique_key is not None]
+        self._spend(tx, news)
+        self._lanes.save(tx)
+        keyed = [(task.unique_key, task.id) for task in news.outgoing.claimed if task.unique_key is not None]
         if keyed:
-            unique.free(tick.connection, keyed, ended=False)
+            unique.free(tx.connection, keyed, ended=False)
 
-    def _keep_back(self, tick: Tick, rooms: Mapping[str, int], patience: float) -> None:
+    def _keep_back(self, tx: Transaction, rooms: Mapping[str, int], patience: float) -> None:
         """Take tasks for which there is no place from the front of their queues, so that others come to their turn."""
         knowers = self._fleet.knowers
         full: dict[str, list[str]] = defaultdict(list)
         for crowd in knowers.crowds:
             if not crowd.wanted and crowd.queue in rooms and knowers.room(crowd) == 0:
                 full[crowd.queue].append(crowd.name)
-        if full and waiting.keep_back(tick.connection, full, tick.now + timedelta(seconds=patience), self._batch):
+        if full and waiting.keep_back(tx.connection, full, tx.now + timedelta(seconds=patience), self._batch):
             knowers.grows = True
 
-    def _place(self, tick: Tick, found: Sequence[Claimed], unknown: list[Claimed], crowded: list[Claimed]) -> None:
+    def _place(self, news: News, found: Sequence[Claimed], unknown: list[Claimed], crowded: list[Claimed]) -> None:
         """Send what only some workers know to one of them, and keep back what finds no place; turns of code later."""
         knowers = self._fleet.knowers
         for task in found:
@@ -119,22 +122,22 @@ class Dispatcher:
             if not self._fleet.knows(task.queue, task.name):
                 unknown.append(task)
             elif kinds is None or task.is_activation:
-                tick.claimed.append(task)
+                news.outgoing.claimed.append(task)
             elif (worker := knowers.place(task.queue, kinds)) is not None:
-                tick.claimed.append(task._replace(to=worker))
+                news.outgoing.claimed.append(task._replace(to=worker))
             else:
                 crowded.append(task)
-                knowers.keep_back(Crowd(task.queue, task.name))
+                news.capacity.crowds[Crowd(task.queue, task.name)] = knowers.grows = True
 
-    def _rooms(self, tick: Tick) -> dict[str, int]:
+    def _rooms(self, tx: Transaction, news: News) -> dict[str, int]:
         """Return how many tasks each queue may be given now."""
         rooms: dict[str, int] = {}
         for queue in self._fleet.queues:
-            outstanding = self._outstanding[queue] - tick.landed[queue]
+            outstanding = self._outstanding[queue] - news.capacity.landed[queue]
             free = room(self._fleet.slots(queue), outstanding, self._rates.get(queue, 0.0))
             limits = self._settings.get(queue) if self._settings else None
             if limits is not None:
-                free = min(free, self._allowed(limits, outstanding, tick.now.timestamp()))
+                free = min(free, self._allowed(limits, outstanding, tx.now.timestamp()))
             if free > 0:
                 most = max(1, int(_MOST_DATA / self._sizes[queue])) if queue in self._sizes else free
                 rooms[queue] = min(self._batch, free, most)
@@ -162,13 +165,13 @@ class Dispatcher:
             allowed = min(allowed, self._lanes.buckets.admits(queue_bucket(limits.name), limits.rate, now))
         return allowed
 
-    def _spend(self, tick: Tick) -> None:
+    def _spend(self, tx: Transaction, news: News) -> None:
         if not self._settings:
             return
-        for queue, count in Counter(task.queue for task in tick.claimed).items():
+        for queue, count in Counter(task.queue for task in news.outgoing.claimed).items():
             limits = self._settings.get(queue)
             if limits is not None and limits.rate is not None:
-                self._lanes.buckets.spend(queue_bucket(queue), limits.rate, tick.now.timestamp(), count)
+                self._lanes.buckets.spend(queue_bucket(queue), limits.rate, tx.now.timestamp(), count)
 
     def patience(self, now: datetime) -> float:
         """Return how many seconds may pass before a rate allows more; infinite if none is waited for."""
@@ -183,14 +186,19 @@ class Dispatcher:
                     times.append(self._lanes.buckets.next_admission(bucket, limits.rate, moment) - moment)
         return max(_SHORTEST, min(times, default=math.inf)) if min(times, default=1.0) > 0 else 0.0
 
-    def committed(self, tick: Tick, monotonic: float) -> None:
-        """The tick stands: move the counts, and measure how fast each queue drains."""
-        self._lanes.count_landed(tick)
-        self._outstanding.subtract(tick.landed)
-        self._outstanding.update(task.queue for task in tick.claimed)
-        self._outstanding.update(paged.task.queue for paged in tick.paged)
-        self._finished.update(tick.finished)
-        self._remember_places(tick)
+    def rolled_back(self) -> None:
+        """Nothing was claimed."""
+        self._claims.rolled_back()
+        self._lanes.rolled_back()
+
+    def committed(self, news: News) -> None:
+        """Move the counts, and measure how fast each queue drains."""
+        self._lanes.committed(news)
+        self._outstanding.subtract(news.capacity.landed)
+        self._outstanding.update(task.queue for task in news.sent())
+        self._finished.update(news.capacity.finished)
+        self._remember_places(news)
+        monotonic = self._monotonic()
         elapsed = monotonic - self._measured_at
         if elapsed >= 0.02:
             for queue in {*self._rates, *self._finished}:
@@ -200,15 +208,16 @@ class Dispatcher:
             self._finished.clear()
             self._measured_at = monotonic
 
-    def _remember_places(self, tick: Tick) -> None:
+    def _remember_places(self, news: News) -> None:
         knowers = self._fleet.knowers
-        for worker, name in set(tick.denied):
+        for crowd, is_kept_back in news.capacity.crowds.items():
+            (knowers.crowds.add if is_kept_back else knowers.crowds.discard)(crowd)
+        for worker, name in set(news.capacity.denied):
             knowers.deny(worker, name)
         placed = {}
         if knowers.mixed:
-            sent = (*tick.claimed, *(paged.task for paged in tick.paged))
-            placed = {task.id: task.to for task in sent if task.to is not None and task.worker is None}
-        knowers.committed(placed, tick.over())
+            placed = {task.id: task.to for task in news.sent() if task.to is not None and task.worker is None}
+        knowers.committed(placed, news.over())
 
     def messages(self, claimed: Sequence[Claimed]) -> dict[str, list[bytes]]:
         """Return the claimed tasks as messages by queue. A long line is bundled; a short one is spread."""

@@ -148,12 +148,6 @@ class Knowers:
         """Return how many tasks workers of these kinds can still be given."""
         return sum(max(0, self._limit(queue, worker) - self._load[worker]) for worker in self._of(queue, kinds))
 
-    def keep_back(self, crowd: Crowd) -> Crowd:
-        """Remember that tasks are kept back."""
-        self.crowds.add(crowd)
-        self.grows = True
-        return crowd
-
     def room(self, crowd: Crowd) -> int | None:
         """Return how many of those that are kept back have a place now; None if they need not wait for any."""
         kinds = self.who(crowd.queue, crowd.wanted or crowd.name) if crowd.queue in self.mixed else None

@@ -5,14 +5,18 @@ An order is repeated while a heartbeat still lists what it is about, so a lost o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from orchestrator.domain.ids import to_text
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.settings import Settings
 from orchestrator.store import fleet as mirror
 from orchestrator.store.fleet import WorkerRow
@@ -34,15 +38,28 @@ _MOST_SHOWN = 3
 """Tasks that people are shown of a worker that stands still."""
 
 
-class Watch:
+@dataclass
+class _Recorded:
+    """What a transaction has recorded, and decided of workers."""
+
+    orders: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shape: object = None
+    """What was mirrored, if anything."""
+
+
+class Watch(Remembering):
     """The leader's dealings with single workers."""
 
-    def __init__(self, fleet: Fleet, streams: LeaderStreams, settings: Settings) -> None:
+    def __init__(
+        self, fleet: Fleet, streams: LeaderStreams, settings: Settings, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._fleet = fleet
         self._streams = streams
         self._settings = settings
         self._revoked: dict[tuple[bytes, int], float] = {}
         self._orders: dict[str, Order] = {}
+        self._recorded: _Recorded | None = None
+        """What the transaction that is open has recorded."""
         self._mirrored: object = None
         self._stopped: list[str] = []
         """Workers that have said that they end."""
@@ -50,25 +67,38 @@ class Watch:
         self._looked = False
         self._doubts_until = 0.0
         """Until when workers may hold attempts of which Postgres has lost all memory."""
-        self._monotonic = 0.0
+        self._monotonic = monotonic
         self.due_at = 0.0
 
-    def look(self, monotonic: float) -> None:
+    def look(self) -> None:
         """Read all heartbeats."""
+        monotonic = self._monotonic()
         self._fleet.look(self._streams.fleet(), monotonic, self._streams.names)
         self._fleet.forget_dead()
-        self._monotonic = monotonic
         self._looked = True
         self.due_at = monotonic + self._settings.heartbeat
         self._revoked = {attempt: until for attempt, until in self._revoked.items() if until > monotonic}
         self._order_stops()
 
-    def revoke(self, tasks: Sequence[Moved], monotonic: float) -> None:
-        """Remember attempts that are to stop, and order it where they are known to run."""
-        if tasks:
-            until = monotonic + 10 * self._settings.worker_ttl
-            self._revoked.update({(task.id, task.attempt): until for task in tasks})
+    def committed(self, news: News) -> None:
+        """Remember what was recorded, and attempts that are to stop; order it where they are known to run."""
+        if self._recorded is not None:
+            for worker, order in self._recorded.orders.items():
+                self._order(worker, **order)
+            if self._recorded.shape is not None:
+                self._mirrored = self._recorded.shape
+                self._stopped = []
+                self._mirror_at = self._monotonic() + _MIRROR_EVERY
+            self._recorded = None
+            self._looked = False
+        if news.outgoing.revoked:
+            until = self._monotonic() + 10 * self._settings.worker_ttl
+            self._revoked.update({(task.id, task.attempt): until for task in news.outgoing.revoked})
             self._order_stops()
+
+    def rolled_back(self) -> None:
+        """What was recorded is to be recorded again."""
+        self._recorded = None
 
     def unreceived(self, generation: str, tasks: Sequence[Moved]) -> dict[str, list[str]]:
         """Return the messages, by queue, that nobody has received and that hold nothing but these attempts."""
@@ -90,42 +120,36 @@ class Watch:
         """Take note of workers that have ended in good order; people are shown so."""
         self._stopped += stopped
 
-    def record(self, tick: Tick) -> None:
+    def record(self, tx: Transaction) -> None:
         """After a look: answer workers that ask, and mirror the fleet where it has changed."""
         if not self._looked:
             return
-        self._looked = False
+        self._recorded = recorded = _Recorded()
         for beat in self._fleet.beats.values():
-            if beat.doubtful:
-                self._answer(tick, beat)
-            elif self._monotonic < self._doubts_until and (stale := _stale(tick, beat)):
-                self._order(beat.worker, stop=stale)
-            elif beat.burst and not beat.draining and not waiting.is_busy(tick.connection, beat.queues):
-                self._order(beat.worker, drain=True)
-            elif beat.hungry and waiting.has_ready(tick.connection, beat.queues):
-                self._order(beat.worker, work_waits=True)
+            if beat.doubtful:  # it was stopped or cut off, and asks which of its attempts no longer count
+                recorded.orders[beat.worker] = {"stop": _stale(tx, beat), "go_on": True}
+            elif self._monotonic() < self._doubts_until and (stale := _stale(tx, beat)):
+                recorded.orders[beat.worker] = {"stop": stale}
+            elif beat.burst and not beat.draining and not waiting.is_busy(tx.connection, beat.queues):
+                recorded.orders[beat.worker] = {"drain": True}
+            elif beat.hungry and waiting.has_ready(tx.connection, beat.queues):
+                recorded.orders[beat.worker] = {"work_waits": True}
         shape = {(beat.worker, beat.running, beat.draining, beat.still > 0) for beat in self._fleet.beats.values()}
-        if shape != self._mirrored or self._stopped or (shape and self._monotonic >= self._mirror_at):
+        if shape != self._mirrored or self._stopped or (shape and self._monotonic() >= self._mirror_at):
             if shape:
-                mirror.mirror(tick.connection, [self._row(beat) for beat in self._fleet.beats.values()], tick.now)
-            mirror.mark_gone(tick.connection, list(self._fleet.beats), self._stopped, tick.now)
-            self._mirrored = shape
-            self._stopped = []
-            self._mirror_at = self._monotonic + _MIRROR_EVERY
+                mirror.mirror(tx.connection, [self._row(beat) for beat in self._fleet.beats.values()], tx.now)
+            mirror.mark_gone(tx.connection, list(self._fleet.beats), self._stopped, tx.now)
+            recorded.shape = shape
 
-    def doubt_all(self, monotonic: float) -> None:
+    def doubt_all(self) -> None:
         """For a while, see for every worker which of its attempts are still current."""
-        self._doubts_until = monotonic + 2 * self._settings.worker_ttl
+        self._doubts_until = self._monotonic() + 2 * self._settings.worker_ttl
 
     def give_orders(self) -> None:
         """Send what has been decided."""
         if self._orders:
             self._streams.order(self._orders)
             self._orders = {}
-
-    def _answer(self, tick: Tick, beat: Heartbeat) -> None:
-        """Tell a worker that was stopped or cut off which of its attempts no longer count."""
-        self._order(beat.worker, stop=_stale(tick, beat), go_on=True)
 
     def _order_stops(self) -> None:
         if not self._revoked:
@@ -155,10 +179,10 @@ class Watch:
         )
 
 
-def _stale(tick: Tick, beat: Heartbeat) -> list[Attempt]:
+def _stale(tx: Transaction, beat: Heartbeat) -> list[Attempt]:
     """Return what a worker holds and what counts no more; what has succeeded has counted."""
     held = unpack_attempts(beat.held)
-    current = waiting.current(tick.connection, held) if held else set()
+    current = waiting.current(tx.connection, held) if held else set()
     over = [attempt for attempt in held if attempt not in current]
-    counted = waiting.succeeded(tick.connection, over) if over else set()
+    counted = waiting.succeeded(tx.connection, over) if over else set()
     return [Attempt(*attempt) for attempt in over if attempt not in counted]

@@ -18,8 +18,10 @@ from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.dag.plans import Dags
+from orchestrator.scheduler.news import News
 from orchestrator.scheduler.tasks.creation import adopt
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import histories
 from orchestrator.store.code.runs import EndedRun
 from orchestrator.store.dag import plans as dags
@@ -58,82 +60,83 @@ class Waiting(NamedTuple):
 class Triggers:
     """Knows which workflows wait for what; read again when a definition has changed."""
 
-    def __init__(self, nesting: Nesting | None = None) -> None:
+    def __init__(self, dags: Dags, nesting: Nesting | None = None) -> None:
+        self._dags = dags
         self._nesting = nesting or Nesting()
         self._stamp: object = None
         self._waiting: list[Waiting] = []
         self._awaited: set[str | None] = set()
         """Workflows for whose ends others wait."""
 
-    def runs_ended(self, tick: Tick, ended: Mapping[bytes, tuple[str, str]]) -> None:
+    def runs_ended(self, tx: Transaction, news: News, ended: Mapping[bytes, tuple[str, str]]) -> None:
         """Run the hooks of runs that ended, by workflow and state, and start the workflows that waited for them."""
-        self._refresh(tick)
+        self._refresh(tx)
         posted: list[Posted] = []
         hooks: list[NewTask] = []
         heard = [run for run, (name, state) in ended.items() if state != RunState.CANCELLED or name in self._awaited]
-        for run in dags.load(tick.connection, heard) if heard else ():
+        for run in dags.load(tx.connection, heard) if heard else ():
             _, state = ended[run.id]
-            definition = tick.dags.definition(tick, run.workflow, run.version)
+            definition = self._dags.definition(tx, run.workflow, run.version)
             body = {"run_id": to_text(run.id), "workflow": run.workflow, "state": state, "params": run.params}
-            hooks.extend(_hooks(definition, run, state, body, tick.now))
+            hooks.extend(_hooks(definition, run, state, body, tx.now))
             posted.append(Posted(run.id, None, body, run.workflow, state, run.depth, run.root))
         if hooks:
-            adopt(tick, hooks)
+            adopt(tx, news, hooks)
         if posted:
-            self._fire(tick, posted)
+            self._fire(tx, news, posted)
 
-    def code_ended(self, tick: Tick, ended: Sequence[EndedRun]) -> None:
+    def code_ended(self, tx: Transaction, news: News, ended: Sequence[EndedRun]) -> None:
         """Start the workflows that waited for runs of code. These have no hooks: their code does what is to follow."""
-        self._refresh(tick)
+        self._refresh(tx)
         heard = [run for run in ended if run.workflow in self._awaited]
         if heard:
-            beginnings = histories.beginnings(tick.connection, [run.id for run in heard])
+            beginnings = histories.beginnings(tx.connection, [run.id for run in heard])
             bodies = ((run, _end_of_code(run, beginnings[run.id].payload)) for run in heard)
-            self._fire(tick, [Posted(run.id, None, body, run.workflow, run.state) for run, body in bodies])
+            self._fire(tx, news, [Posted(run.id, None, body, run.workflow, run.state) for run, body in bodies])
 
-    def events(self, tick: Tick, posted: Iterable[Posted]) -> None:
+    def events(self, tx: Transaction, news: News, posted: Iterable[Posted]) -> None:
         """Start the workflows that wait for these events, each once per event."""
-        self._refresh(tick)
-        self._fire(tick, posted)
+        self._refresh(tx)
+        self._fire(tx, news, posted)
 
-    def _fire(self, tick: Tick, posted: Iterable[Posted]) -> None:
+    def _fire(self, tx: Transaction, news: News, posted: Iterable[Posted]) -> None:
         started: list[NewRun] = []
         for event in posted:
             for waiting in self._waiting:
                 for place, trigger in enumerate(waiting.triggers):
                     if _matches(trigger, event, waiting.name):
-                        started.extend(self._start(tick, waiting, place, event))
-        started = self._within_limits(tick, started)
+                        started.extend(self._start(tx, waiting, place, event))
+        started = self._within_limits(tx, started)
         if started:
-            dags.start(tick.connection, started)
-            tick.runs_to_begin = True
+            dags.start(tx.connection, started)
+            news.wakeups.runs_to_begin = True
 
-    def _start(self, tick: Tick, waiting: Waiting, place: int, event: Posted) -> Iterable[NewRun]:
+    def _start(self, tx: Transaction, waiting: Waiting, place: int, event: Posted) -> Iterable[NewRun]:
         depth = event.depth + 1
         try:
             if depth > self._nesting.depth:
                 raise InvalidWorkflow(self._nesting.too_deep(waiting.name, depth))
             given = parse_template(waiting.triggers[place].params).render({"event": event.body})
-            definition = tick.dags.definition(tick, waiting.name, waiting.version)
-            params = resolve_params(definition, given, tick.now)
+            definition = self._dags.definition(tx, waiting.name, waiting.version)
+            params = resolve_params(definition, given, tx.now)
             run = derived_id(event.id, "on", waiting.name, place)
             yield dags.new_run(definition, waiting.version, run, params)._replace(depth=depth, root=event.root)
         except (InvalidWorkflow, *REFUSALS) as error:  # which is not the fault of whoever ended or posted
             log.warning("workflow %s cannot be started by event %s: %s", waiting.name, to_text(event.id), error)
 
-    def _within_limits(self, tick: Tick, started: list[NewRun]) -> list[NewRun]:
+    def _within_limits(self, tx: Transaction, started: list[NewRun]) -> list[NewRun]:
         """Return the runs that may be started; a chain of runs that has grown too large gets no more."""
         roots = Counter(run.root for run in started if run.root is not None)
-        full = families.grow(tick.connection, roots, self._nesting.descendants) if roots else set()
+        full = families.grow(tx.connection, roots, self._nesting.descendants) if roots else set()
         for run in started:
             if run.root in full:
                 log.warning("%s", self._nesting.too_many(run.workflow))
         return [run for run in started if run.root not in full]
 
-    def _refresh(self, tick: Tick) -> None:
-        stamp = workflows.stamp(tick.connection)
+    def _refresh(self, tx: Transaction) -> None:
+        stamp = workflows.stamp(tx.connection)
         if stamp != self._stamp:
-            self._waiting = [*_readable(workflows.list_triggered(tick.connection))]
+            self._waiting = [*_readable(workflows.list_triggered(tx.connection))]
             self._awaited = {trigger.workflow for waiting in self._waiting for trigger in waiting.triggers}
             self._stamp = stamp
 

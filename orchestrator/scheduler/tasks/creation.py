@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.task import NewTask, TaskError
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.tasks import enqueue, results, transitions, unique
 from orchestrator.store.tasks.transitions import Ending
 from orchestrator.telemetry import get_logger
@@ -17,30 +18,32 @@ log = get_logger("scheduler")
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 
-def adopt_children(tick: Tick, children: Sequence[NewTask]) -> None:
+def adopt_children(tx: Transaction, news: News, children: Sequence[NewTask]) -> None:
     """Create what running tasks enqueue. Whoever needs a key may have to wait for it, and does so in the inbox."""
     with_keys = [child for child in children if child.unique is not None]
     if with_keys:
-        unique.defer(tick.connection, with_keys)
-        tick.has_wishes = True
-    adopt(tick, [child for child in children if child.unique is None])
+        unique.defer(tx.connection, with_keys)
+        news.wakeups.has_requests = True
+    adopt(tx, news, [child for child in children if child.unique is None])
 
 
-def adopt(tick: Tick, children: Sequence[NewTask], attempts: Mapping[bytes, int] | None = None) -> None:
+def adopt(
+    tx: Transaction, news: News, children: Sequence[NewTask], attempts: Mapping[bytes, int] | None = None
+) -> None:
     """Create tasks, once; `attempts` of tasks that were taken back go on counting from there."""
     if children:
-        tick.delayed = tick.delayed or any(child.delay > 0 or child.expires is not None for child in children)
-        tick.has_wishes = tick.has_wishes or any(child.lane is not None for child in children)
-        enqueue.adopt_tasks(tick.connection, children, tick.now, attempts)
+        news.wakeups.delayed |= any(child.delay > 0 or child.expires is not None for child in children)
+        news.wakeups.has_requests |= any(child.lane is not None for child in children)
+        enqueue.adopt_tasks(tx.connection, children, tx.now, attempts)
 
 
-def cancel_tasks(tick: Tick, ids: list[bytes]) -> None:
+def cancel_tasks(tx: Transaction, news: News, ids: list[bytes]) -> None:
     """End tasks wherever they stand; running attempts are revoked after the commit."""
     endings = [Ending(task, None, "cancelled", error_json(_CANCELLED)) for task in dict.fromkeys(ids)]
-    moved = transitions.end(tick.connection, TaskState.CANCELLED, endings, tick.now)
+    moved = transitions.end(tx.connection, TaskState.CANCELLED, endings, tx.now)
     revoked = [task for task in moved if task.before in IN_FLIGHT_STATES]
-    tick.note(moved, errors={task.id: _CANCELLED for task in moved}, lingering={task.id for task in revoked})
-    tick.revoked.extend(revoked)
+    news.note(moved, errors={task.id: _CANCELLED for task in moved}, lingering={task.id for task in revoked})
+    news.outgoing.revoked.extend(revoked)
 
 
 def error_json(error: TaskError) -> str:
@@ -48,10 +51,10 @@ def error_json(error: TaskError) -> str:
     return error.to_json()
 
 
-def tell_failed(tick: Tick, errors: Mapping[bytes, TaskError]) -> None:
+def tell_failed(tx: Transaction, errors: Mapping[bytes, TaskError]) -> None:
     """Log that tasks failed without a worker who could tell of it: one line, however many there are."""
     for task, error in errors.items():
         others = f", and {len(errors) - 1:,} others likewise" if len(errors) > 1 else ""
-        whose = {"task_id": to_text(task), "task_name": results.name_of(tick.connection, task)}
+        whose = {"task_id": to_text(task), "task_name": results.name_of(tx.connection, task)}
         log.error("failed%s: %s: %s", others, error.kind, error.message, extra=whose)
         return

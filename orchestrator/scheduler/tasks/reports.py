@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.states import TaskState
@@ -27,10 +28,11 @@ from orchestrator.domain.tasks.task import (
     parse_options,
 )
 from orchestrator.scheduler.code.batches import apply_activations
-from orchestrator.scheduler.code.runs import stick
+from orchestrator.scheduler.code.runs import CodeRuns, stick
 from orchestrator.scheduler.isolation import isolate
+from orchestrator.scheduler.news import News
 from orchestrator.scheduler.tasks.creation import adopt_children, error_json, tell_failed
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, waiting
 from orchestrator.store.tasks.transitions import Again, Beginning, Ending, Moved, Success
@@ -44,80 +46,101 @@ Reported = tuple[str, str, Report]
 """Entry id, worker and report."""
 
 
-def apply_reports(tick: Tick, reports: Sequence[Reported], *, loss_limit: int, inline_result: int) -> None:
-    """Bring tasks to the states that their current attempts report."""
-    attempts: list[tuple[str, AttemptReport]] = []
-    children: list[NewTask] = []
-    notes: list[Noted] = []
-    for _, worker, report in reports:
-        if isinstance(report, Enqueued):
-            children.extend(report.tasks)
-        elif isinstance(report, Noted):
-            notes.append(report)
-        else:
-            attempts.append((worker, report))
-    started: list[Beginning] = []
-    succeeded: list[tuple[str, Succeeded]] = []
-    activated: list[tuple[str, Activated]] = []
-    unhappy: list[tuple[str, Failed | Lost]] = []
-    again: list[Again] = []
-    for worker, report in fold(attempts).values():
-        if isinstance(report, Succeeded):
-            succeeded.append((worker, report))
-        elif isinstance(report, Activated):
-            activated.append((worker, report))
-        elif isinstance(report, Started):
-            started.append(Beginning(report.id, report.attempt, report.age, worker))
-        elif isinstance(report, Returned):
-            again.append(Again(report.id, report.attempt, report.delay))
-            if report.unknown:
-                tick.denied.append((worker, report.unknown))
-        else:
-            unhappy.append((worker, report))
-    if children:
-        adopt_children(tick, children)
-    if notes:  # before their attempts end, and with them the right to leave anything
-        details.save(tick.connection, fold_notes(notes).values())
-    if succeeded:
-        _succeed(tick, succeeded, inline_result)
-    if started:
-        transitions.start(tick.connection, started, tick.now)
-    if activated:
-        apply_activations(tick, activated, inline_result)
-    endings = _decide(tick, unhappy, again, loss_limit) if unhappy else []
-    lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
-    if again:
-        tick.delayed = tick.delayed or any(row.delay > 0 for row in again)
-        repeated = transitions.again(tick.connection, again, tick.now)
-        tick.note(repeated, lingering=lingering)
-        _tell_lost(unhappy, repeated)
-    if endings:
-        errors = {ending.id: error for ending, error in endings}
-        moved = transitions.end(tick.connection, TaskState.FAILED, [ending for ending, _ in endings], tick.now)
-        tick.note(moved, errors=errors, by_worker=True, lingering=lingering)
-        lost = {report.id for _, report in unhappy if isinstance(report, Lost)}
-        tell_failed(tick, {task.id: errors[task.id] for task in moved if task.id in lost})
+@dataclass
+class Reports:
+    """Applies reports, all of a tick at once."""
+
+    code: CodeRuns
+    loss_limit: int
+    inline_result: int
+
+    def apply(self, tx: Transaction, news: News, reports: Sequence[Reported]) -> None:
+        """Apply reports. In a careful tick, one that cannot be is set aside, and a failure takes its place."""
+
+        def refuse(reported: Reported, error: Exception) -> None:
+            entry, worker, report = reported
+            if isinstance(report, Failed) and report.duration < 0:
+                return  # not even its failure can be stored; the report itself has been set aside
+            news.outgoing.set_aside.append(Refused(entry, encode(report), f"{worker}: {said(error)}"))
+            if isinstance(report, (Succeeded, Failed, Activated)):
+                self.apply(tx, news, [(entry, worker, _refused(report, error))])
+
+        isolate(tx, news, reports, lambda fresh, some: self._apply(tx, fresh, some), refuse)
+
+    def _apply(self, tx: Transaction, news: News, reports: Sequence[Reported]) -> None:
+        """Bring tasks to the states that their current attempts report."""
+        attempts: list[tuple[str, AttemptReport]] = []
+        children: list[NewTask] = []
+        notes: list[Noted] = []
+        for _, worker, report in reports:
+            if isinstance(report, Enqueued):
+                children.extend(report.tasks)
+            elif isinstance(report, Noted):
+                notes.append(report)
+            else:
+                attempts.append((worker, report))
+        started: list[Beginning] = []
+        succeeded: list[tuple[str, Succeeded]] = []
+        activated: list[tuple[str, Activated]] = []
+        unhappy: list[tuple[str, Failed | Lost]] = []
+        again: list[Again] = []
+        for worker, report in fold(attempts).values():
+            if isinstance(report, Succeeded):
+                succeeded.append((worker, report))
+            elif isinstance(report, Activated):
+                activated.append((worker, report))
+            elif isinstance(report, Started):
+                started.append(Beginning(report.id, report.attempt, report.age, worker))
+            elif isinstance(report, Returned):
+                again.append(Again(report.id, report.attempt, report.delay))
+                if report.unknown:
+                    news.capacity.denied.append((worker, report.unknown))
+            else:
+                unhappy.append((worker, report))
+        if children:
+            adopt_children(tx, news, children)
+        if notes:  # before their attempts end, and with them the right to leave anything
+            details.save(tx.connection, fold_notes(notes).values())
+        if succeeded:
+            _succeed(tx, news, succeeded, self.inline_result)
+        if started:
+            transitions.start(tx.connection, started, tx.now)
+        if activated:
+            apply_activations(tx, news, self.code, activated, self.inline_result)
+        endings = _decide(tx, news, unhappy, again, self.loss_limit) if unhappy else []
+        lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
+        if again:
+            news.wakeups.delayed |= any(row.delay > 0 for row in again)
+            repeated = transitions.again(tx.connection, again, tx.now)
+            news.note(repeated, lingering=lingering)
+            _tell_lost(unhappy, repeated)
+        if endings:
+            errors = {ending.id: error for ending, error in endings}
+            moved = transitions.end(tx.connection, TaskState.FAILED, [ending for ending, _ in endings], tx.now)
+            news.note(moved, errors=errors, by_worker=True, lingering=lingering)
+            lost = {report.id for _, report in unhappy if isinstance(report, Lost)}
+            tell_failed(tx, {task.id: errors[task.id] for task in moved if task.id in lost})
 
 
-def _succeed(tick: Tick, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
+def _succeed(tx: Transaction, news: News, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
     rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
     results = {row.id: row.result for row in rows}
-    moved = transitions.succeed(tick.connection, rows, tick.now)
-    tick.note(moved, results=results, by_worker=True, inline_result=inline_result)
+    moved = transitions.succeed(tx.connection, rows, tx.now)
+    news.note(moved, results=results, by_worker=True, inline_result=inline_result)
     with_children = {report.id: report.children for _, report in succeeded if report.children}
     if with_children:
-        adopt_children(tick, [child for task in moved for child in with_children.get(task.id, ())])
+        adopt_children(tx, news, [child for task in moved for child in with_children.get(task.id, ())])
 
 
 def _decide(
-    tick: Tick, unhappy: Sequence[tuple[str, Failed | Lost]], again: list[Again], loss_limit: int
+    tx: Transaction, news: News, unhappy: Sequence[tuple[str, Failed | Lost]], again: list[Again], loss_limit: int
 ) -> list[tuple[Ending, TaskError]]:
     """Sort failed and lost attempts into those tried again and those that end their task."""
     endings: list[tuple[Ending, TaskError]] = []
     stuck: list[tuple[bytes, int, Violation]] = []
-    policies = waiting.policies(tick.connection, [report.id for _, report in unhappy])
+    policies = waiting.policies(tx.connection, [report.id for _, report in unhappy])
     lost = [report.id for _, report in unhappy if isinstance(report, Lost)]
-    deaths = waiting.deaths(tick.connection, lost) if lost else {}
+    deaths = waiting.deaths(tx.connection, lost) if lost else {}
     for worker, report in unhappy:
         policy = policies.get(report.id)
         if policy is None:
@@ -163,7 +186,7 @@ def _decide(
             )
             endings.append((ending, error))
     if stuck:
-        stick(tick, stuck)
+        stick(tx, news, stuck)
     return endings
 
 
@@ -199,20 +222,6 @@ def _tell_lost(unhappy: Sequence[tuple[str, Failed | Lost]], repeated: Sequence[
         counts[worker, f"not heard from for {report.unheard:.1f} s" if report.unheard else said] += 1
     for (worker, why), count in counts.items():
         log.warning("worker %s is lost (%s); attempts that are run again: %d", worker, why, count)
-
-
-def apply_carefully(tick: Tick, reports: Sequence[Reported], apply: Callable[[Sequence[Reported]], None]) -> None:
-    """Apply reports although one of them cannot be: it is set aside, and a failure takes its place."""
-
-    def refuse(reported: Reported, error: Exception) -> None:
-        entry, worker, report = reported
-        if isinstance(report, Failed) and report.duration < 0:
-            return  # not even its failure can be stored; the report itself has been set aside
-        tick.set_aside.append(Refused(entry, encode(report), f"{worker}: {said(error)}"))
-        if isinstance(report, (Succeeded, Failed, Activated)):
-            apply_carefully(tick, [(entry, worker, _refused(report, error))], apply)
-
-    isolate(tick, reports, apply, refuse)
 
 
 def _refused(report: Succeeded | Failed | Activated, error: Exception) -> Failed:

@@ -13,8 +13,9 @@ from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, o
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.errors import Duplicate, InvalidWorkflow, NotFound, PayloadError
 from orchestrator.scheduler.code.runs import tell
+from orchestrator.scheduler.news import News
 from orchestrator.scheduler.tasks.creation import adopt
-from orchestrator.scheduler.tick import Tick
+from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
@@ -33,7 +34,7 @@ log = get_logger("scheduler")
 _REFUSED = (InvalidWorkflow, NotFound, PayloadError, Duplicate, *REFUSALS)
 
 
-def start_runs(tick: Tick, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
+def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
     """Start runs; return, by what was asked for, the run that there is now. The same again starts nothing."""
     steps: list[tuple[NewRun, StartSteps]] = []
     code: list[NewCodeRun] = []
@@ -43,50 +44,50 @@ def start_runs(tick: Tick, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
         try:
             start = of_task(task)
             if isinstance(start, StartSteps):
-                steps.append((_run_of_steps(tick, task.id, start, definitions), start))
+                steps.append((_run_of_steps(tx, task.id, start, definitions), start))
                 continue
             if isinstance(start, StartMany):
-                _start_many(tick, task.id, start)
+                _start_many(tx, news, task.id, start)
                 answers[task.id] = KeyHolder(task.id)
                 continue
-            answers[task.id] = KeyHolder(_holder(tick, task.id, start))
+            answers[task.id] = KeyHolder(_holder(tx, task.id, start))
             if answers[task.id].id == task.id:
                 code.append(_run_of_code(task.id, start))
         except _REFUSED as error:
             answers[task.id] = _refused(task.id, error)
     if steps:
-        answers |= _start_steps(tick, steps)
+        answers |= _start_steps(tx, news, steps)
     if code:
-        code_runs.start(tick.connection, code, tick.now)
-        tick.delayed = tick.delayed or any(run.timeout is not None for run in code)
+        code_runs.start(tx.connection, code, tx.now)
+        news.wakeups.delayed |= any(run.timeout is not None for run in code)
     return answers
 
 
-def _start_many(tick: Tick, run: bytes, start: StartMany) -> None:
-    if enqueue.insert_run(tick.connection, run, start.name, len(start.tasks)):
-        adopt(tick, start.tasks)
-        tick.runs_to_begin = True
+def _start_many(tx: Transaction, news: News, run: bytes, start: StartMany) -> None:
+    if enqueue.insert_run(tx.connection, run, start.name, len(start.tasks)):
+        adopt(tx, news, start.tasks)
+        news.wakeups.runs_to_begin = True
 
 
-def _run_of_steps(tick: Tick, run: bytes, start: StartSteps, definitions: dict[str, Stored]) -> NewRun:
-    stored = definitions.get(start.workflow) or workflows.latest(tick.connection, start.workflow)
+def _run_of_steps(tx: Transaction, run: bytes, start: StartSteps, definitions: dict[str, Stored]) -> NewRun:
+    stored = definitions.get(start.workflow) or workflows.latest(tx.connection, start.workflow)
     if stored is None:
         raise NotFound(f"There is no workflow {start.workflow!r}. Apply it with `orchestrator workflows apply FILE`.")
     definitions[start.workflow] = stored
-    params = resolve_params(stored.definition, msgspec.json.decode(start.params), tick.now)
+    params = resolve_params(stored.definition, msgspec.json.decode(start.params), tx.now)
     new = dags.new_run(stored.definition, stored.version, run, params)
     return new._replace(key=start.key, tags=(*new.tags, *start.tags))
 
 
-def _start_steps(tick: Tick, steps: Sequence[tuple[NewRun, StartSteps]]) -> dict[bytes, KeyHolder]:
-    started = set(dags.start(tick.connection, [run for run, _ in steps]))
-    tick.runs_to_begin = True
+def _start_steps(tx: Transaction, news: News, steps: Sequence[tuple[NewRun, StartSteps]]) -> dict[bytes, KeyHolder]:
+    started = set(dags.start(tx.connection, [run for run, _ in steps]))
+    news.wakeups.runs_to_begin = True
     answers: dict[bytes, KeyHolder] = {}
     for run, start in steps:
         answers[run.id] = KeyHolder(run.id)
         if run.id not in started and run.key is not None:
             try:
-                other = dags.find_same(tick.connection, run, msgspec.json.decode(start.params))
+                other = dags.find_same(tx.connection, run, msgspec.json.decode(start.params))
             except Duplicate as error:
                 answers[run.id] = _refused(run.id, error)
             else:
@@ -99,18 +100,18 @@ def _refused(run: bytes, error: Exception) -> KeyHolder:
     return KeyHolder(run, error=TaskError(type(error).__name__, str(error)))
 
 
-def _holder(tick: Tick, run: bytes, start: StartCode) -> bytes:
+def _holder(tx: Transaction, run: bytes, start: StartCode) -> bytes:
     """Return the run that has the chosen id of a run to be started: that one itself, unless another had it."""
     if start.key is None:
         return run
     anew = start.signal is not None or start.on_conflict == "anew"
-    held = run_keys.take(tick.connection, start.key, run, anew=anew)
+    held = run_keys.take(tx.connection, start.key, run, anew=anew)
     if held is None or held[0] == run:
         return run
     if start.signal is not None:
-        if expectations.find_answer(tick.connection, run) is None:  # else this is asked again, and it has the signal
-            tell(tick, {held[0]: [start.signal]})
-            expectations.answer(tick.connection, [Answered(run, held[0])], tick.now)
+        if expectations.find_answer(tx.connection, run) is None:  # else this is asked again, and it has the signal
+            tell(tx, {held[0]: [start.signal]})
+            expectations.answer(tx.connection, [Answered(run, held[0])], tx.now)
     elif start.on_conflict != "return":
         raise Duplicate(
             f"Workflow {start.started.workflow!r} has run {to_text(held[0])} ({held[1]}) under this id. "

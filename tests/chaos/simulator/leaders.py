@@ -143,7 +143,7 @@ class SchedulerProcess:
             self.scheduler.tick()
             if self.leadership.trouble is None:
                 self.candidacy.worked()
-            world.trace(f"{self.name} ticks to {self.scheduler._cursor.position}")
+            world.trace(f"{self.name} ticks to {self.scheduler.term.generations.cursor.position}")
         except (TermOver, Deposed) as error:
             world.trace(f"{self.name} steps down: {type(error).__name__}")
             if self.leadership.trouble is not None:
@@ -164,11 +164,12 @@ class SchedulerProcess:
         """Say whether a read that blocks would have returned by now."""
         scheduler, now = self.scheduler, self._monotonic()
         waited = self.world.now - self._ticked_at
-        if not scheduler._hears:
-            return waited >= min(scheduler._patience, 0.1)
-        if now >= scheduler._watch.due_at or waited >= scheduler._patience:
+        if not scheduler.term.link.can_read:
+            return waited >= min(scheduler.term.patience, 0.1)
+        if now >= scheduler.term.watch.due_at or waited >= scheduler.term.patience:
             return True
-        return self.streams.has_news(scheduler._cursor.generation, scheduler._cursor.position)
+        cursor = scheduler.term.generations.cursor
+        return self.streams.has_news(cursor.generation, cursor.position)
 
     # -- being struck
 

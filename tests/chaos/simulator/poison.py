@@ -77,8 +77,8 @@ class Poisons:
                 (dags.Dags, "_open", "evaluate", lambda given: [given[1].id]),
                 (dags.Dags, "_instantiate", "create", lambda given: [given[2].id]),
                 (runs, "count", "count", lambda given: given[1]),
-                (Triggers, "runs_ended", "hooks", lambda given: given[2]),
-                (requests, "retry_run", "request", lambda given: [given[1].target]),
+                (Triggers, "runs_ended", "hooks", lambda given: given[3]),
+                (requests, "retry_run", "request", lambda given: [given[3].target]),
                 (cancels, "mark", "request", lambda given: given[1]),
                 (cancels, "end", "stop", lambda given: given[1]),
             ):

@@ -1,0 +1,79 @@
+"""The leader's look at Redis and the fleet, about once a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.scheduler.code.paging import Paging
+from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
+from orchestrator.scheduler.fleet.generations import Generations
+from orchestrator.scheduler.fleet.reconcile import Reconciler, Suspicion
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.fleet.watch import Watch
+from orchestrator.scheduler.leadership import Leadership
+from orchestrator.scheduler.link import Link
+from orchestrator.store.tasks import waiting
+from orchestrator.transport.leader import LeaderStreams
+
+_SWEEP_EVERY = 10.0
+"""Seconds between two looks for messages that belong to nothing."""
+_COUNT_PAUSE = 20.0
+"""Between two looks at what is in flight, so many times as long as one takes: where a transaction of others keeps dead
+rows in the index, it takes long, and must not take all the time."""
+
+
+@dataclass
+class Lookout:
+    """Finds out what Redis has lost, who lives, and which tasks seem to be nowhere."""
+
+    streams: LeaderStreams
+    leadership: Leadership
+    generations: Generations
+    link: Link
+    fleet: Fleet
+    watch: Watch
+    dispatcher: Dispatcher
+    paging: Paging
+    reconciler: Reconciler
+    monotonic: Callable[[], float]
+    _sweep_at: float = 0.0
+    _count_at: float = 0.0
+
+    def look(self) -> Suspicion:
+        """Look at Redis and the fleet, and note which in-flight tasks seem to be nowhere."""
+        suspicion = Suspicion()
+
+        def look() -> None:
+            nonlocal suspicion
+            if self.generations.keep(self.monotonic()):
+                self.fleet.grace()
+                if self.generations.is_rewound:
+                    self.watch.doubt_all()
+            self.watch.look()
+            if self.monotonic() >= self._count_at:
+                suspicion = self._suspects()
+            self.link.worked()
+
+        self.link.talk(look)
+        return suspicion
+
+    def _suspects(self) -> Suspicion:
+        began, sweep = self.monotonic(), self._sweep()
+        if not self.dispatcher.in_flight and not sweep:
+            return Suspicion()
+        with self.leadership.reading() as connection:
+            in_flight = waiting.in_flight(connection)
+        self._count_at = began + _COUNT_PAUSE * (self.monotonic() - began)
+        self.dispatcher.recount(in_flight)
+        away = [task for task in in_flight if not self.paging.holds(task.id, task.attempt)]
+        return self.reconciler.suspects(self.streams, self.generations.cursor.generation, away, sweep)
+
+    def _sweep(self) -> list[str]:
+        """Now and then, forget workers that are gone; return the queues in which they may have left messages: all."""
+        if self.monotonic() < self._sweep_at:
+            return []
+        self._sweep_at = self.monotonic() + _SWEEP_EVERY
+        queues = list(self.fleet.queues)
+        self.streams.forget_gone(self.generations.cursor.generation, queues)
+        return queues

@@ -1,0 +1,239 @@
+"""What a transaction has brought about: a value that is filled while it is open, and told to everybody once it stands.
+
+Nothing outside Postgres may be told before the commit. Whatever may fail on its own fills a fresh one, which is merged
+if it succeeds (`isolation.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple, Self
+
+import msgspec
+
+from orchestrator.domain.code.activation import Activation, Query
+from orchestrator.domain.code.commands import ContinueRun
+from orchestrator.domain.code.history import Outcome
+from orchestrator.domain.runs.happened import OwnEnd
+from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
+from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
+from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
+from orchestrator.scheduler.fleet.knowers import Crowd
+from orchestrator.store.code.turns import Unshown
+from orchestrator.store.tasks.transitions import Claimed, Moved
+from orchestrator.transport.codec import Attempt, Ended
+from orchestrator.transport.quarantine import Refused
+
+
+class Paged(NamedTuple):
+    """A claimed activation whose events are too many for one message."""
+
+    task: Claimed
+    activation: Activation
+    """Without the events."""
+    unshown: Unshown
+
+
+class _Mergeable:
+    """Fields that grow."""
+
+    def merge(self, other: Self) -> None:
+        """Add what another one has."""
+        for name in (one.name for one in fields(self)):  # type: ignore[arg-type]  # all below are dataclasses
+            mine, more = getattr(self, name), getattr(other, name)
+            if isinstance(mine, _Mergeable):
+                mine.merge(more)
+            elif isinstance(mine, list):
+                mine.extend(more)
+            elif isinstance(mine, dict):
+                mine.update(more)  # which adds the numbers of counters
+            else:
+                setattr(self, name, more or mine)
+
+
+@dataclass
+class TaskNews(_Mergeable):
+    """Tasks that moved, as far as something is still to follow in the same transaction."""
+
+    moved: list[Moved] = field(default_factory=list)
+    """Tasks whose state changed and whose runs have not been counted yet."""
+    outcomes: dict[bytes, tuple[bytes | None, TaskError | None]] = field(default_factory=dict)
+    """Results and errors of tasks that ended in a run, for its code to be told if it has any."""
+    follow_ups: list[NewTask] = field(default_factory=list)
+    """Tasks that were asked for when others end."""
+    keys: list[tuple[str, bytes]] = field(default_factory=list)
+    """Unique keys of tasks that ended, and those tasks."""
+
+
+@dataclass
+class RunNews(_Mergeable):
+    """Runs to be told or ended in the same transaction."""
+
+    children: list[tuple[bytes, str, str]] = field(default_factory=list)
+    """Child runs that ended: parent, its step, and the state."""
+    told: list[tuple[bytes, str, Outcome]] = field(default_factory=list)
+    """Child runs of workflows as code that ended: parent, state, and what the parent learns."""
+    own_ends: list[OwnEnd] = field(default_factory=list)
+    """Own tasks that ended, and whose runs have not been ended yet."""
+    continuing: dict[bytes, ContinueRun] = field(default_factory=dict)
+    """Of those runs, the ones that end to go on in another."""
+
+    def __bool__(self) -> bool:
+        return bool(self.children or self.told or self.own_ends)
+
+
+@dataclass
+class Capacity(_Mergeable):
+    """What came free, and who turned out not to be of use."""
+
+    landed: Counter[str] = field(default_factory=Counter)
+    """By queue, how many tasks are no longer in flight."""
+    finished: Counter[str] = field(default_factory=Counter)
+    """By queue, how many tasks a worker finished."""
+    left_lanes: list[str] = field(default_factory=list)
+    """Lanes, once for each of their tasks that is no longer in flight."""
+    lingering: list[tuple[bytes, int, str]] = field(default_factory=list)
+    """Attempts, with their lanes, that have ended and whose code may still run."""
+    turns_over: list[tuple[bytes, int]] = field(default_factory=list)
+    """Activations that are no longer in flight: run and attempt."""
+    denied: list[tuple[str, str]] = field(default_factory=list)
+    """Workers that handed a task back because they do not know it, and its name."""
+    crowds: dict[Crowd, bool] = field(default_factory=dict)
+    """Of tasks that only some workers know, whether some are kept back now."""
+
+
+@dataclass
+class WakeUps(_Mergeable):
+    """Why the leader has to look again, in this tick or the next."""
+
+    delayed: bool = False
+    """A task was given a time at which it is due."""
+    has_requests: bool = False
+    """The leader has put something into its own inbox, or made something ready that it finds like that."""
+    contested: bool = False
+    """Something in the inbox must wait for a transaction that has not ended."""
+    queues_changed: bool = False
+    """Somebody has paused, resumed or limited a queue."""
+    runs_to_begin: bool = False
+    """Runs have come up since the agenda was read: children, those that an event started, those that are unparked."""
+    has_advanced: bool = False
+    """Runs were counted or planned, and may wait for the leader in some other way now."""
+
+
+@dataclass
+class CodeNews(_Mergeable):
+    """What the leader remembers of runs of code once this stands."""
+
+    asked: list[tuple[bytes, Query]] = field(default_factory=list)
+    """Runs, and what is asked of their code."""
+    heard: list[bytes] = field(default_factory=list)
+    """Runs whose code is being shown what was asked, or will not be."""
+    freed: tuple[frozenset[str], bytes] | None = None
+    """For which workers stuck runs were freed, and up to which run; empty if all were."""
+
+
+@dataclass
+class Outgoing(_Mergeable):
+    """What others are told after the commit."""
+
+    claimed: list[Claimed] = field(default_factory=list)
+    """Tasks to push."""
+    paged: list[Paged] = field(default_factory=list)
+    """Activations to send page by page."""
+    ended: list[Ended] = field(default_factory=list)
+    """Tasks and runs that ended, for waiting clients."""
+    revoked: list[Moved] = field(default_factory=list)
+    """Attempts that a worker may still be running and that no longer count."""
+    withdrawn: dict[str, list[str]] = field(default_factory=dict)
+    """By queue, messages that nobody is to receive any more."""
+    key_holders: dict[bytes, KeyHolder] = field(default_factory=dict)
+    """By the id of a task that a running task wants, which one has its key; for that running task."""
+    set_aside: list[Refused] = field(default_factory=list)
+    """Events that could not be applied."""
+
+
+@dataclass
+class News(_Mergeable):
+    """All that one transaction, or a part of it, has brought about."""
+
+    tasks: TaskNews = field(default_factory=TaskNews)
+    runs: RunNews = field(default_factory=RunNews)
+    capacity: Capacity = field(default_factory=Capacity)
+    wakeups: WakeUps = field(default_factory=WakeUps)
+    code: CodeNews = field(default_factory=CodeNews)
+    outgoing: Outgoing = field(default_factory=Outgoing)
+    failed_parts: list[str] = field(default_factory=list)
+    """What a careful tick could not do, and nobody in particular is at fault."""
+
+    def note(
+        self,
+        moved: Iterable[Moved],
+        *,
+        results: Mapping[bytes, bytes] | None = None,
+        errors: Mapping[bytes, TaskError] | None = None,
+        by_worker: bool = False,
+        inline_result: int = 0,
+        lingering: Container[bytes] = (),
+    ) -> None:
+        """Take note of tasks that a statement moved; small results of those that ended go to waiting clients.
+
+        `lingering` are tasks whose code may still run although their attempts have ended.
+        """
+        tasks, capacity, ended = self.tasks, self.capacity, self.outgoing.ended
+        for task in moved:
+            if task.before in IN_FLIGHT_STATES:
+                capacity.landed[task.queue] += 1
+                if by_worker:
+                    capacity.finished[task.queue] += 1
+                if task.is_own:
+                    capacity.turns_over.append((task.id, task.attempt))
+                if task.lane is not None:
+                    if task.id in lingering:
+                        capacity.lingering.append((task.id, task.attempt, task.lane))
+                    else:
+                        capacity.left_lanes.append(task.lane)
+            if task.run_id is not None and not task.is_own:
+                tasks.moved.append(task)
+            if task.state == "pending":
+                if task.lane is not None:
+                    self.wakeups.has_requests = True
+                continue
+            if task.unique_key is not None:
+                tasks.keys.append((task.unique_key, task.id))
+            result = results.get(task.id) if results else None
+            error = errors.get(task.id) if errors else None
+            inline = result if result is not None and len(result) <= inline_result else None
+            if task.is_own:  # who waits for it waits for the run
+                self.runs.own_ends.append(OwnEnd(task.id, task.state, result, error, inline))
+                continue
+            if task.run_id is not None and task.step is None:
+                tasks.outcomes[task.id] = result, error
+            if task.callbacks is not None:
+                tasks.follow_ups.extend(_follow_ups(task, result, error))
+            ended.append(Ended(task.id, task.state, inline, error))
+
+    def over(self) -> Iterator[bytes]:
+        """Yield tasks that ended, and runs of code whose turns did."""
+        yield from (ended.id for ended in self.outgoing.ended)
+        yield from (run for run, _ in self.capacity.turns_over)
+
+    def sent(self) -> Iterator[Claimed]:
+        """Yield the tasks that it has claimed, however they are sent."""
+        yield from self.outgoing.claimed
+        yield from (paged.task for paged in self.outgoing.paged)
+
+    def last_claimed(self) -> Attempt | None:
+        """Return one of the attempts that it has claimed, if any."""
+        task = next(self.sent(), None)
+        return None if task is None else Attempt(task.id, task.attempt)
+
+
+def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> Iterable[NewTask]:
+    callbacks = msgspec.convert(task.callbacks, Callbacks)
+    if task.state == TaskState.SUCCESS:
+        return after_success(task.id, task.attempt, callbacks, result)
+    if task.state == TaskState.FAILED:
+        return after_end(task.id, task.attempt, callbacks, error)
+    return ()

@@ -1,0 +1,261 @@
+"""The scheduler's heart: one term at the head, one tick after another, one transaction each.
+
+tick:  look at the fleet              once a second, and when it says that it has changed
+       read a batch of events         blocks until there is one, or something is due
+       one transaction, guarded by my term:
+           apply reports and inbox
+           advance the runs they touch
+           fire what is due
+           claim what is ready
+           record the events cursor
+       publish: what is applied, for workers; what has ended, for waiters; the claimed tasks
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.scheduler.agenda import Errands
+from orchestrator.scheduler.budget import Pace
+from orchestrator.scheduler.code.runs import CodeRuns
+from orchestrator.scheduler.dag.plans import Dags
+from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
+from orchestrator.scheduler.fleet.generations import Generations
+from orchestrator.scheduler.fleet.knowers import Crowd
+from orchestrator.scheduler.fleet.lookout import Lookout
+from orchestrator.scheduler.fleet.reconcile import Reconciler, Suspicion
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.fleet.watch import Watch
+from orchestrator.scheduler.isolation import is_about_all
+from orchestrator.scheduler.leadership import Leadership
+from orchestrator.scheduler.limits import LaneService
+from orchestrator.scheduler.link import Decoded, Link, decode
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.requests import Requests, settle_ends
+from orchestrator.scheduler.runs.advance import Runs
+from orchestrator.scheduler.runs.backlog import Backlog
+from orchestrator.scheduler.runs.cancels import Cancels
+from orchestrator.scheduler.runs.triggers import Triggers
+from orchestrator.scheduler.tasks.reports import Reports
+from orchestrator.scheduler.transaction import Transaction
+from orchestrator.settings import Settings
+from orchestrator.store import database
+from orchestrator.store.leases import Cursor
+from orchestrator.store.tasks import waiting
+from orchestrator.store.tasks.waiting import Agenda
+from orchestrator.telemetry import Outage, first_line, get_logger
+from orchestrator.transport.codec import Ended
+from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams
+
+log = get_logger("scheduler")
+
+_FAILED_PAUSE = 0.5
+"""Seconds in which a part of a tick that failed is not tried again, unless something happens."""
+
+
+class Term:
+    """Starts from what Postgres and Redis say; nothing is carried over from another term but the pace."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        streams: LeaderStreams,
+        leadership: Leadership,
+        pace: Pace,
+        redis: Outage,
+        *,
+        stopping: threading.Event,
+        on_ended: Callable[[int], None],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._streams = streams
+        self._leadership = leadership
+        self._pace = pace
+        self._stopping = stopping
+        self._on_ended = on_ended
+        self._monotonic = monotonic
+        self._is_careful = False
+        self.patience = 0.0
+        """Seconds for which nothing is due, unless something comes in; counted from `_patient_since`."""
+        self._patient_since = 0.0
+        self._began: float | None = None
+        """When the transaction began that is open, or that failed last."""
+
+        nesting = Nesting(settings.max_depth, settings.max_descendants)
+        self.fleet = fleet = Fleet(settings.worker_ttl)
+        self.lanes = lanes = LaneService()
+        self.dispatcher = dispatcher = Dispatcher(fleet, lanes, settings.batch, monotonic)
+        self.watch = watch = Watch(fleet, streams, settings, monotonic)
+        backlog = Backlog()
+        self.dags = dags = Dags(backlog, settings.max_payload, settings.batch, nesting)
+        self.code = code = CodeRuns(fleet, backlog, nesting)
+        triggers = Triggers(dags, nesting)
+        self.runs = runs = Runs(dags, triggers, code, backlog)
+        self.cancels = Cancels(runs, dags, backlog)
+        requests = Requests(runs, self.cancels, triggers, code, backlog, lanes)
+        self.errands = Errands(settings, fleet, code, backlog, runs, self.cancels, requests)
+        self._reports = Reports(code, settings.loss_limit, settings.inline_result)
+        self._reconciler = Reconciler(fleet)
+        self.generations = Generations(streams, leadership, settings.batch, self._apply_leftover)
+        self.link = Link(
+            streams=streams,
+            leadership=leadership,
+            generations=self.generations,
+            outage=redis,
+            fleet=fleet,
+            watch=watch,
+            dispatcher=dispatcher,
+            paging=code.paging,
+            batch=settings.batch,
+            monotonic=monotonic,
+        )
+        self._lookout = Lookout(
+            streams=streams,
+            leadership=leadership,
+            generations=self.generations,
+            link=self.link,
+            fleet=fleet,
+            watch=watch,
+            dispatcher=dispatcher,
+            paging=code.paging,
+            reconciler=self._reconciler,
+            monotonic=monotonic,
+        )
+        self._remembering = (dispatcher, dags, code, backlog, self.errands, watch, self.link)
+
+    def begin(self) -> None:
+        """Read what is in flight, and have pushes of this term accepted."""
+        with self._leadership.reading() as connection:
+            self.dispatcher.recount(waiting.in_flight(connection))
+            self.fleet.knowers.crowds = {Crowd.parse(*found) for found in waiting.crowded(connection)}
+        log.info("leading, term %d", self._leadership.term)
+        self.link.talk(self._claim_term)
+
+    def _claim_term(self) -> None:
+        """Have pushes of this term accepted. Terms come from Postgres; a later one in Redis may be none of its own."""
+        term, database = self._leadership.term, self._leadership.identity()
+        try:
+            is_new = self._streams.claim_term(term, database)
+        except Deposed:
+            with self._leadership.writing(self._monotonic()):  # which says so if there is a later term
+                log.error(
+                    "Redis holds a later term than %d, which Postgres never issued: the database is new or restored, "
+                    "or another system uses this Redis. Give each system a Redis database of its own.",
+                    term,
+                )
+            self._streams.claim_term(term, database, overrule=True)
+            is_new = False
+        if not is_new:
+            self.generations.postgres_has_lost_commits()
+
+    @property
+    def took(self) -> float:
+        """Seconds since the transaction began that is open, or that has just failed."""
+        return 0.0 if self._began is None else self._monotonic() - self._began
+
+    # -- the tick
+
+    def tick(self) -> None:
+        """Apply what came in, decide what follows, and hand out what is ready."""
+        suspicion = self._look()
+        inbound = self._read(suspicion)
+        try:
+            news = self._commit(inbound, suspicion)
+        except Exception as error:
+            if self._is_careful or is_about_all(error):
+                raise
+            log.error("a tick failed, and the next one looks for what is at fault: %s", first_line(error))
+            self._is_careful = True
+            return
+        self.link.publish(news, moved_on=bool(inbound.entries))
+
+    def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> News:
+        """Do everything that a tick does to Postgres."""
+        decoded, thorough = decode(inbound), inbound.nudged or suspicion is not None
+        with self._transaction(self._behind(inbound), look=thorough) as (tx, news, agenda):
+            self._apply(tx, news, decoded)
+            if suspicion is not None and inbound.complete:
+                lost, news.outgoing.withdrawn = self._reconciler.judge(suspicion)
+                self._reports.apply(tx, news, lost)
+            self.runs.advance(tx, news)
+            self.patience = self.errands.run(tx, news, agenda)
+            settle_ends(tx, news)
+            if suspicion is not None:
+                self.lanes.look(tx, self.fleet)
+            if self.link.can_write:
+                self.dispatcher.claim(tx, news, self._settings.unknown_task_timeout)
+                self.code.equip(tx, news)
+                self.patience = min(self.patience, self.dispatcher.patience(tx.now))
+            self.watch.record(tx)
+        return news
+
+    def _look(self) -> Suspicion | None:
+        return self._lookout.look() if self._monotonic() >= self.watch.due_at else None
+
+    def _read(self, suspicion: Suspicion | None) -> Inbound:
+        """Read a batch of events, waiting for the first; after a look, all there are."""
+        if not self.link.can_read:
+            self._stopping.wait(min(self.patience, 0.1))
+            return Inbound()
+        until = min(self._patient_since + self.patience, self.watch.due_at)
+        return self.link.read(until if suspicion is None else None)
+
+    def _behind(self, inbound: Inbound) -> Cursor:
+        """Return the cursor behind these events."""
+        cursor = self.generations.cursor
+        return cursor._replace(position=inbound.entries[-1][0]) if inbound.entries else cursor
+
+    def _apply(self, tx: Transaction, news: News, decoded: Decoded) -> None:
+        news.outgoing.set_aside += decoded.refused
+        self._reports.apply(tx, news, decoded.reports)
+
+    def _apply_leftover(self, inbound: Inbound, cursor: Cursor) -> Sequence[Ended]:
+        """Apply what still stands in the stream of a generation that ends, up to a cursor; return what ended."""
+        self._is_careful = True  # nothing that stands there may keep the next generation from beginning
+        decoded = decode(inbound)
+        with self._transaction(cursor) as (tx, news, _):
+            self._apply(tx, news, decoded)
+            self.runs.advance(tx, news)
+            settle_ends(tx, news)
+        self.link.set_aside(news.outgoing.set_aside)
+        return news.outgoing.ended
+
+    # -- the transaction
+
+    @contextmanager
+    def _transaction(self, cursor: Cursor, *, look: bool = False) -> Iterator[tuple[Transaction, News, Agenda | None]]:
+        """Open a transaction; whoever remembers something hears whether it stands."""
+        budget, news = self._pace.budget(), News()
+        try:
+            with self._leadership.writing(self._monotonic(), look=look) as writing:
+                self._began = self._patient_since = self._monotonic()
+                tx = Transaction(writing.connection, writing.now, budget, self._is_careful, self._rolled_back)
+                yield tx, news, writing.agenda
+                writing.cursor = cursor if cursor is not self.generations.cursor else None
+        except Exception as error:
+            self._pace.interrupted(budget, by_postgres=database.is_timeout(error))
+            self._rolled_back()
+            self.patience = 0.0
+            raise
+        self._began = None
+        self._pace.worked(budget)
+        self.generations.cursor = cursor
+        self._committed(news)
+
+    def _committed(self, news: News) -> None:
+        for part in self._remembering:
+            part.committed(news)
+        self._on_ended(len(news.outgoing.ended))
+        self._is_careful = bool(news.failed_parts)
+        if self.link.has_pages:
+            self.patience = 0.0
+        elif news.failed_parts:  # it is tried again, but all the others come first
+            self.patience = max(self.patience, _FAILED_PAUSE)
+
+    def _rolled_back(self) -> None:
+        for part in self._remembering:
+            part.rolled_back()

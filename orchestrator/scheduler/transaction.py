@@ -1,0 +1,28 @@
+"""One transaction of the leader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from orchestrator.scheduler.budget import Budget
+
+
+def _nobody() -> None:
+    """Nobody remembers anything."""
+
+
+@dataclass
+class Transaction:
+    """Where statements go, what time it is, and how much may be done."""
+
+    connection: Connection
+    now: datetime
+    budget: Budget = field(default_factory=Budget)
+    is_careful: bool = False
+    """The one before it failed: what belongs to runs is tried, so that the one at fault is found."""
+    rolled_back: Callable[[], None] = _nobody
+    """Tell everyone who remembers something that a part of it was undone."""

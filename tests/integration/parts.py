@@ -1,0 +1,60 @@
+"""The parts of a leader and one transaction, without a leader."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.tasks.reports import Report
+from orchestrator.scheduler.code.runs import CodeRuns
+from orchestrator.scheduler.dag.plans import Dags
+from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.limits import LaneService
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.requests import Requests
+from orchestrator.scheduler.runs.advance import Runs
+from orchestrator.scheduler.runs.backlog import Backlog
+from orchestrator.scheduler.runs.cancels import Cancels
+from orchestrator.scheduler.runs.retries import retry_tasks
+from orchestrator.scheduler.runs.triggers import Triggers
+from orchestrator.scheduler.tasks.creation import cancel_tasks
+from orchestrator.scheduler.tasks.reports import Reports
+from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store.tasks.revival import Revived
+
+
+class Parts:
+    """What a tick is made of."""
+
+    def __init__(self, connection: Connection, now: datetime) -> None:
+        self.tx, self.news = Transaction(connection, now), News()
+        backlog, lanes = Backlog(), LaneService()
+        dags = Dags(backlog, 1_000_000, 1_000)
+        code, triggers = CodeRuns(Fleet(5.0), backlog), Triggers(dags)
+        self.runs = Runs(dags, triggers, code, backlog)
+        self.cancels = Cancels(self.runs, dags, backlog)
+        self._requests = Requests(self.runs, self.cancels, triggers, code, backlog, lanes)
+        self._reports = Reports(code, 2, 100)
+
+    def report(self, *reports: Report) -> None:
+        self._reports.apply(self.tx, self.news, [("1-0", "w", report) for report in reports])
+
+    def begin(self) -> None:
+        self.runs.begin(self.tx, self.news, 10)
+
+    def advance(self) -> None:
+        self.runs.advance(self.tx, self.news)
+
+    def apply_inbox(self, limit: int) -> None:
+        self._requests.apply(self.tx, self.news, limit)
+
+    def cancel(self, tasks: list[bytes]) -> None:
+        cancel_tasks(self.tx, self.news, tasks)
+
+    def cancel_runs(self, limit: int) -> None:
+        self.advance()
+        self.cancels.go_on(self.tx, self.news, limit)
+
+    def retry(self, tasks: list[bytes]) -> Revived:
+        return retry_tasks(self.tx, self.news, self.runs, tasks)
