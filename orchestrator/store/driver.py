@@ -5,30 +5,58 @@ Errors come out as SQLAlchemy would raise them, and a connection that broke does
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from psycopg2 import BINARY
+from psycopg2.extensions import new_type
 from sqlalchemy import Connection, Dialect, Engine, exc
 
 from orchestrator.store.database import as_outage
 from orchestrator.store.deadlines import deadlines_of, limited
 from orchestrator.store.namespaces import in_namespace, namespace_of
 
-Rows = list[tuple[Any, ...]]
-
 _BLOCK = 65_536
 """Characters that are sent at once."""
 
 
-def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Rows:
-    """Run SQL on a connection; return its rows. It must name no table: nothing is said of namespaces here."""
+class Answer(NamedTuple):
+    """What comes back of a statement."""
+
+    rows: Sequence[Any] = ()
+    columns: Sequence[Any] = ()
+    """What the driver says of each, its name first."""
+    changed: int = -1
+    """How many rows it has changed."""
+
+
+def _id(value: Any, _: object) -> bytes | None:
+    return None if value is None else bytes.fromhex(value.replace("-", ""))
+
+
+def _bytes(value: Any, cursor: Any) -> bytes | None:
+    if value is None:
+        return None
+    is_hex = value.startswith("\\x")  # and not as `bytea_output = 'escape'` has it
+    return bytes.fromhex(value[2:]) if is_hex else bytes(BINARY(value, cursor))
+
+
+_TYPES = {2950: new_type((2950,), "UUID", _id), 17: new_type((17,), "BYTES", _bytes)}
+"""How the driver is to read ids and byte strings, by the number that Postgres has for the type."""
+
+
+def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Answer:
+    """Run SQL on a connection. It must name no table: nothing is said of namespaces here."""
     if not connection.in_transaction():
         connection.begin()  # as SQLAlchemy would have done by itself
     lent = connection.connection
-    cursor = lent.cursor()
+    cursor: Any = lent.cursor()
+    cursor.string_types = _TYPES
     try:
         with limited(connection, sql):
             cursor.execute(sql, parameters)
-        return list(cursor.fetchall()) if cursor.description else []
+        columns = cursor.description
+        return Answer(cursor.fetchall() if columns else (), columns, cursor.rowcount)
     except connection.dialect.loaded_dbapi.Error as error:
         known = _known(error, connection.dialect, lent.dbapi_connection, sql, None)
         if known.connection_invalidated:

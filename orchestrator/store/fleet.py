@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-_MIRROR = """
-INSERT INTO orchestrator.workers AS w (id, host, pid, queues, names, slots, running, state, started_at, seen_at,
-                                       still_since, holds)
+from orchestrator.store.sql import Statement
+
+_MIRROR = Statement[None]("""
+INSERT /* fleet.mirror */ INTO orchestrator.workers AS w
+       (id, host, pid, queues, names, slots, running, state, started_at, seen_at, still_since, holds)
 SELECT b.id, b.host, b.pid, ARRAY(SELECT jsonb_array_elements_text(b.queues)),
        ARRAY(SELECT jsonb_array_elements_text(b.names)), b.slots, b.running, b.state,
        to_timestamp(b.started_at), %(now)s::timestamptz, %(now)s::timestamptz - b.still * interval '1 second',
@@ -22,7 +24,7 @@ SELECT b.id, b.host, b.pid, ARRAY(SELECT jsonb_array_elements_text(b.queues)),
     ON CONFLICT (id) DO UPDATE
    SET queues = excluded.queues, names = excluded.names, slots = excluded.slots, running = excluded.running,
        state = excluded.state, seen_at = excluded.seen_at, still_since = excluded.still_since, holds = excluded.holds
-"""
+""")
 
 
 class WorkerRow(NamedTuple):
@@ -46,25 +48,25 @@ class WorkerRow(NamedTuple):
 def mirror(connection: Connection, workers: Sequence[WorkerRow], now: datetime) -> None:
     """Write down what the heartbeats say."""
     beats = json.dumps([worker._asdict() for worker in workers])
-    connection.exec_driver_sql(_MIRROR, {"beats": beats, "now": now})
+    _MIRROR(connection, beats=beats, now=now)
 
 
-_GONE = """
-UPDATE orchestrator.workers
+_GONE = Statement[None]("""
+UPDATE /* fleet.gone */ orchestrator.workers
    SET state = CASE WHEN state = 'draining' OR id = ANY(%(stopped)s::text[]) THEN 'stopped' ELSE 'dead' END,
        running = 0, still_since = NULL, holds = '{}'
  WHERE (state NOT IN ('dead', 'stopped') AND NOT (id = ANY(%(live)s::text[])))
     OR (state = 'dead' AND id = ANY(%(stopped)s::text[]))
-"""
-_FORGET = """
-DELETE FROM orchestrator.workers
+""")
+_FORGET = Statement[None]("""
+DELETE /* fleet.forget */ FROM orchestrator.workers
  WHERE (state = 'dead' AND seen_at < %(now)s::timestamptz - interval '1 hour')
     OR (state = 'stopped' AND seen_at < %(now)s::timestamptz - interval '1 minute')
-"""
+""")
 
 
 def mark_gone(connection: Connection, live: Sequence[str], stopped: Sequence[str], now: datetime) -> None:
     """Mark every other worker as dead, or as stopped where it was draining or has said so; forget them after an hour,
     or a minute."""
-    connection.exec_driver_sql(_GONE, {"live": list(live), "stopped": list(stopped)})
-    connection.exec_driver_sql(_FORGET, {"now": now})
+    _GONE(connection, live=live, stopped=stopped)
+    _FORGET(connection, now=now)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
-from orchestrator.store import arrays
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import identifier
+from orchestrator.store.sql import Prepared, Statement
 
 
 class Wish(StrEnum):
@@ -57,43 +55,41 @@ class Item(NamedTuple):
     body: Any = None
 
 
-_ADD = text(
-    "INSERT INTO orchestrator.inbox (kind, target, body) VALUES (:kind, CAST(:target AS uuid), CAST(:body AS jsonb))"
-    " RETURNING id"
-)
+_ADD = Statement[int]("""
+INSERT /* inbox.add */ INTO orchestrator.inbox (kind, target, body)
+VALUES (%(kind)s, %(target)s::uuid, %(body)s::jsonb) RETURNING id
+""")
 
 
 def add(connection: Connection, kind: Wish, target: bytes, body: str | None = None) -> int:
     """Ask the leader for a change; `body` is JSON. Return the id of the request, which is gone once it was applied."""
-    added: int = connection.execute(_ADD, {"kind": str(kind), "target": target.hex(), "body": body}).scalar_one()
-    return added
+    return _ADD.one(connection, kind=str(kind), target=target, body=body)
 
 
-_READ = Statement(
-    """
-SELECT id, kind, target::text, extract(epoch FROM now() - created_at)::double precision, body
+_READ = Prepared[Item]("""
+SELECT /* inbox.read */ id, kind, target, extract(epoch FROM now() - created_at)::double precision AS age, body
   FROM orchestrator.inbox ORDER BY id LIMIT %(limit)s
-"""
-)
+""")
 
 
 def read(connection: Connection, limit: int) -> list[Item]:
     """Return the oldest requests."""
-    rows = _READ(connection, {"limit": limit})
-    return [Item(row[0], row[1], identifier(row[2]), row[3], row[4]) for row in rows]
+    return _READ(connection, limit=limit)
 
 
-_REMOVE = Statement("DELETE FROM orchestrator.inbox WHERE id = ANY(%(ids)s::bigint[])")
+_REMOVE = Prepared[None]("DELETE /* inbox.remove */ FROM orchestrator.inbox WHERE id = ANY(%(ids)s::bigint[])")
 
 
 def remove(connection: Connection, ids: list[int]) -> None:
     """Forget requests that have been applied."""
-    _REMOVE(connection, {"ids": arrays.numbers(ids)})
+    _REMOVE(connection, ids=ids)
 
 
-_GO_ON = Statement("UPDATE orchestrator.inbox SET body = body || %(state)s::jsonb WHERE id = %(id)s::bigint")
+_GO_ON = Prepared[None]("""
+UPDATE /* inbox.go_on */ orchestrator.inbox SET body = body || %(state)s::jsonb WHERE id = %(id)s::bigint
+""")
 
 
 def go_on(connection: Connection, item: int, state: str) -> None:
     """Keep a request that takes several ticks, and how far it has come, as JSON to be merged into its body."""
-    _GO_ON(connection, {"id": item, "state": state})
+    _GO_ON(connection, id=item, state=state)

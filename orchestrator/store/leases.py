@@ -19,11 +19,12 @@ from sqlalchemy import Connection, exc
 from orchestrator.store import database
 from orchestrator.store.driver import send
 from orchestrator.store.namespaces import namespace_of
-from orchestrator.store.statement import Statement
+from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tasks.waiting import AGENDA, Agenda
 
-_ACQUIRE = """
-INSERT INTO orchestrator.leases AS held (shard, owner, term, expires_at, address, useful_at, useful_term)
+_ACQUIRE = Statement[int]("""
+INSERT /* leases.acquire */ INTO orchestrator.leases AS held
+       (shard, owner, term, expires_at, address, useful_at, useful_term)
 VALUES (%(shard)s, %(owner)s::uuid, 1, clock_timestamp() + %(lease)s::double precision * interval '1 second',
         %(address)s, clock_timestamp(), 1)
     ON CONFLICT (shard) DO UPDATE
@@ -38,7 +39,7 @@ VALUES (%(shard)s, %(owner)s::uuid, 1, clock_timestamp() + %(lease)s::double pre
         AND held.useful_at < clock_timestamp() - %(patience)s::double precision * interval '1 second')
     OR held.expires_at = %(abandoned)s::timestamptz
 RETURNING term
-"""
+""")
 
 
 def acquire(
@@ -57,11 +58,16 @@ def acquire(
     With `patience`, also in the place of one that has done nothing useful for so many seconds; and of one whose lease
     still ends when `abandoned` says. Who takes its own lease again has not been useful by that.
     """
-    parameters = {"shard": shard, "owner": owner, "lease": lease, "address": address}
-    row = connection.exec_driver_sql(
-        _ACQUIRE, {**parameters, "trouble": trouble, "patience": patience, "abandoned": abandoned}
-    ).one_or_none()
-    return row[0] if row else None
+    return _ACQUIRE.first(
+        connection,
+        shard=shard,
+        owner=owner,
+        lease=lease,
+        address=address,
+        trouble=trouble,
+        patience=patience,
+        abandoned=abandoned,
+    )
 
 
 class Outlook(NamedTuple):
@@ -75,31 +81,37 @@ class Outlook(NamedTuple):
     expires_at: datetime | None = None
 
 
-_OUTLOOK = """
-SELECT extract(epoch FROM expires_at - clock_timestamp())::double precision, owner = %(owner)s::uuid,
-       CASE WHEN useful_term = term THEN extract(epoch FROM clock_timestamp() - useful_at)::double precision END,
+_OUTLOOK = Statement[Outlook]("""
+SELECT /* leases.outlook */ extract(epoch FROM expires_at - clock_timestamp())::double precision AS remaining,
+       owner = %(owner)s::uuid AS is_mine,
+       CASE WHEN useful_term = term
+            THEN extract(epoch FROM clock_timestamp() - useful_at)::double precision END AS idle,
        expires_at
   FROM orchestrator.leases WHERE shard = %(shard)s
-"""
+""")
 
 
 def outlook(connection: Connection, shard: int, owner: str) -> Outlook:
     """Return how the lease stands."""
-    row = connection.exec_driver_sql(_OUTLOOK, {"shard": shard, "owner": owner}).one_or_none()
-    return Outlook(*row) if row else Outlook()
+    return _OUTLOOK.first(connection, shard=shard, owner=owner) or Outlook()
 
 
 _MINE = "WHERE shard = %(shard)s AND term = %(term)s"
-_HOLD = "SELECT {} FROM orchestrator.leases " + _MINE + " FOR SHARE"
+_HOLD = f"SELECT /* leases.{{}} */ {{}} FROM orchestrator.leases {_MINE} FOR SHARE"
 _RENEW = f"""
-UPDATE orchestrator.leases
+UPDATE /* leases.{{}} */ orchestrator.leases
    SET expires_at = clock_timestamp() + %(lease)s::double precision * interval '1 second',
        useful_at = CASE WHEN %(trouble)s::text IS NULL THEN clock_timestamp() ELSE useful_at END,
        useful_term = term, trouble = %(trouble)s
 {_MINE} RETURNING {{}}
 """
 _BEGIN = {
-    (renew, look): Statement((_RENEW if renew else _HOLD).format(f"now(), {AGENDA}" if look else "now()"))
+    (renew, look): Prepared[Row](
+        (_RENEW if renew else _HOLD).format(
+            ("renew" if renew else "hold") + ("_and_look" if look else ""),
+            f"now() AS now, {AGENDA}" if look else "now() AS now",
+        )
+    )
     for renew in (False, True)
     for look in (False, True)
 }
@@ -116,7 +128,7 @@ def begin(
     parameters: dict[str, Any] = {"shard": shard, "term": term}
     if renew is not None:
         parameters |= {"lease": renew, "trouble": trouble}
-    rows = _BEGIN[renew is not None, look].begin(connection, parameters)
+    rows = _BEGIN[renew is not None, look].begin(connection, **parameters)
     if not rows:
         return None
     now, *agenda = rows[0]
@@ -126,31 +138,32 @@ def begin(
 RELEASED = "lease"
 """What a notification says when a leader has given its lease up."""
 
-_RELEASE = """
-UPDATE orchestrator.leases SET expires_at = clock_timestamp() - interval '1 second'
+_RELEASE = Statement[None]("""
+UPDATE /* leases.release */ orchestrator.leases SET expires_at = clock_timestamp() - interval '1 second'
  WHERE shard = %(shard)s AND term = %(term)s
 RETURNING pg_notify(%(channel)s, %(released)s)
-"""
+""")
 
 
 def release(connection: Connection, shard: int, term: int) -> None:
     """Give the lease up and, when the transaction commits, wake the standbys: they need not wait for it to expire."""
-    said = {"channel": namespace_of(connection), "released": RELEASED}
-    connection.exec_driver_sql(_RELEASE, {"shard": shard, "term": term, **said})
+    _RELEASE(connection, shard=shard, term=term, channel=namespace_of(connection), released=RELEASED)
 
 
-_RAISE_FENCE = f"UPDATE orchestrator.leases SET fence = fence + %(by)s {_MINE}"
+_RAISE_FENCE = Statement[None](
+    f"UPDATE /* leases.raise_fence */ orchestrator.leases SET fence = fence + %(by)s {_MINE}"
+)
 
 
 def raise_fence(connection: Connection, shard: int, term: int, by: int) -> None:
     """Have attempts numbered from far above what has been given away."""
-    connection.exec_driver_sql(_RAISE_FENCE, {"shard": shard, "term": term, "by": by})
+    _RAISE_FENCE(connection, shard=shard, term=term, by=by)
 
 
-_IDENTITY = """
-SELECT (SELECT system_identifier FROM pg_control_system())::text
+_IDENTITY = Statement[str]("""
+SELECT /* leases.identity */ (SELECT system_identifier FROM pg_control_system())::text
        || '-' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)
-"""
+""")
 
 
 def identity(connection: Connection) -> str:
@@ -159,24 +172,23 @@ def identity(connection: Connection) -> str:
     Empty where the server does not tell; a copy of its files keeps its name.
     """
     try:
-        found: str = connection.exec_driver_sql(_IDENTITY).scalar_one()
+        return _IDENTITY.one(connection)
     except exc.DBAPIError as error:
         if database.is_outage(error) and not database.is_forbidden(error):
             raise
         return ""
-    return found
 
 
-_HAS_CLAIMED = """
-SELECT EXISTS (SELECT FROM orchestrator.tasks WHERE id = %(id)s::uuid AND attempt >= %(attempt)s)
+_HAS_CLAIMED = Statement[bool]("""
+SELECT /* leases.has_claimed */
+       EXISTS (SELECT FROM orchestrator.tasks WHERE id = %(id)s::uuid AND attempt >= %(attempt)s)
     OR EXISTS (SELECT FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid AND attempt >= %(attempt)s)
-"""
+""")
 
 
 def has_claimed(connection: Connection, task: bytes, attempt: int) -> bool:
     """Say whether a task has come to an attempt."""
-    found: bool = connection.exec_driver_sql(_HAS_CLAIMED, {"id": task.hex(), "attempt": attempt}).scalar_one()
-    return found
+    return _HAS_CLAIMED.one(connection, id=task, attempt=attempt)
 
 
 class Cursor(NamedTuple):
@@ -187,23 +199,22 @@ class Cursor(NamedTuple):
     server: str
 
 
-_CURSOR = "SELECT generation, position, server FROM orchestrator.cursors WHERE shard = %(shard)s"
+_CURSOR = Statement[Cursor](
+    "SELECT /* leases.cursor */ generation, position, server FROM orchestrator.cursors WHERE shard = %(shard)s"
+)
 
 
 def read_cursor(connection: Connection, shard: int) -> Cursor | None:
     """Return the cursor, or None before the first leader."""
-    row = connection.exec_driver_sql(_CURSOR, {"shard": shard}).one_or_none()
-    return Cursor(*row) if row else None
+    return _CURSOR.first(connection, shard=shard)
 
 
-_SAVE_CURSOR = Statement(
-    """
-INSERT INTO orchestrator.cursors (shard, generation, position, server)
+_SAVE_CURSOR = Prepared[None]("""
+INSERT /* leases.save_cursor */ INTO orchestrator.cursors (shard, generation, position, server)
 VALUES (%(shard)s, %(generation)s, %(position)s, %(server)s)
     ON CONFLICT (shard) DO UPDATE
    SET generation = excluded.generation, position = excluded.position, server = excluded.server
-"""
-)
+""")
 
 
 def commit(connection: Connection, shard: int, cursor: Cursor | None) -> None:
@@ -211,4 +222,4 @@ def commit(connection: Connection, shard: int, cursor: Cursor | None) -> None:
     if cursor is None:
         send(connection, "COMMIT")
     else:
-        _SAVE_CURSOR.commit(connection, {"shard": shard, **cursor._asdict()})
+        _SAVE_CURSOR.commit(connection, shard=shard, **cursor._asdict())

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
+from uuid import UUID
 
 from sqlalchemy import Connection
 
-from orchestrator.store import arrays
-from orchestrator.store.tasks.transitions import identifier
+from orchestrator.store.sql import Row, Statement
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -45,16 +45,19 @@ class Walk(NamedTuple):
     """It is about all queues but those."""
 
 
-_QUEUES = "SELECT name, retention_success, retention_failed FROM orchestrator.queues ORDER BY name"
+_QUEUES = Statement[Row]("""
+SELECT /* retention.queues */ name, retention_success, retention_failed FROM orchestrator.queues ORDER BY name
+""")
 
 
 def walks(connection: Connection, success: float, failed: float) -> list[Walk]:
     """Return how long tasks are kept, as the settings and the queues say; what is kept for ever is not in it."""
-    rows = connection.exec_driver_sql(_QUEUES).all()
+    rows = _QUEUES(connection)
     kinds: tuple[tuple[Kind, float], ...] = (("success", success), ("failed", failed))
     found: list[Walk] = []
-    for column, (kind, usual) in enumerate(kinds, 1):
-        own = {row[0]: row[column] for row in rows if row[column] is not None}
+    for kind, usual in kinds:
+        kept = {row.name: getattr(row, f"retention_{kind}") for row in rows}
+        own = {queue: seconds for queue, seconds in kept.items() if seconds is not None}
         found.append(Walk(kind, usual, tuple(own), others=True))
         for seconds in sorted(set(own.values())):
             queues = tuple(queue for queue, value in own.items() if value == seconds)
@@ -73,16 +76,17 @@ class Slice(NamedTuple):
 
 # A tick ends many tasks at the same moment, and those are never divided: a slice may hold a few more than its limit.
 _NEXT = """
-SELECT max(ended_at), count(*) FROM (
+SELECT /* retention.next_{name} */ max(ended_at), count(*) FROM (
        SELECT ended_at FROM orchestrator.{table}
         WHERE ended_at > %(after)s AND ended_at < now() - %(seconds)s::double precision * interval '1 second'{states}
         ORDER BY ended_at LIMIT %(limit)s) AS next
 """
-_NEXT_TASKS: dict[Kind, str] = {  # what did not succeed has an index of its own, past which success would be walked
-    "success": _NEXT.format(table="ended_tasks", states=""),
-    "failed": _NEXT.format(table="ended_tasks", states=f" AND {_STATES['failed']}"),
+_Next = Statement[tuple[datetime | None, int]]
+_NEXT_TASKS: dict[Kind, _Next] = {  # what did not succeed has an index of its own, past which success would be walked
+    "success": _Next(_NEXT.format(name="success", table="ended_tasks", states="")),
+    "failed": _Next(_NEXT.format(name="failed", table="ended_tasks", states=f" AND {_STATES['failed']}")),
 }
-_NEXT_RUNS = _NEXT.format(table="runs", states="")
+_NEXT_RUNS = _Next(_NEXT.format(name="runs", table="runs", states=""))
 
 
 def next_tasks(connection: Connection, walk: Walk, after: datetime, limit: int) -> Slice | None:
@@ -95,14 +99,14 @@ def next_runs(connection: Connection, seconds: float, after: datetime, limit: in
     return _next(connection, _NEXT_RUNS, seconds, after, limit)
 
 
-def _next(connection: Connection, statement: str, seconds: float, after: datetime, limit: int) -> Slice | None:
-    upto, count = connection.exec_driver_sql(statement, {"after": after, "seconds": seconds, "limit": limit}).one()
+def _next(connection: Connection, statement: _Next, seconds: float, after: datetime, limit: int) -> Slice | None:
+    upto, count = statement.one(connection, after=after, seconds=seconds, limit=limit)
     return None if upto is None else Slice(upto, count >= limit)
 
 
 # The rows are chosen and locked first, without waiting: the leader may be opening some of them again.
 _FORGET_TASKS = """
-WITH old AS MATERIALIZED (
+WITH /* retention.forget_{name} */ old AS MATERIALIZED (
     SELECT e.ctid AS place, e.id FROM orchestrator.ended_tasks e WHERE {which} FOR UPDATE SKIP LOCKED
 ), gone AS (
     DELETE FROM orchestrator.ended_tasks WHERE ctid = ANY (ARRAY(SELECT place FROM old))
@@ -113,38 +117,39 @@ WITH old AS MATERIALIZED (
 )
 SELECT count(*) FROM old
 """
-_FORGET_SLICE: dict[Kind, str] = {
-    kind: _FORGET_TASKS.format(
-        which=f"""ended_at > %(after)s AND ended_at <= %(upto)s AND {states}
+_FORGET_SLICE: dict[Kind, Statement[int]] = {
+    kind: Statement[int](
+        _FORGET_TASKS.format(
+            name=kind,
+            which=f"""ended_at > %(after)s AND ended_at <= %(upto)s AND {states}
            AND (queue = ANY (%(queues)s::text[])) <> %(others)s AND e.run_id IS DISTINCT FROM e.id
-           AND (run_id IS NULL OR NOT EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = e.run_id))"""
+           AND (run_id IS NULL OR NOT EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = e.run_id))""",
+        )
     )
     for kind, states in _STATES.items()
 }
-_LEFT_OF_SLICE: dict[Kind, str] = {
-    kind: f"""
-WITH slice AS MATERIALIZED (
+_LEFT_OF_SLICE: dict[Kind, Statement[UUID]] = {
+    kind: Statement[UUID](f"""
+WITH /* retention.left_of_{kind} */ slice AS MATERIALIZED (
     SELECT id, run_id FROM orchestrator.ended_tasks
      WHERE ended_at > %(after)s AND ended_at <= %(upto)s AND {states}
        AND (queue = ANY (%(queues)s::text[])) <> %(others)s
 )
-SELECT id::text FROM slice
+SELECT id FROM slice
  WHERE run_id = id AND NOT EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = slice.id)
-"""
+""")
     for kind, states in _STATES.items()
 }
 
 
 def forget_tasks(connection: Connection, walk: Walk, after: datetime, upto: datetime) -> int:
     """Forget what a walk is about of one slice, but no task that has a run, nor any run's own; return how many."""
-    forgotten: int = connection.exec_driver_sql(_FORGET_SLICE[walk.kind], _parameters(walk, after, upto)).scalar_one()
-    return forgotten
+    return _FORGET_SLICE[walk.kind].one(connection, _parameters(walk, after, upto))
 
 
 def left_runs(connection: Connection, walk: Walk, after: datetime, upto: datetime) -> list[bytes]:
     """Return runs of code that are gone although their own tasks, in one slice of a walk, are not: half forgotten."""
-    rows = connection.exec_driver_sql(_LEFT_OF_SLICE[walk.kind], _parameters(walk, after, upto))
-    return [identifier(row[0]) for row in rows]
+    return [run.bytes for run in _LEFT_OF_SLICE[walk.kind](connection, _parameters(walk, after, upto))]
 
 
 def _parameters(walk: Walk, after: datetime, upto: datetime) -> dict[str, object]:
@@ -152,14 +157,17 @@ def _parameters(walk: Walk, after: datetime, upto: datetime) -> dict[str, object
 
 
 _FORGET_RUNS = """
-DELETE FROM orchestrator.runs WHERE ctid = ANY (ARRAY(
+DELETE /* retention.forget_{name} */ FROM orchestrator.runs WHERE ctid = ANY (ARRAY(
        SELECT ctid FROM orchestrator.runs r WHERE {which} FOR UPDATE SKIP LOCKED))
-RETURNING id::text
+RETURNING id
 """
-_FORGET_OLD_RUNS: dict[Kind, str] = {
-    kind: _FORGET_RUNS.format(
-        which=f"""ended_at > %(after)s AND ended_at <= %(upto)s AND {states}
-          AND (parent_run IS NULL OR NOT EXISTS (SELECT FROM orchestrator.runs p WHERE p.id = r.parent_run))"""
+_FORGET_OLD_RUNS: dict[Kind, Statement[UUID]] = {
+    kind: Statement[UUID](
+        _FORGET_RUNS.format(
+            name=f"{kind}_runs",
+            which=f"""ended_at > %(after)s AND ended_at <= %(upto)s AND {states}
+          AND (parent_run IS NULL OR NOT EXISTS (SELECT FROM orchestrator.runs p WHERE p.id = r.parent_run))""",
+        )
     )
     for kind, states in _STATES.items()
 }
@@ -167,16 +175,19 @@ _FORGET_OLD_RUNS: dict[Kind, str] = {
 
 def forget_runs(connection: Connection, kind: Kind, after: datetime, upto: datetime) -> list[bytes]:
     """Forget the runs of one slice that are nobody's children; return their ids."""
-    rows = connection.exec_driver_sql(_FORGET_OLD_RUNS[kind], {"after": after, "upto": upto})
-    return [identifier(row[0]) for row in rows]
+    return [run.bytes for run in _FORGET_OLD_RUNS[kind](connection, after=after, upto=upto)]
 
 
-_FORGET_CHILDREN = _FORGET_RUNS.format(
-    which="parent_run = ANY (%(runs)s::uuid[]) AND ended_at IS NOT NULL LIMIT %(limit)s"
+_FORGET_CHILDREN = Statement[UUID](
+    _FORGET_RUNS.format(
+        name="children", which="parent_run = ANY (%(runs)s::uuid[]) AND ended_at IS NOT NULL LIMIT %(limit)s"
+    )
 )
-_FORGET_TASKS_OF = _FORGET_TASKS.format(which="run_id = ANY (%(runs)s::uuid[]) LIMIT %(limit)s")
-_FORGET_EVENTS_OF = """
-WITH gone AS (
+_FORGET_TASKS_OF = Statement[int](
+    _FORGET_TASKS.format(name="tasks_of_runs", which="run_id = ANY (%(runs)s::uuid[]) LIMIT %(limit)s")
+)
+_FORGET_EVENTS_OF = Statement[int]("""
+WITH /* retention.forget_events_of_runs */ gone AS (
     DELETE FROM orchestrator.histories WHERE ctid = ANY (ARRAY(
            SELECT ctid FROM orchestrator.histories WHERE run_id = ANY (%(runs)s::uuid[]) LIMIT %(limit)s))
     RETURNING 1
@@ -186,19 +197,17 @@ WITH gone AS (
     DELETE FROM orchestrator.untold WHERE run_id = ANY (%(runs)s::uuid[])
 )
 SELECT count(*) FROM gone
-"""
+""")
 
 
 def forget_rest(connection: Connection, runs: Sequence[bytes], limit: int) -> Iterator[int]:
     """Forget what belonged to runs that are gone, their child runs included; yields after every statement."""
     while runs:
-        parameters = {"runs": arrays.uuids(runs), "limit": limit}
-        while (forgotten := connection.exec_driver_sql(_FORGET_EVENTS_OF, parameters).scalar_one()) > 0:
-            yield forgotten
-        while (forgotten := connection.exec_driver_sql(_FORGET_TASKS_OF, parameters).scalar_one()) > 0:
-            yield forgotten
+        for statement in (_FORGET_EVENTS_OF, _FORGET_TASKS_OF):
+            while (forgotten := statement.one(connection, runs=runs, limit=limit)) > 0:
+                yield forgotten
         children: list[bytes] = []
-        while found := connection.exec_driver_sql(_FORGET_CHILDREN, parameters).all():
-            children += (identifier(row[0]) for row in found)
+        while found := _FORGET_CHILDREN(connection, runs=runs, limit=limit):
+            children += (run.bytes for run in found)
             yield len(found)
         runs = children

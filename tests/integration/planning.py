@@ -15,7 +15,8 @@ from sqlalchemy import Connection, create_engine, event, text
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.store import database
-from orchestrator.store.driver import Rows, send
+from orchestrator.store.driver import Answer, send
+from orchestrator.store.sql import Statement
 from orchestrator.store.tables import metadata
 
 STATES = ["never analysed", "analysed", "analysed when empty", "planned when empty", "planned when vacuumed"]
@@ -36,7 +37,7 @@ class Leader:
         """Return the plan by which the statement of a store function really ran, and undo what it did."""
         sent: list[tuple[str, Any]] = []
 
-        def noting(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Rows:
+        def noting(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Answer:
             sent.append((sql, parameters))
             return send(connection, sql, parameters)
 
@@ -44,7 +45,7 @@ class Leader:
             if not arguments[2].startswith("PREPARE"):
                 sent.append((arguments[2], arguments[3]))
 
-        with self.connection.begin_nested() as savepoint, patch("orchestrator.store.statement.send", noting):
+        with self.connection.begin_nested() as savepoint, patch("orchestrator.store.sql.send", noting):
             event.listen(self.connection, "before_cursor_execute", note)
             try:
                 call(self.connection)
@@ -121,13 +122,13 @@ def explained(connection: Connection, *calls: Callable[[Any], object]) -> list[s
     """Return how Postgres would run the statements of functions that only read."""
     sent: list[tuple[str, Any]] = []
 
-    class Spy:
-        def exec_driver_sql(self, statement: str, parameters: Any) -> list[Any]:
-            sent.append((statement, parameters))
-            return []
+    def noting(statement: Statement[Any], _: Connection, values: dict[str, Any]) -> Answer:
+        sent.append((statement.sql, values))
+        return Answer()
 
-    for call in calls:
-        call(Spy())
+    with patch.object(Statement, "_send", noting):
+        for call in calls:
+            call(connection)
     plans = [connection.exec_driver_sql(f"EXPLAIN {statement}", parameters) for statement, parameters in sent]
     return ["\n".join(row[0] for row in plan) for plan in plans]
 

@@ -17,7 +17,7 @@ from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.store.insights import list_steps
-from orchestrator.store.statement import Statement
+from orchestrator.store.sql import Prepared
 from tests.integration.code_stage import act
 from tests.integration.stage import System, Worker
 from tests.integration.test_bounded_ticks import real
@@ -176,14 +176,14 @@ def test_a_large_tree_is_cancelled_in_a_few_statements(system: System, monkeypat
     system.look(7)
     assert (many := open_runs(system)) > 1_000
     statements = 0
-    original = Statement.__call__
+    original = Prepared._send
 
-    def counting(self: Statement, connection: Any, parameters: Any = None) -> Any:
+    def counting(*arguments: Any) -> Any:
         nonlocal statements
         statements += 1
-        return original(self, connection, parameters)
+        return original(*arguments)
 
-    monkeypatch.setattr(Statement, "__call__", counting)
+    monkeypatch.setattr(Prepared, "_send", counting)
     run.cancel()
     system.look(3)
     assert open_runs(system) == 0

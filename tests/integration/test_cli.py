@@ -201,7 +201,8 @@ def test_tasks_are_found_by_when_and_how_they_ended(
     assert found("--since", "1d", "--before", text(made[3])) == [3, 2, 1]
     assert run("tasks", "list", "--queue", "ends", "--since", "1d").output.split()[3] == "ended"
     assert run("tasks", "list", "--since", "1d", "--status", "pending").exit_code == 2
-    monkeypatch.setattr(insights.tasks, "_LOOKED_AT", insights.tasks._LOOKED_AT.replace("LIMIT 100000", "LIMIT 2"))
+    counting = insights.tasks._COUNT_LOOKED_AT
+    monkeypatch.setattr(counting, "sql", counting.sql.replace("LIMIT 100000", "LIMIT 2"))
     monkeypatch.setattr(insights.tasks, "MOST_LOOKED_AT", 2)
     assert "were looked at: narrow it with --since and --until" in run("tasks", "list", "--error", "nobody").stderr
 
@@ -212,8 +213,8 @@ def test_searches_by_end_use_an_index(connection: Connection) -> None:
         (TaskFilter(since=datetime.now(UTC)), "ended_tasks_by_time"),
         (TaskFilter(error="x"), "ended_tasks_not_success"),
     ):
-        parameters = insights.tasks._parameters(wanted, 50, None)
-        plan = connection.exec_driver_sql(f"EXPLAIN {insights.tasks._LIST_BY_END}", parameters).scalars().all()
+        statement = f"EXPLAIN {insights.tasks._LIST_BY_END.sql}"
+        plan = connection.exec_driver_sql(statement, insights.tasks._parameters(wanted, 50, None)).scalars().all()
         assert index in "\n".join(plan)
     connection.rollback()
 

@@ -15,7 +15,6 @@ from orchestrator.store.dag import plans as dags
 from orchestrator.store.runs import cancels, families, stuck, untold
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs import retries as run_retries
-from orchestrator.store.tasks.transitions import identifier
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
 NOW = datetime.now(UTC)
@@ -68,16 +67,14 @@ SELECT gen_random_uuid(), 1, 'job', 'q', 0, CASE n WHEN 1 THEN 'failed' ELSE 'su
 
 def begin(connection: Connection) -> list[tuple[bytes, int]]:
     """Return runs, some of which are in the state that a statement looks for."""
-    found = connection.execute(text(f"SELECT id::text FROM orchestrator.runs WHERE status = 'running' LIMIT {BATCH}"))
-    return [(identifier(row[0]), 1) for row in found]
+    found = connection.execute(text(f"SELECT id FROM orchestrator.runs WHERE status = 'running' LIMIT {BATCH}"))
+    return [(row[0].bytes, 1) for row in found]
 
 
 def children(connection: Connection) -> list[bytes]:
     """Return the children that wait in a crowd."""
-    found = connection.execute(
-        text("SELECT id::text FROM orchestrator.runs WHERE lane = 'crowd' AND parent_run IS NOT NULL")
-    )
-    return [identifier(row[0]) for row in found]
+    found = connection.execute(text("SELECT id FROM orchestrator.runs WHERE lane = 'crowd' AND parent_run IS NOT NULL"))
+    return [row[0].bytes for row in found]
 
 
 def in_a_crowd(ids: list[bytes]) -> Callable[[Connection], object]:

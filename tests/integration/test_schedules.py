@@ -25,7 +25,7 @@ from orchestrator.store import insights
 from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.schedules import fires as store
-from orchestrator.store.statement import Statement
+from orchestrator.store.sql import Prepared
 from orchestrator.store.tasks import waiting
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
@@ -467,17 +467,17 @@ def test_the_leader_probes_indexes_however_much_there_is(system: System) -> None
         " SELECT gen_random_uuid(), 'w', 'success', 0, 0, now(), 'w' || n % 10 || '/default'"
         " FROM generate_series(1, 5000) n"
     )
-    due = plan(system, store._DUE, {"now": system.now, "limit": 200})
+    due = plan(system, store._DUE, now=system.now, limit=200)
     assert "schedules_due" in due
-    assert "schedules_due" in plan(system, waiting._AGENDA, {})
-    assert "runs_of_schedule" in plan(system, store._OPEN, {"keys": ["w1/default", "w2/default"]})
-    assert "backfills_open" in plan(system, backfills._OPEN, {"limit": 20})
+    assert "schedules_due" in plan(system, waiting._AGENDA)
+    assert "runs_of_schedule" in plan(system, store._OPEN, keys=["w1/default", "w2/default"])
+    assert "backfills_open" in plan(system, backfills._OPEN, limit=20)
 
 
-def plan(system: System, statement: Statement, parameters: dict[str, Any]) -> str:
+def plan(system: System, statement: Prepared[Any], **values: Any) -> str:
     with system.scheduler._leadership.reading() as connection:
-        statement(connection, parameters)
-        rows = connection.exec_driver_sql(f"EXPLAIN {statement._execute}", parameters)
+        statement(connection, **values)
+        rows = connection.exec_driver_sql(f"EXPLAIN {statement._execute}", statement._encoded((), values))
         lines = "\n".join(row[0] for row in rows)
     assert "Seq Scan" not in lines
     return lines

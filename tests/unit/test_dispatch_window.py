@@ -27,14 +27,17 @@ class Postgres:
     """A connection, its driver's connection and its cursor. Notes what is claimed; there is never anything ready."""
 
     description = None
+    rowcount = 0
+    paramstyle = "pyformat"
+    returns_rows = False
 
     def __init__(self) -> None:
         self.info: dict[str, Any] = {}
         self.rooms: list[dict[str, int]] = []
 
-    def exec_driver_sql(self, statement: str) -> Sequence[Any]:
+    def exec_driver_sql(self, statement: str, _: None = None) -> Postgres:
         assert statement.startswith(("PREPARE", "SELECT"))
-        return []
+        return self
 
     def in_transaction(self) -> bool:
         return True
@@ -46,14 +49,18 @@ class Postgres:
     def connection(self) -> Postgres:
         return self
 
+    @property
+    def dialect(self) -> Postgres:
+        return self
+
     def cursor(self) -> Postgres:
         return self
 
     def execute(self, statement: str, parameters: Mapping[str, Any] | None) -> None:
         assert statement.startswith("EXECUTE")
-        if parameters is not None and "rooms" in parameters:
-            rooms = parameters["rooms"].strip("{}").split(",")
-            self.rooms.append(dict(zip(parameters["queues"], map(int, rooms), strict=True)))
+        if parameters is not None and "queue_room" in parameters:
+            names, rooms = (parameters[name].strip("{}").split(",") for name in ("queue_name", "queue_room"))
+            self.rooms.append({name.strip('"'): int(room) for name, room in zip(names, rooms, strict=True)})
 
     def close(self) -> None:
         pass

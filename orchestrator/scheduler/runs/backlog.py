@@ -24,7 +24,6 @@ from orchestrator.store.runs import cancels, stuck, untold
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs.life import Pending
 from orchestrator.store.runs.untold import Waited
-from orchestrator.store.tasks.transitions import identifier
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -90,11 +89,11 @@ class Backlog(Remembering):
 
     def pending(self, tx: Transaction, limit: int) -> list[Pending]:
         """Return the next runs that want to begin."""
-        return [Pending(identifier(row[0]), row[1], row[2]) for row in self._pending(tx.connection, limit)]
+        return [Pending(row.id, row.workflow, row.version) for row in self._pending(tx.connection, limit)]
 
     def expanding(self, tx: Transaction, limit: int) -> list[bytes]:
         """Return the next runs of which more tasks are to be created."""
-        return [identifier(row[0]) for row in self._expanding(tx.connection, limit)]
+        return [row.id for row in self._expanding(tx.connection, limit)]
 
     def cancelling(self, tx: Transaction, limit: int) -> list[bytes]:
         """Return the next runs that are being cancelled; after the last of them come the first again."""

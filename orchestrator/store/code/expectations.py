@@ -9,86 +9,64 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.store import arrays
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import identifier
+from orchestrator.store.sql import Batch, Prepared, Row, Statement
 
-_START_TIMERS = Statement(
-    """
-INSERT INTO orchestrator.timers (run_id, id, due)
+_GONE = Batch("gone", "run_id uuid, id uuid")
+
+_TIMERS = Batch("n", "run_id uuid, id uuid, due double precision")
+_START_TIMERS = Prepared[None](f"""
+INSERT /* expectations.start_timers */ INTO orchestrator.timers (run_id, id, due)
 SELECT n.run_id, n.id, to_timestamp(n.due)
-  FROM unnest(%(runs)s::uuid[], %(ids)s::uuid[], %(dues)s::double precision[]) AS n(run_id, id, due)
+  FROM {_TIMERS}
     ON CONFLICT DO NOTHING
-"""
-)
+""")
 
 
 def start_timers(connection: Connection, timers: Sequence[tuple[bytes, bytes, float]]) -> None:
     """Create timers: run, id, and the Unix time at which it is due."""
-    parameters = {
-        "runs": arrays.uuids(run for run, _, _ in timers),
-        "ids": arrays.uuids(timer for _, timer, _ in timers),
-        "dues": arrays.numbers(due for _, _, due in timers),
-    }
-    _START_TIMERS(connection, parameters)
+    _START_TIMERS(connection, _TIMERS(timers))
 
 
-_FORGET_TIMERS = Statement(
-    """
-DELETE FROM orchestrator.timers t USING unnest(%(runs)s::uuid[], %(ids)s::uuid[]) AS gone(run_id, id)
+_FORGET_TIMERS = Prepared[None](f"""
+DELETE /* expectations.forget_timers */ FROM orchestrator.timers t USING {_GONE}
  WHERE t.run_id = gone.run_id AND t.id = gone.id
-"""
-)
-_FORGET_PROMISES = Statement(
-    """
-WITH gone AS (
-    DELETE FROM orchestrator.promises p USING unnest(%(runs)s::uuid[], %(ids)s::uuid[]) AS gone(run_id, id)
+""")
+_FORGET_PROMISES = Prepared[None](f"""
+WITH /* expectations.forget_promises */ gone AS (
+    DELETE FROM orchestrator.promises p USING {_GONE}
      WHERE p.run_id = gone.run_id AND p.id = gone.id
     RETURNING p.run_id, p.name
 )
 INSERT INTO orchestrator.resolutions (run_id, name, number)
 SELECT DISTINCT run_id, name, 0 FROM gone
     ON CONFLICT DO NOTHING
-"""
-)
+""")
 
 
 def forget_timers(connection: Connection, timers: Sequence[tuple[bytes, bytes]]) -> None:
     """Remove timers, by run and id."""
-    _FORGET_TIMERS(connection, {"runs": arrays.uuids(r for r, _ in timers), "ids": arrays.uuids(t for _, t in timers)})
+    _FORGET_TIMERS(connection, _GONE(timers))
 
 
 def forget_promises(connection: Connection, promises: Sequence[tuple[bytes, bytes]]) -> None:
     """Remove promises, by run and id; that there was one of its name is remembered (`store/code/resolutions.py`)."""
-    parameters = {"runs": arrays.uuids(run for run, _ in promises), "ids": arrays.uuids(one for _, one in promises)}
-    _FORGET_PROMISES(connection, parameters)
+    _FORGET_PROMISES(connection, _GONE(promises))
 
 
-_FIRE = Statement(
-    """
-WITH fired AS (
+_FIRE = Prepared[tuple[bytes, bytes]]("""
+WITH /* expectations.fire_timers */ fired AS (
     DELETE FROM orchestrator.timers
      WHERE ctid = ANY (ARRAY(
            SELECT ctid FROM orchestrator.timers WHERE due <= %(now)s::timestamptz ORDER BY due, id LIMIT %(limit)s))
     RETURNING run_id, id, due
 )
-SELECT run_id::text, id::text FROM fired ORDER BY due, id
-"""
-)
+SELECT run_id, id FROM fired ORDER BY due, id
+""")
 
 
 def fire_timers(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, bytes]]:
     """Remove due timers, and return their runs and ids in the order in which they were due."""
-    return [(identifier(row[0]), identifier(row[1])) for row in _FIRE(connection, {"now": now, "limit": limit})]
-
-
-_CREATE_PROMISES = Statement(
-    """
-INSERT INTO orchestrator.promises (run_id, id, name, ordinal)
-SELECT * FROM unnest(%(runs)s::uuid[], %(ids)s::uuid[], %(names)s::text[], %(ordinals)s::int[])
-    ON CONFLICT DO NOTHING
-"""
-)
+    return _FIRE(connection, now=now, limit=limit)
 
 
 class NewPromise(NamedTuple):
@@ -100,30 +78,29 @@ class NewPromise(NamedTuple):
     ordinal: int
 
 
+_PROMISES = Batch("n", NewPromise)
+_CREATE_PROMISES = Prepared[None](f"""
+INSERT /* expectations.create_promises */ INTO orchestrator.promises (run_id, id, name, ordinal)
+SELECT * FROM {_PROMISES}
+    ON CONFLICT DO NOTHING
+""")
+
+
 def create_promises(connection: Connection, promises: Sequence[NewPromise]) -> None:
     """Create promises."""
-    parameters = {
-        "runs": arrays.uuids(promise.run for promise in promises),
-        "ids": arrays.uuids(promise.id for promise in promises),
-        "names": [promise.name for promise in promises],
-        "ordinals": arrays.numbers(promise.ordinal for promise in promises),
-    }
-    _CREATE_PROMISES(connection, parameters)
+    _CREATE_PROMISES(connection, _PROMISES(promises))
 
 
-_OPEN_PROMISES = Statement(
-    """
-SELECT p.run_id::text, p.id::text, p.name FROM unnest(%(runs)s::uuid[]) AS wanted(id)
+_OPEN_PROMISES = Prepared[tuple[bytes, bytes, str]]("""
+SELECT /* expectations.open_promises */ p.run_id, p.id, p.name FROM unnest(%(runs)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.promises WHERE run_id = wanted.id OFFSET 0) AS p
  ORDER BY p.run_id, p.ordinal
-"""
-)
+""")
 
 
 def open_promises(connection: Connection, runs: Sequence[bytes]) -> list[tuple[bytes, bytes, str]]:
     """Return run, id and name of the open promises of runs, oldest first."""
-    rows = _OPEN_PROMISES(connection, {"runs": arrays.uuids(runs)})
-    return [(identifier(row[0]), identifier(row[1]), row[2]) for row in rows]
+    return _OPEN_PROMISES(connection, runs=runs)
 
 
 class Answered(NamedTuple):
@@ -134,42 +111,32 @@ class Answered(NamedTuple):
     error: TaskError | None = None
 
 
-_ANSWER = Statement(
-    """
-WITH old AS (
+_ANSWERS = Batch("n", "id uuid, result bytea, error jsonb")
+_ANSWER = Prepared[None](f"""
+WITH /* expectations.answer */ old AS (
     DELETE FROM orchestrator.answers WHERE at < %(now)s::timestamptz - interval '1 hour'
 )
 INSERT INTO orchestrator.answers (id, at, result, error)
 SELECT n.id, %(now)s::timestamptz, n.result, n.error
-  FROM unnest(%(ids)s::uuid[], %(results)s::bytea[], %(errors)s::jsonb[]) AS n(id, result, error)
+  FROM {_ANSWERS}
     ON CONFLICT (id) DO NOTHING
-"""
-)
+""")
 
 
 def answer(connection: Connection, answers: Iterable[Answered], now: datetime) -> None:
     """Keep answers for those who asked; the first to a request counts."""
-    rows = list(answers)
-    parameters = {
-        "now": now,
-        "ids": arrays.uuids(row.id for row in rows),
-        "results": arrays.blobs(row.result for row in rows),
-        "errors": [row.error and _json(row.error) for row in rows],
-    }
-    _ANSWER(connection, parameters)
+    rows = _ANSWERS((one.id, one.result, one.error and one.error.to_json()) for one in answers)
+    _ANSWER(connection, rows, now=now)
 
 
-_FIND_ANSWER = "SELECT result, error FROM orchestrator.answers WHERE id = %(id)s::uuid"
+_FIND_ANSWER = Statement[Row](
+    "SELECT /* expectations.find_answer */ result, error FROM orchestrator.answers WHERE id = %(id)s::uuid"
+)
 
 
 def find_answer(connection: Connection, request: bytes) -> Answered | None:
     """Return the answer to a request, if there is one yet."""
-    row = connection.exec_driver_sql(_FIND_ANSWER, {"id": request.hex()}).one_or_none()
+    row = _FIND_ANSWER.first(connection, id=request)
     if row is None:
         return None
-    error = TaskError.stored(row[1])
-    return Answered(request, None if row[0] is None else bytes(row[0]), error)
-
-
-def _json(error: TaskError) -> str:
-    return error.to_json()
+    return Answered(request, None if row.result is None else bytes(row.result), TaskError.stored(row.error))

@@ -12,12 +12,13 @@ from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.code.histories import first_event
 from orchestrator.store.code.runs import NewCodeRun
+from orchestrator.store.sql import Row, Statement
 
-_OUTCOME = """
-SELECT r.status, r.reason, t.result, t.error, r.stuck, r.code, t.status
+_OUTCOME = Statement[Row]("""
+SELECT /* code_reads.outcome */ r.status, r.reason, t.result, t.error, r.stuck, r.code, t.status AS task_status
   FROM orchestrator.runs r LEFT JOIN orchestrator.ended_tasks t ON t.id = r.id
  WHERE r.id = %(id)s::uuid
-"""
+""")
 
 
 class Outcome(NamedTuple):
@@ -32,28 +33,30 @@ class Outcome(NamedTuple):
 
 def outcome(connection: Connection, run: bytes) -> Outcome | None:
     """Return where a run of a workflow as code stands, or None if there is no such run."""
-    row = connection.exec_driver_sql(_OUTCOME, {"id": run.hex()}).one_or_none()
-    if row is None or not row[5]:
+    row = _OUTCOME.first(connection, id=run)
+    if row is None or not row.code:
         return None
-    error = TaskError.stored(row[3])
-    if row[0] == RunState.FAILED and row[6] == TaskState.CANCELLED:
+    error = TaskError.stored(row.error)
+    if row.status == RunState.FAILED and row.task_status == TaskState.CANCELLED:
         error = RAN_TOO_LONG
-    return Outcome(row[0], row[1], None if row[2] is None else bytes(row[2]), error, row[4])
+    return Outcome(row.status, row.reason, None if row.result is None else bytes(row.result), error, row.stuck)
 
 
-_WAITING = "SELECT waiting FROM orchestrator.runs WHERE id = %(id)s::uuid"
+_WAITING = Statement[dict[str, Any] | None](
+    "SELECT /* code_reads.waiting */ waiting FROM orchestrator.runs WHERE id = %(id)s::uuid"
+)
 
 
 def waiting(connection: Connection, run: bytes) -> dict[str, Any]:
     """Return what the worker knew of a run that took its last turn, if anything."""
-    found: dict[str, Any] | None = connection.exec_driver_sql(_WAITING, {"id": run.hex()}).scalar_one_or_none()
-    return found or {}
+    return _WAITING.first(connection, id=run) or {}
 
 
-_REPEATED = f"""
-SELECT h.data, array_to_json(r.tags)::text, t.name <> r.workflow, r.version, r.name,
+_REPEATED = Statement[Row](f"""
+SELECT /* code_reads.repeated */ h.data, array_to_json(r.tags)::text AS tags, t.name <> r.workflow AS pinned,
+       r.version, r.name,
        extract(epoch FROM CASE WHEN r.reason = '{TIMED_OUT}' THEN told.at ELSE r.deadline END
-                          - r.created_at)::double precision
+                          - r.created_at)::double precision AS timeout
   FROM orchestrator.runs r JOIN orchestrator.histories h ON h.run_id = r.id AND h.number = 1
  CROSS JOIN LATERAL (SELECT name FROM orchestrator.tasks WHERE id = r.id
                       UNION ALL SELECT name FROM orchestrator.ended_tasks WHERE id = r.id LIMIT 1) AS t
@@ -61,15 +64,14 @@ SELECT h.data, array_to_json(r.tags)::text, t.name <> r.workflow, r.version, r.n
                       WHERE run_id = r.id AND kind = 'run_cancel_requested'
                         AND position('{TIMED_OUT}'::bytea IN data) > 0) AS told
  WHERE r.id = %(id)s::uuid AND r.code
-"""
+""")
 
 
 def repeated(connection: Connection, run: bytes, new: bytes) -> NewCodeRun | None:
     """Return a run that does all of another one again, with as much time; None if that is no run of code."""
-    row = connection.exec_driver_sql(_REPEATED, {"id": run.hex()}).one_or_none()
+    row = _REPEATED.first(connection, id=run)
     if row is None:
         return None
-    data, tags, pinned, version, name, timeout = row
-    old = first_event(bytes(data))
-    started = history.RunStarted(old.workflow, version, old.payload, old.queue)
-    return NewCodeRun(new, [started], timeout, tags=tags, pinned=pinned, name=name)
+    old = first_event(bytes(row.data))
+    started = history.RunStarted(old.workflow, row.version, old.payload, old.queue)
+    return NewCodeRun(new, [started], row.timeout, tags=row.tags, pinned=row.pinned, name=row.name)

@@ -9,26 +9,8 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.runs.verdict import TIMED_OUT
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.store import arrays
 from orchestrator.store.code.runs import GOES_ON
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import identifier
-
-_HEADS = Statement(
-    f"""
-SELECT r.id::text, r.ended_at IS NULL, r.last_event, r.parent_run::text, r.parent_position,
-       coalesce(r.child_id, r.id)::text, r.detached, r.tags::text[],
-       CASE WHEN r.reason = '{TIMED_OUT}' THEN NULL
-            ELSE extract(epoch FROM r.deadline - r.created_at)::double precision END, t.name <> r.workflow,
-       r.schedule, r.fire_time::text, r.name, r.version
-  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
- CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
- CROSS JOIN LATERAL (
-       SELECT name FROM orchestrator.tasks WHERE id = wanted.id
-        UNION ALL
-       SELECT name FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t
-"""
-)
+from orchestrator.store.sql import Batch, Prepared
 
 
 class Head(NamedTuple):
@@ -54,39 +36,24 @@ class Head(NamedTuple):
     """Of the code that took its last turn."""
 
 
+_HEADS = Prepared[Head](f"""
+SELECT /* resets.heads */ r.id, r.ended_at IS NULL AS open, r.last_event AS events, r.parent_run AS parent,
+       r.parent_position AS position, coalesce(r.child_id, r.id) AS child_id, r.detached, r.tags::text[] AS tags,
+       CASE WHEN r.reason = '{TIMED_OUT}' THEN NULL
+            ELSE extract(epoch FROM r.deadline - r.created_at)::double precision END AS timeout,
+       t.name <> r.workflow AS pinned, r.schedule, r.fire_time::text AS fire_time, r.name, r.version
+  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
+ CROSS JOIN LATERAL (
+       SELECT name FROM orchestrator.tasks WHERE id = wanted.id
+        UNION ALL
+       SELECT name FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t
+""")
+
+
 def heads(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, Head]:
     """Return those of these runs that are runs of code."""
-    rows = _HEADS(connection, {"ids": arrays.uuids(runs)})
-    found = (
-        Head(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, row[4], identifier(row[5]), *row[6:])
-        for row in rows
-    )
-    return {head.id: head for head in found}
-
-
-_ADOPT = Statement(
-    f"""
-WITH wanted AS MATERIALIZED (
-    SELECT * FROM unnest(%(runs)s::uuid[], %(ids)s::uuid[], %(heirs)s::uuid[], %(heir_ids)s::uuid[])
-             AS w(run, id, heir, heir_id)
-), found AS MATERIALIZED (
-    SELECT w.heir, w.heir_id, c.id AS child, c.place, c.status, c.ended_at
-      FROM (SELECT DISTINCT run FROM wanted) AS parent
-     CROSS JOIN LATERAL (
-           SELECT ctid AS place, id, coalesce(child_id, id) AS awaited, status, ended_at FROM orchestrator.runs
-            WHERE parent_run = parent.run AND detached AND code
-              AND (reason IS NULL OR reason NOT IN {GOES_ON}) OFFSET 0) AS c
-      JOIN wanted w ON w.run = parent.run AND w.id = c.awaited
-), adopted AS (
-    UPDATE orchestrator.runs r SET parent_run = found.heir, child_id = found.heir_id
-      FROM found WHERE r.ctid = found.place AND found.ended_at IS NULL
-)
-SELECT found.child::text, found.heir::text, found.heir_id::text, found.status, t.status, t.result, t.error
-  FROM found
-  LEFT JOIN LATERAL (
-       SELECT status, result, error FROM orchestrator.ended_tasks WHERE id = found.child LIMIT 1) AS t ON true
-"""
-)
+    return {head.id: head for head in _HEADS(connection, ids=runs)}
 
 
 class Handover(NamedTuple):
@@ -113,23 +80,30 @@ class Child(NamedTuple):
     error: TaskError | None
 
 
+_HANDOVERS = Batch("w", Handover)
+_ADOPT = Prepared[Child](f"""
+WITH /* resets.adopt */ wanted AS MATERIALIZED (
+    SELECT * FROM {_HANDOVERS}
+), found AS MATERIALIZED (
+    SELECT w.heir, w.heir_id, c.id AS child, c.place, c.status, c.ended_at
+      FROM (SELECT DISTINCT run FROM wanted) AS parent
+     CROSS JOIN LATERAL (
+           SELECT ctid AS place, id, coalesce(child_id, id) AS awaited, status, ended_at FROM orchestrator.runs
+            WHERE parent_run = parent.run AND detached AND code
+              AND (reason IS NULL OR reason NOT IN {GOES_ON}) OFFSET 0) AS c
+      JOIN wanted w ON w.run = parent.run AND w.child_id = c.awaited
+), adopted AS (
+    UPDATE orchestrator.runs r SET parent_run = found.heir, child_id = found.heir_id
+      FROM found WHERE r.ctid = found.place AND found.ended_at IS NULL
+)
+SELECT found.child AS id, found.heir, found.heir_id, found.status AS state, t.status AS task_state, t.result, t.error
+  FROM found
+  LEFT JOIN LATERAL (
+       SELECT status, result, error FROM orchestrator.ended_tasks WHERE id = found.child LIMIT 1) AS t ON true
+""")
+
+
 def adopt(connection: Connection, handovers: Sequence[Handover]) -> list[Child]:
     """Let runs wait for open children of others; return all children that there are, ended or not."""
-    parameters = {
-        "runs": arrays.uuids(one.run for one in handovers),
-        "ids": arrays.uuids(one.child_id for one in handovers),
-        "heirs": arrays.uuids(one.heir for one in handovers),
-        "heir_ids": arrays.uuids(one.heir_id for one in handovers),
-    }
-    return [
-        Child(
-            identifier(row[0]),
-            identifier(row[1]),
-            identifier(row[2]),
-            row[3],
-            row[4],
-            None if row[5] is None else bytes(row[5]),
-            TaskError.stored(row[6]),
-        )
-        for row in _ADOPT(connection, parameters)
-    ]
+    found = _ADOPT(connection, _HANDOVERS(handovers))
+    return [child._replace(error=TaskError.stored(child.error)) for child in found]  # type: ignore[arg-type]

@@ -13,9 +13,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.store import arrays
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import identifier
+from orchestrator.store.sql import Batch, Prepared, Row
 
 
 class Kept(NamedTuple):
@@ -27,77 +25,57 @@ class Kept(NamedTuple):
     what: Resolution
 
 
-_OF_RUNS = Statement(
-    """
-SELECT k.run_id::text, k.number, k.name, k.value, k.error FROM unnest(%(runs)s::uuid[]) AS wanted(id)
+_OF_RUNS = Prepared[Row]("""
+SELECT /* resolutions.of_runs */ k.run_id, k.number, k.name, k.value, k.error
+  FROM unnest(%(runs)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.resolutions WHERE run_id = wanted.id OFFSET 0) AS k
  ORDER BY k.run_id, k.name, k.number
-"""
-)
+""")
 
 
 def of_runs(connection: Connection, runs: Iterable[bytes]) -> list[Kept]:
     """Return everything that is known of names of promises in runs, in order."""
-    return [
-        Kept(
-            identifier(row[0]),
-            row[1],
-            Resolution(
-                row[2],
-                None if row[3] is None else bytes(row[3]),
-                row[4] and TaskError(row[4]["kind"], row[4]["message"]),
-            ),
-        )
-        for row in _OF_RUNS(connection, {"runs": arrays.uuids(runs)})
-    ]
+    return [Kept(row.run_id, row.number, _resolution(row)) for row in _OF_RUNS(connection, runs=runs)]
 
 
-_KEEP = Statement(
-    """
-INSERT INTO orchestrator.resolutions (run_id, name, number, value, error)
+def _resolution(row: Row) -> Resolution:
+    return Resolution(row.name, row.value, row.error and TaskError(row.error["kind"], row.error["message"]))
+
+
+_KEPT = Batch("n", "run_id uuid, name text, number int, value bytea, error jsonb")
+_KEEP = Prepared[tuple[bytes, str]](f"""
+INSERT /* resolutions.keep */ INTO orchestrator.resolutions (run_id, name, number, value, error)
 SELECT n.run_id, n.name, n.number, n.value, n.error
-  FROM unnest(%(runs)s::uuid[], %(names)s::text[], %(numbers)s::int[], %(values)s::bytea[], %(errors)s::jsonb[])
-       AS n(run_id, name, number, value, error)
+  FROM {_KEPT}
  CROSS JOIN LATERAL (
        SELECT FROM orchestrator.runs WHERE id = n.run_id AND code AND ended_at IS NULL LIMIT 1) AS open
     ON CONFLICT DO NOTHING
-RETURNING run_id::text, name
-"""
-)
+RETURNING run_id, name
+""")
 
 
 def keep(connection: Connection, rows: Sequence[Kept]) -> set[tuple[bytes, str]]:
     """Keep resolutions for runs that are open; return those runs, with the names."""
-    parameters = {
-        "runs": arrays.uuids(row.run for row in rows),
-        "names": [row.what.name for row in rows],
-        "numbers": arrays.numbers(row.number for row in rows),
-        "values": arrays.blobs(row.what.value for row in rows),
-        "errors": [row.what.error and _json(row.what.error) for row in rows],
-    }
-    return {(identifier(row[0]), row[1]) for row in _KEEP(connection, parameters)}
+    kept = [
+        (row.run, row.what.name, row.number, row.what.value, row.what.error and _json(row.what.error)) for row in rows
+    ]
+    return set(_KEEP(connection, _KEPT(kept)))
 
 
-_REMOVE = Statement(
-    """
-DELETE FROM orchestrator.resolutions k
- USING unnest(%(runs)s::uuid[], %(names)s::text[], %(numbers)s::int[]) AS gone(run_id, name, number)
+_GONE = Batch("gone", "run_id uuid, name text, number int")
+_REMOVE = Prepared[None](f"""
+DELETE /* resolutions.remove */ FROM orchestrator.resolutions k
+ USING {_GONE}
  CROSS JOIN LATERAL (
        SELECT ctid AS place FROM orchestrator.resolutions
         WHERE run_id = gone.run_id AND name = gone.name AND number = gone.number LIMIT 1) AS found
  WHERE k.ctid = found.place
-"""
-)
+""")
 
 
 def remove(connection: Connection, rows: Sequence[Kept]) -> None:
     """Forget resolutions that have found their promises."""
-    parameters = {
-        "runs": arrays.uuids(row.run for row in rows),
-        "names": [row.what.name for row in rows],
-        "numbers": arrays.numbers(row.number for row in rows),
-    }
-    _REMOVE(connection, parameters)
+    _REMOVE(connection, _GONE((row.run, row.what.name, row.number) for row in rows))
 
 
 def numbered(run: bytes, some: Iterable[Resolution]) -> list[Kept]:

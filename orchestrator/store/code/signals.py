@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from orchestrator.store.sql import Row, Statement
+
 
 class Sent(NamedTuple):
     """A signal to the run that had a chosen id."""
@@ -18,11 +20,11 @@ class Sent(NamedTuple):
     """What stands in the inbox until the leader has decided."""
 
 
-_REACHED = """
-SELECT EXISTS (SELECT FROM orchestrator.inbox WHERE id = %(wish)s),
-       EXISTS (SELECT FROM orchestrator.runs WHERE id = %(otherwise)s::uuid),
-       (SELECT result FROM orchestrator.answers WHERE id = %(otherwise)s::uuid)
-"""
+_REACHED = Statement[Row]("""
+SELECT /* signals.reached */ EXISTS (SELECT FROM orchestrator.inbox WHERE id = %(wish)s) AS on_its_way,
+       EXISTS (SELECT FROM orchestrator.runs WHERE id = %(otherwise)s::uuid) AS begun,
+       (SELECT result FROM orchestrator.answers WHERE id = %(otherwise)s::uuid) AS other
+""")
 
 
 def reached(connection: Connection, sent: Sent) -> bytes | None:
@@ -30,10 +32,9 @@ def reached(connection: Connection, sent: Sent) -> bytes | None:
 
     If that is neither of the two, the leader leaves word of it for an hour.
     """
-    parameters = {"wish": sent.wish, "otherwise": sent.otherwise.hex()}
-    on_its_way, begun, other = connection.exec_driver_sql(_REACHED, parameters).one()
-    if on_its_way:
+    row = _REACHED.one(connection, wish=sent.wish, otherwise=sent.otherwise)
+    if row.on_its_way:
         return None
-    if begun:
+    if row.begun:
         return sent.otherwise
-    return sent.run if other is None else bytes(other)
+    return sent.run if row.other is None else bytes(row.other)

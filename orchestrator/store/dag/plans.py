@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Container, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection
@@ -16,10 +17,8 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.plain import is_same, read_json, stored_json
 from orchestrator.errors import Duplicate
-from orchestrator.store import arrays
 from orchestrator.store.runs.trees import ByTurns
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import identifier
+from orchestrator.store.sql import Batch, Json, Prepared, Row, Statement
 
 
 class WorkflowRun(NamedTuple):
@@ -39,72 +38,53 @@ class WorkflowRun(NamedTuple):
     cancelling: bool = False
 
 
-_LOAD = Statement(
-    """
-SELECT r.id::text, r.workflow, r.version, r.params::text, r.state, coalesce(r.fire_time, r.created_at), r.tags,
-       r.depth, coalesce(r.root, r.id)::text, r.cancelling
+_LOAD = Prepared[Row]("""
+SELECT /* dags.load */ r.id, r.workflow, r.version, r.params::text AS params, r.state,
+       coalesce(r.fire_time, r.created_at) AS fire_time, r.tags, r.depth, coalesce(r.root, r.id) AS root, r.cancelling
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  WHERE r.workflow IS NOT NULL AND NOT r.code
-"""
-)
+""")
 
 
 def load(connection: Connection, ids: Sequence[bytes]) -> list[WorkflowRun]:
     """Return those of these runs that have a definition."""
-    rows = _LOAD(connection, {"ids": arrays.uuids(ids)})
-    return [
-        WorkflowRun(
-            identifier(row[0]),
-            row[1],
-            row[2],
-            read_json(row[3] or "{}"),
-            None if row[4] is None else bytes(row[4]),
-            row[5],
-            tuple(row[6]),
-            row[7],
-            identifier(row[8]),
-            row[9],
-        )
-        for row in rows
-    ]
+    rows = _LOAD(connection, ids=ids)
+    return [WorkflowRun(*row)._replace(params=read_json(row.params or "{}"), tags=tuple(row.tags)) for row in rows]
 
 
-_VERSIONS = Statement(
-    """
-SELECT r.id::text, r.workflow, r.version FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+_VERSIONS = Prepared[Row]("""
+SELECT /* dags.versions */ r.id, r.workflow, r.version FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  WHERE r.workflow IS NOT NULL AND NOT r.code
-"""
-)
+""")
 
 
 def versions(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, tuple[str, int]]:
     """Return which version of which workflow these are runs of, as far as they have a definition."""
-    rows = _VERSIONS(connection, {"ids": arrays.uuids(ids)})
-    return {identifier(row[0]): (row[1], row[2]) for row in rows}
+    return {row.id: (row.workflow, row.version) for row in _VERSIONS(connection, ids=ids)}
 
 
 def expanding() -> ByTurns:
     """Return what finds the runs of which more tasks are to be created."""
-    return ByTurns("runs", "expanding", "id::text")
+    return ByTurns("runs.expanding", "runs", "expanding", "id")
 
-
-# Of up to hundreds of thousands of rows: nothing is sent with each that stands in the question, and none are sorted.
-_OUTPUTS = Statement(
-    """
-SELECT wanted.number, e.position, e.result
-  FROM unnest(%(runs)s::uuid[], %(steps)s::text[]) WITH ORDINALITY AS wanted(run_id, step, number)
- CROSS JOIN LATERAL (
-       SELECT position, CASE WHEN status = 'success' THEN result END AS result FROM orchestrator.ended_tasks
-        WHERE run_id = wanted.run_id AND step = wanted.step OFFSET 0) AS e
-"""
-)
 
 Key = tuple[bytes, str]
 """A run and the name of a step."""
 Results = list[tuple[int, bytes | None]]
 """Positions and results, in any order."""
+_Output = tuple[int, int, bytes | None]
+
+# Of up to hundreds of thousands of rows: nothing is sent with each that stands in the question, and none are sorted.
+_STEPS = Batch("wanted", "number int, run_id uuid, step text")
+_OUTPUTS = Prepared[_Output](f"""
+SELECT /* dags.outputs */ wanted.number, e.position, e.result
+  FROM {_STEPS}
+ CROSS JOIN LATERAL (
+       SELECT position, CASE WHEN status = 'success' THEN result END AS result FROM orchestrator.ended_tasks
+        WHERE run_id = wanted.run_id AND step = wanted.step OFFSET 0) AS e
+""")
 
 
 def outputs(connection: Connection, keys: Sequence[Key]) -> dict[Key, Results]:
@@ -112,15 +92,13 @@ def outputs(connection: Connection, keys: Sequence[Key]) -> dict[Key, Results]:
     return _results(_OUTPUTS, connection, keys)
 
 
-_CHILD_OUTPUTS = Statement(
-    """
-SELECT wanted.number, r.parent_position, r.output
-  FROM unnest(%(runs)s::uuid[], %(steps)s::text[]) WITH ORDINALITY AS wanted(run_id, step, number)
+_CHILD_OUTPUTS = Prepared[_Output](f"""
+SELECT /* dags.child_outputs */ wanted.number, r.parent_position, r.output
+  FROM {_STEPS}
  CROSS JOIN LATERAL (
        SELECT parent_position, output FROM orchestrator.runs
         WHERE parent_run = wanted.run_id AND parent_step = wanted.step OFFSET 0) AS r
-"""
-)
+""")
 
 
 def child_outputs(connection: Connection, keys: Sequence[Key]) -> dict[Key, Results]:
@@ -128,36 +106,29 @@ def child_outputs(connection: Connection, keys: Sequence[Key]) -> dict[Key, Resu
     return _results(_CHILD_OUTPUTS, connection, keys)
 
 
-def _results(statement: Statement, connection: Connection, keys: Sequence[Key]) -> dict[Key, Results]:
+def _results(statement: Prepared[_Output], connection: Connection, keys: Sequence[Key]) -> dict[Key, Results]:
     found: list[Results] = [[] for _ in keys]
-    parameters = {"runs": arrays.uuids(run for run, _ in keys), "steps": [step for _, step in keys]}
-    for number, position, result in statement(connection, parameters):
-        found[number - 1].append((position, None if result is None else bytes(result)))
+    for number, position, result in statement(connection, _STEPS((at, *key) for at, key in enumerate(keys))):
+        found[number].append((position, result))
     return dict(zip(keys, found, strict=True))
 
 
-_SIZES = Statement(
-    """
-SELECT wanted.number, coalesce(CASE WHEN wanted.of_runs THEN (
+_SIZED = Batch("wanted", "number int, run_id uuid, step text, of_runs boolean")
+_SIZES = Prepared[tuple[int, int]](f"""
+SELECT /* dags.sizes */ wanted.number, coalesce(CASE WHEN wanted.of_runs THEN (
        SELECT sum(octet_length(output)) FROM orchestrator.runs
         WHERE parent_run = wanted.run_id AND parent_step = wanted.step) ELSE (
        SELECT sum(octet_length(result)) FROM orchestrator.ended_tasks
         WHERE run_id = wanted.run_id AND step = wanted.step AND status = 'success') END, 0)::bigint
-  FROM unnest(%(runs)s::uuid[], %(steps)s::text[], %(of_runs)s::boolean[])
-       WITH ORDINALITY AS wanted(run_id, step, of_runs, number)
-"""
-)
+  FROM {_SIZED}
+""")
 
 
 def output_sizes(connection: Connection, of_tasks: Sequence[Key], of_runs: Sequence[Key]) -> dict[Key, int]:
     """Return how many bytes the outputs of steps have: of those that are tasks, and of those that are child runs."""
     keys = [*of_tasks, *of_runs]
-    parameters = {
-        "runs": arrays.uuids(run for run, _ in keys),
-        "steps": [step for _, step in keys],
-        "of_runs": arrays.numbers([False] * len(of_tasks) + [True] * len(of_runs)),
-    }
-    return {keys[number - 1]: size for number, size in _SIZES(connection, parameters)}
+    sized = [(number, *key, number >= len(of_tasks)) for number, key in enumerate(keys)]
+    return {keys[number]: size for number, size in _SIZES(connection, _SIZED(sized))}
 
 
 class NewRun(NamedTuple):
@@ -167,9 +138,9 @@ class NewRun(NamedTuple):
     name: str
     workflow: str
     version: int
-    params: str
+    params: Json
     timeout: float | None = None
-    tags: tuple[str, ...] = ()
+    tags: Annotated[tuple[str, ...], "jsonb"] = ()
     key: str | None = None
     lane: str | None = None
     lane_limit: int | None = None
@@ -177,56 +148,44 @@ class NewRun(NamedTuple):
     parent_step: str | None = None
     parent_position: int | None = None
     schedule: str | None = None
-    fire_time: str | None = None
+    fire_time: Annotated[str, "timestamptz"] | None = None
     depth: int = 0
     root: bytes | None = None
     """The first of the runs that started each other, and at last this one."""
 
 
-_START = """
-INSERT INTO orchestrator.runs (id, name, workflow, version, params, total, open, timeout, deadline, tags, key, lane,
-                               lane_limit, parent_run, parent_step, parent_position, schedule, fire_time, depth, root)
+_NEW = Batch("n", NewRun)
+_START = Statement[UUID](f"""
+INSERT /* dags.start */ INTO orchestrator.runs
+       (id, name, workflow, version, params, total, open, timeout, deadline, tags, key, lane, lane_limit, parent_run,
+        parent_step, parent_position, schedule, fire_time, depth, root)
 SELECT n.id, n.name, n.workflow, n.version, n.params, 0, 0, n.timeout, now() + n.timeout * interval '1 second',
        ARRAY(SELECT jsonb_array_elements_text(n.tags)), n.key, n.lane, n.lane_limit,
        n.parent_run, n.parent_step, n.parent_position, n.schedule, n.fire_time, n.depth, n.root
-  FROM jsonb_to_recordset(%(runs)s::jsonb)
-       AS n(id uuid, name text, workflow text, version int, params jsonb, timeout float8, tags jsonb, key text,
-            lane text, lane_limit int, parent_run uuid, parent_step text, parent_position int, schedule text,
-            fire_time timestamptz, depth int, root uuid)
+  FROM {_NEW}
     ON CONFLICT DO NOTHING
-RETURNING id::text
-"""
+RETURNING id
+""")
 
 
 def start(connection: Connection, runs: Sequence[NewRun]) -> list[bytes]:
     """Create runs; return those that did not exist. An id or key that is there already is left alone."""
-    rows = [
-        run._asdict()
-        | {
-            "id": run.id.hex(),
-            "params": msgspec.Raw(run.params.encode()),
-            "parent_run": run.parent_run.hex() if run.parent_run else None,
-            "root": run.root.hex() if run.root else None,
-        }
-        for run in runs
-    ]
-    found = connection.exec_driver_sql(_START, {"runs": msgspec.json.encode(rows).decode()})
-    return [identifier(row[0]) for row in found]
+    rows = [run._replace(tags=msgspec.json.encode(run.tags).decode()) for run in runs]  # type: ignore[arg-type]
+    return [run.bytes for run in _START(connection, _NEW(rows))]
 
 
-_SAVE_OUTPUTS = Statement(
-    """
-UPDATE orchestrator.runs r SET output = n.output
-  FROM unnest(%(ids)s::uuid[], %(outputs)s::bytea[]) AS n(id, output)
+_NEW_OUTPUTS = Batch("n", "id uuid, output bytea")
+_SAVE_OUTPUTS = Prepared[None](f"""
+UPDATE /* dags.save_outputs */ orchestrator.runs r SET output = n.output
+  FROM {_NEW_OUTPUTS}
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = n.id LIMIT 1) AS found
  WHERE r.ctid = found.place
-"""
-)
+""")
 
 
 def save_outputs(connection: Connection, outputs: Mapping[bytes, bytes]) -> None:
     """Keep what child runs give to their parents."""
-    _SAVE_OUTPUTS(connection, {"ids": arrays.uuids(outputs), "outputs": arrays.blobs(outputs.values())})
+    _SAVE_OUTPUTS(connection, _NEW_OUTPUTS(outputs.items()))
 
 
 _LONGEST_KEY = 200
@@ -256,7 +215,9 @@ def _lane(name: str, key: str) -> str:
     return scoped(name, key)
 
 
-_BY_KEY = "SELECT id::text, params::text FROM orchestrator.runs WHERE key = %(key)s AND workflow = %(workflow)s"
+_BY_KEY = Statement[tuple[UUID, str]]("""
+SELECT /* dags.by_key */ id, params::text FROM orchestrator.runs WHERE key = %(key)s AND workflow = %(workflow)s
+""")
 
 
 def find_same(connection: Connection, run: NewRun, given: Container[str]) -> bytes | None:
@@ -264,10 +225,10 @@ def find_same(connection: Connection, run: NewRun, given: Container[str]) -> byt
 
     Those that nobody gives may depend on the time.
     """
-    row = connection.exec_driver_sql(_BY_KEY, {"workflow": run.workflow, "key": run.key}).one_or_none()
-    if row is None:
+    found = _BY_KEY.first(connection, workflow=run.workflow, key=run.key)
+    if found is None:
         return None
-    holder, known, wanted = identifier(row[0]), read_json(row[1]), read_json(run.params)
+    holder, known, wanted = found[0].bytes, read_json(found[1]), read_json(run.params)
     if all(name in known and is_same(known[name], value) for name, value in wanted.items() if name in given):
         return holder
     raise Duplicate(
@@ -278,45 +239,48 @@ def find_same(connection: Connection, run: NewRun, given: Container[str]) -> byt
     )
 
 
-_RESULTS_OF_RUN = """
-SELECT step, position, CASE WHEN status = 'success' THEN result END FROM orchestrator.ended_tasks
- WHERE run_id = %(run)s::uuid AND step IS NOT NULL
+_RESULTS_OF_RUN = Statement[Row]("""
+SELECT /* dags.results_of_run */ step, position, CASE WHEN status = 'success' THEN result END AS result
+  FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step IS NOT NULL
  UNION ALL
 SELECT parent_step, parent_position, output FROM orchestrator.runs
  WHERE parent_run = %(run)s::uuid AND parent_step IS NOT NULL AND status = 'success'
-"""
+""")
 
 
 def results_of_run(connection: Connection, run: bytes) -> dict[str, list[tuple[int, bytes | None]]]:
     """Return, by step, positions and results of the tasks and child runs of a run; None if one did not succeed."""
     found: dict[str, list[tuple[int, bytes | None]]] = {}
-    for step, position, result in connection.exec_driver_sql(_RESULTS_OF_RUN, {"run": run.hex()}):
-        found.setdefault(step, []).append((position, None if result is None else bytes(result)))
+    for row in _RESULTS_OF_RUN(connection, run=run):
+        found.setdefault(row.step, []).append((row.position, None if row.result is None else bytes(row.result)))
     return found
 
 
 # An id beside that of the new run, as those of all its tasks are.
 _BESIDE_NEW = "(left(%(new)s::uuid::text, 14) || '8' || right(gen_random_uuid()::text, 21))::uuid"
-_KEEP_TASKS = f"""
-INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, run_id, step,
-       position, payload, options, result, worker, created_at, started_at, ended_at)
+_KEEP_TASKS = Statement[None](f"""
+INSERT /* dags.keep_tasks */ INTO orchestrator.ended_tasks
+       (id, seq, name, queue, priority, status, attempt, failures, losses, run_id, step, position, payload, options,
+        result, worker, created_at, started_at, ended_at)
 SELECT {_BESIDE_NEW}, seq, name, queue, priority, status, attempt, failures, losses, %(new)s::uuid, step,
        position, payload, options, result, worker, created_at, started_at, ended_at
-  FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s)
-"""
-_KEEP_RUNS = f"""
-INSERT INTO orchestrator.runs (id, name, status, total, open, success, failed, cancelled, skipped, created_at,
-       started_at, ended_at, workflow, version, params, state, parent_run, parent_step, parent_position, output)
+  FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s::text[])
+""")
+_KEEP_RUNS = Statement[None](f"""
+INSERT /* dags.keep_runs */ INTO orchestrator.runs
+       (id, name, status, total, open, success, failed, cancelled, skipped, created_at, started_at, ended_at, workflow,
+        version, params, state, parent_run, parent_step, parent_position, output)
 SELECT {_BESIDE_NEW}, name, status, total, open, success, failed, cancelled, skipped, created_at, started_at,
        ended_at, workflow, version, params, state, %(new)s::uuid, parent_step, parent_position, output
-  FROM orchestrator.runs WHERE parent_run = %(run)s::uuid AND parent_step = ANY(%(steps)s)
-"""
-_KEEP_STATE = "UPDATE orchestrator.runs SET state = %(state)s WHERE id = %(new)s::uuid AND status = 'pending'"
+  FROM orchestrator.runs WHERE parent_run = %(run)s::uuid AND parent_step = ANY(%(steps)s::text[])
+""")
+_KEEP_STATE = Statement[None]("""
+UPDATE /* dags.keep_state */ orchestrator.runs SET state = %(state)s WHERE id = %(new)s::uuid AND status = 'pending'
+""")
 
 
 def keep(connection: Connection, run: bytes, new: bytes, steps: Sequence[str], state: bytes) -> None:
     """Copy what some steps of a run came to into a new run that has not begun, in the caller's transaction."""
-    parameters = {"run": run.hex(), "new": new.hex(), "steps": list(steps)}
-    connection.exec_driver_sql(_KEEP_TASKS, parameters)
-    connection.exec_driver_sql(_KEEP_RUNS, parameters)
-    connection.exec_driver_sql(_KEEP_STATE, parameters | {"state": state})
+    _KEEP_TASKS(connection, run=run, new=new, steps=steps)
+    _KEEP_RUNS(connection, run=run, new=new, steps=steps)
+    _KEEP_STATE(connection, new=new, state=state)

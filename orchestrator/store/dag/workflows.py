@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from orchestrator.domain.dag.definition import Definition, content_hash
 from orchestrator.domain.plain import stored_json
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.store.schedules import definitions as schedules
+from orchestrator.store.sql import Row, Statement
 
 
 class Stored(NamedTuple):
@@ -26,59 +26,61 @@ class Stored(NamedTuple):
     created_at: datetime
 
 
-def _stored(row: Sequence[object]) -> Stored:
-    name, version, digest, text, created_at = row
+def _stored(row: Row) -> Stored:
     try:
-        definition = msgspec.json.decode(str(text), type=Definition)
+        definition = msgspec.json.decode(row.definition, type=Definition)
     except msgspec.DecodeError as error:
-        raise msgspec.ValidationError(f"workflow {name!r}, version {version}: {error}") from error
-    return Stored(str(name), int(str(version)), str(digest), definition, created_at)  # type: ignore[arg-type]
+        raise msgspec.ValidationError(f"workflow {row.name!r}, version {row.version}: {error}") from error
+    return Stored(row.name, row.version, row.hash, definition, row.created_at)
 
 
-_COLUMNS = "name, version, hash, definition::text, created_at"
-_LATEST = f"""
-SELECT {_COLUMNS} FROM orchestrator.workflows
+_COLUMNS = "w.name, w.version, w.hash, w.definition::text AS definition, w.created_at"
+_LATEST = Statement[Row](f"""
+SELECT /* workflows.latest */ {_COLUMNS} FROM orchestrator.workflows w
  WHERE name = %(name)s AND deleted_at IS NULL ORDER BY version DESC LIMIT 1
-"""
+""")
 
 
 def latest(connection: Connection, name: str) -> Stored | None:
     """Return the newest version of a workflow, unless it was deleted."""
-    row = connection.exec_driver_sql(_LATEST, {"name": name}).one_or_none()
+    row = _LATEST.first(connection, name=name)
     return _stored(row) if row else None
 
 
-_ONE = f"SELECT {_COLUMNS} FROM orchestrator.workflows WHERE name = %(name)s AND version = %(version)s"
+_ONE = Statement[Row](f"""
+SELECT /* workflows.one */ {_COLUMNS} FROM orchestrator.workflows w
+ WHERE name = %(name)s AND version = %(version)s
+""")
 
 
 def read(connection: Connection, name: str, version: int) -> Stored | None:
     """Return one version of a workflow, deleted or not: its runs go on."""
-    row = connection.exec_driver_sql(_ONE, {"name": name, "version": version}).one_or_none()
+    row = _ONE.first(connection, name=name, version=version)
     return _stored(row) if row else None
 
 
-_OF_RUN = f"""
-SELECT {", ".join(f"w.{column.strip()}" for column in _COLUMNS.split(","))}
+_OF_RUN = Statement[Row](f"""
+SELECT /* workflows.of_run */ {_COLUMNS}
   FROM orchestrator.runs r JOIN orchestrator.workflows w ON w.name = r.workflow AND w.version = r.version
  WHERE r.id = %(run)s::uuid AND NOT r.code
-"""
+""")
 
 
 def of_run(connection: Connection, run: bytes) -> Definition | None:
     """Return the definition that a run is pinned to."""
-    row = connection.exec_driver_sql(_OF_RUN, {"run": run.hex()}).one_or_none()
+    row = _OF_RUN.first(connection, run=run)
     return _stored(row).definition if row else None
 
 
-_LIST = f"""
-SELECT DISTINCT ON (name) {_COLUMNS} FROM orchestrator.workflows
+_LIST = Statement[Row](f"""
+SELECT /* workflows.list */ DISTINCT ON (name) {_COLUMNS} FROM orchestrator.workflows w
  WHERE deleted_at IS NULL ORDER BY name, version DESC
-"""
+""")
 
 
 def list_latest(connection: Connection) -> list[Stored]:
     """Return the newest version of each workflow."""
-    return [_stored(row) for row in connection.exec_driver_sql(_LIST)]
+    return [_stored(row) for row in _LIST(connection)]
 
 
 class Triggered(NamedTuple):
@@ -91,33 +93,42 @@ class Triggered(NamedTuple):
 
 
 # What the release before this one stores has no triggers beside it.
-_TRIGGERED = """
-SELECT name, version, triggers::text FROM (
+_TRIGGERED = Statement[Triggered]("""
+SELECT /* workflows.triggered */ name, version, triggers::text AS triggers FROM (
        SELECT DISTINCT ON (name) name, version, coalesce(triggers, definition->'on') AS triggers
          FROM orchestrator.workflows WHERE deleted_at IS NULL ORDER BY name, version DESC) AS newest
  WHERE jsonb_array_length(triggers) > 0
-"""
+""")
 
 
 def list_triggered(connection: Connection) -> list[Triggered]:
     """Return the workflows that events and ends of other runs start."""
-    return [Triggered(*row) for row in connection.exec_driver_sql(_TRIGGERED)]
+    return _TRIGGERED(connection)
 
 
-_STAMP = "SELECT count(*), max(created_at), count(deleted_at) FROM orchestrator.workflows"
+_STAMP = Statement[tuple[object, ...]](
+    "SELECT /* workflows.stamp */ count(*), max(created_at), count(deleted_at) FROM orchestrator.workflows"
+)
 
 
 def stamp(connection: Connection) -> tuple[object, ...]:
     """Return something that changes whenever a definition is added or deleted."""
-    return tuple(connection.exec_driver_sql(_STAMP).one())
+    return _STAMP.one(connection)
 
 
-_LOCK = "SELECT pg_advisory_xact_lock(hashtext('orchestrator.' || %(name)s))"
-_NEWEST_VERSION = "SELECT coalesce(max(version), 0) FROM orchestrator.workflows WHERE name = %(name)s"
-_ADD = """
-INSERT INTO orchestrator.workflows (name, version, hash, definition, triggers)
+_LOCK = Statement[None]("SELECT /* workflows.lock */ pg_advisory_xact_lock(hashtext('orchestrator.' || %(name)s))")
+_NEWEST_VERSION = Statement[int]("""
+SELECT /* workflows.newest_version */ coalesce(max(version), 0)
+  FROM orchestrator.workflows WHERE name = %(name)s
+""")
+_RESTORE = Statement[None]("""
+UPDATE /* workflows.restore */ orchestrator.workflows SET deleted_at = NULL
+ WHERE name = %(name)s AND version = %(version)s
+""")
+_ADD = Statement[None]("""
+INSERT /* workflows.add */ INTO orchestrator.workflows (name, version, hash, definition, triggers)
 VALUES (%(name)s, %(version)s, %(hash)s, %(definition)s::jsonb, %(triggers)s::jsonb)
-"""
+""")
 
 
 class Application(NamedTuple):
@@ -154,14 +165,14 @@ def _refuse_circle(connection: Connection, definition: Definition) -> None:
 
 
 def _store(connection: Connection, definition: Definition) -> Application:
-    connection.exec_driver_sql(_LOCK, {"name": definition.name})
+    _LOCK(connection, name=definition.name)
     digest = content_hash(definition)
     newest = latest(connection, definition.name)
     if definition.version is None and newest is not None and newest.hash == digest:
         return Application(newest.version, created=False)
     version = definition.version
     if version is None:
-        version = 1 + connection.exec_driver_sql(_NEWEST_VERSION, {"name": definition.name}).scalar_one()
+        version = 1 + _NEWEST_VERSION.one(connection, name=definition.name)
     existing = read(connection, definition.name, version)
     if existing is not None:
         if existing.hash != digest:
@@ -169,22 +180,18 @@ def _store(connection: Connection, definition: Definition) -> Application:
                 f"Workflow {definition.name!r} version {version} exists with another body. Versions never change: "
                 f"give it a new version, or leave `version` out to get one."
             )
-        connection.exec_driver_sql(
-            "UPDATE orchestrator.workflows SET deleted_at = NULL WHERE name = %(name)s AND version = %(version)s",
-            {"name": definition.name, "version": version},
-        )
+        _RESTORE(connection, name=definition.name, version=version)
         return Application(version, created=False)
     body = stored_json(msgspec.structs.replace(definition, version=version))
-    parameters = {"name": definition.name, "version": version, "hash": digest, "definition": body}
-    parameters["triggers"] = stored_json(definition.on)
-    connection.exec_driver_sql(_ADD, parameters)
+    triggers = stored_json(definition.on)
+    _ADD(connection, name=definition.name, version=version, hash=digest, definition=body, triggers=triggers)
     return Application(version, created=True)
 
 
-_DELETE = """
-WITH unscheduled AS (DELETE FROM orchestrator.schedules WHERE workflow = %(name)s)
+_DELETE = Statement[None]("""
+WITH /* workflows.delete */ unscheduled AS (DELETE FROM orchestrator.schedules WHERE workflow = %(name)s)
 UPDATE orchestrator.workflows SET deleted_at = now() WHERE name = %(name)s AND deleted_at IS NULL
-"""
+""")
 
 
 def delete(connection: Connection, name: str) -> bool:
@@ -192,4 +199,4 @@ def delete(connection: Connection, name: str) -> bool:
 
     False if there is none.
     """
-    return connection.exec_driver_sql(_DELETE, {"name": name}).rowcount > 0
+    return _DELETE.count(connection, name=name) > 0

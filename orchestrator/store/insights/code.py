@@ -14,6 +14,7 @@ from orchestrator.store.code import histories
 from orchestrator.store.code import reads as code_reads
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.insights.tasks import ErrorView, error_view
+from orchestrator.store.sql import Row, Statement
 
 _MOST = 10
 """Of each kind that is open, so many are shown."""
@@ -75,16 +76,17 @@ class CodeView:
     """Which run it repeats, if it was made by a reset."""
 
 
-_NOW = """
-SELECT CASE WHEN r.ended_at IS NOT NULL THEN NULL
+_NOW = Statement[Row]("""
+SELECT /* insights.code.now */ CASE WHEN r.ended_at IS NOT NULL THEN NULL
             WHEN t.status <> 'pending' THEN 'running'
             WHEN t.hold = 'unknown' THEN 'unknown'
-            WHEN t.blockers > 0 THEN 'waiting' ELSE 'ready' END, r.waiting
+            WHEN t.blockers > 0 THEN 'waiting' ELSE 'ready' END AS turn, r.waiting
   FROM orchestrator.runs r LEFT JOIN orchestrator.tasks t ON t.id = r.id
  WHERE r.id = %(run)s::uuid AND r.code
-"""
-_OPEN = f"""
-(SELECT 'promise', name, id, NULL::timestamptz, NULL FROM orchestrator.promises
+""")
+_OPEN = Statement[OpenView](f"""
+(SELECT /* insights.code.open */ 'promise' AS kind, name, id, NULL::timestamptz AS due, NULL AS status
+   FROM orchestrator.promises
   WHERE run_id = %(run)s::uuid ORDER BY ordinal LIMIT {_MOST + 1})
  UNION ALL
 (SELECT 'timer', '', id, due, NULL FROM orchestrator.timers
@@ -95,16 +97,16 @@ _OPEN = f"""
  UNION ALL
 (SELECT 'child', name, id, NULL, CASE WHEN stuck IS NULL THEN status ELSE 'stuck' END FROM orchestrator.runs
   WHERE parent_run = %(run)s::uuid AND ended_at IS NULL ORDER BY id LIMIT {_MOST + 1})
-"""
+""")
 
 
 def show_code(connection: Connection, run: UUID) -> CodeView | None:
     """Return what there is to see of a run of code, or None if it is no such run."""
-    row = connection.exec_driver_sql(_NOW, {"run": run.hex}).one_or_none()
+    row = _NOW.first(connection, run=run.hex)
     outcome = code_reads.outcome(connection, run.bytes)
     if row is None or outcome is None:
         return None
-    open_ = [OpenView(kind=k, name=n, id=i, due=d, status=s) for k, n, i, d, s in _open(connection, run)]
+    open_ = _OPEN(connection, run=run.hex)
     has_timers = any(view.kind == "timer" for view in open_)
     payload, state, timers = b"", dict[str, bytes](), dict[bytes, str]()
     reset: ResetView | None = None
@@ -121,13 +123,13 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
             case history.TimerStarted():
                 timers[what.id] = what.name
     shown = [view for kind in ("promise", "timer", "task", "child") for view in _of_kind(open_, kind)[:_MOST]]
-    waiting = row[1] or {}
+    waiting = row.waiting or {}
     return CodeView(
         payload=payload,
         result=outcome.result if outcome.reason not in code_runs.GOES_ON else None,
         error=error_view(outcome.error),
         state=state,
-        turn=row[0],
+        turn=row.turn,
         places=tuple(waiting.get("places", ())),
         signals=tuple(waiting.get("signals", ())),
         updates=tuple(waiting.get("updates", ())),
@@ -135,10 +137,6 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
         more=len(shown) < len(open_),
         reset=reset,
     )
-
-
-def _open(connection: Connection, run: UUID) -> list[tuple[str, str, UUID, datetime | None, str | None]]:
-    return [tuple(row) for row in connection.exec_driver_sql(_OPEN, {"run": run.hex})]
 
 
 def _of_kind(views: list[OpenView], kind: str) -> list[OpenView]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.store.insights.fleet import IS_FRESH
-from orchestrator.store.tasks.transitions import identifier
+from orchestrator.store.sql import Row, Statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,8 @@ class CodeWorkflowView:
     """Its runs that have not ended."""
 
 
-_LIST = f"""
-WITH open AS (
+_LIST = Statement[Row](f"""
+WITH /* insights.code_workflows.list */ open AS (
     SELECT workflow AS name, array_agg(DISTINCT version) AS versions, count(*) AS runs
       FROM orchestrator.runs WHERE code AND ended_at IS NULL GROUP BY workflow
 ), announced AS (
@@ -37,26 +37,26 @@ WITH open AS (
      CROSS JOIN LATERAL regexp_match(known, '^(.*)@([0-9]{{1,9}})$') AS found
      WHERE state = 'live' AND {IS_FRESH} AND found IS NOT NULL GROUP BY found[1]
 )
-SELECT name, announced.versions || open.versions, coalesce(workers, 0), coalesce(runs, 0)
+SELECT name, announced.versions || open.versions AS versions, coalesce(workers, 0) AS workers,
+       coalesce(runs, 0) AS open_runs
   FROM announced FULL JOIN open USING (name) ORDER BY name
-"""
+""")
 
 
 def list_code_workflows(connection: Connection) -> list[CodeWorkflowView]:
     """Return the workflows as code that live workers have announced, and those that have open runs."""
     return [
-        CodeWorkflowView(name=row[0], versions=tuple(sorted(set(row[1]))), workers=row[2], open_runs=row[3])
-        for row in connection.exec_driver_sql(_LIST)
+        CodeWorkflowView(**row._asdict() | {"versions": tuple(sorted(set(row.versions)))}) for row in _LIST(connection)
     ]
 
 
-_OPEN = """
-SELECT r.id::text, r.workflow, r.version, t.name <> r.workflow
+_OPEN = Statement[Row]("""
+SELECT /* insights.code_workflows.open */ r.id, r.workflow, r.version, t.name <> r.workflow AS pinned
   FROM orchestrator.runs r JOIN orchestrator.tasks t ON t.id = r.id
  WHERE r.code AND r.ended_at IS NULL AND r.workflow = ANY(%(workflows)s::text[])
    AND (%(since)s::timestamptz IS NULL OR r.created_at >= %(since)s::timestamptz)
  ORDER BY r.id
-"""
+""")
 
 
 class OpenRun(NamedTuple):
@@ -70,19 +70,18 @@ class OpenRun(NamedTuple):
 
 def open_runs(connection: Connection, workflows: Sequence[str], since: datetime | None) -> list[OpenRun]:
     """Return the open runs of these workflows, oldest first."""
-    rows = connection.exec_driver_sql(_OPEN, {"workflows": list(workflows), "since": since})
-    return [OpenRun(identifier(row[0]), *row[1:]) for row in rows]
+    rows = _OPEN(connection, workflows=workflows, since=since)
+    return [OpenRun(row.id.bytes, row.workflow, row.version, row.pinned) for row in rows]
 
 
-_OPEN_OTHERS = """
-SELECT workflow, count(*) FROM orchestrator.runs
+_OPEN_OTHERS = Statement[tuple[str, int]]("""
+SELECT /* insights.code_workflows.open_others */ workflow, count(*) FROM orchestrator.runs
  WHERE code AND ended_at IS NULL AND NOT workflow = ANY(%(workflows)s::text[])
    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
  GROUP BY workflow ORDER BY workflow
-"""
+""")
 
 
 def count_open_others(connection: Connection, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:
     """Return how many runs of workflows that are none of these are open, by workflow."""
-    rows = connection.exec_driver_sql(_OPEN_OTHERS, {"workflows": list(workflows), "since": since})
-    return {row[0]: row[1] for row in rows}
+    return dict(_OPEN_OTHERS(connection, workflows=workflows, since=since))

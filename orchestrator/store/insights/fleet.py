@@ -8,6 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables import DELAYED, READY
 
 IS_FRESH = "seen_at > now() - interval '15 seconds'"
@@ -56,8 +57,8 @@ class QueueCounts:
 
 _LATER = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL"
 
-_QUEUES = f"""
-WITH waiting AS (
+_QUEUES = Statement[QueueCounts](f"""
+WITH /* insights.fleet.queues */ waiting AS (
     SELECT queue,
            count(*) FILTER (WHERE {READY} OR hold <> 'unknown') AS ready,
            count(*) FILTER (WHERE {DELAYED}) AS delayed,
@@ -82,12 +83,12 @@ SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coal
               WHERE paused OR num_nonnulls(concurrency, rate, retention_success, retention_failed) > 0)
             AS chosen USING (queue)
  ORDER BY queue
-"""
+""")
 
 
 def list_queues(connection: Connection) -> list[QueueCounts]:
     """Return every queue with an open task, a live worker or a setting; costs one pass over the open tasks."""
-    return [QueueCounts(**row._asdict()) for row in connection.exec_driver_sql(_QUEUES)]
+    return _QUEUES(connection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,13 +122,13 @@ class WorkerView:
     """Of one that stands still, the first tasks that it holds."""
 
 
-_WORKERS = f"""
-SELECT id, host, pid, queues, names, slots, running,
+_WORKERS = Statement[Row](f"""
+SELECT /* insights.fleet.workers */ id, host, pid, queues, names, slots, running,
        CASE WHEN state IN ('dead', 'stopped') THEN state WHEN NOT {IS_FRESH} THEN 'unheard'
             WHEN still_since IS NOT NULL THEN 'still' ELSE state END AS state, started_at, seen_at,
        extract(epoch FROM now() - still_since)::double precision AS still, holds::text[] AS holds
   FROM orchestrator.workers ORDER BY state IN ('dead', 'stopped'), host, started_at, id
-"""
+""")
 
 
 def list_workers(connection: Connection) -> list[WorkerView]:
@@ -137,5 +138,5 @@ def list_workers(connection: Connection) -> list[WorkerView]:
             **row._asdict()
             | {"queues": tuple(row.queues), "names": tuple(row.names), "holds": tuple(map(UUID, row.holds))}
         )
-        for row in connection.exec_driver_sql(_WORKERS)
+        for row in _WORKERS(connection)
     ]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 from uuid import UUID
 
 from sqlalchemy import Connection
+
+from orchestrator.store.sql import Statement
 
 Kind = Literal["task", "run"]
 _TABLES = {"task": ("orchestrator.tasks", "orchestrator.ended_tasks"), "run": ("orchestrator.runs",)}
@@ -27,30 +29,41 @@ class Found(NamedTuple):
     created_at: datetime
 
 
-def begin_with(connection: Connection, kind: Kind, digits: str, most: int) -> list[Found]:
-    """Return the newest tasks or runs whose ids begin with these hexadecimal digits."""
+def _begin_with(kind: Kind) -> Statement[Found]:
     tables = " UNION ALL ".join(
         f"(SELECT id, name, status, created_at FROM {table}"
         f" WHERE id BETWEEN %(first)s::uuid AND %(last)s::uuid ORDER BY id DESC LIMIT %(most)s)"
         for table in _TABLES[kind]
     )
-    parameters = {"first": digits.ljust(32, "0"), "last": digits.ljust(32, "f"), "most": most}
-    rows = connection.exec_driver_sql(f"SELECT * FROM ({tables}) AS found ORDER BY id DESC LIMIT %(most)s", parameters)
-    return [Found(*row) for row in rows]
+    return Statement[Found](
+        f"SELECT /* insights.ids.{kind} */ * FROM ({tables}) AS found ORDER BY id DESC LIMIT %(most)s"
+    )
 
 
-def enough(connection: Connection, kind: Kind, ids: Sequence[UUID]) -> int:
-    """Return how many characters tell each of these ids from every other one that there is."""
+def _enough(kind: Kind) -> Statement[tuple[str, str]]:
     neighbours = " UNION ALL ".join(
         f"(SELECT id FROM {table} WHERE id {beside} shown.id ORDER BY id {order} LIMIT 1)"
         for table in _TABLES[kind]
         for beside, order in (("<", "DESC"), (">", "ASC"))
     )
-    statement = f"""
-    SELECT shown.id::text, beside.id::text
-      FROM unnest(%(ids)s::uuid[]) AS shown(id) CROSS JOIN LATERAL ({neighbours}) AS beside
-    """
-    rows = connection.exec_driver_sql(statement, {"ids": [identifier.hex for identifier in ids]})
+    return Statement[tuple[str, str]](f"""
+SELECT /* insights.ids.beside_{kind} */ shown.id::text, beside.id::text
+  FROM unnest(%(ids)s::uuid[]) AS shown(id) CROSS JOIN LATERAL ({neighbours}) AS beside
+""")
+
+
+_BEGIN_WITH = {kind: _begin_with(kind) for kind in get_args(Kind)}
+_ENOUGH = {kind: _enough(kind) for kind in get_args(Kind)}
+
+
+def begin_with(connection: Connection, kind: Kind, digits: str, most: int) -> list[Found]:
+    """Return the newest tasks or runs whose ids begin with these hexadecimal digits."""
+    return _BEGIN_WITH[kind](connection, first=digits.ljust(32, "0"), last=digits.ljust(32, "f"), most=most)
+
+
+def enough(connection: Connection, kind: Kind, ids: Sequence[UUID]) -> int:
+    """Return how many characters tell each of these ids from every other one that there is."""
+    rows = _ENOUGH[kind](connection, ids=[identifier.bytes for identifier in ids])
     return max((_difference(shown, beside) for shown, beside in rows), default=0) or _TIME
 
 

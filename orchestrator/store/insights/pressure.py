@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from orchestrator.store.sql import Statement
+
 
 @dataclass(frozen=True, kw_only=True)
 class Connections:
@@ -17,17 +19,17 @@ class Connections:
     """How many an ordinary role may open."""
 
 
-_CONNECTIONS = """
-SELECT (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')::int,
+_CONNECTIONS = Statement[Connections]("""
+SELECT /* insights.connections */
+       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')::int AS used,
        (SELECT sum(CASE name WHEN 'max_connections' THEN setting::int ELSE -setting::int END) FROM pg_settings
-         WHERE name IN ('max_connections', 'superuser_reserved_connections', 'reserved_connections'))::int
-"""
+         WHERE name IN ('max_connections', 'superuser_reserved_connections', 'reserved_connections'))::int AS limit
+""")
 
 
 def connections(connection: Connection) -> Connections:
     """Return how many connections are open, and how many there can be."""
-    used, limit = connection.exec_driver_sql(_CONNECTIONS).one()
-    return Connections(used=used, limit=limit)
+    return _CONNECTIONS.one(connection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,9 @@ class LongTransaction:
 
 
 # Only what has a snapshot or an id of its own holds anything back; vacuum itself does not.
-_LONG_TRANSACTIONS = """
-SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::double precision AS age,
+_LONG_TRANSACTIONS = Statement[LongTransaction]("""
+SELECT /* insights.long_transactions */ pid,
+       extract(epoch FROM clock_timestamp() - xact_start)::double precision AS age,
        coalesce(application_name, '') AS application, coalesce(usename, '') AS role, coalesce(state, '') AS state,
        left(regexp_replace(coalesce(query, ''), '\\s+', ' ', 'g'), 200) AS query
   FROM pg_stat_activity
@@ -63,33 +66,35 @@ SELECT NULL, extract(epoch FROM clock_timestamp() - prepared)::double precision,
  WHERE database = current_database()
    AND prepared < clock_timestamp() - %(seconds)s::double precision * interval '1 second'
  ORDER BY age DESC LIMIT 5
-"""
+""")
 
 
 def long_transactions(connection: Connection, seconds: float) -> list[LongTransaction]:
     """Return the oldest transactions of this database that have been open for so many seconds."""
-    rows = connection.exec_driver_sql(_LONG_TRANSACTIONS, {"seconds": seconds})
-    return [LongTransaction(**row._asdict()) for row in rows]
+    return _LONG_TRANSACTIONS(connection, seconds=seconds)
 
 
-_HOLDERS = """
-SELECT DISTINCT a.pid, a.application_name, left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200)
+_HOLDERS = Statement[tuple[int, str, str]]("""
+SELECT /* insights.lock_holders */ DISTINCT a.pid, a.application_name,
+       left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200)
   FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid JOIN pg_class c ON c.oid = l.relation
   JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE a.datname = current_database() AND n.nspname = 'orchestrator' AND l.granted AND l.mode = 'AccessExclusiveLock'
  ORDER BY a.pid LIMIT 5
-"""
+""")
 
 
 def lock_holders(connection: Connection) -> list[tuple[int, str, str]]:
     """Return who keeps others from reading our tables: process, application and last statement."""
-    return [(row[0], row[1], row[2]) for row in connection.exec_driver_sql(_HOLDERS)]
+    return _HOLDERS(connection)
 
 
-_DEAD_ROWS = "SELECT n_dead_tup FROM pg_stat_user_tables WHERE schemaname = 'orchestrator' AND relname = 'tasks'"
+_DEAD_ROWS = Statement[int]("""
+SELECT /* insights.dead_rows */ n_dead_tup
+  FROM pg_stat_user_tables WHERE schemaname = 'orchestrator' AND relname = 'tasks'
+""")
 
 
 def dead_rows(connection: Connection) -> int:
     """Return about how many dead rows the table of open tasks carries along."""
-    found: int | None = connection.exec_driver_sql(_DEAD_ROWS).scalar_one_or_none()
-    return found or 0
+    return _DEAD_ROWS.first(connection) or 0

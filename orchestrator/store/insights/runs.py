@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.states import RunState
 from orchestrator.store.code import keys as run_keys
+from orchestrator.store.sql import Row, Statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +107,8 @@ _COLUMNS = """id, name, status, cancelling, total, open, success, failed, cancel
        created_at, started_at, ended_at, workflow, version, tags, key, reason, parent_run, parent_step, stuck"""
 
 # Parameters arrive as literals, so the planner drops the conditions that are not asked for.
-_LIST = f"""
-SELECT * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
+_LIST = Statement[Row](f"""
+SELECT /* insights.runs.list */ * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
  WHERE (%(before)s::uuid IS NULL OR id < %(before)s::uuid)
    AND (%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
    AND (%(name)s::text IS NULL OR name = %(name)s::text)
@@ -118,7 +119,7 @@ SELECT * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s::timestamptz)
  ORDER BY id DESC LIMIT %(limit)s) AS page ORDER BY created_at DESC, id DESC
-"""
+""")
 
 
 def list_runs(
@@ -137,30 +138,31 @@ def list_runs(
         "before": before and before.hex,
         "limit": limit,
     }
-    return [RunView(**_columns(row)) for row in connection.exec_driver_sql(_LIST, parameters)]
+    return [RunView(**_columns(row)) for row in _LIST(connection, parameters)]
 
 
-_HOLDERS = """
-SELECT id FROM orchestrator.runs
+_HOLDERS = Statement[UUID]("""
+SELECT /* insights.runs.holders */ id FROM orchestrator.runs
  WHERE lane = (SELECT lane FROM orchestrator.runs WHERE id = %(id)s::uuid) AND status = 'running'
  ORDER BY id LIMIT 10
-"""
+""")
 _OWN_ID = f""" coalesce(key, (SELECT {run_keys.OWN_ID}
        FROM orchestrator.run_keys k WHERE k.run_id = runs.id LIMIT 1)) AS key,"""
-_SHOW = f"""
-SELECT {_COLUMNS.replace(" key,", _OWN_ID)}, params, code, schedule, fire_time, lane_limit AS "limit"
+_SHOW = Statement[Row](f"""
+SELECT /* insights.runs.show */ {_COLUMNS.replace(" key,", _OWN_ID)}, params, code, schedule, fire_time,
+       lane_limit AS "limit"
   FROM orchestrator.runs WHERE id = %(id)s::uuid
-"""
+""")
 
 
 def show_run(connection: Connection, run: UUID) -> RunDetail | None:
     """Return a run, or None if there is none of that id."""
-    row = connection.exec_driver_sql(_SHOW, {"id": run.hex}).one_or_none()
+    row = _SHOW.first(connection, id=run.hex)
     if row is None:
         return None
     columns = _columns(row) | {"params": row.params or {}}
     waits = row.status == RunState.PENDING and row.limit is not None
-    held_by = connection.exec_driver_sql(_HOLDERS, {"id": run.hex}).scalars().all() if waits else ()
+    held_by = _HOLDERS(connection, id=run.hex) if waits else ()
     return RunDetail(**columns | {"held_by": tuple(held_by)})
 
 

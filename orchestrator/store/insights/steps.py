@@ -17,6 +17,7 @@ from orchestrator.domain.dag.plan import ENDED, DagState, Fan, Plan, StepState
 from orchestrator.domain.states import ENDED_RUN_STATES
 from orchestrator.store.dag import workflows
 from orchestrator.store.insights.tasks import ErrorView, error_view
+from orchestrator.store.sql import Row, Statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,8 @@ class _Times(NamedTuple):
 
 # The plan comes first, then a row for each step that has tasks or child runs: all in one snapshot. An error is looked
 # up for each step that has one, through the index, so that no traceback is read that is not shown.
-_STEPS = """
-WITH ended AS (
+_STEPS = Statement[Row]("""
+WITH /* insights.steps */ ended AS (
     SELECT step, min(started_at) AS started_at, max(ended_at) AS ended_at,
            min(position) FILTER (WHERE status = 'failed') AS failed
       FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step IS NOT NULL GROUP BY step
@@ -84,7 +85,7 @@ SELECT NULL, NULL, step, started_at, ended_at,
            (SELECT e.error FROM orchestrator.ended_tasks e
              WHERE e.run_id = %(run)s::uuid AND e.step = steps.step AND e.position = steps.failed LIMIT 1) END
   FROM steps
-"""
+""")
 
 
 def list_steps(connection: Connection, run: UUID, *, definition: Definition | None = None) -> list[StepView]:
@@ -96,10 +97,10 @@ def list_steps(connection: Connection, run: UUID, *, definition: Definition | No
     definition = definition or workflows.of_run(connection, run.bytes)
     if definition is None:
         return []
-    (status, state, *_), *rows = connection.exec_driver_sql(_STEPS, {"run": run.hex}).all()
-    times = {row[2]: _Times(*row[3:]) for row in rows}
+    whole, *rows = _STEPS(connection, run=run.hex)
+    times = {row.step: _Times(row.started_at, row.ended_at, row.error) for row in rows}
     try:
-        plan = _plan(definition, status, state)
+        plan = _plan(definition, whole.status, whole.state)
     except msgspec.DecodeError:
         return []
     return [
@@ -108,19 +109,17 @@ def list_steps(connection: Connection, run: UUID, *, definition: Definition | No
     ]
 
 
-_TASK = """
-SELECT id FROM orchestrator.{} WHERE run_id = %(run)s::uuid AND step = %(step)s::text
+_TASK = """ id FROM orchestrator.{} WHERE run_id = %(run)s::uuid AND step = %(step)s::text
    AND (position = %(index)s::int OR (position IS NULL AND %(index)s::int = 0))
 """
-_STEP_TASK = f"{_TASK.format('tasks')} UNION ALL {_TASK.format('ended_tasks')} LIMIT 1"
+_STEP_TASK = Statement[UUID](f"""
+SELECT /* insights.step_task */{_TASK.format("tasks")} UNION ALL SELECT{_TASK.format("ended_tasks")} LIMIT 1
+""")
 
 
 def find_step_task(connection: Connection, run: UUID, step: str, index: int) -> UUID | None:
     """Return the task of a step; of a fan-out, the one at this place."""
-    found: UUID | None = connection.exec_driver_sql(
-        _STEP_TASK, {"run": run.hex, "step": step, "index": index}
-    ).scalar_one_or_none()
-    return found
+    return _STEP_TASK.first(connection, run=run.hex, step=step, index=index)
 
 
 def _plan(definition: Definition, status: str, state: Any) -> DagState:

@@ -12,6 +12,7 @@ from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.store import leases
 from orchestrator.store.database import current_revision
 from orchestrator.store.insights.fleet import IS_KNOWN, QueueCounts, WorkerView, list_queues, list_workers
+from orchestrator.store.sql import Row, Statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +163,7 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
     live = [worker for worker in workers if worker.state == "live"]
     minute, hour = _ended(connection)
     cursor = leases.read_cursor(connection, shard)
-    stuck_runs, stuck_reason = connection.exec_driver_sql(_STUCK).one()
+    stuck = _STUCK.one(connection)
     return Overview(
         leader=_leader(connection, shard),
         revision=current_revision(connection),
@@ -186,8 +187,8 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
         failing_schedules=_failing_schedules(connection),
         forgotten_schedules=_forgotten_schedules(connection),
         storage=_storage(connection, sum(hour.values())),
-        stuck_runs=stuck_runs,
-        stuck_reason=stuck_reason,
+        stuck_runs=stuck.runs,
+        stuck_reason=stuck.reason,
     )
 
 
@@ -195,108 +196,111 @@ def _open(queues: Sequence[QueueCounts]) -> dict[str, int]:
     return {kind: sum(getattr(queue, kind) for queue in queues) for kind in _OPEN_COUNTS}
 
 
-_LEADER = """
-SELECT address, term, extract(epoch FROM expires_at - clock_timestamp())::double precision AS lease_remaining,
+_LEADER = Statement[Leader]("""
+SELECT /* insights.leader */ address, term,
+       extract(epoch FROM expires_at - clock_timestamp())::double precision AS lease_remaining,
        CASE WHEN useful_term = term
             THEN extract(epoch FROM clock_timestamp() - useful_at)::double precision END AS idle,
        CASE WHEN useful_term = term THEN trouble END AS trouble
   FROM orchestrator.leases WHERE shard = %(shard)s AND expires_at > clock_timestamp()
-"""
+""")
 
 
 def _leader(connection: Connection, shard: int) -> Leader | None:
     """Return who leads now."""
-    row = connection.exec_driver_sql(_LEADER, {"shard": shard}).one_or_none()
-    return Leader(**row._asdict()) if row else None
+    return _LEADER.first(connection, shard=shard)
 
 
-_ENDED = """
-SELECT status, count(*) FILTER (WHERE ended_at > now() - interval '1 minute'), count(*)
+_ENDED = Statement[tuple[str, int, int]]("""
+SELECT /* insights.ended */ status, count(*) FILTER (WHERE ended_at > now() - interval '1 minute'), count(*)
   FROM orchestrator.ended_tasks WHERE ended_at > now() - interval '1 hour' GROUP BY status
-"""
+""")
 
 
 def _ended(connection: Connection) -> tuple[dict[str, int], dict[str, int]]:
     """Return how many tasks ended in the last minute and in the last hour, by state."""
-    found = {row[0]: (row[1], row[2]) for row in connection.exec_driver_sql(_ENDED)}
+    found = {state: counts for state, *counts in _ENDED(connection)}
     minute, hour = ({str(state): found.get(state, (0, 0))[which] for state in ENDED_TASK_STATES} for which in (0, 1))
     return minute, hour
 
 
-_INBOX = "SELECT count(*) FROM orchestrator.inbox"
+_INBOX = Statement[int]("SELECT /* insights.inbox */ count(*) FROM orchestrator.inbox")
 
 
 def _inbox_depth(connection: Connection) -> int:
     """Return how many requests wait for the leader."""
-    depth: int = connection.exec_driver_sql(_INBOX).scalar_one()
-    return depth
+    return _INBOX.one(connection)
 
 
-_UNKNOWN = f"""
-SELECT queue, t.name, count(*) AS tasks, min(wake_at) AS fails_at,
+_UNKNOWN = Statement[UnknownTasks](f"""
+SELECT /* insights.unknown */ queue, t.name, count(*) AS tasks, min(wake_at) AS fails_at,
        count(*) FILTER (WHERE t.id = t.run_id) AS runs, count(*) FILTER (WHERE r.shown > 0) AS begun,
        {IS_KNOWN.format(task="t")} AS handed_back
   FROM orchestrator.tasks t LEFT JOIN orchestrator.runs r ON r.id = t.run_id AND r.id = t.id
  WHERE hold IS NOT NULL AND hold = 'unknown' GROUP BY queue, t.name ORDER BY queue, t.name
-"""
+""")
 
 
 def _unknown(connection: Connection) -> tuple[UnknownTasks, ...]:
     """Return what no live worker knows, by queue and name."""
-    return tuple(UnknownTasks(**row._asdict()) for row in connection.exec_driver_sql(_UNKNOWN))
+    return tuple(_UNKNOWN(connection))
 
 
-_SCHEDULES = """
-SELECT count(*) FILTER (WHERE NOT paused AND next_fire IS NOT NULL) AS active,
+_SCHEDULES = Statement[Row]("""
+SELECT /* insights.schedules */ count(*) FILTER (WHERE NOT paused AND next_fire IS NOT NULL) AS active,
        count(*) FILTER (WHERE paused) AS paused,
        count(*) FILTER (WHERE NOT paused AND next_fire IS NULL) AS over
   FROM orchestrator.schedules
-"""
+""")
 
 
 def _schedules(connection: Connection) -> dict[str, int]:
     """Return how many schedules there are of each kind."""
-    return dict(connection.exec_driver_sql(_SCHEDULES).one()._asdict())
+    return dict(_SCHEDULES.one(connection)._asdict())
 
 
-_STUCK = """
-SELECT count(*), (SELECT concat(id::text, ': ', stuck->>'kind', ': ', left(rtrim(stuck->>'message', '.'), 300))
-                    FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL ORDER BY id DESC LIMIT 1)
+_STUCK = Statement[Row]("""
+SELECT /* insights.stuck */ count(*) AS runs,
+       (SELECT concat(id::text, ': ', stuck->>'kind', ': ', left(rtrim(stuck->>'message', '.'), 300))
+          FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL ORDER BY id DESC LIMIT 1) AS reason
   FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL
-"""
+""")
 
-_FAILING_SCHEDULES = """
-SELECT workflow || '/' || name AS key, error FROM orchestrator.schedules
+_FAILING_SCHEDULES = Statement[FailingSchedule]("""
+SELECT /* insights.failing_schedules */ workflow || '/' || name AS key, error FROM orchestrator.schedules
  WHERE error IS NOT NULL ORDER BY workflow, name LIMIT 20
-"""
+""")
 
 
 def _failing_schedules(connection: Connection) -> tuple[FailingSchedule, ...]:
     """Return schedules that could not start their last run."""
-    return tuple(FailingSchedule(**row._asdict()) for row in connection.exec_driver_sql(_FAILING_SCHEDULES))
+    return tuple(_FAILING_SCHEDULES(connection))
 
 
-_FORGOTTEN_SCHEDULES = """
-SELECT workflow || '/' || name AS key, origin FROM orchestrator.schedules
+_FORGOTTEN_SCHEDULES = Statement[ForgottenSchedule]("""
+SELECT /* insights.forgotten_schedules */ workflow || '/' || name AS key, origin FROM orchestrator.schedules
  WHERE forgotten_at IS NOT NULL AND NOT paused AND next_fire IS NOT NULL ORDER BY workflow, name LIMIT 20
-"""
+""")
 
 
 def _forgotten_schedules(connection: Connection) -> tuple[ForgottenSchedule, ...]:
     """Return schedules that fire and are no longer in the code."""
-    return tuple(ForgottenSchedule(**row._asdict()) for row in connection.exec_driver_sql(_FORGOTTEN_SCHEDULES))
+    return tuple(_FORGOTTEN_SCHEDULES(connection))
 
 
-_TABLES = """
-SELECT relname, pg_total_relation_size(oid), greatest(reltuples, 0)::bigint
+_TABLES = Statement[Row]("""
+SELECT /* insights.tables */ relname AS name, pg_total_relation_size(oid) AS size,
+       greatest(reltuples, 0)::bigint AS rows
   FROM pg_class
  WHERE relkind = 'r'
    AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'orchestrator.ended_tasks'::regclass)
  ORDER BY 2 DESC, 1
-"""
+""")
 _MOST_COUNTED = 10_000
-_COUNT = f"SELECT count(*) FROM (SELECT FROM orchestrator.ended_tasks LIMIT {_MOST_COUNTED}) AS counted"
-_OLDEST = "SELECT min(ended_at) FROM orchestrator.ended_tasks"
+_COUNT = Statement[int](
+    f"SELECT /* insights.count */ count(*) FROM (SELECT FROM orchestrator.ended_tasks LIMIT {_MOST_COUNTED}) AS counted"
+)
+_OLDEST = Statement[datetime | None]("SELECT /* insights.oldest */ min(ended_at) FROM orchestrator.ended_tasks")
 
 
 def _storage(connection: Connection, ended_last_hour: int) -> Storage:
@@ -305,13 +309,13 @@ def _storage(connection: Connection, ended_last_hour: int) -> Storage:
     Postgres's own estimate comes with the next ANALYZE, long after the first tasks: few are counted,
     and of many there are no fewer than have just ended.
     """
-    rows = connection.exec_driver_sql(_TABLES).all()
-    estimate: int = next(row[2] for row in rows if row[0] == "ended_tasks")
-    counted: int = connection.exec_driver_sql(_COUNT).scalar_one()
+    tables = _TABLES(connection)
+    estimate: int = next(table.rows for table in tables if table.name == "ended_tasks")
+    counted = _COUNT.one(connection)
     is_rough = counted == _MOST_COUNTED
     return Storage(
-        tables={row[0]: row[1] for row in rows},
+        tables={table.name: table.size for table in tables},
         ended_tasks=max(counted, estimate, ended_last_hour) if is_rough else counted,
         is_rough=is_rough,
-        oldest=connection.exec_driver_sql(_OLDEST).scalar_one(),
+        oldest=_OLDEST.one(connection),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.states import ENDED_TASK_STATES, OPEN_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import TaskError
+from orchestrator.store.sql import Row, Statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +137,6 @@ _OPEN = """id, name, queue, priority, status, NULL::text AS reason, hold, blocke
            run_id, position, worker, created_at, started_at, NULL::timestamptz AS ended_at"""
 _ENDED = """id, name, queue, priority, status, reason, NULL::text AS hold, 0 AS blockers, NULL::timestamptz AS wake_at,
             attempt, failures, losses, run_id, position, worker, created_at, started_at, ended_at"""
-_VIEW = 18
-"""How many columns these are."""
 
 # Parameters arrive as literals, so the planner drops the conditions that are not asked for.
 _MATCHES = """(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
@@ -148,8 +147,8 @@ _BY_TIME = """(%(since)s::timestamptz IS NULL OR ended_at >= %(since)s::timestam
 _BY_ERROR = """(%(error)s::text IS NULL
          OR strpos(lower((error->>'kind') || ': ' || (error->>'message')), lower(%(error)s::text)) > 0)"""
 
-_LIST = f"""
-SELECT * FROM (
+_LIST = Statement[Row](f"""
+SELECT /* insights.tasks.list */ * FROM (
     SELECT * FROM (
         (SELECT {_OPEN}, seq FROM orchestrator.tasks
           WHERE %(open)s AND (%(before)s::uuid IS NULL OR id < %(before)s::uuid) AND {_MATCHES}
@@ -160,7 +159,7 @@ SELECT * FROM (
           ORDER BY id DESC LIMIT %(limit)s)
     ) AS found ORDER BY id DESC LIMIT %(limit)s
 ) AS page ORDER BY seq DESC, id DESC
-"""
+""")
 
 # OFFSET 0 keeps the planner from walking the primary key through everything that is newer than the run.
 _OF_RUN = "(SELECT * FROM {} WHERE run_id = %(run)s::uuid OFFSET 0) AS of_run"
@@ -168,15 +167,15 @@ _PAST = """(%(before)s::uuid IS NULL OR seq >
            (SELECT seq FROM orchestrator.tasks WHERE id = %(before)s::uuid
              UNION ALL SELECT seq FROM orchestrator.ended_tasks WHERE id = %(before)s::uuid))"""
 # The ids of a run's tasks derive from its own, and say nothing about their order.
-_LIST_OF_RUN = f"""
-SELECT * FROM (
+_LIST_OF_RUN = Statement[Row](f"""
+SELECT /* insights.tasks.list_of_run */ * FROM (
     (SELECT {_OPEN}, seq FROM {_OF_RUN.format("orchestrator.tasks")}
       WHERE %(open)s AND {_PAST} AND {_MATCHES} ORDER BY seq LIMIT %(limit)s)
      UNION ALL
     (SELECT {_ENDED}, seq FROM {_OF_RUN.format("orchestrator.ended_tasks")}
       WHERE %(ended)s AND {_PAST} AND {_MATCHES} AND {_BY_TIME} AND {_BY_ERROR} ORDER BY seq LIMIT %(limit)s)
 ) AS found ORDER BY seq LIMIT %(limit)s
-"""
+""")
 
 MOST_LOOKED_AT = 100_000
 """Of tasks that have ended, so many are looked at for one page of those that match."""
@@ -188,10 +187,11 @@ SELECT * FROM orchestrator.ended_tasks
         OR (ended_at, id) < (SELECT ended_at, id FROM orchestrator.ended_tasks WHERE id = %(before)s::uuid))
  ORDER BY ended_at DESC, id DESC LIMIT {MOST_LOOKED_AT}
 """
-_LIST_BY_END = f"""
-SELECT {_ENDED} FROM ({_LOOKED_AT}) AS looked_at WHERE {_MATCHES} AND {_BY_ERROR}
+_LIST_BY_END = Statement[Row](f"""
+SELECT /* insights.tasks.list_by_end */ {_ENDED} FROM ({_LOOKED_AT}) AS looked_at WHERE {_MATCHES} AND {_BY_ERROR}
  ORDER BY ended_at DESC, id DESC LIMIT %(limit)s
-"""
+""")
+_COUNT_LOOKED_AT = Statement[int](f"SELECT /* insights.tasks.looked_at */ count(*) FROM ({_LOOKED_AT}) AS looked_at")
 
 
 def list_tasks(
@@ -206,15 +206,12 @@ def list_tasks(
     `before` is what `next_page` says of the page before. The tasks of a run stand among others where the run began.
     """
     statement = _LIST_OF_RUN if wanted.run else _LIST_BY_END if wanted.by_end else _LIST
-    rows = connection.exec_driver_sql(statement, _parameters(wanted, limit, before))
-    return [TaskView(**_columns(row)) for row in rows]
+    return [TaskView(**_columns(row)) for row in statement(connection, _parameters(wanted, limit, before))]
 
 
 def looked_at_all(connection: Connection, wanted: TaskFilter, before: UUID | None = None) -> bool:
     """Say whether a list by the ends of tasks goes back as far as there are any, or gave up before."""
-    parameters = _parameters(wanted, 1, before)
-    found: int = connection.exec_driver_sql(f"SELECT count(*) FROM ({_LOOKED_AT}) AS l", parameters).scalar_one()
-    return found < MOST_LOOKED_AT
+    return _COUNT_LOOKED_AT.one(connection, _parameters(wanted, 1, before)) < MOST_LOOKED_AT
 
 
 def _parameters(wanted: TaskFilter, limit: int, before: UUID | None) -> dict[str, object]:
@@ -240,63 +237,57 @@ def next_page(wanted: TaskFilter, page: Sequence[TaskView]) -> UUID:
     return page[-1].id if wanted.run or wanted.by_end else min(task.id for task in page)
 
 
-_SHOW = f"""
-SELECT {_OPEN}, payload, options, NULL::bytea AS result, NULL::jsonb AS error
+_SHOW = Statement[Row](f"""
+SELECT /* insights.tasks.show */ {_OPEN}, payload, options, NULL::bytea AS result, NULL::jsonb AS error
   FROM orchestrator.tasks WHERE id = %(id)s::uuid
  UNION ALL
 SELECT {_ENDED}, payload, options, result, error
   FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
-"""
+""")
 
-_ATTEMPTS = """
-SELECT attempt, outcome, error, worker, started_at, ended_at
+_ATTEMPTS = Statement[Row]("""
+SELECT /* insights.tasks.attempts */ attempt, outcome, error, worker, started_at, ended_at
   FROM orchestrator.attempts WHERE task_id = %(id)s::uuid ORDER BY attempt
-"""
+""")
 
 
 def show_task(connection: Connection, task: UUID) -> TaskDetail | None:
     """Return all that is known of a task, or None if there is none of that id."""
-    row = connection.exec_driver_sql(_SHOW, {"id": task.hex}).one_or_none()
+    row = _SHOW.first(connection, id=task.hex)
     if row is None:
         return None
-    columns = _columns(row)
-    payload, options, result, error = row[_VIEW:]
+    error = error_view(row.error)
     return TaskDetail(
-        **columns,
-        payload=bytes(payload),
-        options=options or {},
-        result=None if result is None else bytes(result),
-        error=error_view(error),
-        attempts=(*_attempts(connection, task, columns, error_view(error)),),
+        **_columns(row),
+        payload=bytes(row.payload),
+        options=row.options or {},
+        result=None if row.result is None else bytes(row.result),
+        error=error,
+        attempts=(*_attempts(connection, row, error),),
     )
 
 
-def _attempts(
-    connection: Connection, task: UUID, columns: Mapping[str, Any], error: ErrorView | None
-) -> list[AttemptView]:
+def _attempts(connection: Connection, task: Row, error: ErrorView | None) -> list[AttemptView]:
     """Return the recorded attempts, and the one that is in flight or ended the task."""
     attempts = [
-        AttemptView(
-            attempt=row[0], outcome=row[1], error=error_view(row[2]), worker=row[3], started_at=row[4], ended_at=row[5]
-        )
-        for row in connection.exec_driver_sql(_ATTEMPTS, {"id": task.hex})
+        AttemptView(**row._asdict() | {"error": error_view(row.error)}) for row in _ATTEMPTS(connection, id=task.id.hex)
     ]
     recorded = {attempt.attempt for attempt in attempts}
-    if columns["attempt"] not in recorded | {0} and columns["status"] != TaskState.PENDING:
+    if task.attempt not in recorded | {0} and task.status != TaskState.PENDING:
         last = AttemptView(
-            attempt=columns["attempt"],
-            outcome=columns["status"],
+            attempt=task.attempt,
+            outcome=task.status,
             error=error,
-            worker=columns["worker"],
-            started_at=columns["started_at"],
-            ended_at=columns["ended_at"],
+            worker=task.worker,
+            started_at=task.started_at,
+            ended_at=task.ended_at,
         )
         attempts.append(last)
     return attempts
 
 
-def _columns(row: Any) -> dict[str, Any]:
-    return dict(zip(row._fields[:_VIEW], row[:_VIEW], strict=True))
+def _columns(row: Row) -> dict[str, Any]:
+    return {field.name: getattr(row, field.name) for field in fields(TaskView)}
 
 
 def error_view(known: TaskError | Mapping[str, str] | None) -> ErrorView | None:

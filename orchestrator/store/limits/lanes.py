@@ -10,10 +10,9 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.limits.lanes import Rest, Share, Stock
 from orchestrator.domain.states import TaskState, sources_of
-from orchestrator.store import arrays
-from orchestrator.store.statement import Statement
+from orchestrator.store.sql import Batch, Prepared, Row, Statement
 from orchestrator.store.tables import READY_IN_LANE, READY_PLAIN
-from orchestrator.store.tasks.transitions import CLAIMED, NEXT_ATTEMPT, Claimed, among, claimed, identifier
+from orchestrator.store.tasks.transitions import CLAIMED, NEXT_ATTEMPT, Claimed, among, most_urgent_first
 
 
 class Arrival(NamedTuple):
@@ -28,25 +27,20 @@ class Arrival(NamedTuple):
 
 
 # Readiness is no condition of the probe: it would let the planner walk the index of all that is ready, for each id.
-_ARRIVED = Statement(
-    f"""
-SELECT t.queue, t.lane, t.priority, t.options::text, arrived.is_first
-  FROM unnest(%(ids)s::uuid[], %(first)s::boolean[]) AS arrived(id, is_first)
+_TOLD = Batch("arrived", "id uuid, is_first boolean")
+_ARRIVED = Prepared[Arrival](f"""
+SELECT /* lanes.arrived */ t.queue, t.lane, t.priority, t.options::text AS options, arrived.is_first
+  FROM {_TOLD}
  CROSS JOIN LATERAL (
        SELECT queue, lane, priority, options, {READY_IN_LANE} AS is_ready FROM orchestrator.tasks
         WHERE id = arrived.id LIMIT 1) AS t
  WHERE t.is_ready
-"""
-)
+""")
 
 
 def arrived(connection: Connection, tasks: Sequence[tuple[bytes, bool]]) -> list[Arrival]:
     """Return where tasks of which the inbox tells stand ready; each is marked if it is the first of several."""
-    parameters = {
-        "ids": arrays.uuids(task for task, _ in tasks),
-        "first": arrays.numbers(is_first for _, is_first in tasks),
-    }
-    return [Arrival(*row) for row in _ARRIVED(connection, parameters)]
+    return _ARRIVED(connection, _TOLD(tasks))
 
 
 def _stock(queue: str, lane: str, most: str) -> str:
@@ -59,10 +53,10 @@ def _stock(queue: str, lane: str, most: str) -> str:
                        ORDER BY priority DESC, seq LIMIT {most}) AS found OFFSET 0) AS ready) AS stock"""
 
 
-def _stock_of(top: int | None, known: int, total: int, most: int) -> Stock | None:
-    if top is None:
+def _stock_of(row: Row, most: int) -> Stock | None:
+    if row.top is None:
         return None
-    return Stock(top, known, Rest.NOTHING if known == total < most else Rest.SOMETHING)
+    return Stock(row.top, row.known, Rest.NOTHING if row.known == row.total < most else Rest.SOMETHING)
 
 
 class Head(NamedTuple):
@@ -79,73 +73,59 @@ _ORDER = "ORDER BY queue, lane, priority DESC, seq LIMIT 1"
 COUNTED = 64
 """How many tasks are counted in a lane that is not in a hurry."""
 
-_LANES = Statement(
-    f"""
-WITH RECURSIVE found AS (
+_LANES = Prepared[Row](f"""
+WITH /* lanes.after */ RECURSIVE found AS (
     ({_FIRST} AND (queue, lane) > (%(queue)s::text, %(lane)s::text) {_ORDER})
     UNION ALL
     SELECT following.* FROM found
      CROSS JOIN LATERAL ({_FIRST} AND (queue, lane) > (found.queue, found.lane) {_ORDER}) AS following
 )
-SELECT queue, lane, options::text, stock.*
+SELECT queue, lane, options::text AS options, stock.*
   FROM (SELECT * FROM found LIMIT %(limit)s) AS head {_stock("head.queue", "head.lane", str(COUNTED))}
-"""
-)
+""")
 
 
 def lanes_after(connection: Connection, queue: str, lane: str, limit: int) -> list[Head]:
     """Return the lanes after this one in which something is ready: two index probes each, however full they are."""
-    rows = _LANES(connection, {"queue": queue, "lane": lane, "limit": limit})
-    return [Head(row[0], row[1], row[2], _stock_of(row[3], row[4], row[5], COUNTED)) for row in rows]
+    rows = _LANES(connection, queue=queue, lane=lane, limit=limit)
+    return [Head(row.queue, row.lane, row.options, _stock_of(row, COUNTED)) for row in rows]
 
 
-_CLAIM = Statement(
-    f"""
-UPDATE orchestrator.tasks t
+_SHARES = Batch("share", "queue text, lane text, priority smallint, turns int")
+_PLAIN = Batch("plain", "queue text, priority smallint, turns int")
+_CLAIM = Prepared[Claimed](f"""
+UPDATE /* lanes.claim */ orchestrator.tasks t
    SET status = 'dispatched', attempt = {NEXT_ATTEMPT}, dispatched_at = %(now)s::timestamptz
  WHERE t.ctid = ANY (ARRAY(
        SELECT next.ctid
-         FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(priorities)s::smallint[], %(turns)s::int[])
-              AS share(queue, lane, priority, turns)
+         FROM {_SHARES}
         CROSS JOIN LATERAL (
               SELECT ctid FROM orchestrator.tasks
                WHERE queue = share.queue AND lane = share.lane AND priority = share.priority AND {READY_IN_LANE}
                ORDER BY seq LIMIT share.turns) AS next
        ) || ARRAY(
        SELECT next.ctid
-         FROM unnest(%(plain_queues)s::text[], %(plain_priorities)s::smallint[], %(plain_turns)s::int[])
-              AS share(queue, priority, turns)
+         FROM {_PLAIN}
         CROSS JOIN LATERAL (
               SELECT ctid FROM orchestrator.tasks
-               WHERE queue = share.queue AND priority = share.priority AND {READY_PLAIN}
-               ORDER BY seq LIMIT share.turns) AS next))
+               WHERE queue = plain.queue AND priority = plain.priority AND {READY_PLAIN}
+               ORDER BY seq LIMIT plain.turns) AS next))
    AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
 RETURNING {CLAIMED}
-"""
-)
+""")
 
 
 def claim(connection: Connection, shares: Sequence[Share], now: datetime) -> list[Claimed]:
     """Claim what each lane has been given, oldest first; of the priority that it was given for."""
-    in_lanes = [share for share in shares if share.lane is not None]
-    plain = [share for share in shares if share.lane is None]
-    parameters = {
-        "now": now,
-        "queues": arrays.words(share.queue for share in in_lanes),
-        "lanes": arrays.words(share.lane for share in in_lanes),
-        "priorities": arrays.numbers(share.priority for share in in_lanes),
-        "turns": arrays.numbers(share.turns for share in in_lanes),
-        "plain_queues": arrays.words(share.queue for share in plain),
-        "plain_priorities": arrays.numbers(share.priority for share in plain),
-        "plain_turns": arrays.numbers(share.turns for share in plain),
-    }
-    return claimed(_CLAIM(connection, parameters))
+    in_lanes = [(share.queue, share.lane, share.priority, share.turns) for share in shares if share.lane is not None]
+    plain = [(share.queue, share.priority, share.turns) for share in shares if share.lane is None]
+    return most_urgent_first(_CLAIM(connection, _SHARES(in_lanes), _PLAIN(plain), now=now))
 
 
-_LOOK = Statement(
-    f"""
-SELECT lane.queue, lane.name, stock.*
-  FROM unnest(%(lane_queues)s::text[], %(lanes)s::text[]) AS lane(queue, name)
+_ASKED = Batch("lane", "queue text, name text")
+_LOOK = Prepared[Row](f"""
+SELECT /* lanes.look */ lane.queue, lane.name AS lane, stock.*
+  FROM {_ASKED}
        {_stock("lane.queue", "lane.name", "%(most)s::int")}
  UNION ALL
 SELECT queue.name, NULL, first.priority, NULL, NULL
@@ -153,8 +133,7 @@ SELECT queue.name, NULL, first.priority, NULL, NULL
  CROSS JOIN LATERAL (
        SELECT priority FROM orchestrator.tasks
         WHERE queue = queue.name AND {READY_PLAIN} ORDER BY priority DESC, seq LIMIT 1) AS first
-"""
-)
+""")
 
 
 class Ready(NamedTuple):
@@ -169,72 +148,62 @@ class Ready(NamedTuple):
 def look(connection: Connection, queues: Iterable[str], lanes: Sequence[tuple[str, str]], room: int) -> Ready:
     """Return what is ready in queues, and in some of their lanes: counted as far as matters to so much room."""
     most = max(COUNTED, 2 * room // max(1, len(lanes)))
-    parameters = {
-        "lane_queues": arrays.words(queue for queue, _ in lanes),
-        "lanes": arrays.words(lane for _, lane in lanes),
-        "queues": arrays.words(queues),
-        "most": most,
-    }
     ready = Ready({}, {})
-    for queue, lane, top, known, total in _LOOK(connection, parameters):
-        if lane is None:
-            ready.plain[queue] = top
+    for row in _LOOK(connection, _ASKED(lanes), queues=queues, most=most):
+        if row.lane is None:
+            ready.plain[row.queue] = row.top
         else:
-            ready.stocks[queue, lane] = _stock_of(top, known, total, most)
+            ready.stocks[row.queue, row.lane] = _stock_of(row, most)
     return ready
 
 
-_LANES_OF = Statement(
-    """
-SELECT held.id::text, held.attempt, coalesce(open.lane, ended.lane)
-  FROM unnest(%(ids)s::uuid[], %(attempts)s::bigint[]) AS held(id, attempt)
+_HELD = Batch("held", "id uuid, attempt bigint")
+_LANES_OF = Prepared[Row](f"""
+SELECT /* lanes.of */ held.id, held.attempt, coalesce(open.lane, ended.lane) AS lane
+  FROM {_HELD}
   LEFT JOIN LATERAL (SELECT lane FROM orchestrator.tasks WHERE id = held.id LIMIT 1) AS open ON true
   LEFT JOIN LATERAL (SELECT lane FROM orchestrator.ended_tasks WHERE id = held.id LIMIT 1) AS ended ON true
  WHERE coalesce(open.lane, ended.lane) IS NOT NULL
-"""
-)
+""")
 
 
 def lanes_of(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], str]:
     """Return the lanes of attempts, open or ended, that have one."""
-    parameters = {
-        "ids": arrays.uuids(task for task, _ in attempts),
-        "attempts": arrays.numbers(attempt for _, attempt in attempts),
-    }
-    return {(identifier(row[0]), row[1]): row[2] for row in _LANES_OF(connection, parameters)}
+    return {(row.id, row.attempt): row.lane for row in _LANES_OF(connection, _HELD(attempts))}
 
 
 # -- buckets
 
-_BUCKETS = "SELECT name, extract(epoch FROM due)::double precision FROM orchestrator.buckets WHERE due > now()"
+_BUCKETS = Statement[tuple[str, float]]("""
+SELECT /* lanes.buckets */ name, extract(epoch FROM due)::double precision FROM orchestrator.buckets WHERE due > now()
+""")
 
 
 def buckets(connection: Connection) -> dict[str, float]:
     """Return every bucket that is not full, by name, as seconds since 1970."""
-    return {row[0]: row[1] for row in connection.exec_driver_sql(_BUCKETS)}
+    return dict(_BUCKETS(connection))
 
 
-_SAVE = Statement(
-    """
-INSERT INTO orchestrator.buckets (name, due)
-SELECT name, to_timestamp(due) FROM unnest(%(names)s::text[], %(dues)s::double precision[]) AS b(name, due)
+_DUE = Batch("b", "name text, due double precision")
+_SAVE = Prepared[None](f"""
+INSERT /* lanes.save_buckets */ INTO orchestrator.buckets (name, due)
+SELECT name, to_timestamp(due) FROM {_DUE}
     ON CONFLICT (name) DO UPDATE SET due = excluded.due
-"""
-)
+""")
 
 
 def save_buckets(connection: Connection, due: Mapping[str, float]) -> None:
     """Save buckets that have been used."""
-    _SAVE(connection, {"names": list(due), "dues": arrays.numbers(due.values())})
+    _SAVE(connection, _DUE(due.items()))
 
 
-_PRUNE = """
-DELETE FROM orchestrator.buckets WHERE ctid = ANY (ARRAY(
+_PRUNE = Statement[None]("""
+DELETE /* lanes.prune_buckets */ FROM orchestrator.buckets WHERE ctid = ANY (ARRAY(
        SELECT ctid FROM orchestrator.buckets WHERE due < now() - interval '1 minute'
         LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
-"""
+""")
 
 
 def prune_buckets(connection: Connection, limit: int) -> int:
     """Forget buckets that have been full for a while, and so are as good as absent; return how many."""
-    return connection.exec_driver_sql(_PRUNE, {"limit": limit}).rowcount
+    return _PRUNE.count(connection, limit=limit)

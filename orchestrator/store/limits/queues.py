@@ -9,16 +9,15 @@ from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from orchestrator.domain.dag.definition import named_queues
 from orchestrator.domain.limits.buckets import Rate, bucket_size
 from orchestrator.store import inbox
 from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import Wish
-from orchestrator.store.statement import Statement
+from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tables import DELAYED
-from orchestrator.store.tasks.transitions import identifier
 
 _NOBODY = bytes(16)
 
@@ -32,82 +31,82 @@ class QueueRow(NamedTuple):
     rate: Rate | None = None
 
 
-_READ = "SELECT name, paused, concurrency, rate, burst FROM orchestrator.queues ORDER BY name"
+_READ = Statement[Row](
+    "SELECT /* queues.read */ name, paused, concurrency, rate, burst FROM orchestrator.queues ORDER BY name"
+)
 
 
 def read(connection: Connection) -> list[QueueRow]:
     """Return every queue for which something is set."""
     return [
-        QueueRow(row[0], row[1], row[2], Rate(row[3], 1.0, row[4]) if row[3] else None)
-        for row in connection.exec_driver_sql(_READ)
+        QueueRow(row.name, row.paused, row.concurrency, Rate(row.rate, 1.0, row.burst) if row.rate else None)
+        for row in _READ(connection)
     ]
 
 
-_NAMED = """
-SELECT name FROM orchestrator.queues
+_NAMED = Statement[str]("""
+SELECT /* queues.named */ name FROM orchestrator.queues
  UNION SELECT unnest(queues) FROM orchestrator.workers
  UNION SELECT queue FROM orchestrator.tasks
  UNION SELECT queue FROM (SELECT queue FROM orchestrator.ended_tasks ORDER BY ended_at DESC LIMIT 10000) AS newest
-"""
+""")
 
 
 def named(connection: Connection) -> set[str]:
     """Return every queue that has a setting, a worker, a task that is open or among the last to end, or a workflow."""
-    return {row[0] for row in connection.exec_driver_sql(_NAMED)} | of_workflows(connection)
+    return of_workflows(connection).union(_NAMED(connection))
 
 
-_OF_CODE = "SELECT DISTINCT code->>'queue' FROM orchestrator.schedules WHERE code IS NOT NULL"
+_OF_CODE = Statement[str](
+    "SELECT /* queues.of_code */ DISTINCT code->>'queue' FROM orchestrator.schedules WHERE code IS NOT NULL"
+)
 
 
 def of_workflows(connection: Connection) -> set[str]:
     """Return every queue that an applied workflow names, or the schedule of one that is code."""
-    of_code = {row[0] for row in connection.exec_driver_sql(_OF_CODE)}
+    of_code = set(_OF_CODE(connection))
     return of_code.union(*(named_queues(stored.definition) for stored in workflows.list_latest(connection)))
 
 
-_PAUSE = text(
-    """
-    INSERT INTO orchestrator.queues (name, paused) VALUES (:name, :paused)
-        ON CONFLICT (name) DO UPDATE SET paused = excluded.paused
-    """
-)
+_PAUSE = Statement[None]("""
+INSERT /* queues.pause */ INTO orchestrator.queues (name, paused) VALUES (%(name)s, %(paused)s)
+    ON CONFLICT (name) DO UPDATE SET paused = excluded.paused
+""")
 
 
 def set_paused(connection: Connection, name: str, paused: bool) -> None:
     """Pause or resume a queue; needs a transaction."""
-    connection.execute(_PAUSE, {"name": name, "paused": paused})
+    _PAUSE(connection, name=name, paused=paused)
     inbox.add(connection, Wish.QUEUES, _NOBODY)
 
 
-_LIMIT = text(
-    """
-    INSERT INTO orchestrator.queues (name, concurrency, rate, burst) VALUES (:name, :concurrency, :rate, :burst)
-        ON CONFLICT (name) DO UPDATE
-       SET concurrency = excluded.concurrency, rate = excluded.rate, burst = excluded.burst
-    """
-)
+_LIMIT = Statement[None]("""
+INSERT /* queues.limit */ INTO orchestrator.queues (name, concurrency, rate, burst)
+VALUES (%(name)s, %(concurrency)s, %(rate)s, %(burst)s)
+    ON CONFLICT (name) DO UPDATE
+   SET concurrency = excluded.concurrency, rate = excluded.rate, burst = excluded.burst
+""")
 
 
 def set_limits(connection: Connection, name: str, concurrency: int | None, rate: Rate | None) -> None:
     """Limit a queue, or lift its limits; needs a transaction."""
     per_second = rate.count / rate.per if rate else None
-    limits = {"concurrency": concurrency, "rate": per_second, "burst": bucket_size(rate) if rate else None}
-    connection.execute(_LIMIT, {"name": name, **limits})
+    burst = bucket_size(rate) if rate else None
+    _LIMIT(connection, name=name, concurrency=concurrency, rate=per_second, burst=burst)
     inbox.add(connection, Wish.QUEUES, _NOBODY)
 
 
-_RETAIN = text(
-    """
-    INSERT INTO orchestrator.queues (name, retention_success, retention_failed) VALUES (:name, :success, :failed)
-        ON CONFLICT (name) DO UPDATE
-       SET retention_success = excluded.retention_success, retention_failed = excluded.retention_failed
-    """
-)
+_RETAIN = Statement[None]("""
+INSERT /* queues.retain */ INTO orchestrator.queues (name, retention_success, retention_failed)
+VALUES (%(name)s, %(success)s, %(failed)s)
+    ON CONFLICT (name) DO UPDATE
+   SET retention_success = excluded.retention_success, retention_failed = excluded.retention_failed
+""")
 
 
 def set_retention(connection: Connection, name: str, success: float | None, failed: float | None) -> None:
     """Set for how many seconds a queue's tasks are kept: 0 for ever, None as the settings say."""
-    connection.execute(_RETAIN, {"name": name, "success": success, "failed": failed})
+    _RETAIN(connection, name=name, success=success, failed=failed)
 
 
 def ask_purge(connection: Connection, name: str) -> None:
@@ -116,9 +115,8 @@ def ask_purge(connection: Connection, name: str) -> None:
 
 
 # From one task to the next: a slice that is asked for at once may be sorted out of all tasks.
-_SLICE = Statement(
-    """
-WITH RECURSIVE found AS (
+_SLICE = Prepared[Row]("""
+WITH /* queues.slice */ RECURSIVE found AS (
     (SELECT id, queue, status, created_at FROM orchestrator.tasks WHERE id > %(after)s::uuid ORDER BY id LIMIT 1)
     UNION ALL
     SELECT following.* FROM found
@@ -126,10 +124,9 @@ WITH RECURSIVE found AS (
            SELECT id, queue, status, created_at FROM orchestrator.tasks
             WHERE id > found.id ORDER BY id LIMIT 1) AS following
 )
-SELECT id::text, queue = %(queue)s::text AND status = 'pending' AND created_at <= %(before)s::timestamptz
+SELECT id, queue = %(queue)s::text AND status = 'pending' AND created_at <= %(before)s::timestamptz AS is_waiting
   FROM found LIMIT %(limit)s
-"""
-)
+""")
 
 
 class Slice(NamedTuple):
@@ -146,24 +143,23 @@ def waiting_tasks(connection: Connection, queue: str, before: datetime, after: b
 
     No index leads to all that waits in a queue, be it ready, delayed or blocked. So all open tasks are walked, once.
     """
-    rows = _SLICE(connection, {"queue": queue, "before": before, "after": after.hex(), "limit": limit})
-    waiting = [identifier(row[0]) for row in rows if row[1]]
-    return Slice(waiting, identifier(rows[-1][0]) if len(rows) == limit else None)
+    rows = _SLICE(connection, queue=queue, before=before, after=after, limit=limit)
+    return Slice([row.id for row in rows if row.is_waiting], rows[-1].id if len(rows) == limit else None)
 
 
-_OPEN = "SELECT count(*) FROM orchestrator.tasks WHERE queue = %(queue)s"
+_OPEN = Statement[int]("SELECT /* queues.open */ count(*) FROM orchestrator.tasks WHERE queue = %(queue)s")
 
 
 def open_tasks(connection: Connection, queue: str) -> int:
     """Return how many tasks of a queue have not ended."""
-    number: int = connection.exec_driver_sql(_OPEN, {"queue": queue}).scalar_one()
-    return number
+    return _OPEN.one(connection, queue=queue)
 
 
-_DELAYED = f"SELECT count(*), min(wake_at) FROM orchestrator.tasks WHERE queue = %(queue)s AND {DELAYED}"
+_DELAYED = Statement[tuple[int, datetime | None]](
+    f"SELECT /* queues.delayed */ count(*), min(wake_at) FROM orchestrator.tasks WHERE queue = %(queue)s AND {DELAYED}"
+)
 
 
 def delayed(connection: Connection, queue: str) -> tuple[int, datetime | None]:
     """Return how many tasks of a queue wait for their time, and when it comes for the first of them."""
-    count, first = connection.exec_driver_sql(_DELAYED, {"queue": queue}).one()
-    return count, first
+    return _DELAYED.one(connection, queue=queue)

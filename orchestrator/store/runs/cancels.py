@@ -10,47 +10,40 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.runs.verdict import TIMED_OUT
 from orchestrator.domain.states import RunState
-from orchestrator.store import arrays
-from orchestrator.store.runs.life import COUNTERS, RunRow, run_rows, sources
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import identifier
+from orchestrator.store.runs.life import COUNTERS, RunRow, sources
+from orchestrator.store.sql import Prepared, Row
 
-_MARK = Statement(
-    """
-UPDATE orchestrator.runs SET cancelling = true
+_MARK = Prepared[bytes]("""
+UPDATE /* cancels.mark */ orchestrator.runs SET cancelling = true
  WHERE id = ANY(%(ids)s::uuid[]) AND status IN ('pending', 'running') AND NOT cancelling
    AND (%(code)s::boolean OR NOT code)
-RETURNING id::text
-"""
-)
+RETURNING id
+""")
 
 
 def mark(connection: Connection, ids: Sequence[bytes], *, code: bool = False) -> list[bytes]:
     """Note that runs are to be cancelled; their tasks follow in slices. `code` is not spared: it is never asked."""
-    return [identifier(row[0]) for row in _MARK(connection, {"ids": arrays.uuids(ids), "code": code})]
+    return _MARK(connection, ids=ids, code=code)
 
 
-_TIME_OUT = Statement(
-    f"""
-UPDATE orchestrator.runs SET cancelling = true, reason = '{TIMED_OUT}'
+_TIME_OUT = Prepared[bytes](f"""
+UPDATE /* cancels.time_out */ orchestrator.runs SET cancelling = true, reason = '{TIMED_OUT}'
  WHERE ctid = ANY (ARRAY(
        SELECT ctid FROM orchestrator.runs
         WHERE deadline <= %(now)s::timestamptz AND status = 'running' AND ended_at IS NULL AND NOT code
               AND NOT cancelling
         ORDER BY deadline LIMIT %(limit)s))
-RETURNING id::text
-"""
-)
+RETURNING id
+""")
 
 
 def time_out(connection: Connection, now: datetime, limit: int) -> list[bytes]:
     """Note that runs have taken too long; their tasks are cancelled in slices, and then they have failed."""
-    return [identifier(row[0]) for row in _TIME_OUT(connection, {"now": now, "limit": limit})]
+    return _TIME_OUT(connection, now=now, limit=limit)
 
 
-_MARK_BELOW = Statement(
-    f"""
-WITH RECURSIVE below (id, code) AS (
+_MARK_BELOW = Prepared[RunRow](f"""
+WITH /* cancels.mark_below */ RECURSIVE below (id, code) AS (
     SELECT c.id, c.code FROM unnest(%(ids)s::uuid[]) AS parent(id)
      CROSS JOIN LATERAL (
            SELECT id, code FROM orchestrator.runs
@@ -71,8 +64,7 @@ UPDATE orchestrator.runs r
          FROM orchestrator.runs WHERE id = next.id LIMIT 1) AS found
  WHERE r.ctid = found.place
 RETURNING {COUNTERS}
-"""
-)
+""")
 
 
 def mark_below(connection: Connection, ids: Sequence[bytes], now: datetime, limit: int) -> list[RunRow]:
@@ -80,33 +72,28 @@ def mark_below(connection: Connection, ids: Sequence[bytes], now: datetime, limi
 
     What has not begun ends at once.
     """
-    return run_rows(_MARK_BELOW(connection, {"ids": arrays.uuids(ids), "now": now, "limit": limit}))
+    return _MARK_BELOW(connection, ids=ids, now=now, limit=limit)
 
 
-_NEXT = Statement(
-    """
-SELECT id::text FROM orchestrator.runs
+_NEXT = Prepared[bytes]("""
+SELECT /* cancels.next */ id FROM orchestrator.runs
  WHERE cancelling AND ended_at IS NULL AND id > %(after)s::uuid ORDER BY id LIMIT %(limit)s
-"""
-)
+""")
 
 
 def following(connection: Connection, after: bytes, limit: int) -> list[bytes]:
     """Return the runs after one that are being cancelled."""
-    return [identifier(row[0]) for row in _NEXT(connection, {"after": after.hex(), "limit": limit})]
+    return _NEXT(connection, after=after, limit=limit)
 
 
-_OPEN_TASKS = Statement(
-    """
-SELECT id::text FROM orchestrator.tasks WHERE run_id = ANY(%(ids)s::uuid[]) LIMIT %(limit)s
-"""
-)
+_OPEN_TASKS = Prepared[bytes]("""
+SELECT /* cancels.open_tasks */ id FROM orchestrator.tasks WHERE run_id = ANY(%(ids)s::uuid[]) LIMIT %(limit)s
+""")
 
 
 def open_tasks(connection: Connection, ids: Sequence[bytes], limit: int) -> list[bytes]:
     """Return some of the open tasks of runs."""
-    rows = _OPEN_TASKS(connection, {"ids": arrays.uuids(ids), "limit": limit})
-    return [identifier(row[0]) for row in rows]
+    return _OPEN_TASKS(connection, ids=ids, limit=limit)
 
 
 class Cancelled(NamedTuple):
@@ -118,9 +105,8 @@ class Cancelled(NamedTuple):
 
 
 # What is left open of a run that has neither tasks nor child runs was never created, or was started and ended with it.
-_END = Statement(
-    f"""
-UPDATE orchestrator.runs r
+_END = Prepared[Row](f"""
+UPDATE /* cancels.end */ orchestrator.runs r
    SET status = CASE WHEN r.reason = '{TIMED_OUT}' THEN 'failed' ELSE 'cancelled' END,
        ended_at = %(now)s::timestamptz, cancelled = r.cancelled + r.open, open = 0, expanding = false
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
@@ -134,13 +120,10 @@ UPDATE orchestrator.runs r
          WHERE parent_run = wanted.id AND ended_at IS NULL AND NOT detached LIMIT 1) IS NULL
 RETURNING {COUNTERS}, coalesce(
           (SELECT cancelling AND ended_at IS NULL AND stuck IS NULL AND NOT code
-             FROM orchestrator.runs WHERE id = r.parent_run), false)
-"""
-)
+             FROM orchestrator.runs WHERE id = r.parent_run), false) AS is_with_parent
+""")
 
 
 def end(connection: Connection, ids: Sequence[bytes], now: datetime) -> list[Cancelled]:
     """End those of these runs of which nothing is open any more; what was not created counts as cancelled."""
-    rows = _END(connection, {"ids": arrays.uuids(ids), "now": now})
-    ended = run_rows(row[:-1] for row in rows)
-    return [Cancelled(row, is_with_parent) for row, (*_, is_with_parent) in zip(ended, rows, strict=True)]
+    return [Cancelled(RunRow(*row[:-1]), row.is_with_parent) for row in _END(connection, ids=ids, now=now)]

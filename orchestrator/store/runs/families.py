@@ -6,51 +6,43 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from orchestrator.store import arrays
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import identifier
+from orchestrator.store.sql import Batch, Prepared, Row
 
-_GROW = Statement(
-    """
-WITH wanted AS (
+_NUMBERS = Batch("g", "id uuid, number int")
+_GROW = Prepared[bytes](f"""
+WITH /* families.grow */ wanted AS (
     SELECT g.id, g.number, r.place, r.descendants + g.number > %(limit)s AS too_many
-      FROM unnest(%(ids)s::uuid[], %(numbers)s::int[]) AS g(id, number)
+      FROM {_NUMBERS}
      CROSS JOIN LATERAL (
            SELECT ctid AS place, descendants FROM orchestrator.runs WHERE id = g.id LIMIT 1) AS r
 ), grown AS (
     UPDATE orchestrator.runs r SET descendants = r.descendants + wanted.number
       FROM wanted WHERE r.ctid = wanted.place AND NOT wanted.too_many
 )
-SELECT id::text FROM wanted WHERE too_many
-"""
-)
+SELECT id FROM wanted WHERE too_many
+""")
 
 
 def grow(connection: Connection, numbers: Mapping[bytes, int], limit: int) -> set[bytes]:
     """Count runs that are started below others; return those below which there would be too many."""
-    parameters = {"ids": arrays.uuids(numbers), "numbers": arrays.numbers(numbers.values()), "limit": limit}
-    return {identifier(row[0]) for row in _GROW(connection, parameters)}
+    return set(_GROW(connection, _NUMBERS(numbers.items()), limit=limit))
 
 
-_PLACES = Statement(
-    """
-SELECT r.id::text, coalesce(r.root, r.id)::text, r.depth FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+_PLACES = Prepared[Row]("""
+SELECT /* families.places */ r.id, coalesce(r.root, r.id) AS root, r.depth FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT id, root, depth FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
-"""
-)
+""")
 
 
 def places(connection: Connection, ids: Iterable[bytes]) -> dict[bytes, tuple[bytes, int]]:
     """Return where runs stand among those that started each other: the first of them, and how many are above."""
-    rows = _PLACES(connection, {"ids": arrays.uuids(ids)})
-    return {identifier(run): (identifier(root), depth) for run, root, depth in rows}
+    return {row.id: (row.root, row.depth) for row in _PLACES(connection, ids=ids)}
 
 
 # A run that holds a limit ends only after the runs below it. If each holder of a limit has one below it that waits for
 # the same limit, none of them ever ends.
-_WAITING_FOR_THEMSELVES = Statement(
-    """
-WITH RECURSIVE asked AS MATERIALIZED (
+_WAITING_FOR_THEMSELVES = Prepared[Row]("""
+WITH /* families.waiting_for_themselves */ RECURSIVE asked AS MATERIALIZED (
     SELECT r.id, r.lane, r.lane_limit, r.parent_run FROM unnest(%(ids)s::uuid[]) AS wanted(id)
      CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
 ), lanes AS MATERIALIZED (
@@ -76,12 +68,11 @@ WITH RECURSIVE asked AS MATERIALIZED (
     SELECT lane FROM holders
      GROUP BY lane HAVING bool_and(EXISTS (SELECT FROM above WHERE above.lane = holders.lane AND upper = holders.id))
 )
-SELECT asked.id::text, asked.lane_limit, asked.lane, asked.parent_run FROM asked JOIN blocked USING (lane)
+SELECT asked.id, asked.lane_limit, asked.lane, asked.parent_run FROM asked JOIN blocked USING (lane)
  WHERE EXISTS (SELECT FROM above JOIN holders ON holders.lane = above.lane AND holders.id = above.upper
                 WHERE above.id = asked.id)
  ORDER BY asked.parent_run
-"""
-)
+""")
 
 
 def waiting_for_themselves(connection: Connection, ids: Sequence[bytes], limit: int) -> dict[bytes, int]:
@@ -89,9 +80,9 @@ def waiting_for_themselves(connection: Connection, ids: Sequence[bytes], limit: 
     that wait for it; and how many may hold it. Of each limit only the children of one run: when they give way, the
     others may have room.
     """
-    first: dict[str, str] = {}
+    first: dict[str, bytes] = {}
     found: dict[bytes, int] = {}
-    for run, number, lane, parent in _WAITING_FOR_THEMSELVES(connection, {"ids": arrays.uuids(ids), "limit": limit}):
-        if first.setdefault(lane, str(parent)) == str(parent):
-            found[identifier(run)] = number
+    for row in _WAITING_FOR_THEMSELVES(connection, ids=ids, limit=limit):
+        if first.setdefault(row.lane, row.parent_run) == row.parent_run:
+            found[row.id] = row.lane_limit
     return found

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from orchestrator.domain.runs.verdict import RunCounters
 from orchestrator.domain.states import RunState, run_sources_of
-from orchestrator.store import arrays
 from orchestrator.store.runs.trees import ByTurns
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import identifier
+from orchestrator.store.sql import Batch, Prepared
 
-COUNTERS = """r.id::text, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
-          r.workflow, r.reason, r.lane, r.parent_run::text, r.parent_step, r.code"""
+COUNTERS = """r.id, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
+          r.workflow, r.reason, r.lane, r.parent_run, r.parent_step, r.code"""
 """The columns of a `RunRow`."""
 
 
@@ -24,9 +22,14 @@ class RunRow(NamedTuple):
     """A run as the leader sees it."""
 
     id: bytes
-    state: RunState
+    status: str
     cancelling: bool
-    counters: RunCounters
+    total: int
+    open: int
+    success: int
+    failed: int
+    cancelled: int
+    skipped: int
     workflow: str | None = None
     reason: str | None = None
     lane: str | None = None
@@ -38,34 +41,30 @@ class RunRow(NamedTuple):
     """It has begun again, because a person retries it."""
 
     @property
+    def state(self) -> RunState:
+        return RunState(self.status)
+
+    @property
+    def counters(self) -> RunCounters:
+        return RunCounters(
+            total=self.total,
+            open=self.open,
+            success=self.success,
+            failed=self.failed,
+            cancelled=self.cancelled,
+            skipped=self.skipped,
+        )
+
+    @property
     def is_planned(self) -> bool:
         """Say whether a definition says what follows what."""
         return self.workflow is not None and not self.code
 
 
-def run_rows(result: Iterable[Any]) -> list[RunRow]:
-    """Return runs from rows of `COUNTERS`."""
-    return [
-        RunRow(
-            identifier(row[0]),
-            RunState(row[1]),
-            row[2],
-            RunCounters(total=row[3], open=row[4], success=row[5], failed=row[6], cancelled=row[7], skipped=row[8]),
-            row[9],
-            row[10],
-            row[11],
-            identifier(row[12]) or None,
-            *row[13:],
-        )
-        for row in result
-    ]
-
-
 # A run whose lane is full is parked, so that it is not looked at again until one of the lane's runs ends. Its time
 # begins when it does; the deadline that it was created with is for leaders of the release before.
-_BEGIN = Statement(
-    f"""
-WITH next AS MATERIALIZED (
+_BEGIN = Prepared[RunRow](f"""
+WITH /* runs.begin */ next AS MATERIALIZED (
     SELECT r.id, lane, lane_limit, started_at, root, parent_run,
            coalesce(timeout, extract(epoch FROM deadline - created_at)) AS timeout
       FROM unnest(%(ids)s::uuid[]) AS wanted(id)
@@ -95,9 +94,8 @@ UPDATE orchestrator.runs r
   FROM admitted a
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = a.id LIMIT 1) AS found
  WHERE r.ctid = found.place
-RETURNING {COUNTERS}, a.started_at IS NOT NULL
-"""
-)
+RETURNING {COUNTERS}, a.started_at IS NOT NULL AS again
+""")
 
 
 class Begun(NamedTuple):
@@ -117,7 +115,7 @@ def begin_or_park(connection: Connection, now: datetime, ids: Sequence[bytes]) -
     faster than it is cancelled.
     """
     found: dict[RunState, list[RunRow]] = {RunState.RUNNING: [], RunState.PENDING: [], RunState.CANCELLED: []}
-    for row in run_rows(_BEGIN(connection, {"now": now, "ids": arrays.uuids(ids)})):
+    for row in _BEGIN(connection, now=now, ids=ids):
         found[row.state].append(row)
     return Begun(*found.values())
 
@@ -132,64 +130,61 @@ class Pending(NamedTuple):
 
 def pending() -> ByTurns:
     """Return what finds the runs that want to begin."""
-    return ByTurns("runs", "status = 'pending' AND NOT parked AND NOT cancelling", "id::text, workflow, version")
+    return ByTurns(
+        "runs.pending", "runs", "status = 'pending' AND NOT parked AND NOT cancelling", "id, workflow, version"
+    )
 
 
 def begin(connection: Connection, now: datetime, limit: int) -> list[RunRow]:
     """Start pending runs, as far as their lanes have room; return those that have begun."""
-    found = pending()(connection, limit)
-    return begin_or_park(connection, now, [identifier(row[0]) for row in found]).running
+    return begin_or_park(connection, now, [run.id for run in pending()(connection, limit)]).running
 
 
-_REFUSE = Statement(
-    f"""
-UPDATE orchestrator.runs r SET status = 'failed', reason = n.reason, ended_at = %(now)s::timestamptz, parked = false
-  FROM unnest(%(ids)s::uuid[], %(reasons)s::text[]) AS n(id, reason)
+_REASONS = Batch("n", "id uuid, reason text")
+_REFUSE = Prepared[RunRow](f"""
+UPDATE /* runs.refuse */ orchestrator.runs r
+   SET status = 'failed', reason = n.reason, ended_at = %(now)s::timestamptz, parked = false
+  FROM {_REASONS}
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = n.id LIMIT 1) AS found
  WHERE r.ctid = found.place AND r.status = 'pending'
 RETURNING {COUNTERS}
-"""
-)
+""")
 
 
 def refuse(connection: Connection, reasons: Mapping[bytes, str], now: datetime) -> list[RunRow]:
     """End runs that can never begin, each with its reason."""
-    parameters = {"ids": arrays.uuids(reasons), "reasons": list(reasons.values()), "now": now}
-    return run_rows(_REFUSE(connection, parameters))
+    return _REFUSE(connection, _REASONS(reasons.items()), now=now)
 
 
-_UNPARK = Statement(
-    """
-UPDATE orchestrator.runs SET parked = false
+_ROOMS = Batch("ended", "lane text, room int")
+_UNPARK = Prepared[None](f"""
+UPDATE /* runs.unpark */ orchestrator.runs SET parked = false
  WHERE ctid = ANY (ARRAY(
-       SELECT next.ctid FROM unnest(%(lanes)s::text[], %(rooms)s::int[]) AS ended(lane, room)
+       SELECT next.ctid FROM {_ROOMS}
         CROSS JOIN LATERAL (
               SELECT ctid FROM orchestrator.runs
                WHERE lane = ended.lane AND ended_at IS NULL AND status = 'pending' AND parked
                ORDER BY id LIMIT ended.room) AS next))
-"""
-)
+""")
 
 
 def unpark(connection: Connection, ended: Mapping[str, int]) -> None:
     """Let as many parked runs of each lane try again as runs of it have ended."""
-    _UNPARK(connection, {"lanes": list(ended), "rooms": arrays.numbers(ended.values())})
+    _UNPARK(connection, _ROOMS(ended.items()))
 
 
-_COUNT = Statement(
-    f"""
-UPDATE orchestrator.runs r
+_COUNTED = ("total", "opened", "success", "failed", "cancelled", "skipped")
+_DELTAS = Batch("d", f"id uuid, {' int, '.join(_COUNTED)} int, state bytea, expanding boolean")
+_COUNT = Prepared[RunRow](f"""
+UPDATE /* runs.count */ orchestrator.runs r
    SET total = r.total + d.total, open = r.open + d.opened, success = r.success + d.success,
        failed = r.failed + d.failed, cancelled = r.cancelled + d.cancelled, skipped = r.skipped + d.skipped,
        state = coalesce(d.state, r.state), expanding = coalesce(d.expanding, r.expanding)
-  FROM unnest(%(ids)s::uuid[], %(total)s::int[], %(opened)s::int[], %(success)s::int[], %(failed)s::int[],
-              %(cancelled)s::int[], %(skipped)s::int[], %(states)s::bytea[], %(expanding)s::boolean[])
-       AS d(id, total, opened, success, failed, cancelled, skipped, state, expanding)
+  FROM {_DELTAS}
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = d.id LIMIT 1) AS found
  WHERE r.ctid = found.place
 RETURNING {COUNTERS}
-"""
-)
+""")
 
 Delta = Mapping[str, int]
 """How much each counter changes: total, opened, success, failed, cancelled, skipped."""
@@ -199,15 +194,12 @@ Plans = Mapping[bytes, tuple[bytes, bool]]
 
 def count(connection: Connection, deltas: Mapping[bytes, Delta], plans: Plans | None = None) -> list[RunRow]:
     """Change the counters of runs, once per run however many of its tasks moved, and save their plans."""
-    plans = plans or {}
-    parameters = {"ids": arrays.uuids(deltas)} | {
-        column: arrays.numbers(delta.get(column, 0) for delta in deltas.values())
-        for column in ("total", "opened", "success", "failed", "cancelled", "skipped")
-    }
-    saved = [plans.get(run) for run in deltas]
-    parameters["states"] = arrays.blobs(plan[0] if plan else None for plan in saved)
-    parameters["expanding"] = arrays.numbers(plan[1] if plan else None for plan in saved)
-    return run_rows(_COUNT(connection, parameters))
+    saved = plans or {}
+    rows = [
+        (run, *(delta.get(column, 0) for column in _COUNTED), *saved.get(run, (None, None)))
+        for run, delta in deltas.items()
+    ]
+    return _COUNT(connection, _DELTAS(rows))
 
 
 def sources(state: RunState) -> str:
@@ -216,9 +208,9 @@ def sources(state: RunState) -> str:
 
 
 _END = {
-    state: Statement(f"""
-UPDATE orchestrator.runs SET status = '{state}', ended_at = %(now)s::timestamptz
- WHERE id = ANY(%(ids)s::uuid[]) AND status IN {sources(state)} RETURNING id::text
+    state: Prepared[bytes](f"""
+UPDATE /* runs.end_{state} */ orchestrator.runs SET status = '{state}', ended_at = %(now)s::timestamptz
+ WHERE id = ANY(%(ids)s::uuid[]) AND status IN {sources(state)} RETURNING id
 """)
     for state in (RunState.SUCCESS, RunState.FAILED, RunState.CANCELLED)
 }
@@ -226,34 +218,28 @@ UPDATE orchestrator.runs SET status = '{state}', ended_at = %(now)s::timestamptz
 
 def end(connection: Connection, state: RunState, ids: Sequence[bytes], now: datetime) -> list[bytes]:
     """End runs; return those that really ended now."""
-    rows = _END[state](connection, {"ids": arrays.uuids(ids), "now": now})
-    return [identifier(row[0]) for row in rows]
+    return _END[state](connection, ids=ids, now=now)
 
 
-_REOPEN = Statement(
-    f"""
-UPDATE orchestrator.runs SET status = 'running', ended_at = NULL, reason = NULL, deadline = NULL
+_REOPEN = Prepared[None](f"""
+UPDATE /* runs.reopen */ orchestrator.runs SET status = 'running', ended_at = NULL, reason = NULL, deadline = NULL
  WHERE id = ANY(%(ids)s::uuid[]) AND status IN {sources(RunState.RUNNING)} AND status <> 'pending' AND NOT code
-"""
-)
+""")
 
 
 def reopen(connection: Connection, ids: Sequence[bytes]) -> None:
     """Set failed runs running again, because tasks of theirs are open again."""
-    _REOPEN(connection, {"ids": arrays.uuids(ids)})
+    _REOPEN(connection, ids=ids)
 
 
-_RETRYABLE = Statement(
-    """
-SELECT id::text FROM orchestrator.ended_tasks
+_RETRYABLE = Prepared[bytes]("""
+SELECT /* runs.retryable */ id FROM orchestrator.ended_tasks
  WHERE run_id = %(run)s::uuid AND status IN ('failed', 'skipped', 'cancelled') AND ended_at <= %(until)s::timestamptz
        AND (SELECT workflow IS NULL FROM orchestrator.runs WHERE id = %(run)s::uuid)
  LIMIT %(limit)s
-"""
-)
+""")
 
 
 def retryable_tasks(connection: Connection, run: bytes, until: datetime, limit: int) -> list[bytes]:
     """Return some of the tasks of a run without a workflow that had not succeeded by then."""
-    rows = _RETRYABLE(connection, {"run": run.hex(), "until": until, "limit": limit})
-    return [identifier(row[0]) for row in rows]
+    return _RETRYABLE(connection, run=run, until=until, limit=limit)

@@ -8,83 +8,71 @@ from typing import Any
 from sqlalchemy import Connection
 
 from orchestrator.domain.ids import to_text
-from orchestrator.store import arrays
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import Moved, current_attempt, identifier, moved_rows
+from orchestrator.store.sql import Batch, Prepared, Statement
+from orchestrator.store.tasks.transitions import Moved, current_attempt
 
-_STICK = Statement(
-    f"""
-WITH back AS (
+_REASONS = Batch("s", "id uuid, reason jsonb")
+_FOUND_OUT = Batch("r", "id uuid, attempt int, reason jsonb")
+
+_STICK = Prepared[Moved](f"""
+WITH /* stuck.stick */ back AS (
     UPDATE orchestrator.tasks t
        SET status = 'pending', blockers = 1, worker = NULL, hold = NULL, wake_at = NULL, dispatched_at = NULL,
            started_at = NULL, losses = 0, alone = false
-      FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(reasons)s::jsonb[]) AS r(id, attempt, reason)
+      FROM {_FOUND_OUT}
      {current_attempt()}
      WHERE t.ctid = found.place
     RETURNING t.id, t.queue, t.attempt, r.reason
 ), marked AS (
     UPDATE orchestrator.runs r SET stuck = back.reason, cached = 0 FROM back WHERE r.id = back.id
 )
-SELECT id::text, 'pending', queue, id::text, attempt, 'dispatched' FROM back
-"""
-)
+SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS before FROM back
+""")
 
 
 def stick(connection: Connection, reasons: Iterable[tuple[bytes, int, str]]) -> list[Moved]:
     """Note that runs cannot go on, with the attempt that found out and the reason as JSON; their code sleeps."""
-    rows = list(reasons)
-    parameters = {
-        "ids": arrays.uuids(run for run, _, _ in rows),
-        "attempts": arrays.numbers(attempt for _, attempt, _ in rows),
-        "reasons": [reason for _, _, reason in rows],
-    }
-    return moved_rows(_STICK(connection, parameters))
+    return _STICK(connection, _FOUND_OUT(reasons))
 
 
-_STICK_HELD = Statement(
-    """
-WITH marked AS (
+_STICK_HELD = Prepared[bytes](f"""
+WITH /* stuck.stick_held */ marked AS (
     UPDATE orchestrator.runs r SET stuck = s.reason, cached = 0
-      FROM unnest(%(ids)s::uuid[], %(reasons)s::jsonb[]) AS s(id, reason)
+      FROM {_REASONS}
      WHERE r.id = s.id AND r.code AND r.shown > 0 AND r.ended_at IS NULL
     RETURNING r.id
 ), back AS (
     UPDATE orchestrator.tasks t SET blockers = 1, worker = NULL, hold = NULL, wake_at = NULL
       FROM marked WHERE t.id = marked.id AND t.status = 'pending'
 )
-SELECT id::text FROM marked
-"""
-)
+SELECT id FROM marked
+""")
 
 
 def stick_unknown(connection: Connection, reasons: Iterable[tuple[bytes, str]]) -> set[bytes]:
     """Note that no worker knows the code of runs that have begun; return those."""
-    rows = list(reasons)
-    parameters = {"ids": arrays.uuids(run for run, _ in rows), "reasons": [reason for _, reason in rows]}
-    return {identifier(row[0]) for row in _STICK_HELD(connection, parameters)}
+    return set(_STICK_HELD(connection, _REASONS(reasons)))
 
 
-_SET_ASIDE = Statement(
-    """
-WITH marked AS (
+_SET_ASIDE = Prepared[None](f"""
+WITH /* stuck.set_aside */ marked AS (
     UPDATE orchestrator.runs r SET stuck = s.reason, expanding = false
-      FROM unnest(%(ids)s::uuid[], %(reasons)s::jsonb[]) AS s(id, reason)
+      FROM {_REASONS}
      CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = s.id LIMIT 1) AS found
      WHERE r.ctid = found.place RETURNING r.id
 )
 UPDATE orchestrator.untold SET held = true WHERE run_id = ANY (ARRAY(SELECT id FROM marked))
-"""
-)
+""")
 
 
 def set_aside(connection: Connection, reasons: Iterable[tuple[bytes, str]]) -> None:
     """Note that runs cannot be told what happened to them, with the reason as JSON; it waits until they are freed."""
-    rows = list(reasons)
-    _SET_ASIDE(connection, {"ids": arrays.uuids(run for run, _ in rows), "reasons": [reason for _, reason in rows]})
+    _SET_ASIDE(connection, _REASONS(reasons))
 
 
-_FREED = """
-WITH freed AS (
+def _freeing(name: str, which: str) -> Prepared[bytes]:
+    return Prepared[bytes](f"""
+WITH /* stuck.{name} */ freed AS (
     UPDATE orchestrator.runs r SET stuck = NULL, cached = 0
      WHERE r.ctid = ANY (ARRAY({which} LIMIT %(limit)s))
     RETURNING r.id
@@ -97,81 +85,77 @@ WITH freed AS (
 ), told AS (
     UPDATE orchestrator.untold SET held = false WHERE run_id = ANY (ARRAY(SELECT id FROM freed))
 )
-SELECT id::text FROM freed
-"""
-_FREE = Statement(
-    _FREED.format(
-        which="""
+SELECT id FROM freed
+""")
+
+
+_FREE = _freeing(
+    "free",
+    """
         SELECT (SELECT ctid FROM orchestrator.runs
                  WHERE id = wanted.id AND stuck IS NOT NULL AND ended_at IS NULL LIMIT 1)
-          FROM unnest(%(ids)s::uuid[]) AS wanted(id)"""
-    )
+          FROM unnest(%(ids)s::uuid[]) AS wanted(id)""",
 )
-_FREE_CODE = Statement(
-    _FREED.format(
-        which="""
+_FREE_CODE = _freeing(
+    "free_code",
+    """
         SELECT place FROM (
                SELECT ctid AS place, id, code, workflow FROM orchestrator.runs
                 WHERE stuck IS NOT NULL AND ended_at IS NULL ORDER BY id OFFSET 0) AS blocked
-         WHERE code AND workflow = ANY(%(workflows)s::text[]) AND id::text > %(after)s::text"""
-    )
+         WHERE code AND workflow = ANY(%(workflows)s::text[]) AND id::text > %(after)s::text""",
 )
-_FREE_OLDER = Statement(
-    _FREED.format(
-        which="""
+_FREE_OLDER = _freeing(
+    "free_older",
+    """
         SELECT ctid FROM orchestrator.runs
          WHERE stuck IS NOT NULL AND ended_at IS NULL AND stuck->>'release' <> %(release)s::text
-         ORDER BY id"""
-    )
+         ORDER BY id""",
 )
 
 
 def free_older(connection: Connection, release: str, limit: int) -> list[bytes]:
     """Let runs try again that another release could not plan."""
-    return [identifier(row[0]) for row in _FREE_OLDER(connection, {"release": release, "limit": limit})]
+    return _FREE_OLDER(connection, release=release, limit=limit)
 
 
 def free(connection: Connection, runs: Sequence[bytes]) -> list[bytes]:
     """Let those of these runs try again that are stuck."""
-    parameters = {"ids": arrays.uuids(runs), "limit": len(runs)}
-    return [identifier(row[0]) for row in _FREE(connection, parameters)]
+    return _FREE(connection, ids=runs, limit=len(runs))
 
 
 def free_code(connection: Connection, workflows: Sequence[str], after: bytes, limit: int) -> list[bytes]:
     """Let stuck runs of these workflows as code try again, those that come after one."""
-    parameters = {"workflows": list(workflows), "after": to_text(after), "limit": limit}
-    return [identifier(row[0]) for row in _FREE_CODE(connection, parameters)]
+    return _FREE_CODE(connection, workflows=workflows, after=to_text(after), limit=limit)
 
 
-_REASON = "SELECT stuck FROM orchestrator.runs WHERE id = %(run)s::uuid AND stuck IS NOT NULL AND ended_at IS NULL"
+_REASON = Statement[dict[str, Any]]("""
+SELECT /* stuck.reason */ stuck FROM orchestrator.runs
+ WHERE id = %(run)s::uuid AND stuck IS NOT NULL AND ended_at IS NULL
+""")
 
 
 def reason(connection: Connection, run: bytes) -> dict[str, Any] | None:
     """Return why a run cannot go on, or None if it can."""
-    found: dict[str, Any] | None = connection.exec_driver_sql(_REASON, {"run": run.hex()}).scalar_one_or_none()
-    return found
+    return _REASON.first(connection, run=run)
 
 
-_AT_REST = Statement(
-    """
-SELECT r.id::text FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+_AT_REST = Prepared[bytes]("""
+SELECT /* stuck.at_rest */ r.id FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT id FROM orchestrator.runs
                       WHERE id = wanted.id AND stuck IS NOT NULL AND NOT code LIMIT 1) AS r
  WHERE (SELECT 1 FROM orchestrator.tasks WHERE run_id = wanted.id LIMIT 1) IS NULL
    AND (SELECT 1 FROM orchestrator.runs
          WHERE parent_run = wanted.id AND ended_at IS NULL AND NOT detached LIMIT 1) IS NULL
-"""
-)
+""")
 
 
 def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[bytes]:
     """Return those of these runs of steps that are stuck, and have neither open tasks nor open child runs."""
-    return [identifier(row[0]) for row in _AT_REST(connection, {"ids": arrays.uuids(ids)})]
+    return _AT_REST(connection, ids=ids)
 
 
-_WAKE = Statement(
-    """
-WITH open AS (
+_WAKE = Prepared[bytes]("""
+WITH /* stuck.wake */ open AS (
     SELECT wanted.id, r.stuck IS NULL AS free FROM unnest(%(ids)s::uuid[]) AS wanted(id)
      CROSS JOIN LATERAL (
            SELECT stuck FROM orchestrator.runs WHERE id = wanted.id AND code AND ended_at IS NULL LIMIT 1) AS r
@@ -179,11 +163,10 @@ WITH open AS (
     UPDATE orchestrator.tasks t SET blockers = 0
       FROM open WHERE open.free AND t.id = open.id AND t.status = 'pending' AND t.blockers > 0
 )
-SELECT id::text FROM open WHERE free
-"""
-)
+SELECT id FROM open WHERE free
+""")
 
 
 def wake(connection: Connection, runs: Sequence[bytes]) -> set[bytes]:
     """Have runs activated although nothing is new; return those that are open and not stuck."""
-    return {identifier(row[0]) for row in _WAKE(connection, {"ids": arrays.uuids(runs)})}
+    return set(_WAKE(connection, ids=runs))

@@ -6,14 +6,10 @@ and the next tree of which anything waits is one probe of an index over ids away
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from sqlalchemy import Connection
 
-from orchestrator.domain.ids import to_text, tree_of
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import identifier
+from orchestrator.domain.ids import tree_of
+from orchestrator.store.sql import Prepared, Row
 
 _FIRST = bytes(16)
 
@@ -21,11 +17,10 @@ _FIRST = bytes(16)
 class ByTurns:
     """What waits in a table, some of each tree at a time; it remembers where it stopped."""
 
-    def __init__(self, table: str, where: str, columns: str, *, run: str = "id") -> None:
+    def __init__(self, name: str, table: str, where: str, columns: str, *, run: str = "id") -> None:
         last = "(left(tree.first::text, 13) || '-ffff-ffff-ffffffffffff')::uuid"
-        self._find = Statement(
-            f"""
-WITH RECURSIVE tree (first, number) AS (
+        self._find = Prepared[Row](f"""
+WITH /* {name} */ RECURSIVE tree (first, number) AS (
     (SELECT {run}, 1 FROM orchestrator.{table} WHERE {where} AND {run} > %(after)s::uuid ORDER BY {run} LIMIT 1)
      UNION ALL
     SELECT next.run, tree.number + 1 FROM tree
@@ -36,23 +31,22 @@ WITH RECURSIVE tree (first, number) AS (
 ), share AS (
     SELECT ceil(%(limit)s::float8 / greatest(count(*), 1))::int AS most FROM tree
 )
-SELECT tree.first::text, part.* FROM tree CROSS JOIN share
+SELECT tree.first AS tree, part.* FROM tree CROSS JOIN share
  CROSS JOIN LATERAL (
        SELECT {columns} FROM orchestrator.{table} AS w
         WHERE {where} AND {run} >= tree.first AND {run} <= {last} ORDER BY w.{run}, w.id LIMIT share.most) AS part
-"""
-        )
+""")
         self._after = _FIRST
 
-    def __call__(self, connection: Connection, limit: int) -> list[Sequence[Any]]:
+    def __call__(self, connection: Connection, limit: int) -> list[Row]:
         """Return what is next: of each tree about the same number, its first before the second of any."""
-        rows = self._find(connection, {"after": to_text(self._after), "limit": limit})
+        rows = self._find(connection, after=self._after, limit=limit)
         if not rows and self._after != _FIRST:
-            rows = self._find(connection, {"after": to_text(_FIRST), "limit": limit})
-        trees: dict[str, list[Sequence[Any]]] = {}
+            rows = self._find(connection, after=_FIRST, limit=limit)
+        trees: dict[bytes, list[Row]] = {}
         for row in rows:
-            trees.setdefault(row[0], []).append(row[1:])
+            trees.setdefault(row.tree, []).append(row)
         is_last = len(trees) < limit
-        self._after = _FIRST if is_last else tree_of(identifier(max(trees))).ljust(16, b"\xff")
+        self._after = _FIRST if is_last else tree_of(max(trees)).ljust(16, b"\xff")
         turns = max(map(len, trees.values()), default=0)
         return [tree[turn] for turn in range(turns) for tree in trees.values() if turn < len(tree)]

@@ -9,23 +9,19 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.runs.happened import Happened
-from orchestrator.store import arrays
 from orchestrator.store.runs.trees import ByTurns
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import identifier
+from orchestrator.store.sql import Batch, Prepared, Row
 
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(Happened).decode
 
-_WAITING = Statement(
-    """
-SELECT id::text FROM (
+_WAITING = Prepared[bytes]("""
+SELECT /* untold.waiting */ id FROM (
        SELECT id FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL AND NOT code
         ORDER BY id LIMIT %(limit)s) AS stuck
  UNION ALL
-SELECT run_id::text FROM (SELECT run_id FROM orchestrator.untold ORDER BY run_id LIMIT %(limit)s) AS late
-"""
-)
+SELECT run_id FROM (SELECT run_id FROM orchestrator.untold ORDER BY run_id LIMIT %(limit)s) AS late
+""")
 
 
 def waiting(connection: Connection, limit: int) -> set[bytes] | None:
@@ -33,32 +29,29 @@ def waiting(connection: Connection, limit: int) -> set[bytes] | None:
 
     Some are stuck, others have to wait for their turn.
     """
-    rows = _WAITING(connection, {"limit": limit + 1})
-    return None if len(rows) > limit else {identifier(row[0]) for row in rows}
+    rows = _WAITING(connection, limit=limit + 1)
+    return None if len(rows) > limit else set(rows)
 
 
-_WAITING_AMONG = Statement(
-    """
-SELECT w.id::text FROM unnest(%(runs)s::uuid[]) AS w(id)
+_WAITING_AMONG = Prepared[bytes]("""
+SELECT /* untold.waiting_among */ w.id FROM unnest(%(runs)s::uuid[]) AS w(id)
  WHERE (SELECT true FROM orchestrator.untold WHERE run_id = w.id LIMIT 1)
     OR (SELECT stuck IS NOT NULL AND ended_at IS NULL AND NOT code FROM orchestrator.runs WHERE id = w.id LIMIT 1)
-"""
-)
+""")
 
 
 def waiting_among(connection: Connection, runs: Iterable[bytes]) -> set[bytes]:
     """Return those of these runs that are not told anything at the moment."""
-    return {identifier(row[0]) for row in _WAITING_AMONG(connection, {"runs": arrays.uuids(runs)})}
+    return set(_WAITING_AMONG(connection, runs=runs))
 
 
-_ADD = Statement(
-    """
-INSERT INTO orchestrator.untold (run_id, held, body)
+_NEW = Batch("n", "run_id uuid, body bytea, place int")
+_ADD = Prepared[None](f"""
+INSERT /* untold.add */ INTO orchestrator.untold (run_id, held, body)
 SELECT n.run_id, %(held)s::boolean OR coalesce(
        (SELECT stuck IS NOT NULL FROM orchestrator.runs WHERE id = n.run_id), true), n.body
-  FROM unnest(%(runs)s::uuid[], %(bodies)s::bytea[]) WITH ORDINALITY AS n(run_id, body, place) ORDER BY n.place
-"""
-)
+  FROM {_NEW} ORDER BY n.place
+""")
 
 
 def add(connection: Connection, some: Iterable[tuple[bytes, Happened]], *, is_over: bool = False) -> None:
@@ -66,29 +59,21 @@ def add(connection: Connection, some: Iterable[tuple[bytes, Happened]], *, is_ov
 
     If the runs are over, they are told when they have begun again.
     """
-    rows = list(some)
-    if not rows:
-        return
-    parameters = {
-        "held": is_over,
-        "runs": arrays.uuids(run for run, _ in rows),
-        "bodies": arrays.blobs(_encode(happened) for _, happened in rows),
-    }
-    _ADD(connection, parameters)
+    rows = [(run, _encode(happened), place) for place, (run, happened) in enumerate(some)]
+    if rows:
+        _ADD(connection, _NEW(rows), held=is_over)
 
 
-_RELEASE = Statement(
-    """
-UPDATE orchestrator.untold u SET held = false
+_RELEASE = Prepared[None]("""
+UPDATE /* untold.release */ orchestrator.untold u SET held = false
  WHERE u.run_id = ANY (%(runs)s::uuid[]) AND u.held
    AND (SELECT stuck IS NULL FROM orchestrator.runs WHERE id = u.run_id)
-"""
-)
+""")
 
 
 def release(connection: Connection, runs: Sequence[bytes]) -> None:
     """Let runs be told that have begun again."""
-    _RELEASE(connection, {"runs": arrays.uuids(runs)})
+    _RELEASE(connection, runs=runs)
 
 
 class Place(NamedTuple):
@@ -103,18 +88,18 @@ class Line:
     """What is to be told next; of each run in order."""
 
     def __init__(self) -> None:
-        self._find = ByTurns("untold", "NOT held", "id, run_id::text, octet_length(body)", run="run_id")
+        self._find = ByTurns(
+            "untold.line", "untold", "NOT held", "id, run_id, octet_length(body) AS size", run="run_id"
+        )
 
     def __call__(self, connection: Connection, limit: int) -> list[Place]:
         """Return so many places of the line."""
-        return [Place(row[0], identifier(row[1]), row[2]) for row in self._find(connection, limit)]
+        return [Place(row.id, row.run_id, row.size) for row in self._find(connection, limit)]
 
 
-_READ = Statement(
-    """
-SELECT id, run_id::text, body FROM orchestrator.untold WHERE id = ANY (%(ids)s::bigint[]) ORDER BY id
-"""
-)
+_READ = Prepared[Row]("""
+SELECT /* untold.read */ id, run_id, body FROM orchestrator.untold WHERE id = ANY (%(ids)s::bigint[]) ORDER BY id
+""")
 
 
 class Waited(NamedTuple):
@@ -128,45 +113,40 @@ class Waited(NamedTuple):
 def read(connection: Connection, ids: Sequence[int]) -> list[Waited]:
     """Return what waits at these places of the line, by run."""
     found: dict[bytes, Waited] = {}
-    for place, run, body in _READ(connection, {"ids": list(ids)}):
-        key = identifier(run)
-        waited = found.setdefault(key, Waited(key, [], []))
-        waited.ids.append(place)
-        waited.happened.append(_decode(body))
+    for row in _READ(connection, ids=ids):
+        waited = found.setdefault(row.run_id, Waited(row.run_id, [], []))
+        waited.ids.append(row.id)
+        waited.happened.append(_decode(row.body))
     return list(found.values())
 
 
 # The rows that it deletes are there for all of the statement.
-_REMOVE = Statement(
-    """
-WITH gone AS (DELETE FROM orchestrator.untold WHERE id = ANY (%(ids)s::bigint[]) RETURNING run_id)
-SELECT DISTINCT run_id::text FROM gone
+_REMOVE = Prepared[bytes]("""
+WITH /* untold.remove */ gone AS (DELETE FROM orchestrator.untold WHERE id = ANY (%(ids)s::bigint[]) RETURNING run_id)
+SELECT DISTINCT run_id FROM gone
  WHERE (SELECT true FROM orchestrator.untold u
          WHERE u.run_id = gone.run_id AND u.id <> ALL (%(ids)s::bigint[]) LIMIT 1)
-"""
-)
+""")
 
 
 def remove(connection: Connection, ids: Sequence[int]) -> set[bytes]:
     """Keep no longer what waits at these places; return the runs among theirs for which there is more."""
-    return {identifier(row[0]) for row in _REMOVE(connection, {"ids": list(ids)})}
+    return set(_REMOVE(connection, ids=ids))
 
 
-_TAKE_OF = Statement(
-    """
-WITH gone AS (
+_TAKE_OF = Prepared[tuple[bytes, bytes]]("""
+WITH /* untold.take_of */ gone AS (
     DELETE FROM orchestrator.untold WHERE run_id = ANY (%(runs)s::uuid[]) RETURNING id, run_id, body
 ), freed AS (
     UPDATE orchestrator.runs SET stuck = NULL WHERE id = ANY (%(runs)s::uuid[])
 )
-SELECT run_id::text, body FROM gone ORDER BY id
-"""
-)
+SELECT run_id, body FROM gone ORDER BY id
+""")
 
 
 def take_of(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[Happened]]:
     """Return, and no longer keep, all that these runs have not been told; none of them is stuck any more."""
     found: dict[bytes, list[Happened]] = {}
-    for run, body in _TAKE_OF(connection, {"runs": arrays.uuids(runs)}):
-        found.setdefault(identifier(run), []).append(_decode(body))
+    for run, body in _TAKE_OF(connection, runs=runs):
+        found.setdefault(run, []).append(_decode(body))
     return found

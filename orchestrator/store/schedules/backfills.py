@@ -14,7 +14,7 @@ from orchestrator.domain.plain import stored_json
 from orchestrator.domain.schedules.schedule import Schedule, fire_key, from_data, key_of
 from orchestrator.store.inbox import Wish
 from orchestrator.store.schedules.fires import NEWEST_OF_S, Target
-from orchestrator.store.statement import Statement
+from orchestrator.store.sql import Prepared, Row, Statement
 
 
 def series_of(workflow: str, name: str, backfill: int) -> str:
@@ -68,13 +68,13 @@ class BackfillView:
         return self.open == 0 and (self.error is not None or self.passed >= self.total)
 
 
-_ADD = """
-INSERT INTO orchestrator.backfills
+_ADD = Statement[int]("""
+INSERT /* backfills.add */ INTO orchestrator.backfills
        (workflow, name, definition, start_at, end_at, concurrency, again, total, next_fire)
 VALUES (%(workflow)s, %(name)s, %(definition)s::jsonb, %(start)s, %(end)s, %(concurrency)s, %(again)s, %(total)s,
         %(next_fire)s)
 RETURNING id
-"""
+""")
 
 
 class NewBackfill(NamedTuple):
@@ -94,76 +94,76 @@ class NewBackfill(NamedTuple):
 
 def add(connection: Connection, new: NewBackfill) -> int:
     """Ask for a backfill; return its number."""
-    parameters = {
-        "workflow": new.workflow,
-        "name": new.schedule.name,
-        "definition": stored_json(new.schedule),
-        "start": new.start,
-        "end": new.end,
-        "concurrency": new.concurrency,
-        "again": new.again,
-        "total": new.total,
-        "next_fire": new.first,
-    }
-    number: int = connection.exec_driver_sql(_ADD, parameters).scalar_one()
-    return number
+    return _ADD.one(
+        connection,
+        workflow=new.workflow,
+        name=new.schedule.name,
+        definition=stored_json(new.schedule),
+        start=new.start,
+        end=new.end,
+        concurrency=new.concurrency,
+        again=new.again,
+        total=new.total,
+        next_fire=new.first,
+    )
 
 
-_HAD_RUNS = """
-SELECT key FROM orchestrator.runs WHERE key = ANY(%(keys)s::text[]) AND workflow = %(workflow)s::text
-"""
+_HAD_RUNS = Statement[str]("""
+SELECT /* backfills.had_runs */ key FROM orchestrator.runs
+ WHERE key = ANY(%(keys)s::text[]) AND workflow = %(workflow)s::text
+""")
 
 
 def had_runs(connection: Connection, new: NewBackfill, due: Sequence[datetime]) -> set[datetime]:
     """Return those fires that have had their run."""
     by_key = {fire_key(key_of(new.workflow, new.schedule.name), fire): fire for fire in due}
-    rows = connection.exec_driver_sql(_HAD_RUNS, {"keys": list(by_key), "workflow": new.workflow})
-    return {by_key[row[0]] for row in rows}
+    return {by_key[key] for key in _HAD_RUNS(connection, keys=by_key, workflow=new.workflow)}
 
 
+# Its runs are younger than itself, and ids tell their age.
+_FAILED = Statement[int]("""
+SELECT /* backfills.failed */ count(*) FROM orchestrator.runs
+ WHERE workflow = %(workflow)s AND id >= %(since)s::uuid AND schedule = %(series)s AND status IN ('failed', 'cancelled')
+""")
 _VIEW = """
-SELECT b.id, b.workflow, b.name, b.start_at, b.end_at, b.concurrency, b.total, b.passed, b.started,
-       unended.open, unended.running, b.error, b.created_at
+SELECT /* backfills.{name} */ b.id, b.workflow, b.name, b.start_at, b.end_at, b.concurrency, b.total, b.passed,
+       b.started, unended.open, unended.running, b.error, b.created_at
   FROM orchestrator.backfills b
  CROSS JOIN LATERAL (
        SELECT count(*) AS open, count(*) FILTER (WHERE status = 'running') AS running FROM orchestrator.runs r
         WHERE r.schedule = b.workflow || '/' || b.name || '#' || b.id AND r.ended_at IS NULL) AS unended
+ {which}
 """
-# Its runs are younger than itself, and ids tell their age.
-_FAILED = """
-SELECT count(*) FROM orchestrator.runs
- WHERE workflow = %(workflow)s AND id >= %(since)s::uuid AND schedule = %(series)s AND status IN ('failed', 'cancelled')
-"""
+_SHOW = Statement[Row](_VIEW.format(name="show", which="WHERE b.id = %(id)s"))
+_NEWEST = Statement[Row](_VIEW.format(name="newest", which="ORDER BY b.id DESC LIMIT %(limit)s"))
 
 
-def _view(connection: Connection, row: Sequence[Any]) -> BackfillView:
-    since = time_ordered_id(int(row.created_at.timestamp() * 1000) - 60_000, bytes(10))  # type: ignore[attr-defined]
-    series = series_of(row[1], row[2], row[0])
-    parameters = {"workflow": row[1], "since": since.hex(), "series": series}
-    failed = connection.exec_driver_sql(_FAILED, parameters).scalar_one()
-    return BackfillView(**row._asdict(), failed=failed)  # type: ignore[attr-defined]
+def _view(connection: Connection, row: Row) -> BackfillView:
+    since = time_ordered_id(int(row.created_at.timestamp() * 1000) - 60_000, bytes(10))
+    series = series_of(row.workflow, row.name, row.id)
+    failed = _FAILED.one(connection, workflow=row.workflow, since=since, series=series)
+    return BackfillView(**row._asdict(), failed=failed)
 
 
 def show(connection: Connection, backfill: int) -> BackfillView | None:
     """Return one backfill."""
-    row = connection.exec_driver_sql(f"{_VIEW} WHERE b.id = %(id)s", {"id": backfill}).one_or_none()
+    row = _SHOW.first(connection, id=backfill)
     return _view(connection, row) if row else None
 
 
 def list_newest(connection: Connection, limit: int) -> list[BackfillView]:
     """Return the newest backfills, newest first."""
-    rows = connection.exec_driver_sql(f"{_VIEW} ORDER BY b.id DESC LIMIT %(limit)s", {"limit": limit}).all()
-    return [_view(connection, row) for row in rows]
+    return [_view(connection, row) for row in _NEWEST(connection, limit=limit)]
 
 
-_GIVE_UP = """
-UPDATE orchestrator.backfills SET next_fire = NULL, error = 'cancelled'
+_GIVE_UP = Statement[None]("""
+UPDATE /* backfills.give_up */ orchestrator.backfills SET next_fire = NULL, error = 'cancelled'
  WHERE id = %(id)s AND next_fire IS NOT NULL
-"""
-_CANCEL_RUNS = f"""
-INSERT INTO orchestrator.inbox (kind, target)
+""")
+_CANCEL_RUNS = Statement[None](f"""
+INSERT /* backfills.cancel_runs */ INTO orchestrator.inbox (kind, target)
 SELECT '{Wish.CANCEL_RUN}', id FROM orchestrator.runs WHERE schedule = %(series)s AND ended_at IS NULL
-"""
+""")
 
 
 def cancel(connection: Connection, view: BackfillView) -> None:
@@ -171,8 +171,8 @@ def cancel(connection: Connection, view: BackfillView) -> None:
 
     The leader holds the row while it starts runs, so none that it has started is overlooked.
     """
-    connection.exec_driver_sql(_GIVE_UP, {"id": view.id})
-    connection.exec_driver_sql(_CANCEL_RUNS, {"series": series_of(view.workflow, view.name, view.id)})
+    _GIVE_UP(connection, id=view.id)
+    _CANCEL_RUNS(connection, series=series_of(view.workflow, view.name, view.id))
 
 
 # -- what the leader does
@@ -206,38 +206,33 @@ class OpenBackfill(NamedTuple):
         return from_data(self.definition)
 
 
-_OPEN = Statement(
-    f"""
-SELECT s.id, s.workflow, s.name, s.definition, s.end_at, s.concurrency, s.again, s.next_fire,
+_OPEN = Prepared[OpenBackfill](f"""
+SELECT /* backfills.open */ s.id, s.workflow, s.name, s.definition, s.end_at AS end, s.concurrency, s.again,
+       s.next_fire,
        (SELECT count(*) FROM orchestrator.runs r
-         WHERE r.schedule = s.workflow || '/' || s.name || '#' || s.id AND r.ended_at IS NULL),
-       w.version, w.definition::text
+         WHERE r.schedule = s.workflow || '/' || s.name || '#' || s.id AND r.ended_at IS NULL) AS running,
+       w.version, w.definition::text AS workflow_definition
   FROM (SELECT * FROM orchestrator.backfills
          WHERE next_fire IS NOT NULL ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS s
 {NEWEST_OF_S} ORDER BY s.id
-"""
-)
+""")
 
 
 def open_backfills(connection: Connection, limit: int) -> list[OpenBackfill]:
     """Return the oldest backfills that have more to start."""
-    rows = _OPEN(connection, {"limit": limit})
-    return [OpenBackfill(*row) for row in rows]
+    return _OPEN(connection, limit=limit)
 
 
-_SAVE = Statement(
-    """
-UPDATE orchestrator.backfills
+_SAVE = Prepared[None]("""
+UPDATE /* backfills.save */ orchestrator.backfills
    SET next_fire = %(next_fire)s::timestamptz, passed = passed + %(passed)s::int, started = started + %(started)s::int,
        error = %(error)s::text
  WHERE id = %(id)s::bigint
-"""
-)
+""")
 
 
 def save(
     connection: Connection, backfill: int, next_fire: datetime | None, passed: int, started: int, error: str | None
 ) -> None:
     """Note how far a backfill has come."""
-    parameters = {"id": backfill, "next_fire": next_fire, "passed": passed, "started": started, "error": error}
-    _SAVE(connection, parameters)
+    _SAVE(connection, id=backfill, next_fire=next_fire, passed=passed, started=started, error=error)

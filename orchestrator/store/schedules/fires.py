@@ -16,8 +16,7 @@ from orchestrator.domain.schedules.schedule import Schedule, key_of
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import NewRun
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import identifier
+from orchestrator.store.sql import Batch, Prepared, Row
 
 
 class Target(NamedTuple):
@@ -52,38 +51,44 @@ NEWEST_OF_S = """
 """
 
 # One that somebody is just changing is left for the next tick.
-_DUE = Statement(
-    f"""
-SELECT s.workflow, s.name, s.definition::text, s.next_fire, coalesce(s.definition ->> 'overlap', 'skip'),
-       w.version, w.definition::text, s.code::text
+_DUE = Prepared[Row](f"""
+SELECT /* fires.due */ s.workflow, s.name, s.definition::text AS definition, s.next_fire,
+       coalesce(s.definition ->> 'overlap', 'skip') AS overlap, w.version, w.definition::text AS target,
+       s.code::text AS code
   FROM (SELECT workflow, name, definition, next_fire, due_at, code FROM orchestrator.schedules
          WHERE due_at <= %(now)s::timestamptz AND NOT paused
          ORDER BY due_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS s
 {NEWEST_OF_S} ORDER BY s.due_at
-"""
-)
+""")
 
 
 def due(connection: Connection, now: datetime, limit: int) -> list[DueSchedule]:
     """Return schedules that are due, the longest due first."""
-    rows = _DUE(connection, {"now": now, "limit": limit})
-    return [DueSchedule(row[0], row[1], row[2], row[3], row[4], Target(row[0], *row[5:])) for row in rows]
+    return [
+        DueSchedule(
+            row.workflow,
+            row.name,
+            row.definition,
+            row.next_fire,
+            row.overlap,
+            Target(row.workflow, row.version, row.target, row.code),
+        )
+        for row in _DUE(connection, now=now, limit=limit)
+    ]
 
 
-_OPEN = Statement(
-    """
-SELECT asked.key, r.id::text FROM unnest(%(keys)s::text[]) AS asked(key)
+_OPEN = Prepared[tuple[str, bytes]]("""
+SELECT /* fires.open */ asked.key, r.id FROM unnest(%(keys)s::text[]) AS asked(key)
  CROSS JOIN LATERAL (SELECT id FROM orchestrator.runs
                       WHERE schedule = asked.key AND ended_at IS NULL OFFSET 0) AS r
-"""
-)
+""")
 
 
 def open_runs(connection: Connection, keys: Sequence[str]) -> dict[str, list[bytes]]:
     """Return, by schedule, its runs that have not ended."""
     found: dict[str, list[bytes]] = {key: [] for key in keys}
-    for key, run in _OPEN(connection, {"keys": list(keys)}):
-        found[key].append(identifier(run))
+    for key, run in _OPEN(connection, keys=keys):
+        found[key].append(run)
     return found
 
 
@@ -102,38 +107,22 @@ class Advance(NamedTuple):
     error: str | None
 
 
-_ADVANCE = Statement(
-    """
-UPDATE orchestrator.schedules s
+_ADVANCES = Batch("d", Advance)
+_ADVANCE = Prepared[None](f"""
+UPDATE /* fires.advance */ orchestrator.schedules s
    SET next_fire = d.next_fire, due_at = d.due_at, last_fire = coalesce(d.last_fire, s.last_fire),
        last_run = coalesce(d.last_run, s.last_run), fired = s.fired + d.fired, skipped = s.skipped + d.skipped,
        error = d.error
-  FROM unnest(%(workflows)s::text[], %(names)s::text[], %(next_fires)s::timestamptz[], %(due)s::timestamptz[],
-              %(last_fires)s::timestamptz[], %(last_runs)s::uuid[], %(fired)s::int[], %(skipped)s::int[],
-              %(errors)s::text[])
-       AS d(workflow, name, next_fire, due_at, last_fire, last_run, fired, skipped, error)
+  FROM {_ADVANCES}
  CROSS JOIN LATERAL (
        SELECT ctid AS place FROM orchestrator.schedules WHERE workflow = d.workflow AND name = d.name LIMIT 1) AS found
  WHERE s.ctid = found.place
-"""
-)
+""")
 
 
 def advance(connection: Connection, advances: Sequence[Advance]) -> None:
     """Save what became of schedules."""
-    workflows, names, next_fires, due_at, last_fires, last_runs, fired, skipped, errors = zip(*advances, strict=True)
-    parameters = {
-        "workflows": list(workflows),
-        "names": list(names),
-        "next_fires": list(next_fires),
-        "due": list(due_at),
-        "last_fires": list(last_fires),
-        "last_runs": [run and run.hex() for run in last_runs],
-        "fired": list(fired),
-        "skipped": list(skipped),
-        "errors": list(errors),
-    }
-    _ADVANCE(connection, parameters)
+    _ADVANCE(connection, _ADVANCES(advances))
 
 
 def run_of(target: Target, schedule: Schedule, fire: datetime, run_id: bytes, series: str) -> NewRun:

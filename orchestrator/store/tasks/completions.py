@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, exc, text
+from sqlalchemy import Connection, exc
 
 from orchestrator.domain.states import IN_FLIGHT_STATES
-from orchestrator.store import arrays
 from orchestrator.store.inbox import Item, Wish
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import Success, identifier
+from orchestrator.store.sql import Prepared, Row, Statement
+from orchestrator.store.tasks.transitions import Success
 
 _IDLE = "60s"
 """How long the task may leave its transaction idle: what it has locked is free then, though its worker stands still."""
@@ -26,22 +25,20 @@ _OVER = "OR001"
 
 _COUNTS = "status IN ({}) AND completion IS NULL".format(", ".join(f"'{state}'" for state in IN_FLIGHT_STATES))
 
-_BEGIN = text(
-    f"""
-    SELECT set_config('idle_in_transaction_session_timeout', '{_IDLE}', true), EXISTS (
-           SELECT FROM orchestrator.tasks WHERE id = CAST(:id AS uuid) AND attempt = :attempt AND {_COUNTS})
-    """
-)
+_BEGIN = Statement[Row](f"""
+SELECT /* completions.begin */ set_config('idle_in_transaction_session_timeout', '{_IDLE}', true), EXISTS (
+       SELECT FROM orchestrator.tasks WHERE id = %(id)s::uuid AND attempt = %(attempt)s AND {_COUNTS}) AS counts
+""")
 
 
 def begin(connection: Connection, task: bytes, attempt: int) -> bool:
     """Begin the transaction of an attempt; say whether it still counts."""
-    return bool(connection.execute(_BEGIN, {"id": task.hex(), "attempt": attempt}).one()[1])
+    return bool(_BEGIN.one(connection, id=task, attempt=attempt).counts)
 
 
 # Several statements in one message cannot have parameters, so the values stand in the text: numbers and hexadecimal.
-_COMMIT = f"""
-DO $complete$ BEGIN
+_COMMIT = Statement[None](f"""
+DO /* completions.commit */ $complete$ BEGIN
     UPDATE orchestrator.tasks SET completion = '\\x{{result}}'
      WHERE id = '{{task}}' AND attempt = {{attempt:d}} AND {_COUNTS};
     IF NOT FOUND THEN
@@ -51,12 +48,12 @@ DO $complete$ BEGIN
     VALUES ('{Wish.COMPLETE_TASK}', '{{task}}', to_jsonb({{duration:f}}));
 END $complete$;
 COMMIT
-"""
+""")
 
 
 def commit(connection: Connection, task: bytes, attempt: int, result: bytes, duration: float) -> bool:
     """Complete the task and commit what was written; False, and nothing is kept, if its attempt does not count."""
-    sql = _COMMIT.format(task=task.hex(), attempt=attempt, result=result.hex(), duration=duration)
+    sql = _COMMIT.sql.format(task=task.hex(), attempt=attempt, result=result.hex(), duration=duration)
     try:
         connection.exec_driver_sql(sql)
     except exc.DBAPIError as error:
@@ -66,20 +63,19 @@ def commit(connection: Connection, task: bytes, attempt: int, result: bytes, dur
     return True
 
 
-_FIND = Statement(
-    """
-SELECT asked.id::text, found.attempt, found.completion, coalesce(found.worker, '')
+_FIND = Prepared[Row]("""
+SELECT /* completions.find */ asked.id, found.attempt, found.completion, coalesce(found.worker, '') AS worker
   FROM unnest(%(ids)s::uuid[]) AS asked(id)
  CROSS JOIN LATERAL (
        SELECT attempt, completion, worker FROM orchestrator.tasks
         WHERE id = asked.id AND completion IS NOT NULL LIMIT 1) AS found
-"""
-)
+""")
 
 
 def find(connection: Connection, items: Sequence[Item]) -> list[Success]:
     """Return the successes that these requests tell of; of tasks that have ended since, none."""
     durations = {item.target: float(item.body) for item in items}
-    rows = _FIND(connection, {"ids": arrays.uuids(durations)})
-    found = [(identifier(row[0]), row) for row in rows]
-    return [Success(task, row[1], bytes(row[2]), durations[task], row[3]) for task, row in found]
+    return [
+        Success(row.id, row.attempt, row.completion, durations[row.id], row.worker)
+        for row in _FIND(connection, ids=durations)
+    ]

@@ -8,26 +8,27 @@ from datetime import datetime, timedelta
 from functools import cache, partial
 from itertools import islice
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import Connection, Engine, TextClause, TwoPhaseTransaction, text
+from sqlalchemy import Connection, Engine, TwoPhaseTransaction
 
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.store import arrays, driver
-from orchestrator.store.statement import Statement
+from orchestrator.store import driver
+from orchestrator.store.sql import Batch, Prepared, Statement
 from orchestrator.store.tasks.transitions import arrivals
 
 _COLUMNS = {
-    "id": ("id", "CAST({} AS uuid)"),
-    "name": ("name", "{}"),
-    "queue": ("queue", "{}"),
-    "payload": ("payload", "{}"),
-    "priority": ("priority", "{}"),
-    "delay": ("wake_at", "now() + CAST({} AS double precision) * interval '1 second'"),
-    "options": ("options", "CAST({} AS jsonb)"),
-    "lane": ("lane", "{}"),
-    "expires": ("expires_at", "now() + CAST({} AS double precision) * interval '1 second'"),
-    "unique_key": ("unique_key", "{}"),
-    "callbacks": ("callbacks", "CAST({} AS jsonb)"),
+    "id": ("id", "%(id)s::uuid"),
+    "name": ("name", "%(name)s"),
+    "queue": ("queue", "%(queue)s"),
+    "payload": ("payload", "%(payload)s"),
+    "priority": ("priority", "%(priority)s"),
+    "delay": ("wake_at", "now() + %(delay)s::double precision * interval '1 second'"),
+    "options": ("options", "%(options)s::jsonb"),
+    "lane": ("lane", "%(lane)s"),
+    "expires": ("expires_at", "now() + %(expires)s::double precision * interval '1 second'"),
+    "unique_key": ("unique_key", "%(unique_key)s"),
+    "callbacks": ("callbacks", "%(callbacks)s::jsonb"),
 }
 """By parameter, the column that it sets, and how."""
 
@@ -38,18 +39,14 @@ def insert_task(connection: Connection, task: NewTask) -> bool:
     It is one statement whatever the task needs, so that it happens as a whole or not at all without a transaction.
     """
     row = _row(task)
-    if task.unique is None:
-        connection.execute(_insert_text(tuple(row)), row)
-        return True
-    statement = _insert_text(tuple(row), with_key=True)
-    key = {"scope": task.unique.scope, "period": task.unique.period}
-    return connection.execute(statement, row | key).first() is not None
+    is_created = bool(_insert(tuple(row))(connection, row))
+    return is_created or task.unique is None
 
 
 def insert_alone(engine: Engine, task: NewTask) -> None:
     """Create one standalone task without a unique key, by itself; it is stored when this returns."""
     row = _row(task)
-    driver.execute(engine, _insert_sql(tuple(row), "%({})s"), row)
+    driver.execute(engine, _insert(tuple(row)).sql, row)
 
 
 def _row(task: NewTask) -> dict[str, Any]:
@@ -66,46 +63,41 @@ def _row(task: NewTask) -> dict[str, Any]:
     if task.expires is not None:
         row["expires"] = task.expires
     if task.unique is not None:
-        row["unique_key"] = task.unique.key
+        row |= {"unique_key": task.unique.key, "scope": task.unique.scope, "period": task.unique.period}
     if task.callbacks is not None:
         row["callbacks"] = task.callbacks
     return row
 
 
 @cache
-def _insert_text(names: tuple[str, ...], *, with_key: bool = False) -> TextClause:
-    return text(_insert_sql(names, ":{}", with_key=with_key))
-
-
-@cache
-def _insert_sql(names: tuple[str, ...], mark: str, *, with_key: bool = False) -> str:
+def _insert(names: tuple[str, ...]) -> Statement[UUID]:
     """Return the statement that creates a task with these parameters, and tells the leader if it is ready in a lane."""
-    columns = ", ".join(_COLUMNS[name][0] for name in names)
-    values = ", ".join(_COLUMNS[name][1].format(mark.format(name)) for name in names)
+    used = {name: _COLUMNS[name] for name in names if name in _COLUMNS}
+    title = " ".join(["enqueue.insert", *list(used)[4:]])
+    columns = ", ".join(column for column, _ in used.values())
+    values = ", ".join(value for _, value in used.values())
     is_arriving = "lane" in names and "delay" not in names
-    if not with_key and not is_arriving:
-        return f"INSERT INTO orchestrator.tasks ({columns}) VALUES ({values})"
+    if "unique_key" not in names and not is_arriving:
+        return Statement[UUID](f"INSERT /* {title} */ INTO orchestrator.tasks ({columns}) VALUES ({values})")
     steps = [f"created AS (INSERT INTO orchestrator.tasks ({columns}) SELECT {values} RETURNING id)"]
-    if with_key:
-        marks = {name: mark.format(name) for name in ("unique_key", "id", "scope", "period")}
+    if "unique_key" in names:
         steps = [
-            f"held AS ({_HOLD.format(**marks)})",
+            f"held AS ({_HOLD})",
             f"created AS (INSERT INTO orchestrator.tasks ({columns}) SELECT {values} FROM held RETURNING id)",
         ]
     if is_arriving:
         steps.append(f"arrived AS ({arrivals('created')})")
-    return f"WITH {', '.join(steps)} SELECT id FROM created"
+    return Statement[UUID](f"WITH /* {title} */ {', '.join(steps)} SELECT id FROM created")
 
 
 _HOLD = """
     INSERT INTO orchestrator.unique_keys (key, task_id, scope, until)
-    VALUES ({unique_key}, CAST({id} AS uuid), {scope}, now() + CAST({period} AS double precision) * interval '1 second')
+    VALUES (%(unique_key)s, %(id)s::uuid, %(scope)s, now() + %(period)s::double precision * interval '1 second')
         ON CONFLICT (key) DO NOTHING
     RETURNING key
 """
 
-
-_NOTIFY = text("SELECT pg_notify(:channel, '')")
+_NOTIFY = Statement[None]("SELECT /* enqueue.notify */ pg_notify(%(channel)s, '')")
 
 
 def notify_on_commit(connection: Connection, namespace: str) -> None:
@@ -113,21 +105,22 @@ def notify_on_commit(connection: Connection, namespace: str) -> None:
 
     Postgres prepares no transaction that has notified somebody; what two phases commit, the safety scan finds.
     """
-    if isinstance(connection.get_transaction(), TwoPhaseTransaction):
-        return
-    connection.execute(_NOTIFY, {"channel": namespace})
+    if not isinstance(connection.get_transaction(), TwoPhaseTransaction):
+        _NOTIFY(connection, channel=namespace)
 
 
-_COPY = """
-COPY orchestrator.tasks
+_COPY = Statement[None]("""
+COPY /* enqueue.copy */ orchestrator.tasks
      (id, payload, name, queue, priority, options, lane, callbacks, wake_at, expires_at, run_id, position) FROM STDIN
-"""
+""")
 _COPY_CHUNK = 5_000
-_ARRIVALS = text(
-    "INSERT INTO orchestrator.inbox (kind, target, body)"
-    " SELECT 'arrival', id, 'true' FROM unnest(CAST(:ids AS uuid[])) AS first(id)"
+_ARRIVALS = Statement[None]("""
+INSERT /* enqueue.arrivals */ INTO orchestrator.inbox (kind, target, body)
+SELECT 'arrival', id, 'true' FROM unnest(%(ids)s::uuid[]) AS first(id)
+""")
+_LANES = Statement[None](
+    "INSERT /* enqueue.lanes */ INTO orchestrator.inbox (kind, target) SELECT 'lanes', %(id)s::uuid"
 )
-_LANES = text("INSERT INTO orchestrator.inbox (kind, target) SELECT 'lanes', CAST(:id AS uuid)")
 _FEW_LANES = 100
 
 
@@ -138,22 +131,24 @@ def copy_tasks(connection: Connection, tasks: Iterable[NewTask]) -> int:
     clock = partial(_clock, connection)
     rows = iter(tasks)
     while chunk := list(islice(rows, _COPY_CHUNK)):
-        driver.copy(connection, _COPY, io.StringIO("".join(_copy_lines(chunk, clock))))
+        driver.copy(connection, _COPY.sql, io.StringIO("".join(_copy_lines(chunk, clock))))
         count += len(chunk)
         for task in chunk:
             if task.lane is not None and task.delay <= 0 and len(first_in_lane) <= _FEW_LANES:
                 first_in_lane.setdefault((task.queue, task.lane, task.priority), task.id)
     if len(first_in_lane) > _FEW_LANES:
-        connection.execute(_LANES, {"id": bytes(16).hex()})
+        _LANES(connection, id=bytes(16))
     elif first_in_lane:
-        connection.execute(_ARRIVALS, {"ids": arrays.uuids(first_in_lane.values())})
+        _ARRIVALS(connection, ids=first_in_lane.values())
     return count
+
+
+_NOW = Statement[datetime]("SELECT /* enqueue.now */ now()")
 
 
 def _clock(connection: Connection) -> datetime:
     """Return the time of the transaction."""
-    now: datetime = connection.exec_driver_sql("SELECT now()").scalar_one()
-    return now
+    return _NOW.one(connection)
 
 
 def _copy_lines(tasks: Iterable[NewTask], clock: Callable[[], datetime]) -> Iterator[str]:
@@ -187,27 +182,27 @@ def _escape(value: str | None) -> str:
 
 
 # What a worker reports may be reported twice, and the task may even have ended in between.
-_ADOPT = Statement(
-    f"""
-WITH created AS (
+_NEW = Batch(
+    "n",
+    "id uuid, name text, queue text, priority smallint, delay double precision, payload bytea, options jsonb, "
+    "run_id uuid, step text, position int, lane text, expires double precision, unique_key text, callbacks jsonb, "
+    "attempt int",
+)
+_ADOPT = Prepared[None](f"""
+WITH /* enqueue.adopt */ created AS (
     INSERT INTO orchestrator.tasks (id, name, queue, priority, wake_at, payload, options, run_id, step, position, lane,
                                     expires_at, unique_key, callbacks, attempt)
-    SELECT n.id, n.name, n.queue, n.priority, %(now)s::timestamptz + n.delay * interval '1 second', n.payload,
+    SELECT n.id, n.name, n.queue, n.priority,
+           CASE WHEN n.delay > 0 THEN %(now)s::timestamptz + n.delay * interval '1 second' END, n.payload,
            n.options, n.run_id, n.step, n.position, n.lane, %(now)s::timestamptz + n.expires * interval '1 second',
            n.unique_key, n.callbacks, n.attempt
-      FROM unnest(%(ids)s::uuid[], %(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[],
-                  %(delays)s::double precision[], %(payloads)s::bytea[], %(options)s::jsonb[], %(runs)s::uuid[],
-                  %(steps)s::text[], %(positions)s::int[], %(lanes)s::text[], %(expires)s::double precision[],
-                  %(unique_keys)s::text[], %(callbacks)s::jsonb[], %(attempts)s::int[])
-           AS n(id, name, queue, priority, delay, payload, options, run_id, step, position, lane, expires, unique_key,
-                callbacks, attempt)
+      FROM {_NEW}
      WHERE (SELECT true FROM orchestrator.ended_tasks WHERE id = n.id LIMIT 1) IS NULL
         ON CONFLICT (id) DO NOTHING
     RETURNING id, lane, wake_at
 )
 {arrivals("created WHERE lane IS NOT NULL AND wake_at IS NULL")}
-"""
-)
+""")
 
 
 def adopt_tasks(
@@ -218,36 +213,36 @@ def adopt_tasks(
     `attempts` of tasks that are created once more are where the numbers of theirs count on from.
     """
     past = attempts or {}
-    _ADOPT(
-        connection,
-        {
-            "now": now,
-            "ids": arrays.uuids(task.id for task in tasks),
-            "names": [task.name for task in tasks],
-            "queues": [task.queue for task in tasks],
-            "priorities": arrays.numbers(task.priority for task in tasks),
-            "delays": arrays.numbers(task.delay if task.delay > 0 else None for task in tasks),
-            "payloads": arrays.blobs(task.payload for task in tasks),
-            "options": [task.options for task in tasks],
-            "runs": arrays.uuids(task.run_id for task in tasks),
-            "steps": [task.step for task in tasks],
-            "positions": arrays.numbers(task.position for task in tasks),
-            "lanes": [task.lane for task in tasks],
-            "expires": arrays.numbers(task.expires for task in tasks),
-            "unique_keys": [task.unique and task.unique.key for task in tasks],
-            "callbacks": [task.callbacks for task in tasks],
-            "attempts": arrays.numbers(past.get(task.id, 0) for task in tasks),
-        },
-    )
+    rows = [
+        (
+            task.id,
+            task.name,
+            task.queue,
+            task.priority,
+            task.delay,
+            task.payload,
+            task.options,
+            task.run_id,
+            task.step,
+            task.position,
+            task.lane,
+            task.expires,
+            task.unique and task.unique.key,
+            task.callbacks,
+            past.get(task.id, 0),
+        )
+        for task in tasks
+    ]
+    _ADOPT(connection, _NEW(rows), now=now)
 
 
-_INSERT_RUN = """
-INSERT INTO orchestrator.runs (id, name, total, open) VALUES (%(id)s::uuid, %(name)s, %(total)s, %(total)s)
+_INSERT_RUN = Statement[None]("""
+INSERT /* enqueue.insert_run */ INTO orchestrator.runs (id, name, total, open)
+VALUES (%(id)s::uuid, %(name)s, %(total)s, %(total)s)
     ON CONFLICT (id) DO NOTHING
-"""
+""")
 
 
 def insert_run(connection: Connection, run_id: bytes, name: str, total: int) -> bool:
     """Create a run of `total` tasks; False if there is one of this id."""
-    parameters = {"id": run_id.hex(), "name": name, "total": total}
-    return connection.exec_driver_sql(_INSERT_RUN, parameters).rowcount > 0
+    return _INSERT_RUN.count(connection, id=run_id, name=name, total=total) > 0

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain.ids import to_text
 from orchestrator.store import inbox
 from orchestrator.store.inbox import Wish
-from orchestrator.store.statement import Statement
+from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tasks.revival import KEEPS_KEY, REVIVABLE
-from orchestrator.store.tasks.transitions import identifier
 
 
 class FailedFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,20 +50,20 @@ class Group(NamedTuple):
     tasks: int
 
 
-_PREVIEW = f"""
-SELECT e.name, e.queue, coalesce(e.error->>'kind', ''),
-       coalesce((array_agg(e.error->>'message' ORDER BY e.ended_at DESC))[1], ''),
-       count(DISTINCT CASE WHEN {KEEPS_KEY} IS NULL THEN e.id::text ELSE e.unique_key END)
+_PREVIEW = Statement[Group](f"""
+SELECT /* redrive.preview */ e.name, e.queue, coalesce(e.error->>'kind', '') AS kind,
+       coalesce((array_agg(e.error->>'message' ORDER BY e.ended_at DESC))[1], '') AS example,
+       count(DISTINCT CASE WHEN {KEEPS_KEY} IS NULL THEN e.id::text ELSE e.unique_key END) AS tasks
   FROM orchestrator.ended_tasks e
  WHERE {_MATCHES} AND e.ended_at >= coalesce(%(since)s::timestamptz, '-infinity')
    AND e.ended_at <= coalesce(%(until)s::timestamptz, 'infinity')
  GROUP BY 1, 2, 3 ORDER BY 5 DESC, 1, 2, 3
-"""
+""")
 
 
 def preview(connection: Connection, wanted: FailedFilter) -> list[Group]:
     """Return what would be tried again, the largest groups first; of those that share a unique key, one."""
-    return [Group(*row) for row in connection.exec_driver_sql(_PREVIEW, _parameters(wanted))]
+    return _PREVIEW(connection, _parameters(wanted))
 
 
 def ask(connection: Connection, wanted: FailedFilter) -> None:
@@ -83,16 +83,14 @@ IS_ASKED_FOR = """
 """
 """Whether request `r`, which is not done yet, is to open the ended task `e` again."""
 
-_SLICE = Statement(
-    f"""
-SELECT e.id::text, e.ended_at::text, {_MATCHES}
+_SLICE = Prepared[Row](f"""
+SELECT /* redrive.slice */ e.id, e.ended_at::text AS ended_at, {_MATCHES} AS is_wanted
   FROM (SELECT * FROM orchestrator.ended_tasks
          WHERE status <> 'success' AND (ended_at, id) > (%(after)s::timestamptz, %(after_id)s::uuid)
            AND ended_at <= %(until)s::timestamptz
          ORDER BY ended_at, id LIMIT %(limit)s) AS e
  ORDER BY e.ended_at, e.id
-"""
-)
+""")
 Place = tuple[str, str]
 """How far a walk along what did not succeed has come: the time of an end, and the id of the task."""
 
@@ -114,7 +112,6 @@ def matching(connection: Connection, wanted: FailedFilter, before: datetime, aft
     until = before if wanted.until is None else min(before, wanted.until)
     since = "-infinity" if wanted.since is None else wanted.since.isoformat()
     at, task = after or (since, "00" * 16)
-    place = {"until": until, "after": at, "after_id": task, "limit": limit}
-    rows = _SLICE(connection, {**_parameters(wanted), **place})
-    tasks = [identifier(row[0]) for row in rows if row[2]]
-    return Slice(tasks, (rows[-1][1], rows[-1][0]) if len(rows) == limit else None)
+    rows = _SLICE(connection, _parameters(wanted), {"until": until}, after=at, after_id=task, limit=limit)
+    tasks = [row.id for row in rows if row.is_wanted]
+    return Slice(tasks, (rows[-1].ended_at, to_text(rows[-1].id)) if len(rows) == limit else None)

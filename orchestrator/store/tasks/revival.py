@@ -13,9 +13,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState, sources_of
-from orchestrator.store import arrays
-from orchestrator.store.statement import Statement
-from orchestrator.store.tasks.transitions import Moved, among, arrivals, identifier, moved_rows
+from orchestrator.store.sql import Prepared, Statement
+from orchestrator.store.tasks.transitions import Moved, among, arrivals
 from orchestrator.store.tasks.unique import LOCK_OF
 
 KEEPS_KEY = "(e.options->>'unique_for')"
@@ -40,9 +39,8 @@ The code of a workflow has been told how its tasks ended, and none of them can e
 
 ENDED_SOURCES = [state for state in sources_of(TaskState.PENDING) if state in ENDED_TASK_STATES]
 
-_REVIVED = Statement(
-    f"""
-WITH wanted AS MATERIALIZED (
+_REVIVE = Prepared[Moved](f"""
+WITH /* revival.revive */ wanted AS MATERIALIZED (
     SELECT e.place, e.id, e.unique_key AS key, {KEEPS_KEY} AS scope, asked.turn
       FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY AS asked(id, turn)
      CROSS JOIN LATERAL (
@@ -77,11 +75,10 @@ WITH wanted AS MATERIALIZED (
 ), arrived AS (
     {arrivals("back WHERE lane IS NOT NULL")}
 )
-SELECT id::text, 'pending', queue, run_id::text, attempt, status, step, lane FROM back
+SELECT id, 'pending' AS state, queue, run_id, attempt, status AS before, step, lane FROM back
  UNION ALL
-SELECT id::text, 'contested', NULL, NULL, NULL, NULL, NULL, NULL FROM first WHERE NOT is_mine
-"""
-)
+SELECT id, 'contested', NULL, NULL, NULL, NULL, NULL, NULL FROM first WHERE NOT is_mine
+""")
 
 
 class Revived(NamedTuple):
@@ -98,31 +95,30 @@ def revive(connection: Connection, ids: Sequence[bytes], *, cancelled: bool = Fa
     Cancelled ones are opened only if so asked. Of several with the same key, the first is opened, and the others stay
     as they are.
     """
-    rows = _REVIVED(connection, {"ids": arrays.uuids(ids), "cancelled": cancelled})
-    return Revived(
-        moved_rows(row for row in rows if row[1] == "pending"),
-        {identifier(row[0]) for row in rows if row[1] == "contested"},
-    )
+    rows = _REVIVE(connection, ids=ids, cancelled=cancelled)
+    contested = {row.id for row in rows if row.state == "contested"}
+    return Revived([row for row in rows if row.id not in contested], contested)
 
 
-_WAIT_FOR_TURN = f"""
-SELECT pg_advisory_xact_lock({LOCK_OF.format(key="'retry/' || e.unique_key")})
+_WAIT_FOR_TURN = Statement[None](f"""
+SELECT /* revival.wait_for_turn */ pg_advisory_xact_lock({LOCK_OF.format(key="'retry/' || e.unique_key")})
   FROM orchestrator.ended_tasks e WHERE e.id = %(id)s::uuid AND e.unique_key IS NOT NULL
-"""
-_HOLDER = """
-SELECT k.key, k.task_id::text FROM orchestrator.ended_tasks e JOIN orchestrator.unique_keys k ON k.key = e.unique_key
+""")
+_HOLDER = Statement[tuple[str, str]]("""
+SELECT /* revival.holder */ k.key, k.task_id::text
+  FROM orchestrator.ended_tasks e JOIN orchestrator.unique_keys k ON k.key = e.unique_key
  WHERE e.id = %(id)s::uuid AND k.task_id <> e.id AND (k.until IS NULL OR k.until > now())
  UNION ALL
 SELECT e.unique_key, i.target::text FROM orchestrator.ended_tasks e
   JOIN orchestrator.inbox i ON i.kind = 'retry task' AND i.body->>'key' = e.unique_key AND i.target <> e.id
  WHERE e.id = %(id)s::uuid
  LIMIT 1
-"""
-_ASK = f"""
-INSERT INTO orchestrator.inbox (kind, target, body)
+""")
+_ASK = Statement[None](f"""
+INSERT /* revival.ask */ INTO orchestrator.inbox (kind, target, body)
 SELECT 'retry task', asked.id, CASE WHEN {KEEPS_KEY} IS NOT NULL THEN jsonb_build_object('key', e.unique_key) END
   FROM (SELECT %(id)s::uuid AS id) AS asked LEFT JOIN orchestrator.ended_tasks e ON e.id = asked.id
-"""
+""")
 
 
 def ask(connection: Connection, task: bytes) -> tuple[str, str] | None:
@@ -132,10 +128,8 @@ def ask(connection: Connection, task: bytes) -> tuple[str, str] | None:
     Those who ask for tasks of the same key take turns, on a lock that nobody else takes, since one request is told
     from another only once it is committed.
     """
-    parameters = {"id": task.hex()}
-    connection.exec_driver_sql(_WAIT_FOR_TURN, parameters)
-    row = connection.exec_driver_sql(_HOLDER, parameters).one_or_none()
-    if row:
-        return row[0], row[1]
-    connection.exec_driver_sql(_ASK, parameters)
-    return None
+    _WAIT_FOR_TURN(connection, id=task)
+    holder = _HOLDER.first(connection, id=task)
+    if holder is None:
+        _ASK(connection, id=task)
+    return holder

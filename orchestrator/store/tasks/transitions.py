@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState, sources_of
-from orchestrator.store import arrays
-from orchestrator.store.statement import Statement
+from orchestrator.store.sql import Batch, Blob, Json, Prepared
 from orchestrator.store.tables import READY_PLAIN
 
 
@@ -44,11 +43,6 @@ def current_attempt(states: Iterable[TaskState] = IN_FLIGHT_STATES) -> str:
 def arrivals(ready: str) -> str:
     """Return a statement that tells the leader of tasks which are now ready in a lane; `Wish.ARRIVAL` reads it."""
     return f"INSERT INTO orchestrator.inbox (kind, target) SELECT 'arrival', id FROM {ready}"
-
-
-def identifier(value: str | None) -> bytes:
-    """Return a uuid, selected as text, as 16 bytes; the driver's own conversion is slower."""
-    return bytes.fromhex(value.replace("-", "")) if value else b""
 
 
 class Moved(NamedTuple):
@@ -75,35 +69,13 @@ class Moved(NamedTuple):
         return self.run_id == self.id
 
 
-def moved_rows(rows: Iterable[Any]) -> list[Moved]:
-    """Return what a statement moved."""
-    return [Moved(identifier(row[0]), row[1], row[2], identifier(row[3]) or None, *row[4:]) for row in rows]
-
-
 # -- pending → dispatched
 
-CLAIMED = """t.id::text, t.attempt, t.name, t.payload, t.queue, t.options::text, t.run_id::text, t.position, t.alone,
+CLAIMED = """t.id, t.attempt, t.name, t.payload, t.queue, t.options::text AS options, t.run_id, t.position, t.alone,
           t.failures, t.lane, t.unique_key, t.priority, t.details, t.seq, t.worker"""
 """What every statement that claims returns of a task `t`."""
 NEXT_ATTEMPT = "greatest(t.attempt, (SELECT max(fence) FROM orchestrator.leases)) + 1"
 """The number of a task's next attempt; above the fence, where numbers have been given away that nobody remembers."""
-
-_CLAIM = Statement(
-    f"""
-UPDATE orchestrator.tasks t
-   SET status = 'dispatched', attempt = {NEXT_ATTEMPT}, dispatched_at = %(now)s::timestamptz
- WHERE t.ctid = ANY (ARRAY(
-       SELECT next.ctid
-         FROM unnest(%(queues)s::text[], %(rooms)s::int[]) AS queue(name, room)
-        CROSS JOIN LATERAL (
-              SELECT ctid FROM orchestrator.tasks
-               WHERE queue = queue.name AND {READY_PLAIN}
-               ORDER BY priority DESC, seq
-               LIMIT queue.room) AS next))
-   AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
-RETURNING {CLAIMED}
-"""
-)
 
 
 class Claimed(NamedTuple):
@@ -136,34 +108,31 @@ class Claimed(NamedTuple):
         return self.run_id == self.id
 
 
+_ROOMS = Batch("queue", "name text, room int")
+_CLAIM = Prepared[Claimed](f"""
+UPDATE /* tasks.claim */ orchestrator.tasks t
+   SET status = 'dispatched', attempt = {NEXT_ATTEMPT}, dispatched_at = %(now)s::timestamptz
+ WHERE t.ctid = ANY (ARRAY(
+       SELECT next.ctid
+         FROM {_ROOMS}
+        CROSS JOIN LATERAL (
+              SELECT ctid FROM orchestrator.tasks
+               WHERE queue = queue.name AND {READY_PLAIN}
+               ORDER BY priority DESC, seq
+               LIMIT queue.room) AS next))
+   AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
+RETURNING {CLAIMED}
+""")
+
+
 def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
     """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first."""
-    parameters = {"queues": list(rooms), "rooms": arrays.numbers(rooms.values()), "now": now}
-    return claimed(_CLAIM(connection, parameters))
+    return most_urgent_first(_CLAIM(connection, _ROOMS(rooms.items()), now=now))
 
 
-def claimed(rows: Iterable[Any]) -> list[Claimed]:
-    """Return the rows of a claim, most urgent first."""
-    ordered = sorted(rows, key=lambda row: (-row[12], row[14]))
-    return [
-        Claimed._make(
-            (
-                identifier(row[0]),
-                row[1],
-                row[2],
-                bytes(row[3]),
-                row[4],
-                row[5],
-                identifier(row[6]) or None,
-                *row[7:13],
-                None if row[13] is None else bytes(row[13]),
-                row[14],
-                row[15],
-                None,
-            )
-        )
-        for row in ordered
-    ]
+def most_urgent_first(claimed: Iterable[Claimed]) -> list[Claimed]:
+    """Return what was claimed in the order in which it is handed out."""
+    return sorted(claimed, key=lambda task: (-task.priority, task.seq))
 
 
 class Mark(NamedTuple):
@@ -182,14 +151,13 @@ def _behind(condition: str) -> str:
 
 
 # Three probes instead of one: each begins where its part of the index has something new.
-_CLAIM_BEHIND = Statement(
-    f"""
-UPDATE orchestrator.tasks t
+_MARKED = Batch("queue", "name text, room int, priority int, seq bigint, emptied boolean")
+_CLAIM_BEHIND = Prepared[Claimed](f"""
+UPDATE /* tasks.claim_behind */ orchestrator.tasks t
    SET status = 'dispatched', attempt = {NEXT_ATTEMPT}, dispatched_at = %(now)s::timestamptz
  WHERE t.ctid = ANY (ARRAY(
        SELECT next.ctid
-         FROM unnest(%(queues)s::text[], %(rooms)s::int[], %(priorities)s::int[], %(seqs)s::bigint[],
-                     %(emptied)s::boolean[]) AS queue(name, room, priority, seq, emptied)
+         FROM {_MARKED}
         CROSS JOIN LATERAL (
               SELECT ctid FROM (
                 {_behind("priority > queue.priority")} UNION ALL
@@ -198,46 +166,26 @@ UPDATE orchestrator.tasks t
                ORDER BY priority DESC, seq LIMIT queue.room) AS next))
    AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
 RETURNING {CLAIMED}
-"""
-)
+""")
 
 
 def claim_behind(
     connection: Connection, rooms: dict[str, int], marks: Mapping[str, Mark], now: datetime
 ) -> list[Claimed]:
     """Claim as `claim` does, but only what has come since each queue's mark was set."""
-    parameters = {
-        "queues": list(rooms),
-        "rooms": arrays.numbers(rooms.values()),
-        "priorities": arrays.numbers(marks[queue].priority for queue in rooms),
-        "seqs": arrays.numbers(marks[queue].seq for queue in rooms),
-        "emptied": [marks[queue].emptied for queue in rooms],
-        "now": now,
-    }
-    return claimed(_CLAIM_BEHIND(connection, parameters))
+    marked = [(queue, room, *marks[queue]) for queue, room in rooms.items()]
+    return most_urgent_first(_CLAIM_BEHIND(connection, _MARKED(marked), now=now))
 
 
-_NEWEST = Statement("SELECT last_value - (NOT is_called)::int FROM orchestrator.tasks_seq_seq")
+_NEWEST = Prepared[int]("SELECT /* tasks.newest */ last_value - (NOT is_called)::int FROM orchestrator.tasks_seq_seq")
 
 
 def newest(connection: Connection) -> int:
     """Return the number of the newest task that anyone has begun to insert."""
-    number: int = _NEWEST(connection)[0][0]
-    return number
+    return _NEWEST.one(connection)
 
 
 # -- dispatched → running
-
-_STARTED = Statement(
-    f"""
-UPDATE orchestrator.tasks t
-   SET status = 'running', started_at = %(now)s::timestamptz - r.age * interval '1 second', worker = r.worker
-  FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(ages)s::double precision[], %(workers)s::text[])
-       AS r(id, attempt, age, worker)
- {current_attempt(sources_of(TaskState.RUNNING))}
- WHERE t.ctid = found.place
-"""
-)
 
 
 class Beginning(NamedTuple):
@@ -249,49 +197,22 @@ class Beginning(NamedTuple):
     worker: str
 
 
+_BEGINNINGS = Batch("r", Beginning)
+_START = Prepared[None](f"""
+UPDATE /* tasks.start */ orchestrator.tasks t
+   SET status = 'running', started_at = %(now)s::timestamptz - r.age * interval '1 second', worker = r.worker
+  FROM {_BEGINNINGS}
+ {current_attempt(sources_of(TaskState.RUNNING))}
+ WHERE t.ctid = found.place
+""")
+
+
 def start(connection: Connection, rows: Sequence[Beginning], now: datetime) -> None:
     """Record that attempts are running."""
-    _STARTED(
-        connection,
-        {
-            "now": now,
-            "ids": arrays.uuids(row.id for row in rows),
-            "attempts": arrays.numbers(row.attempt for row in rows),
-            "ages": arrays.numbers(row.age for row in rows),
-            "workers": [row.worker for row in rows],
-        },
-    )
+    _START(connection, _BEGINNINGS(rows), now=now)
 
 
 # -- in flight → pending
-
-_AGAIN = Statement(
-    f"""
-WITH back AS (
-    UPDATE orchestrator.tasks t
-       SET status = 'pending', wake_at = %(now)s::timestamptz + r.delay * interval '1 second', hold = r.hold,
-           failures = t.failures + r.failures, losses = t.losses + r.losses, alone = t.alone OR r.alone,
-           dispatched_at = NULL, started_at = NULL, worker = NULL,
-           expires_at = CASE WHEN r.outcome IS NULL THEN t.expires_at END
-      FROM unnest(%(ids)s::uuid[], %(attempts)s::int[], %(delays)s::double precision[], %(failures)s::int[],
-                  %(losses)s::int[], %(alone)s::boolean[], %(outcomes)s::text[], %(errors)s::jsonb[],
-                  %(workers)s::text[], %(durations)s::double precision[], %(holds)s::text[])
-           AS r(id, attempt, delay, failures, losses, alone, outcome, error, worker, duration, hold)
-     {current_attempt(sources_of(TaskState.PENDING)[:2])}
-     WHERE t.ctid = found.place AND t.completion IS NULL
-    RETURNING t.id, t.queue, t.run_id, t.attempt, t.step, t.lane, t.wake_at, r.outcome, r.error, r.duration,
-              found.began, coalesce(r.worker, found.runner) AS worker
-), kept AS (
-    INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
-    SELECT id, attempt, coalesce(outcome, 'returned'), error, worker,
-           coalesce(%(now)s::timestamptz - duration * interval '1 second', began), %(now)s::timestamptz
-      FROM back WHERE outcome IS NOT NULL OR (began IS NOT NULL AND run_id IS DISTINCT FROM id)
-), arrived AS (
-    {arrivals("back WHERE wake_at IS NULL AND lane IS NOT NULL")}
-)
-SELECT id::text, 'pending', queue, run_id::text, attempt, 'dispatched', step, lane FROM back
-"""
-)
 
 
 class Again(NamedTuple):
@@ -305,29 +226,41 @@ class Again(NamedTuple):
     alone: bool = False
     outcome: str | None = None
     """`failed`, `lost` or `postponed`; None where it was handed back, which is kept as `returned` if it had begun."""
-    error: str | None = None
+    error: Json | None = None
     worker: str | None = None
     duration: float | None = None
     hold: str | None = None
 
 
+_ATTEMPTS = Batch("r", Again)
+_AGAIN = Prepared[Moved](f"""
+WITH /* tasks.again */ back AS (
+    UPDATE orchestrator.tasks t
+       SET status = 'pending', hold = r.hold,
+           wake_at = CASE WHEN r.delay > 0 THEN %(now)s::timestamptz + r.delay * interval '1 second' END,
+           failures = t.failures + r.failures, losses = t.losses + r.losses, alone = t.alone OR r.alone,
+           dispatched_at = NULL, started_at = NULL, worker = NULL,
+           expires_at = CASE WHEN r.outcome IS NULL THEN t.expires_at END
+      FROM {_ATTEMPTS}
+     {current_attempt(sources_of(TaskState.PENDING)[:2])}
+     WHERE t.ctid = found.place AND t.completion IS NULL
+    RETURNING t.id, t.queue, t.run_id, t.attempt, t.step, t.lane, t.wake_at, r.outcome, r.error, r.duration,
+              found.began, coalesce(r.worker, found.runner) AS worker
+), kept AS (
+    INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
+    SELECT id, attempt, coalesce(outcome, 'returned'), error, worker,
+           coalesce(%(now)s::timestamptz - duration * interval '1 second', began), %(now)s::timestamptz
+      FROM back WHERE outcome IS NOT NULL OR (began IS NOT NULL AND run_id IS DISTINCT FROM id)
+), arrived AS (
+    {arrivals("back WHERE wake_at IS NULL AND lane IS NOT NULL")}
+)
+SELECT id, 'pending' AS state, queue, run_id, attempt, 'dispatched' AS before, step, lane FROM back
+""")
+
+
 def again(connection: Connection, rows: Sequence[Again], now: datetime) -> list[Moved]:
     """Put attempts' tasks back to pending, adding to what the retry policy charges."""
-    parameters = {
-        "now": now,
-        "ids": arrays.uuids(row.id for row in rows),
-        "attempts": arrays.numbers(row.attempt for row in rows),
-        "delays": arrays.numbers(row.delay if row.delay > 0 else None for row in rows),
-        "failures": arrays.numbers(row.failures for row in rows),
-        "losses": arrays.numbers(row.losses for row in rows),
-        "alone": arrays.numbers(row.alone for row in rows),
-        "outcomes": [row.outcome for row in rows],
-        "errors": [row.error for row in rows],
-        "workers": [row.worker for row in rows],
-        "durations": arrays.numbers(row.duration for row in rows),
-        "holds": [row.hold for row in rows],
-    }
-    return moved_rows(_AGAIN(connection, parameters))
+    return _AGAIN(connection, _ATTEMPTS(rows), now=now)
 
 
 # -- open → ended: the row moves to ended_tasks
@@ -336,13 +269,22 @@ _ENDED_COLUMNS = """id, seq, name, queue, priority, status, reason, attempt, fai
                     payload, options, result, error, worker, created_at, started_at, ended_at, step, lane, unique_key,
                     callbacks"""
 
-_SUCCEEDED = Statement(
-    f"""
-WITH gone AS (
+
+class Success(NamedTuple):
+    """An attempt that returned."""
+
+    id: bytes
+    attempt: int
+    result: Blob
+    duration: float
+    worker: str
+
+
+_SUCCESSES = Batch("r", Success)
+_SUCCEED = Prepared[Moved](f"""
+WITH /* tasks.succeed */ gone AS (
     DELETE FROM orchestrator.tasks t
-     USING unnest(%(ids)s::uuid[], %(attempts)s::int[], %(results)s::bytea[], %(durations)s::double precision[],
-                  %(workers)s::text[])
-           AS r(id, attempt, result, duration, worker)
+     USING {_SUCCESSES}
      {current_attempt(sources_of(TaskState.SUCCESS))}
      WHERE t.ctid = found.place
     RETURNING t.*, r.result, r.duration, r.worker AS finisher
@@ -354,60 +296,13 @@ WITH gone AS (
            callbacks
       FROM gone
 )
-SELECT id::text, 'success', queue, run_id::text, attempt, status, step, lane, unique_key, callbacks FROM gone
-"""
-)
-
-
-class Success(NamedTuple):
-    """An attempt that returned."""
-
-    id: bytes
-    attempt: int
-    result: bytes
-    duration: float
-    worker: str
+SELECT id, 'success' AS state, queue, run_id, attempt, status AS before, step, lane, unique_key, callbacks FROM gone
+""")
 
 
 def succeed(connection: Connection, rows: Sequence[Success], now: datetime) -> list[Moved]:
     """End tasks whose current attempt returned."""
-    parameters = {
-        "now": now,
-        "ids": arrays.uuids(row.id for row in rows),
-        "attempts": arrays.numbers(row.attempt for row in rows),
-        "results": arrays.blobs(row.result for row in rows),
-        "durations": arrays.numbers(row.duration for row in rows),
-        "workers": arrays.words(row.worker for row in rows),
-    }
-    return moved_rows(_SUCCEEDED(connection, parameters))
-
-
-def _end_statement(state: TaskState) -> Statement:
-    return Statement(f"""
-WITH gone AS (
-    DELETE FROM orchestrator.tasks t
-     USING unnest(%(ids)s::uuid[], %(attempts)s::int[], %(reasons)s::text[], %(errors)s::jsonb[],
-                  %(failures)s::int[], %(losses)s::int[], %(workers)s::text[], %(durations)s::double precision[])
-           AS r(id, attempt, reason, error, failed, lost, worker, duration)
-     CROSS JOIN LATERAL (
-           SELECT ctid AS place FROM orchestrator.tasks
-            WHERE id = r.id AND status IN {among(sources_of(state))}
-              AND (r.attempt IS NULL OR (attempt = r.attempt AND status <> 'pending')) LIMIT 1) AS found
-     WHERE t.ctid = found.place AND t.completion IS NULL
-    RETURNING t.*, r.reason, r.error, r.failed, r.lost, r.duration, r.worker AS finisher
-), kept AS (
-    INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
-    SELECT id, seq, name, queue, priority, '{state}', reason, attempt, failures + failed, losses + lost, run_id,
-           position, payload, options, NULL, error, coalesce(finisher, worker), created_at,
-           coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at), %(now)s::timestamptz, step,
-           lane, unique_key, callbacks
-      FROM gone
-)
-SELECT id::text, '{state}', queue, run_id::text, attempt, status, step, lane, unique_key, callbacks FROM gone
-""")
-
-
-_END = {state: _end_statement(state) for state in (TaskState.FAILED, TaskState.CANCELLED, TaskState.SKIPPED)}
+    return _SUCCEED(connection, _SUCCESSES(rows), now=now)
 
 
 class Ending(NamedTuple):
@@ -417,24 +312,42 @@ class Ending(NamedTuple):
     attempt: int | None
     """The attempt that must be current and in flight; None ends the task in any state that allows it."""
     reason: str
-    error: str | None = None
+    error: Json | None = None
     failures: int = 0
     losses: int = 0
     worker: str | None = None
     duration: float | None = None
 
 
+_ENDINGS = Batch("r", Ending)
+
+
+def _end_statement(state: TaskState) -> Prepared[Moved]:
+    return Prepared[Moved](f"""
+WITH /* tasks.end_{state} */ gone AS (
+    DELETE FROM orchestrator.tasks t
+     USING {_ENDINGS}
+     CROSS JOIN LATERAL (
+           SELECT ctid AS place FROM orchestrator.tasks
+            WHERE id = r.id AND status IN {among(sources_of(state))}
+              AND (r.attempt IS NULL OR (attempt = r.attempt AND status <> 'pending')) LIMIT 1) AS found
+     WHERE t.ctid = found.place AND t.completion IS NULL
+    RETURNING t.*, r.reason, r.error, r.failures AS failed, r.losses AS lost, r.duration, r.worker AS finisher
+), kept AS (
+    INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
+    SELECT id, seq, name, queue, priority, '{state}', reason, attempt, failures + failed, losses + lost, run_id,
+           position, payload, options, NULL, error, coalesce(finisher, worker), created_at,
+           coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at), %(now)s::timestamptz, step,
+           lane, unique_key, callbacks
+      FROM gone
+)
+SELECT id, '{state}' AS state, queue, run_id, attempt, status AS before, step, lane, unique_key, callbacks FROM gone
+""")
+
+
+_END = {state: _end_statement(state) for state in (TaskState.FAILED, TaskState.CANCELLED, TaskState.SKIPPED)}
+
+
 def end(connection: Connection, state: TaskState, rows: Sequence[Ending], now: datetime) -> list[Moved]:
     """End tasks as failed, cancelled or skipped."""
-    parameters = {
-        "now": now,
-        "ids": arrays.uuids(row.id for row in rows),
-        "attempts": arrays.numbers(row.attempt for row in rows),
-        "reasons": [row.reason for row in rows],
-        "errors": [row.error for row in rows],
-        "failures": arrays.numbers(row.failures for row in rows),
-        "losses": arrays.numbers(row.losses for row in rows),
-        "workers": [row.worker for row in rows],
-        "durations": arrays.numbers(row.duration for row in rows),
-    }
-    return moved_rows(_END[state](connection, parameters))
+    return _END[state](connection, _ENDINGS(rows), now=now)

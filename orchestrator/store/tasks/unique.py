@@ -11,17 +11,17 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from orchestrator.domain.plain import is_same
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, UniqueKey
 from orchestrator.errors import Duplicate, OrchestratorError
-from orchestrator.store import arrays
-from orchestrator.store.statement import Statement
+from orchestrator.store.sql import Batch, Prepared, Row, Statement
 from orchestrator.store.tasks.enqueue import insert_task
-from orchestrator.store.tasks.transitions import arrivals, identifier
+from orchestrator.store.tasks.transitions import arrivals
 
 _ROUNDS = 100
 """How often a key may slip away between two statements before something must be wrong."""
@@ -29,33 +29,33 @@ _ROUNDS = 100
 LOCK_OF = "hashtextextended('orchestrator.' || {key}, 0)"
 """The lock of a key. It names the schema, so that the same key in another namespace is another lock."""
 
-_HOLDER = text(
-    """
-    SELECT CAST(task_id AS text), scope, coalesce(until <= now(), false)
-      FROM orchestrator.unique_keys WHERE key = :key
-    """
+_HOLDER = Statement[tuple[UUID, str, bool]]("""
+SELECT /* keys.holder */ task_id, scope, coalesce(until <= now(), false)
+  FROM orchestrator.unique_keys WHERE key = %(key)s
+""")
+_FREE_EXPIRED = Statement[None](
+    "DELETE /* keys.free_expired */ FROM orchestrator.unique_keys WHERE key = %(key)s AND until <= now()"
 )
-_FREE_EXPIRED = text("DELETE FROM orchestrator.unique_keys WHERE key = :key AND until <= now()")
-_REPLACE = text(
-    f"""
-    WITH changed AS (
-        UPDATE orchestrator.tasks
-           SET payload = :payload, wake_at = now() + CAST(:delay AS double precision) * interval '1 second'
-         WHERE id = CAST(:id AS uuid) AND status = 'pending'
-        RETURNING id, lane, wake_at
-    ), arrived AS ({arrivals("changed WHERE lane IS NOT NULL AND wake_at IS NULL")})
-    SELECT id FROM changed
-    """
+_REPLACE = Statement[UUID](f"""
+WITH /* keys.replace */ changed AS (
+    UPDATE orchestrator.tasks
+       SET payload = %(payload)s, wake_at = now() + %(delay)s::double precision * interval '1 second'
+     WHERE id = %(id)s::uuid AND status = 'pending'
+    RETURNING id, lane, wake_at
+), arrived AS ({arrivals("changed WHERE lane IS NOT NULL AND wake_at IS NULL")})
+SELECT id FROM changed
+""")
+_WAIT_FOR_KEY = Statement[None](
+    f"SELECT /* keys.wait_for_key */ pg_advisory_xact_lock({LOCK_OF.format(key='%(key)s::text')})"
 )
-_WAIT_FOR_KEY = text(f"SELECT pg_advisory_xact_lock({LOCK_OF.format(key='CAST(:key AS text)')})")
-_TRY_KEY = text(f"SELECT pg_try_advisory_xact_lock({LOCK_OF.format(key='CAST(:key AS text)')})")
-_PAYLOAD = text(
-    """
-    SELECT payload FROM orchestrator.tasks WHERE id = CAST(:id AS uuid)
-     UNION ALL
-    SELECT payload FROM orchestrator.ended_tasks WHERE id = CAST(:id AS uuid)
-    """
+_TRY_KEY = Statement[bool](
+    f"SELECT /* keys.try_key */ pg_try_advisory_xact_lock({LOCK_OF.format(key='%(key)s::text')})"
 )
+_PAYLOAD = Statement[memoryview]("""
+SELECT /* keys.payload */ payload FROM orchestrator.tasks WHERE id = %(id)s::uuid
+ UNION ALL
+SELECT payload FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
+""")
 
 
 def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey) -> bytes:
@@ -63,17 +63,18 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey) -> b
     for _ in range(_ROUNDS):
         if insert_task(connection, task):
             return task.id
-        row = connection.execute(_HOLDER, {"key": unique.key}).one_or_none()
+        row = _HOLDER.first(connection, key=unique.key)
         if row is None:
             continue  # the task that had it has just let it go
-        holder, scope, is_over = row
+        found, scope, is_over = row
+        holder = str(found)
         if is_over:
-            connection.execute(_FREE_EXPIRED, {"key": unique.key})
+            _FREE_EXPIRED(connection, key=unique.key)
         elif unique.on_duplicate == "raise":
             raise Duplicate(f"Task {holder} already has the key {unique.key!r}; this one was not enqueued.", holder)
         elif unique.on_duplicate == "replace":
             if _replace(connection, holder, task):
-                return identifier(holder)
+                return found.bytes
             if scope != "pending":
                 raise Duplicate(
                     f"Task {holder} has the key {unique.key!r} and waits no more, so its arguments cannot be replaced; "
@@ -84,19 +85,18 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey) -> b
         elif unique.same_call and not _is_same_call(connection, holder, task):
             raise Duplicate.other_call(unique.key, holder)
         else:
-            return identifier(holder)
+            return found.bytes
     raise OrchestratorError(f"The key {unique.key!r} could not be had: other tasks take it and let it go all the time.")
 
 
 def _replace(connection: Connection, holder: str, task: NewTask) -> bool:
     delay = task.delay if task.delay > 0 else None
-    found = connection.execute(_REPLACE, {"id": holder, "payload": task.payload, "delay": delay})
-    return found.first() is not None
+    return _REPLACE.first(connection, id=holder, payload=task.payload, delay=delay) is not None
 
 
 def _is_same_call(connection: Connection, holder: str, task: NewTask) -> bool:
     """Say whether a task was enqueued with the same arguments; of one that is no longer kept, nobody knows better."""
-    found = connection.execute(_PAYLOAD, {"id": holder}).scalar()
+    found = _PAYLOAD.first(connection, id=holder)
     return found is None or same_payload(bytes(found), task.payload)
 
 
@@ -107,22 +107,21 @@ def same_payload(one: bytes, other: bytes) -> bool:
 
 def try_key(connection: Connection, unique: UniqueKey) -> bool:
     """Do the same as `wait_for_key` without waiting; say whether nobody else is about to take it."""
-    return bool(connection.execute(_TRY_KEY, {"key": unique.key}).scalar())
+    return _TRY_KEY.one(connection, key=unique.key)
 
 
 def wait_for_key(connection: Connection, unique: UniqueKey) -> None:
     """Before taking a key in a transaction that may last: keep the leader from running into it."""
-    connection.execute(_WAIT_FOR_KEY, {"key": unique.key})
+    _WAIT_FOR_KEY(connection, key=unique.key)
 
 
 # -- the leader
 
-_TAKE = Statement(
-    f"""
-WITH wanted AS MATERIALIZED (
+_WANTED = Batch("w", "key text, task_id uuid, scope text, period double precision")
+_TAKE = Prepared[Row](f"""
+WITH /* keys.take */ wanted AS MATERIALIZED (
     SELECT key, task_id, scope, period, pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
-      FROM unnest(%(keys)s::text[], %(ids)s::uuid[], %(scopes)s::text[], %(periods)s::double precision[])
-           AS w(key, task_id, scope, period)
+      FROM {_WANTED}
 ), taken AS (
     INSERT INTO orchestrator.unique_keys AS held (key, task_id, scope, until)
     SELECT key, task_id, scope, now() + period * interval '1 second' FROM wanted WHERE is_mine
@@ -130,66 +129,54 @@ WITH wanted AS MATERIALIZED (
      WHERE held.until <= now() OR held.task_id = excluded.task_id
     RETURNING key
 )
-SELECT wanted.key, wanted.is_mine, EXISTS (SELECT FROM taken WHERE taken.key = wanted.key) FROM wanted
-"""
-)
+SELECT wanted.key, wanted.is_mine, EXISTS (SELECT FROM taken WHERE taken.key = wanted.key) AS is_taken FROM wanted
+""")
 
 
 def take(connection: Connection, tasks: Sequence[NewTask]) -> tuple[set[bytes], set[bytes]]:
     """Take the keys of tasks, no two alike; return the ids of those that have theirs, and of those to ask again for."""
     unique = [(task.id, task.unique) for task in tasks if task.unique is not None]
-    rows = _TAKE(
-        connection,
-        {
-            "keys": [key.key for _, key in unique],
-            "ids": arrays.uuids(task for task, _ in unique),
-            "scopes": [key.scope for _, key in unique],
-            "periods": arrays.numbers(key.period for _, key in unique),
-        },
-    )
-    found = {row[0]: (row[1], row[2]) for row in rows}
-    taken = {task for task, key in unique if found[key.key][1]}
-    contested = {task for task, key in unique if not found[key.key][0]}
+    rows = _TAKE(connection, _WANTED((key.key, task, key.scope, key.period) for task, key in unique))
+    found = {row.key: row for row in rows}
+    taken = {task for task, key in unique if found[key.key].is_taken}
+    contested = {task for task, key in unique if not found[key.key].is_mine}
     return taken, contested
 
 
-_HOLDERS = Statement(
-    """
-SELECT held.key, held.task_id::text, coalesce(
+_HOLDERS = Prepared[Row]("""
+SELECT /* keys.holders */ held.key, held.task_id, coalesce(
        (SELECT payload FROM orchestrator.tasks t WHERE t.id = held.task_id LIMIT 1),
-       (SELECT payload FROM orchestrator.ended_tasks e WHERE e.id = held.task_id LIMIT 1))
+       (SELECT payload FROM orchestrator.ended_tasks e WHERE e.id = held.task_id LIMIT 1)) AS payload
   FROM orchestrator.unique_keys AS held WHERE held.key = ANY(%(keys)s::text[])
-"""
-)
+""")
 
 
 def holders(connection: Connection, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
     """Return, for tasks whose keys others have, which tasks those are."""
     wanted = [(task, task.unique) for task in tasks if task.unique is not None]
-    rows = _HOLDERS(connection, {"keys": [unique.key for _, unique in wanted]})
-    found = {key: (identifier(holder), payload) for key, holder, payload in rows}
+    rows = _HOLDERS(connection, keys=[unique.key for _, unique in wanted])
+    found = {row.key: row for row in rows}
     answers: dict[bytes, KeyHolder] = {}
     for task, unique in wanted:
-        if unique.key in found:
-            holder, payload = found[unique.key]
-            is_other = unique.same_call and payload is not None and not same_payload(bytes(payload), task.payload)
-            answers[task.id] = KeyHolder(holder, is_other)
+        if holder := found.get(unique.key):
+            payload = holder.payload
+            is_other = unique.same_call and payload is not None and not same_payload(payload, task.payload)
+            answers[task.id] = KeyHolder(holder.task_id, is_other)
     return answers
 
 
-_DEFER = text(
-    """
-    INSERT INTO orchestrator.inbox (kind, target, body)
-    SELECT 'enqueue', task.id, jsonb_build_object('task', task.data)
-      FROM unnest(CAST(:ids AS uuid[]), CAST(:data AS text[])) AS task(id, data)
-    """
-)
+_DEFERRED = Batch("task", "id uuid, data text")
+_DEFER = Statement[None](f"""
+INSERT /* keys.defer */ INTO orchestrator.inbox (kind, target, body)
+SELECT 'enqueue', task.id, jsonb_build_object('task', task.data)
+  FROM {_DEFERRED}
+""")
 
 
 def defer(connection: Connection, tasks: Sequence[NewTask]) -> None:
     """Put tasks into the inbox, to be created when their keys can be had."""
-    data = [base64.b85encode(msgspec.msgpack.encode(task)).decode() for task in tasks]
-    connection.execute(_DEFER, {"ids": arrays.uuids(task.id for task in tasks), "data": data})
+    rows = [(task.id, base64.b85encode(msgspec.msgpack.encode(task)).decode()) for task in tasks]
+    _DEFER(connection, _DEFERRED(rows))
 
 
 def deferred(body: Any) -> NewTask:
@@ -197,46 +184,38 @@ def deferred(body: Any) -> NewTask:
     return msgspec.msgpack.decode(base64.b85decode(body["task"]), type=NewTask)
 
 
-_KNOWN = Statement(
-    """
-SELECT asked.id::text FROM unnest(%(ids)s::uuid[]) AS asked(id)
+_KNOWN = Prepared[bytes]("""
+SELECT /* keys.known */ asked.id FROM unnest(%(ids)s::uuid[]) AS asked(id)
  WHERE (SELECT true FROM orchestrator.tasks WHERE id = asked.id LIMIT 1)
     OR (SELECT true FROM orchestrator.ended_tasks WHERE id = asked.id LIMIT 1)
-"""
-)
+""")
 
 
 def known(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
     """Return those of these ids that tasks already have, open or ended."""
-    return {identifier(row[0]) for row in _KNOWN(connection, {"ids": arrays.uuids(ids)})}
+    return set(_KNOWN(connection, ids=ids))
 
 
-_FREE = Statement(
-    """
-DELETE FROM orchestrator.unique_keys k
- USING unnest(%(keys)s::text[], %(ids)s::uuid[]) AS freed(key, task_id)
+_FREED = Batch("freed", "key text, task_id uuid")
+_FREE = Prepared[None](f"""
+DELETE /* keys.free */ FROM orchestrator.unique_keys k
+ USING {_FREED}
  WHERE k.key = freed.key AND k.task_id = freed.task_id AND k.scope = ANY(%(scopes)s::text[])
-"""
-)
+""")
 
 
 def free(connection: Connection, keys: Sequence[tuple[str, bytes]], *, ended: bool) -> None:
     """Free the keys that tasks had until they were claimed or, if they have ended, until now."""
-    parameters = {
-        "keys": [key for key, _ in keys],
-        "ids": arrays.uuids(task for _, task in keys),
-        "scopes": ["pending", "running"] if ended else ["pending"],
-    }
-    _FREE(connection, parameters)
+    _FREE(connection, _FREED(keys), scopes=["pending", "running"] if ended else ["pending"])
 
 
-_PRUNE = """
-DELETE FROM orchestrator.unique_keys WHERE ctid = ANY (ARRAY(
+_PRUNE = Statement[None]("""
+DELETE /* keys.prune */ FROM orchestrator.unique_keys WHERE ctid = ANY (ARRAY(
        SELECT ctid FROM orchestrator.unique_keys WHERE until <= now() - interval '1 minute'
         ORDER BY until LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
-"""
+""")
 
 
 def prune(connection: Connection, limit: int) -> int:
     """Forget keys whose period is over; return how many."""
-    return connection.exec_driver_sql(_PRUNE, {"limit": limit}).rowcount
+    return _PRUNE.count(connection, limit=limit)

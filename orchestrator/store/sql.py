@@ -1,0 +1,243 @@
+"""SQL: each statement has a name, is called in one way, and answers with rows that are read by name.
+
+    ENDED = Batch("r", Ending)
+    END = Prepared[Moved](f"DELETE /* tasks.end */ FROM orchestrator.tasks t USING {ENDED} WHERE … RETURNING …")
+
+    END(connection, ENDED(endings), now=now)
+
+The name is a comment behind the first word, and so `pg_stat_activity` and `pg_stat_statements` show it; what stands
+before the first word, Postgres 18 leaves out. A value is sent as the cast behind its parameter says: a list as an array
+literal, which is one string whatever its length, and 16 bytes as a uuid.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from datetime import datetime
+from functools import cached_property
+from itertools import starmap
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+from sqlalchemy import Connection, TextClause, text
+
+from orchestrator.store.driver import Answer, send
+
+R = TypeVar("R")
+Row = Any
+"""A row of which each column is an attribute, for statements whose rows are made into nothing else."""
+Values = Mapping[str, Any]
+
+_NAME = re.compile(r"\s*\(*\w+ /\* ([\w. ]+) \*/")
+_PARAMETER = re.compile(r"%\((\w+)\)s((?:::[a-z]+(?: precision)?(?:\[\])?)?)")
+_known: dict[str, str] = {}
+"""The text of every statement, by its name."""
+
+
+class Statement(Generic[R]):
+    """A statement for anyone, on any connection of SQLAlchemy's.
+
+    Its rows are made into what it is a statement of: a named tuple or a dataclass, whose fields are called as the
+    columns are; a `Row`; a plain tuple; None if it returns none; else it has one column, and that is all of a row.
+    """
+
+    def __init__(self, sql: str) -> None:
+        found = _NAME.match(sql)
+        if found is None:
+            raise ValueError(f"A statement needs a name, as in `SELECT /* tasks.find */ id …`; found {sql!r:.80}")
+        self.name = found[1]
+        self.sql = sql.strip()
+        if _known.setdefault(self.name, self.sql) != self.sql:
+            raise ValueError(f"Two statements are called {self.name!r}; give one of them another name.")
+        self._casts = dict(sorted(_PARAMETER.findall(sql)))  # of one that stands in several places, the cast it has
+        self._encoders = {name: _ENCODERS[cast] for name, cast in self._casts.items() if cast in _ENCODERS}
+        self._make: Callable[..., R] | None = None
+
+    def __call__(self, connection: Connection, /, *batches: Values, **values: Any) -> list[R]:
+        """Run it with the columns of batches and other values; return its rows."""
+        return self._rows(self._send(connection, self._encoded(batches, values)))
+
+    def one(self, connection: Connection, /, *batches: Values, **values: Any) -> R:
+        """Run it; return its only row."""
+        (row,) = self(connection, *batches, **values)
+        return row
+
+    def first(self, connection: Connection, /, *batches: Values, **values: Any) -> R | None:
+        """Run it; return its first row, if there is one."""
+        rows = self(connection, *batches, **values)
+        return rows[0] if rows else None
+
+    def count(self, connection: Connection, /, *batches: Values, **values: Any) -> int:
+        """Run it; return how many rows it has changed."""
+        return self._send(connection, self._encoded(batches, values)).changed
+
+    def _encoded(self, batches: Iterable[Values], values: dict[str, Any]) -> dict[str, Any]:
+        for batch in batches:
+            values |= batch
+        for name, encode in self._encoders.items():
+            if values[name] is not None:
+                values[name] = encode(values[name])
+        return values
+
+    def _send(self, connection: Connection, values: dict[str, Any]) -> Answer:
+        if connection.dialect.paramstyle == "pyformat":
+            result = connection.exec_driver_sql(self.sql, values or None)
+        else:
+            result = connection.execute(self._portable, values)
+        if not result.returns_rows:
+            return Answer(changed=result.rowcount)
+        return Answer(result.all(), list(zip(result.keys(), strict=True)))
+
+    @cached_property
+    def _portable(self) -> TextClause:
+        """The statement for a driver that writes parameters in another way than psycopg2 and psycopg."""
+        marks = {"": ":{}"} | {cast: f"CAST(:{{}} AS {cast[2:]})" for cast in self._casts.values() if cast}
+        return text(_PARAMETER.sub(lambda found: marks[found[2]].format(found[1]), self.sql))
+
+    def _rows(self, answer: Answer) -> list[R]:
+        if not answer.rows:
+            return []
+        if self._make is None:
+            (row,) = get_args(self.__orig_class__)  # type: ignore[attr-defined]
+            self._make = _maker(self.name, row, [column[0] for column in answer.columns])
+        return list(starmap(self._make, answer.rows))
+
+
+def _maker(name: str, row: Any, columns: Sequence[str]) -> Callable[..., Any]:
+    """Return what makes the columns of a row into a row."""
+    if row is Row:
+        return namedtuple("Row", columns, rename=True)
+    if get_origin(row) is tuple:
+        return lambda *values: values
+    if isinstance(row, type) and is_dataclass(row):
+        return lambda *values: row(**dict(zip(columns, values, strict=True)))
+    fields = getattr(row, "_fields", None)
+    if fields is None:
+        return lambda value: value
+    if tuple(columns) != fields[: len(columns)]:
+        raise TypeError(f"The rows of statement {name!r} are {row.__name__}{fields}; found the columns {columns}.")
+    return row  # type: ignore[no-any-return]
+
+
+class Prepared(Statement[R]):
+    """A statement of the leader, on a connection of its own: planned once, and sent by the shortest way.
+
+    The leader sends the same few statements hundreds of times a second, and planning one can take longer than running
+    it. Prepared with a generic plan, they also cannot be led astray by statistics that are missing or out of date.
+
+    SQLAlchemy keeps the connection and its errors, but each of its results costs as much as a small statement takes in
+    Postgres. So this goes through a cursor of the driver. Ids and other bytes come back as bytes.
+    """
+
+    def begin(self, connection: Connection, /, **values: Any) -> list[R]:
+        """Begin a transaction with it, in one round trip. The connection must be in autocommit mode."""
+        return self._rows(self._send(connection, self._encoded((), values), "BEGIN; {}"))
+
+    def commit(self, connection: Connection, /, **values: Any) -> None:
+        """End a transaction with it, in one round trip; if it fails, nothing is committed."""
+        self._send(connection, self._encoded((), values), "{}; COMMIT")
+
+    def _send(self, connection: Connection, values: dict[str, Any], wrapped: str = "{}") -> Answer:
+        prepared: set[str] = connection.info.setdefault("orchestrator_prepared", set())
+        if self.name not in prepared:
+            connection.exec_driver_sql(self._prepare)
+            prepared.add(self.name)
+        return send(connection, wrapped.format(self._execute), values or None)
+
+    @cached_property
+    def _prepare(self) -> str:
+        numbers = {name: f"${number}" for number, name in enumerate(self._casts, 1)}
+        return f'PREPARE "{self.name}" AS {_PARAMETER.sub(lambda found: numbers[found[1]] + found[2], self.sql)}'
+
+    @cached_property
+    def _execute(self) -> str:
+        arguments = ", ".join(f"%({name})s{cast}" for name, cast in self._casts.items())
+        return f'EXECUTE "{self.name}"' + (f"({arguments})" if arguments else "")
+
+
+# -- batches
+
+Blob = Annotated[bytes, "bytea"]
+Json = Annotated[str, "jsonb"]
+_TYPES = {bytes: "uuid", str: "text", bool: "boolean", int: "int", float: "double precision", datetime: "timestamptz"}
+
+
+class Batch:
+    """Rows for a statement, in which they are a table: `unnest(…) AS alias(column, …)`."""
+
+    def __init__(self, alias: str, columns: str | type[tuple[Any, ...]]) -> None:
+        """The columns are those of a named tuple, or written as in SQL: `id uuid, attempt int`."""
+        types = _types_of(columns) if isinstance(columns, type) else _written(columns)
+        self._names = [f"{alias}_{column}" for column in types]
+        arrays = [f"%({alias}_{column})s::{kind}[]" for column, kind in types.items()]
+        self._table = f"unnest({', '.join(arrays)}) AS {alias}({', '.join(types)})"
+
+    def __str__(self) -> str:
+        return self._table
+
+    def __call__(self, rows: Iterable[Sequence[Any]]) -> Values:
+        """Return the columns of rows."""
+        columns = list(zip(*rows, strict=True)) or [()] * len(self._names)
+        return dict(zip(self._names, columns, strict=True))
+
+
+def _written(columns: str) -> dict[str, str]:
+    parts = (column.partition(" ") for column in columns.split(", "))
+    return {name: kind for name, _, kind in parts}
+
+
+def _types_of(row: type) -> dict[str, str]:
+    return {name: _type_of(hint) for name, hint in get_type_hints(row, include_extras=True).items()}
+
+
+def _type_of(hint: Any) -> str:
+    hint = next((part for part in get_args(hint) if type(None) in get_args(hint)), hint)
+    metadata = getattr(hint, "__metadata__", None)
+    return str(metadata[0]) if metadata else _TYPES[hint]
+
+
+# -- values
+
+
+def _uuids(values: Iterable[bytes | None]) -> str:
+    return "{" + ",".join("NULL" if value is None else value.hex() for value in values) + "}"
+
+
+def _numbers(values: Iterable[float | int | bool | None]) -> str:
+    return "{" + ",".join("NULL" if value is None else str(value) for value in values) + "}"
+
+
+def _blobs(values: Iterable[bytes | None]) -> str:
+    return "{" + ",".join("NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values) + "}"
+
+
+def _words(values: Iterable[str | None]) -> str:
+    return "{" + ",".join("NULL" if value is None else _quoted(value) for value in values) + "}"
+
+
+def _quoted(word: str) -> str:
+    if "\\" in word or '"' in word:
+        word = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{word}"'
+
+
+def _times(values: Iterable[datetime | str | None]) -> str:
+    return "{" + ",".join("NULL" if value is None else f'"{value}"' for value in values) + "}"
+
+
+def _uuid(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.hex()
+
+
+_ENCODERS: dict[str, Callable[[Any], str]] = {
+    "::uuid": _uuid,
+    "::uuid[]": _uuids,
+    "::bytea[]": _blobs,
+    "::text[]": _words,
+    "::jsonb[]": _words,
+    "::timestamptz[]": _times,
+    **{f"::{kind}[]": _numbers for kind in ("smallint", "int", "bigint", "boolean", "double precision")},
+}
+"""By cast, how a value is written."""

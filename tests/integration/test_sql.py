@@ -1,0 +1,285 @@
+"""How SQL is sent: names, values and rows; what is prepared, and the transactions that it begins and ends."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, NamedTuple
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Connection, Engine, exc
+
+from orchestrator import store
+from orchestrator.scheduler.leadership import Leadership, TermOver
+from orchestrator.store import database, sql
+from orchestrator.store.driver import send
+from orchestrator.store.leases import Cursor
+from orchestrator.store.sql import Batch, Blob, Json, Prepared, Row, Statement
+
+ADD = Prepared[int]("INSERT /* test.add */ INTO numbers VALUES (%(number)s::int) RETURNING number")
+COUNT = "SELECT count(*) FROM numbers"
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE TEMPORARY TABLE numbers (number int PRIMARY KEY)")
+        connection.commit()
+        yield connection
+        connection.invalidate()  # and with it the table
+
+
+# -- names
+
+
+def test_every_statement_of_the_product_has_a_name_of_its_own() -> None:
+    for module in pkgutil.walk_packages(store.__path__, "orchestrator.store."):
+        importlib.import_module(module.name)
+    ours = {name: text for name, text in sql._known.items() if not name.startswith("test.")}
+    assert len(ours) > 200
+    assert len(set(ours.values())) == len(ours)
+    assert all(re.match(rf"\(*\w+ /\* {name} \*/", text) for name, text in ours.items())
+    assert max(map(len, ours)) < 63, "what Postgres would cut off"
+
+
+def test_nothing_goes_past_the_one_way_to_call_a_statement() -> None:
+    """But what is no statement of ours: settings of a session, migrations and the look at the schema."""
+    folder = Path(store.__path__[0])
+    past = re.compile(r"connection\.(exec_driver_sql|execute)\(")
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if past.search(path.read_text())}
+    assert found == {"sql.py", "database.py", "retention.py", "tasks/completions.py"}
+
+
+def test_a_statement_without_a_name_or_with_that_of_another_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a name"):
+        Statement[int]("SELECT 1")
+    with pytest.raises(ValueError, match=r"Two statements are called 'test\.add'"):
+        Statement[int]("SELECT /* test.add */ 1")
+
+
+@pytest.mark.parametrize("kind", [Statement, Prepared])
+def test_its_name_is_seen_while_it_runs(engine: Engine, connection: Connection, kind: type[Statement[str]]) -> None:
+    seen = kind[str](  # type: ignore[index]
+        f"""
+SELECT /* test.seen.{kind.__name__} */ query FROM pg_stat_activity WHERE pid = pg_backend_pid()
+"""
+    )
+    assert f"test.seen.{kind.__name__}" in seen.one(connection)[:40]
+
+
+def test_the_name_of_a_prepared_statement_is_in_its_text(connection: Connection) -> None:
+    """Where `pg_stat_statements` takes it from; from Postgres 18 on, without what stands before the first word."""
+    ADD(connection, number=1)
+    known = connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements WHERE name = 'test.add'")
+    assert known.scalar_one().startswith('PREPARE "test.add" AS INSERT /* test.add */ INTO')
+
+
+# -- values and rows
+
+
+class Thing(NamedTuple):
+    id: bytes
+    number: int | None
+    share: float
+    is_so: bool
+    word: str | None
+    data: Blob | None
+    json: Json
+    at: datetime | None
+    large: Annotated[int, "bigint"] = 0
+
+
+THINGS = Batch("t", Thing)
+_SAME = (
+    "SELECT /* test.same.{} */ id, number, share, is_so, word, data, json::text AS json, at, large FROM {} ORDER BY id"
+)
+NOW = datetime(2026, 11, 15, 12, 30, 15, 123456, UTC)
+SOME = [
+    Thing(bytes(16), None, 0.1, True, None, None, "{}", None),
+    Thing(b"\x01" * 16, -7, 1e300, False, 'a "b" \\ {c}, NULL é', b"\x00\xff", '{"a": "\\"\\\\"}', NOW, 1 << 40),
+    Thing(b"\x02" * 16, 0, float("inf"), False, "", b"", "[1, null]", NOW, -1),
+    Thing(b"\x03" * 16, 0, 0.0, False, "NULL", b"x", '"NULL"', NOW),
+]
+
+
+def test_a_batch_arrives_as_it_was_and_its_rows_come_back_by_name(connection: Connection) -> None:
+    same = Prepared[Thing](_SAME.format("prepared", THINGS))
+    assert same(connection, THINGS(SOME)) == SOME
+    assert same(connection, THINGS([])) == []
+
+
+def test_anyone_may_send_a_batch(connection: Connection) -> None:
+    same = Statement[Row](_SAME.format("plain", THINGS))
+    first, second, *_ = same(connection, THINGS(iter(SOME)))
+    assert first.id == UUID(int=0)
+    assert (second.word, bytes(second.data), second.at) == (SOME[1].word, SOME[1].data, NOW)
+
+
+def test_a_driver_of_another_kind_gets_the_parameters_in_its_own_way() -> None:
+    found = Statement[int]("SELECT /* test.portable */ %(id)s::uuid, x::text FROM t WHERE %(id)s = %(name)s")
+    assert str(found._portable) == "SELECT /* test.portable */ CAST(:id AS uuid), x::text FROM t WHERE :id = :name"
+
+
+def test_bytes_are_read_however_postgres_writes_them(connection: Connection) -> None:
+    read = Prepared[bytes]("SELECT /* test.bytes */ data FROM unnest(%(data)s::bytea[]) AS t(data)")
+    values = [b"", b"\x00\\'\xff", b"\\x41"]
+    assert read(connection, data=values) == values
+    connection.exec_driver_sql("SET LOCAL bytea_output = 'escape'")
+    assert read(connection, data=values) == values
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    b: int
+    a: int
+
+
+def test_rows_are_made_into_what_the_statement_is_of(connection: Connection) -> None:
+    columns = "1 AS a, 2 AS b"
+    assert Statement[View](f"SELECT /* test.view */ {columns}").one(connection) == View(a=1, b=2)
+    assert Prepared[Row](f"SELECT /* test.row */ {columns}").one(connection).b == 2
+    assert Prepared[tuple[int, int]](f"SELECT /* test.tuple */ {columns}")(connection) == [(1, 2)]
+    assert Prepared[int]("SELECT /* test.none */ 1 WHERE false").first(connection) is None
+    assert Statement[None]("CREATE /* test.create */ TEMPORARY TABLE words (word text)")(connection) == []
+    add = Prepared[None]("INSERT /* test.words */ INTO words SELECT unnest(%(words)s::text[])")
+    assert add.count(connection, words=["a", "b"]) == 2
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+def test_columns_in_another_order_than_the_fields_are_refused(connection: Connection) -> None:
+    with pytest.raises(TypeError, match=r"'test\.pair' are Pair\('a', 'b'\); found the columns \['b', 'a'\]"):
+        Prepared[Pair]("SELECT /* test.pair */ 2 AS b, 1 AS a")(connection)
+
+
+# -- connections
+
+
+def kill(engine: Engine, victim: Connection) -> None:
+    """Have Postgres end the session of a connection."""
+    pid = victim.connection.dbapi_connection.info.backend_pid  # type: ignore[union-attr]
+    with engine.connect() as other:
+        other.exec_driver_sql("SELECT pg_terminate_backend(%(pid)s, 10000)", {"pid": pid})
+
+
+def test_rows_come_back_and_what_was_not_committed_is_gone(connection: Connection) -> None:
+    assert ADD(connection, number=1) == [1]
+    connection.commit()
+    assert ADD(connection, number=2) == [2]
+    connection.rollback()
+    assert send(connection, COUNT).rows == [(1,)]
+    assert send(connection, "DELETE FROM numbers").changed == 1
+
+
+def test_errors_are_those_of_sqlalchemy(connection: Connection) -> None:
+    ADD(connection, number=1)
+    with pytest.raises(exc.IntegrityError, match="duplicate key") as caught:
+        ADD(connection, number=1)
+    assert not database.is_outage(caught.value)
+    connection.rollback()
+    send(connection, "SET statement_timeout = 50")
+    with pytest.raises(exc.OperationalError, match="statement timeout") as caught_late:
+        send(connection, "SELECT pg_sleep(60)")
+    assert database.is_outage(caught_late.value)
+    assert not connection.invalidated
+
+
+def test_a_connection_that_broke_is_an_outage_and_is_not_used_again(engine: Engine, connection: Connection) -> None:
+    ADD(connection, number=1)
+    kill(engine, connection)
+    with pytest.raises(exc.OperationalError) as caught:
+        ADD(connection, number=2)
+    assert database.is_outage(caught.value)
+    assert caught.value.connection_invalidated
+    assert connection.invalidated
+    connection.rollback()
+    assert send(connection, "SELECT 1").rows == [(1,)], "a new session takes its place"
+
+
+# -- the leader's transactions
+
+
+@pytest.fixture
+def leadership(engine: Engine) -> Iterator[Leadership]:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
+    leadership = Leadership(engine, lease=60.0)
+    assert leadership.acquire()
+    with leadership.writing(0.0) as writing:
+        send(writing.connection, "CREATE TEMPORARY TABLE numbers (number int PRIMARY KEY)")
+    yield leadership
+    leadership.disconnect()
+
+
+def count(leadership: Leadership) -> int:
+    with leadership.reading() as connection:
+        return int(send(connection, COUNT).rows[0][0])
+
+
+def test_a_transaction_commits_with_its_cursor(leadership: Leadership) -> None:
+    with leadership.writing(0.0) as writing:
+        ADD(writing.connection, number=1)
+        writing.cursor = Cursor("1-1", "5-0", "server")
+    assert count(leadership) == 1
+    assert leadership.cursor() == Cursor("1-1", "5-0", "server")
+
+
+def test_a_transaction_that_fails_leaves_nothing_and_the_next_one_works(leadership: Leadership) -> None:
+    before = leadership.cursor()
+    with pytest.raises(exc.IntegrityError), leadership.writing(0.0) as writing:
+        ADD(writing.connection, number=1)
+        writing.cursor = Cursor("1-1", "6-0", "server")
+        ADD(writing.connection, number=1)
+    assert count(leadership) == 0
+    assert leadership.cursor() == before
+    with leadership.writing(0.0) as writing:
+        ADD(writing.connection, number=1)
+    assert count(leadership) == 1
+
+
+def test_a_commit_that_is_refused_leaves_nothing(leadership: Leadership) -> None:
+    with leadership.writing(0.0) as writing:
+        deferred = "CREATE TEMPORARY TABLE checked (number int REFERENCES numbers DEFERRABLE INITIALLY DEFERRED)"
+        send(writing.connection, deferred)
+    before = leadership.cursor()
+    with pytest.raises(exc.IntegrityError), leadership.writing(0.0) as writing:
+        ADD(writing.connection, number=1)
+        send(writing.connection, "INSERT INTO checked VALUES (7)")  # which the commit finds out
+        writing.cursor = Cursor("1-1", "7-0", "server")
+    assert count(leadership) == 0
+    assert leadership.cursor() == before
+
+
+def test_what_waits_is_looked_at_only_when_it_is_asked_for(leadership: Leadership) -> None:
+    with leadership.writing(0.0) as writing:
+        assert writing.agenda is None
+    with leadership.writing(0.0, look=True) as writing:
+        assert writing.agenda is not None
+        assert not writing.agenda.is_busy
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_whoever_is_deposed_changes_nothing(engine: Engine, leadership: Leadership, renews: bool) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE orchestrator.leases SET term = term + 1")
+    reached = False
+    with pytest.raises(TermOver), leadership.writing(1e9 if renews else 0.0):
+        reached = True
+    assert not reached
+
+
+def test_after_the_session_is_killed_a_new_one_leads_on(engine: Engine, leadership: Leadership) -> None:
+    with pytest.raises(exc.OperationalError), leadership.writing(0.0) as writing:
+        kill(engine, writing.connection)
+    leadership.disconnect()
+    with leadership.writing(0.0) as writing:
+        assert send(writing.connection, "SELECT 1").rows == [(1,)]
