@@ -18,9 +18,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.api import openapi
+from orchestrator.api.access import Doorkeeper
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint
-from orchestrator.api.guard import check_sender
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
 from orchestrator.api.routes import ROUTES
 from orchestrator.sdk.waiting.steps import Pause, Steps
@@ -42,7 +42,7 @@ _MOST_WAITING = 1_000
 def create_app(settings: Settings) -> Starlette:
     """Return the application, as any ASGI server takes it."""
     api = Api(settings)
-    turns = _Turns()
+    door, turns = Doorkeeper(api), _Turns()
 
     @asynccontextmanager
     async def alive(_: Starlette) -> AsyncIterator[None]:
@@ -53,7 +53,7 @@ def create_app(settings: Settings) -> Starlette:
     routes = [
         Route("/openapi.json", partial(_constant, document, "application/json"), methods=["GET"]),
         Route("/docs", partial(_page, openapi.page(ROUTES)), methods=["GET"]),
-        *(Route(path, _Path(api, turns, found)) for path, found in _by_path(ROUTES).items()),
+        *(Route(path, _Path(api, door, turns, found)) for path, found in _by_path(ROUTES).items()),
     ]
     return Starlette(routes=routes, lifespan=alive, exception_handlers={HTTPException: _not_served, Exception: _defect})
 
@@ -68,8 +68,9 @@ async def _page(text: str, _: Request) -> Response:
 
 
 def _by_path(endpoints: Sequence[Endpoint]) -> dict[str, dict[str, Endpoint]]:
+    """Return the routes by path; a word of its own comes before a place that takes any word."""
     found: dict[str, dict[str, Endpoint]] = {}
-    for endpoint in endpoints:
+    for endpoint in sorted(endpoints, key=lambda endpoint: endpoint.path.replace("{", "\x7f")):
         found.setdefault(endpoint.path, {})[endpoint.method] = endpoint
     return found
 
@@ -97,16 +98,18 @@ class _Turns:
 class _Path:
     """All that is served under one path: an ASGI application."""
 
-    def __init__(self, api: Api, turns: _Turns, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(self, api: Api, door: Doorkeeper, turns: _Turns, endpoints: Mapping[str, Endpoint]) -> None:
         self._api = api
+        self._door = door
         self._turns = turns
         self._endpoints = endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         try:
-            check_sender(request.headers)
-            response = await _answer(self._api, self._turns, self._endpoint(request.method), request)
+            endpoint = self._endpoint(request.method)
+            await self._door.admit(request.headers, endpoint.scope, self._turns.run)
+            response = await _answer(self._api, self._turns, endpoint, request)
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback

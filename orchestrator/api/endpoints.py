@@ -14,24 +14,15 @@ import inspect
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from orchestrator.api.problems import misfit, refused
+from orchestrator.domain.access import Scope
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Scope(StrEnum):
-    """What a key may do; each includes those before it."""
-
-    READ = "read"
-    ENQUEUE = "enqueue"
-    OPERATE = "operate"
-    ADMIN = "admin"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +33,8 @@ class Endpoint:
     path: str
     call: Callable[..., Any]
     """Called in a thread, with the server's parts and what was read from the request."""
-    scope: Scope
+    scope: Scope | None
+    """What a key must be good for; None for what everybody may ask."""
     tag: str
     status: int
     summary: str
@@ -111,7 +103,7 @@ class Routes:
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self.found)
 
-    def get(self, path: str, *, scope: Scope = Scope.READ) -> Callable[[F], F]:
+    def get(self, path: str, *, scope: Scope | None = Scope.READ) -> Callable[[F], F]:
         """Declare a route that looks at something."""
         return self._add("GET", path, scope, 200)
 
@@ -129,7 +121,9 @@ class Routes:
         """Declare a route that removes something."""
         return self._add("DELETE", path, scope, 200)
 
-    def _add(self, method: str, path: str, scope: Scope, status: int, examples: Sequence[Any] = ()) -> Callable[[F], F]:
+    def _add(
+        self, method: str, path: str, scope: Scope | None, status: int, examples: Sequence[Any] = ()
+    ) -> Callable[[F], F]:
         def declare(call: F) -> F:
             hints = get_type_hints(call)
             names = inspect.signature(call).parameters

@@ -18,12 +18,12 @@ def is_loopback(host: str) -> bool:
         return host in ("localhost", "localhost.localdomain") or host.endswith(".localhost")
 
 
-def check_address(host: str) -> None:
-    """Refuse to serve where others could come in."""
-    if not is_loopback(host):
+def check_address(host: str, has_keys: bool) -> None:
+    """Refuse to serve where everybody could come in."""
+    if not has_keys and not is_loopback(host):
         raise ConfigurationError(
-            f"The API asks for no keys yet, so it serves this machine only: expected a loopback address such as "
-            f"127.0.0.1, found {host!r}. To reach it from elsewhere, put a proxy with its own log-in in front of it."
+            f"There is no key yet, and others can reach {host!r}. Make one with `orchestrator keys create NAME`, or "
+            f"serve this machine only, at 127.0.0.1."
         )
 
 

@@ -16,6 +16,8 @@ from orchestrator.api.problems import MEDIA_TYPE, Problem
 _REF = "#/components/schemas/{name}"
 _PROBLEMS = {
     400: "The body is no JSON, or this cannot be done.",
+    401: "There are keys, and none was sent that opens this.",
+    403: "The key may not do this, or a page of somebody else's has sent it.",
     404: "There is no such thing.",
     409: "It is in a state that does not allow this, or another has the key.",
     413: "The body is too large.",
@@ -44,7 +46,10 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         },
         "tags": [{"name": tag} for tag in dict.fromkeys(endpoint.tag for endpoint in endpoints)],
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "bearerFormat": "orc_…"}},
+        },
     }
 
 
@@ -93,6 +98,9 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
             },
         },
     }
+    if endpoint.scope is not None:
+        found["security"] = [{"key": []}]
+        found["x-scope"] = str(endpoint.scope)
     if endpoint.description:
         found["description"] = endpoint.description
     if endpoint.body is not None:
@@ -138,7 +146,7 @@ def page(endpoints: Sequence[Endpoint]) -> str:
             )
             rows.append(
                 f"<details><summary><b>{one.method}</b> <code>{html.escape(one.path)}</code> "
-                f"{html.escape(one.summary)} <i>{one.scope}</i></summary>{more}{example}</details>"
+                f"{html.escape(one.summary)} <i>{one.scope or ''}</i></summary>{more}{example}</details>"
             )
     return _PAGE.format(routes="\n".join(rows))
 

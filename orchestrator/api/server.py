@@ -7,7 +7,9 @@ import socket
 
 import uvicorn
 
+from orchestrator.api.access import Doorkeeper
 from orchestrator.api.app import create_app
+from orchestrator.api.context import Api
 from orchestrator.api.guard import check_address
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import Settings
@@ -22,7 +24,7 @@ _LAST_REQUESTS = 10
 
 def serve(settings: Settings, host: str, port: int, *, or_any: bool = False) -> None:
     """Serve until SIGTERM or Ctrl-C; what is under way is finished. If the port is taken, another may do."""
-    check_address(host)
+    check_address(host, _has_keys(settings))
     listener = _listen(host, port, or_any)
     config = uvicorn.Config(
         create_app(settings),
@@ -35,6 +37,14 @@ def serve(settings: Settings, host: str, port: int, *, or_any: bool = False) -> 
     log.info("serving http://%s:%d/docs", place, listener.getsockname()[1])
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _has_keys(settings: Settings) -> bool:
+    api = Api(settings)
+    try:
+        return Doorkeeper(api).look()
+    finally:
+        api.close()
 
 
 def _listen(host: str, port: int, or_any: bool) -> socket.socket:

@@ -18,6 +18,7 @@ COMMANDS = {
     "scheduler": ("fleet.scheduler", "Run a scheduler."),
     "worker": ("fleet.worker", "Run tasks."),
     "api": ("system.api", "Serve the HTTP API."),
+    "keys": ("system.keys", "Make, list and revoke keys of the HTTP API."),
     "db": ("system.db", "Prepare and check the database."),
     "enqueue": ("tasks.enqueue", "Enqueue a task."),
     "tasks": ("tasks.commands", "Look at tasks, cancel and retry them."),

@@ -503,6 +503,18 @@ cursors = Table(
     Column("server", Text, nullable=False, comment="the Redis server's run id"),
 )
 
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Text, primary_key=True, comment="the part of the key that may be shown"),
+    Column("name", Text, nullable=False),
+    Column("hash", LargeBinary, nullable=False, comment="SHA-256 of the secret part"),
+    Column("scope", Text, nullable=False, comment="read, enqueue, operate or admin"),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
+    Column("expires_at", DateTime(timezone=True)),
+    Column("revoked_at", DateTime(timezone=True)),
+)
+
 workers = Table(
     "workers",
     metadata,

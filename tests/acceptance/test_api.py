@@ -133,6 +133,19 @@ def test_queues_are_paused_limited_and_purged(http: httpx.Client) -> None:
     assert http.post("/api/v1/queues/slow/resume").json() == {"done": "resumed"}
 
 
+def test_failed_tasks_are_counted_and_opened_again(http: httpx.Client) -> None:
+    task = http.post("/api/v1/tasks", json={"name": "project.broken", "args": ["gone for good"]}).json()["id"]
+    assert ended(http, f"/api/v1/tasks/{task}", "task")["error"]["kind"] == "LookupError"
+    looked = http.post("/api/v1/tasks/retry", json={"error": "gone for good", "dry_run": True}).json()
+    assert (looked["tasks"], looked["asked"], looked["groups"][0]["kind"]) == (1, False, "LookupError")
+    assert http.post("/api/v1/tasks/retry", json={"error": "gone for good"}).json()["asked"] is True
+    attempts = eventually(
+        lambda: len(http.get(f"/api/v1/tasks/{task}").json()["attempts"]) > 1, "it was tried once more"
+    )
+    assert attempts
+    assert http.post("/api/v1/tasks/retry", json={}).status_code == 422
+
+
 def test_what_does_not_fit_is_named(http: httpx.Client) -> None:
     def problem(method: str, path: str, status: int, **options: Any) -> dict[str, Any]:
         answer = http.request(method, path, **options)

@@ -10,8 +10,9 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api, Asked
-from orchestrator.api.endpoints import Routes, Scope
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.routes.workflows import Started
+from orchestrator.domain.access import Scope
 from orchestrator.sdk.values.shown import as_json
 from orchestrator.sdk.waiting.steps import Steps
 

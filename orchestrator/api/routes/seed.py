@@ -9,11 +9,12 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.context import LARGEST_PAGE, Api, Asked, Done, Page
-from orchestrator.api.endpoints import Routes, Scope
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.routes import runs, tasks, workflows
 from orchestrator.api.routes.runs import RunAnswer, RunQuery
 from orchestrator.api.routes.tasks import Log
 from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Started, WorkflowAnswer, Workflows
+from orchestrator.domain.access import Scope
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import insights
 from orchestrator.store.insights import RunView, TaskFilter, TaskView

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, Page
-from orchestrator.api.endpoints import Routes, Scope
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import refused
+from orchestrator.domain.access import Scope
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask
 from orchestrator.errors import NotFound, OrchestratorError

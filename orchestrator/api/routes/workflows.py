@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.context import Api, Done
-from orchestrator.api.endpoints import Routes, Scope
+from orchestrator.api.endpoints import Routes
+from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.errors import InvalidWorkflow, NotFound
 from orchestrator.sdk.dag import definitions

@@ -21,7 +21,8 @@ PORT = 8000
 def command(host: str, port: int, or_any: bool, log_level: str | None, log_format: str | None) -> None:
     """Serve the HTTP API: what this command line can do, for browsers, scripts and other languages.
 
-    It asks for no keys yet, so it serves this machine only. /docs shows every route, /openapi.json is for programs.
+    As soon as there is a key (orchestrator keys create), it asks everybody for one. Before that, it serves this machine
+    only. /docs shows every route, /openapi.json is for programs.
 
     \b
     Example:

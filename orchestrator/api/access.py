@@ -1,0 +1,82 @@
+"""Who is let in: by a key, as soon as there is one; before that, only programs of this machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from orchestrator.api.context import Api
+from orchestrator.api.guard import check_sender
+from orchestrator.api.problems import Problem, Refused
+from orchestrator.domain.access import Key, Scope, Secret, parse
+from orchestrator.store import keys
+
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Does something in a thread."""
+
+_REMEMBERED = 1.0
+"""Seconds for which a look into Postgres holds: so long may a key that was revoked still open the door."""
+_MOST_REMEMBERED = 10_000
+
+
+class Doorkeeper:
+    """Knows the keys that came by in the last second."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._asked_at = -math.inf
+        self._has_keys = True
+        self._known: dict[str, tuple[float, tuple[Key, datetime] | None]] = {}
+
+    async def admit(self, headers: Mapping[str, str], needed: Scope | None, run: Run) -> None:
+        """Refuse who may not do this; None needs no key, for those who only ask whether the server lives."""
+        if needed is None:
+            return
+        given = _given(headers)
+        if not self._is_fresh(given):
+            await run(partial(self.look, given))
+        if self._has_keys:
+            self._check(given, needed)
+        else:
+            check_sender(headers)
+
+    def _is_fresh(self, given: Secret | None) -> bool:
+        since = time.monotonic() - _REMEMBERED
+        return self._asked_at > since and (given is None or self._known.get(given.id, (-math.inf, None))[0] > since)
+
+    def look(self, given: Secret | None = None) -> bool:
+        """Look into Postgres whether there are keys, and what this one is; return the first."""
+        now = time.monotonic()
+        with self._api.reading() as connection:
+            self._has_keys = keys.has_any(connection)
+            if given is not None:
+                if len(self._known) >= _MOST_REMEMBERED:
+                    self._known.clear()
+                self._known[given.id] = now, keys.find(connection, given.id)
+        self._asked_at = now
+        return self._has_keys
+
+    def _check(self, given: Secret | None, needed: Scope) -> None:
+        if given is None:
+            raise _unknown("Send a key: `Authorization: Bearer orc_…`. `orchestrator keys create` makes one.")
+        found = self._known[given.id][1]
+        reason = "no such key" if found is None else found[0].refusal(given, found[1])
+        if found is None or reason is not None:
+            raise _unknown(f"The key {given.id} opens nothing: {reason}.")
+        if not found[0].scope.includes(needed):
+            detail = f"This needs the scope {needed!s}, and key {given.id} ({found[0].name}) has {found[0].scope!s}."
+            raise Refused(Problem(title="The key may not do this", status=403, detail=detail))
+
+
+def _given(headers: Mapping[str, str]) -> Secret | None:
+    word, _, text = headers.get("authorization", "").partition(" ")
+    return parse(text.strip()) if word.lower() == "bearer" else None
+
+
+def _unknown(detail: str) -> Refused:
+    problem = Problem(title="Who are you?", status=401, detail=detail)
+    return Refused(problem, {"WWW-Authenticate": 'Bearer realm="orchestrator"'})

@@ -1,0 +1,114 @@
+"""`orchestrator keys`."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import datetime, timedelta
+
+import click
+
+from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.terminal.output import echo, print_json, print_table
+from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.times import ago, present
+from orchestrator.domain.access import Key, Scope, Secret
+from orchestrator.domain.durations import parse_duration
+from orchestrator.errors import NotFound
+from orchestrator.sdk.tasks.options import check_label
+from orchestrator.store import keys
+
+_LONGEST = 100 * 365 * 86_400
+
+
+@click.group("keys")
+def command() -> None:
+    """Make, list and revoke keys of the HTTP API. As soon as there is one, the API asks everybody for one.
+
+    \b
+    Example:
+      orchestrator keys create grafana --scope read --expires 90d
+    """
+
+
+@command.command()
+@click.argument("name")
+@click.option(
+    "--scope",
+    type=click.Choice([str(scope) for scope in Scope]),
+    default=str(Scope.ENQUEUE),
+    show_default=True,
+    help="What it may do: read; also enqueue; also operate (cancel, retry, pause, apply); also admin.",
+)
+@click.option("--expires", metavar="TIME", help="How long it is good for: 12h, 90d.  [default: for ever]")
+@json_option
+def create(name: str, scope: str, expires: str | None, as_json: bool) -> None:
+    """Make a key, and print it: it is shown this once, and only a hash of it is kept.
+
+    \b
+    Example:
+      orchestrator keys create webshop --scope enqueue
+    """
+    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    until = None if expires is None else present() + _period(expires)
+    with reading() as connection:
+        key = keys.add(connection, secret, check_label("name", name), Scope(scope), until)
+    if as_json:
+        print_json(_document(key, present()) | {"key": str(secret)})
+        return
+    echo(str(secret))
+    echo(f"Key {key.id} may {key.scope}. It is not shown again.", err=True)
+
+
+@command.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List keys, and whether they are good.
+
+    \b
+    Example:
+      orchestrator keys list
+    """
+    with reading() as connection:
+        found = keys.list_all(connection)
+    now = present()
+    if as_json:
+        print_json({"keys": [_document(key, now) for key in found]})
+        return
+    print_table(
+        ("id", "name…", "scope", "state", "created"),
+        [(key.id, key.name, str(key.scope), _state(key, now), ago(key.created_at, now)) for key in found],
+        empty="There is no key, so the API serves this machine only. Make one: orchestrator keys create NAME",
+    )
+
+
+@command.command()
+@click.argument("id")
+def revoke(id: str) -> None:
+    """Let a key open nothing any more; servers know it within a second.
+
+    \b
+    Example:
+      orchestrator keys revoke 3f9a5c1b2d4e
+    """
+    with reading() as connection:
+        if not keys.revoke(connection, id):
+            raise NotFound(f"There is no key {id!r}. See: orchestrator keys list")
+    echo(f"Key {id} opens nothing any more.")
+
+
+def _period(text: str) -> timedelta:
+    seconds = parse_duration(text)
+    if not seconds or seconds > _LONGEST:
+        raise click.UsageError(f"--expires: expected how long, such as 12h or 90d, up to 100 years; found {text!r}.")
+    return timedelta(seconds=seconds)
+
+
+def _state(key: Key, now: datetime) -> str:
+    if key.revoked_at is not None:
+        return "revoked"
+    return "expired" if key.expires_at is not None and key.expires_at <= now else "good"
+
+
+def _document(key: Key, now: datetime) -> dict[str, object]:
+    shown = {name: getattr(key, name) for name in ("id", "name", "created_at", "expires_at", "revoked_at")}
+    return shown | {"scope": str(key.scope), "state": _state(key, now)}

@@ -1,0 +1,75 @@
+"""Keys of the HTTP API: what one looks like, and what it may do."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import datetime
+from enum import StrEnum
+from hmac import compare_digest
+from typing import NamedTuple
+
+_PREFIX = "orc"
+_KEY = re.compile(rf"{_PREFIX}_([0-9a-f]{{12}})_([\w-]{{43}})")
+"""Something to find it by, and 256 random bits; the prefix lets scanners of secrets know it."""
+
+
+class Scope(StrEnum):
+    """What a key may do; each includes those before it."""
+
+    READ = "read"
+    """Look at everything."""
+    ENQUEUE = "enqueue"
+    """Start tasks and runs, and post events."""
+    OPERATE = "operate"
+    """Cancel, retry, pause, limit, apply, signal."""
+    ADMIN = "admin"
+    """Make and revoke keys."""
+
+    def includes(self, other: Scope) -> bool:
+        """Say whether who may do this may do the other."""
+        order = list(Scope)
+        return order.index(self) >= order.index(other)
+
+
+class Secret(NamedTuple):
+    """A key in its two parts."""
+
+    id: str
+    secret: str
+
+    def __str__(self) -> str:
+        return f"{_PREFIX}_{self.id}_{self.secret}"
+
+    @property
+    def hash(self) -> bytes:
+        """What is kept of it. The secret is random throughout, so nothing slower is needed."""
+        return hashlib.sha256(self.secret.encode()).digest()
+
+
+def parse(text: str) -> Secret | None:
+    """Return a key from its text, or None if it is none."""
+    found = _KEY.fullmatch(text)
+    return Secret(*found.groups()) if found else None
+
+
+class Key(NamedTuple):
+    """A key as it is kept."""
+
+    id: str
+    name: str
+    hash: bytes
+    scope: Scope
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+    def refusal(self, given: Secret, now: datetime) -> str | None:
+        """Say why it does not let its bearer in; None if it does."""
+        if not compare_digest(self.hash, given.hash):
+            return "no such key"
+        if self.revoked_at is not None:
+            return "the key was revoked"
+        if self.expires_at is not None and self.expires_at <= now:
+            return "the key has expired"
+        return None

@@ -1,0 +1,136 @@
+"""Keys of the HTTP API: every route asks for one as soon as there is one, and for one that may do it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import Engine
+
+from orchestrator.api import access
+from orchestrator.api.app import create_app
+from orchestrator.api.guard import check_address
+from orchestrator.api.routes import ROUTES
+from orchestrator.cli import main
+from orchestrator.domain.access import Scope, Secret, parse
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import load_settings
+from orchestrator.store import keys
+from orchestrator.store.database import engine_for
+
+GUARDED = [endpoint for endpoint in ROUTES if endpoint.scope is not None]
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = engine_for(database_url, autocommit=True)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys")
+    yield engine
+    engine.dispose()
+
+
+class Asked:
+    """A server in this process, on real tables."""
+
+    def __init__(self, database_url: str, redis_url: str) -> None:
+        self._app = create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
+
+    def send(self, *requests: tuple[str, str], key: Secret | str | None = None) -> list[httpx.Response]:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+
+        async def ask() -> list[httpx.Response]:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return [await client.request(method, path, headers=headers) for method, path in requests]
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture
+def server(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    return Asked(database_url, redis_url)
+
+
+def make(engine: Engine, scope: Scope, expires_at: datetime | None = None) -> Secret:
+    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    with engine.connect() as connection:
+        keys.add(connection, secret, "test", scope, expires_at)
+    return secret
+
+
+def addresses() -> list[tuple[str, str]]:
+    return [(one.method, re.sub(r"{\w+}", "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17", one.path)) for one in GUARDED]
+
+
+def test_every_route_is_refused_without_a_good_key(engine: Engine, server: Asked) -> None:
+    good = make(engine, Scope.ADMIN)
+    expired = make(engine, Scope.ADMIN, datetime.now(UTC) - timedelta(seconds=1))
+    revoked = make(engine, Scope.ADMIN)
+    with engine.connect() as connection:
+        keys.revoke(connection, revoked.id)
+    wrong = Secret(good.id, secrets.token_urlsafe(32))
+    for key in (None, "orc_nonsense", expired, revoked, wrong, Secret("0" * 12, good.secret)):
+        answers = server.send(*addresses(), key=key)
+        assert {answer.status_code for answer in answers} == {401}, key
+        assert all("WWW-Authenticate" in answer.headers for answer in answers)
+    assert str(good) not in "".join(answer.text for answer in answers)
+
+
+def test_a_scope_too_small_is_refused_on_every_route(engine: Engine, server: Asked) -> None:
+    order = list(Scope)
+    for number, scope in enumerate(order[:-1]):
+        key = make(engine, scope)
+        larger = [
+            place
+            for endpoint, place in zip(GUARDED, addresses(), strict=True)
+            if endpoint.scope and order.index(endpoint.scope) > number
+        ]
+        answers = server.send(*larger, key=key)
+        assert {answer.status_code for answer in answers} <= {403}, scope
+    assert server.send(("GET", "/api/v1/tasks"), key=make(engine, Scope.READ))[0].status_code == 200
+
+
+def test_whoever_watches_needs_no_key(engine: Engine, server: Asked) -> None:
+    make(engine, Scope.READ)
+    assert [answer.status_code for answer in server.send(("GET", "/healthz"), ("GET", "/readyz"))] == [200, 200]
+
+
+def test_without_any_key_only_this_machine_is_served(engine: Engine, server: Asked) -> None:
+    assert server.send(("GET", "/api/v1/tasks"))[0].status_code == 200
+    with pytest.raises(ConfigurationError, match="orchestrator keys create"):
+        check_address("0.0.0.0", has_keys=False)
+    check_address("0.0.0.0", has_keys=True)
+    for host in ("127.0.0.1", "::1", "localhost"):
+        check_address(host, has_keys=False)
+
+
+def test_keys_are_made_listed_and_revoked_by_command(
+    engine: Engine, database_url: str, redis_url: str, server: Asked
+) -> None:
+    environment = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
+
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(main, ["keys", *words], env=environment)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    key = parse(run("create", "grafana", "--scope", "read", "--expires", "90d").strip())
+    assert key is not None
+    assert server.send(("GET", "/api/v1/tasks"), key=key)[0].status_code == 200
+    assert re.search(rf"{key.id} +grafana +read +good", run("list"))
+    assert key.secret not in run("list", "--json")
+    with engine.connect() as connection:
+        [stored] = keys.list_all(connection)
+    assert key.secret.encode() not in stored.hash
+    run("revoke", key.id)
+    assert re.search(rf"{key.id} +grafana +read +revoked", run("list"))
+    make(engine, Scope.READ)  # without any, none is asked for
+    assert server.send(("GET", "/api/v1/tasks"), key=key)[0].status_code == 401
