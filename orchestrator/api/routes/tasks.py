@@ -23,7 +23,7 @@ from orchestrator.sdk.values.shown import as_json, call_of, stored_value
 from orchestrator.store import insights
 from orchestrator.store.insights import AttemptView, ErrorView, TaskDetail, TaskFilter, TaskView
 from orchestrator.store.tasks import redrive
-from orchestrator.store.tasks.redrive import FailedFilter, Group
+from orchestrator.store.tasks.redrive import FailedFilter
 from orchestrator.transport.journal import read_log
 
 routes = Routes("tasks", "/api/v1/tasks")
@@ -245,11 +245,22 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Only say which."""
 
 
+class FailureGroup(msgspec.Struct, frozen=True):
+    """Failed tasks of one name with one kind of error."""
+
+    name: str
+    queue: str
+    kind: str
+    example: str
+    """The message of the last of them."""
+    tasks: int
+
+
 class Redriven(msgspec.Struct, frozen=True):
     """Failed tasks that match."""
 
     tasks: int
-    groups: list[Group]
+    groups: list[FailureGroup]
     asked: bool
     """Whether they are opened again, or this was only a look."""
 
@@ -266,4 +277,5 @@ def retry_failed(api: Api, body: Redrive) -> Redriven:
     asked = not body.dry_run and bool(groups)
     if asked:
         api.backend.tasks.retry_failed(wanted)
-    return Redriven(sum(group.tasks for group in groups), groups, asked)
+    found = [FailureGroup(*group) for group in groups]
+    return Redriven(sum(group.tasks for group in groups), found, asked)
