@@ -7,7 +7,7 @@ if it succeeds (`isolation.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Self
 
@@ -219,15 +219,15 @@ class News(_Mergeable):
         yield from (ended.id for ended in self.outgoing.ended)
         yield from (run for run, _ in self.capacity.turns_over)
 
-    def sent(self) -> Iterator[Claimed]:
-        """Yield the tasks that it has claimed, however they are sent."""
-        yield from self.outgoing.claimed
-        yield from (paged.task for paged in self.outgoing.paged)
+    def sent(self) -> Sequence[Claimed]:
+        """Return the tasks that it has claimed, however they are sent."""
+        paged = self.outgoing.paged
+        return [*self.outgoing.claimed, *(one.task for one in paged)] if paged else self.outgoing.claimed
 
     def last_claimed(self) -> Attempt | None:
         """Return one of the attempts that it has claimed, if any."""
-        task = next(self.sent(), None)
-        return None if task is None else Attempt(task.id, task.attempt)
+        sent = self.sent()
+        return Attempt(sent[-1].id, sent[-1].attempt) if sent else None
 
 
 def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> Iterable[NewTask]:
