@@ -16,6 +16,8 @@ from orchestrator.settings import Settings
 T = TypeVar("T")
 PAGE = 50
 LARGEST_PAGE = 1_000
+LARGEST = 2**31 - 1
+"""Of a whole number, as Postgres keeps it."""
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):

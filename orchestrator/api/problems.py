@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from sqlalchemy import exc
 
 from orchestrator.errors import (
     ConfigurationError,
@@ -105,4 +106,8 @@ def of_error(error: Exception) -> Refused | None:
                 return refused(429, "Postgres has no connection left", str(error))
             task_id = error.task_id or None if isinstance(error, Duplicate) else None
             return refused(status, title, str(error), task_id=task_id)
+    if isinstance(error, exc.DataError) or "cannot contain NUL" in str(error):
+        return refused(
+            422, "The request does not fit", f"A value cannot be stored or looked for: {database.said(error)}"
+        )
     return None

@@ -16,6 +16,8 @@ from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 
+ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
+"""Of nothing."""
 DAG = {
     "name": "api_nightly",
     "params": {"start": {"default": 1}},
@@ -162,8 +164,12 @@ def test_what_does_not_fit_is_named(http: httpx.Client) -> None:
     assert "priority" in problem("POST", "/api/v1/tasks", 422, json={"name": "a", "priority": 1000})["detail"]
     assert problem("POST", "/api/v1/tasks", 400, content=b"{", headers={"content-type": "application/json"})["title"]
     problem("GET", "/api/v1/tasks/7", 404)
-    problem("GET", "/api/v1/tasks/0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17", 404)
+    problem("GET", f"/api/v1/tasks/{ID}", 404)
     problem("DELETE", "/api/v1/tasks", 405)
+    problem("GET", "/api/v1/tasks?name=%00", 422)
+    problem("POST", "/api/v1/tasks/retry", 422, json={"error": "\0"})
+    problem("GET", f"/runs/{ID}/tasks/a/logs?index={2**70}", 422)
+    problem("GET", "/workflows/%00", 422)
     problem("GET", "/nowhere", 404)
 
 

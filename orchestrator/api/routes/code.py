@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from orchestrator.api.context import Api, Asked
+from orchestrator.api.context import LARGEST, Api, Asked
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Scope
@@ -51,7 +51,7 @@ class Answer(msgspec.Struct, frozen=True):
 class ResetTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a run is repeated."""
 
-    to: Annotated[int, Meta(ge=1)]
+    to: Annotated[int, Meta(ge=1, le=LARGEST)]
     """The last event that is kept."""
     reason: str = ""
 

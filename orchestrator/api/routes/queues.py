@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import Api, Done
+from orchestrator.api.context import LARGEST, Api, Done
 from orchestrator.api.endpoints import Routes
 from orchestrator.sdk.tasks.options import check_name, check_rate, check_retention
 from orchestrator.store import insights
@@ -25,7 +25,7 @@ class Queues(msgspec.Struct, frozen=True):
 class QueueLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a queue may do at once; null lifts a limit."""
 
-    concurrency: Annotated[int, Meta(ge=1)] | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
     """How many of its tasks may run at once."""
     rate: str | None = None
     """How often one may start: `10/s`, `100/minute`."""

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import Api, Done
+from orchestrator.api.context import LARGEST, Api, Done
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.routes.workflows import Started
 from orchestrator.sdk.ids import new_id
@@ -72,7 +72,7 @@ class NewBackfill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     start: str
     end: str | None = None
-    concurrency: Annotated[int, Meta(ge=1)] | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
     """How many of its runs are under way at once."""
     again: bool = False
     """Start runs also for fires that had theirs."""
@@ -160,13 +160,13 @@ backfills = Routes("schedules", "/api/v1/backfills")
 
 
 @backfills.get("/{number}")
-def show_backfill(api: Api, number: Annotated[int, Meta(ge=1, le=2**31 - 1)]) -> BackfillView:
+def show_backfill(api: Api, number: Annotated[int, Meta(ge=1, le=LARGEST)]) -> BackfillView:
     """Show how far a backfill is."""
     return api.backend.schedules.show_backfill(number)
 
 
 @backfills.post("/{number}/cancel", status=202)
-def cancel_backfill(api: Api, number: Annotated[int, Meta(ge=1, le=2**31 - 1)]) -> Done:
+def cancel_backfill(api: Api, number: Annotated[int, Meta(ge=1, le=LARGEST)]) -> Done:
     """Give a backfill up."""
     api.backend.schedules.cancel_backfill(number)
     return Done("cancelled")

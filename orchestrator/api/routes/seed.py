@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST_PAGE, Api, Asked, Done, Page
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api, Asked, Done, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.routes import runs, tasks, workflows
 from orchestrator.api.routes.runs import RunAnswer, RunQuery
@@ -32,8 +32,8 @@ class RunTasksQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whose log: one task of a fan-out, one attempt of a task that was retried."""
 
-    index: Annotated[int, Meta(ge=0)] = 0
-    attempt: Annotated[int, Meta(ge=1)] | None = None
+    index: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    attempt: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
     """All of them, if none is given."""
 
 

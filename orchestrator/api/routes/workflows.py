@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import Api, Done
+from orchestrator.api.context import LARGEST, Api, Done
 from orchestrator.api.endpoints import Routes
 from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
@@ -95,7 +95,7 @@ class Difference(msgspec.Struct, frozen=True):
 class VersionQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which version; the newest if none is given."""
 
-    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    version: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
 
 
 class NewRunOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
