@@ -31,7 +31,7 @@ from orchestrator.workers.parent.held import Farewell, HeldAttempts
 from orchestrator.workers.reporting.journal import Journal
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.reporting.task_output import capture_output, share_log
-from orchestrator.workers.running.critical_thread import start_vital_thread
+from orchestrator.workers.running.critical_thread import start_critical_thread
 from orchestrator.workers.running.forks import end_fork
 from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Bundle, Job
@@ -42,9 +42,9 @@ from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")
 
-_PATIENCE = 1.0
+_WAIT = 1.0
 """Seconds that a read waits before the process looks whether it should stop."""
-_TOO_LATE = 2 * _PATIENCE
+_TOO_LATE = 2 * _WAIT
 """Seconds after which what a read brings may have been given to others: no heartbeat has listed it all that time."""
 _LAST_REPORTS = 5.0
 """Seconds that the last reports have at least, even if running tasks have used up the time to drain."""
@@ -137,7 +137,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
     names = sorted({*app.tasks, *app.code_workflows._announced, *allowed.patterns, *spec.means})
     pipe.send_bytes(encode(Hello(names, spec.served(named), spec.unserved(named))))
-    start_vital_thread("orders", process.obey)
+    start_critical_thread("orders", process.obey)
     finished = process.run()
     isolation.close()
     return Farewell.FINISHED if finished else Farewell.UNFINISHED
@@ -191,7 +191,7 @@ class WorkerProcess:
         handed_back = 0
         while not self._draining.is_set():
             self._held.shrink()
-            if not self._may_start.wait(_PATIENCE):
+            if not self._may_start.wait(_WAIT):
                 continue
             if self.pool.is_unheard():
                 self._draining.wait(_UNHEARD_PAUSE)
@@ -200,7 +200,7 @@ class WorkerProcess:
                 self._check_age()
                 self._draining.wait(_UNHEARD_PAUSE)
                 continue
-            room = self.pool.wait_for_room(_PATIENCE) if self._has_space() else 0
+            room = self.pool.wait_for_room(_WAIT) if self._has_space() else 0
             room = min(room, self._left())
             if room > 0 and not self._draining.is_set():
                 asked_at = time.monotonic()
@@ -228,7 +228,7 @@ class WorkerProcess:
     def _await_applied(self, timeout: float) -> None:
         """Wait until the leader has the last reports; where there is none, they wait for the next one in Redis."""
         give_up_at = time.monotonic() + timeout
-        while not self.reporter.wait_until_applied(min(_PATIENCE, max(0.0, give_up_at - time.monotonic()))):
+        while not self.reporter.wait_until_applied(min(_WAIT, max(0.0, give_up_at - time.monotonic()))):
             if time.monotonic() >= give_up_at:
                 return
             with contextlib.suppress(*UNAVAILABLE):
@@ -242,7 +242,7 @@ class WorkerProcess:
         Tasks on an event loop that somebody blocks for good would be waited for in vain.
         """
         began = time.monotonic()
-        while not self.pool.wait_until_idle(_PATIENCE):
+        while not self.pool.wait_until_idle(_WAIT):
             give_up_at = self._give_up_at
             if self.pool.loop_is_blocked():
                 give_up_at = min(give_up_at, began + self._settings.drain_timeout)
@@ -302,7 +302,7 @@ class WorkerProcess:
                 return []
             fits = self._held.room // LARGEST_BUNDLE
             count = max(1, min(_MOST_MESSAGES, fits, int(room / self._bundle)))
-            received = self._streams.take(generation, self._worker, self._queues, count, _PATIENCE)
+            received = self._streams.take(generation, self._worker, self._queues, count, _WAIT)
             self._redis.worked()
             return received
         except StreamsGone:

@@ -44,13 +44,13 @@ class Program:
 
 def find_redis() -> Program | None:
     """Return the first Redis or Valkey that runs and is new enough, or None."""
-    programs = (_look_at(path, origin) for path, origin in _redis_candidates())
+    programs = (_identify(path, origin) for path, origin in _redis_candidates())
     return next((program for program in programs if program and program.version >= OLDEST_REDIS), None)
 
 
 def find_postgres(major: int | None = None) -> Program | None:
     """Return the first Postgres that runs, is new enough and, if `major` is given, of that version; or None."""
-    programs = (_look_at(path, origin) for path, origin in _postgres_candidates())
+    programs = (_identify(path, origin) for path, origin in _postgres_candidates())
     return next(
         (
             program
@@ -89,7 +89,7 @@ def _postgres_candidates() -> Iterator[tuple[Path, str]]:
         yield from ((path.resolve(), str(path)) for path in ([Path(found)] if found else []) + newest_first)
 
 
-def _look_at(path: Path, origin: str) -> Program | None:
+def _identify(path: Path, origin: str) -> Program | None:
     """Ask a program for its name and version; None if it does not run here, or is something else."""
     try:
         said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout

@@ -102,12 +102,12 @@ class EmbeddedServer:
                 raise ConfigurationError(f"Embedded {self.title} in {self.root} did not start. Its log says:\n{said}")
             time.sleep(0.01)
 
-    def finish(self, how: signal.Signals, patience: float = 60.0) -> None:
+    def finish(self, how: signal.Signals, timeout: float = 60.0) -> None:
         """Send a signal, wait for the end, and kill what has not ended by then; keep the lock."""
         if self._process is not None:
             self._process.send_signal(how)
             try:
-                self._process.wait(patience)
+                self._process.wait(timeout)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -167,12 +167,12 @@ class EmbeddedServer:
         return Path(tempfile.mkdtemp(prefix="orchestrator-", dir="/tmp"))
 
     def _stop_leftovers(self) -> None:
-        for how, patience in ((self.stop_signal, 20.0), (signal.SIGKILL, 10.0)):
+        for how, timeout in ((self.stop_signal, 20.0), (signal.SIGKILL, 10.0)):
             leftovers = self._leftovers()
             for process in leftovers:
                 with suppress(ProcessLookupError):
                     os.kill(process, how)
-            deadline = time.monotonic() + patience
+            deadline = time.monotonic() + timeout
             while leftovers and time.monotonic() < deadline:
                 time.sleep(0.05)
                 leftovers = self._leftovers()

@@ -21,14 +21,14 @@ from orchestrator.scheduler.tasks.timers import expire, fail_unknown, fire_due, 
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.settings import Settings
 from orchestrator.store.tasks import waiting
-from orchestrator.store.tasks.waiting import Agenda
+from orchestrator.store.tasks.waiting import AgendaProbe
 
 _CONTESTED = 0.05
 """Seconds before the next look at a key that somebody's open transaction may be taking."""
 
 
 @dataclass
-class Errands(Remembering):
+class Agenda(Remembering):
     """Remembers what waits, from one tick to the next."""
 
     settings: Settings
@@ -38,13 +38,13 @@ class Errands(Remembering):
     runs: Runs
     cancels: Cancels
     requests: Requests
-    _agenda: Agenda | None = None
+    _agenda: AgendaProbe | None = None
 
     def rolled_back(self) -> None:
         """What was done waits again."""
         self._agenda = None
 
-    def run(self, tx: Transaction, news: News, found: Agenda | None) -> float:
+    def run(self, tx: Transaction, news: News, found: AgendaProbe | None) -> float:
         """Do what waits, and note what waits next; return how many seconds that can wait.
 
         `found` is what waited when the transaction began, if the tick is one that looks at everything.
@@ -57,19 +57,19 @@ class Errands(Remembering):
         thorough = found is not None
         agenda = found or self._agenda
         if agenda is None or wakeups.has_requests or wakeups.runs_to_begin or (thorough and wakeups.has_advanced):
-            agenda = waiting.agenda(tx.connection)
+            agenda = waiting.probe_agenda(tx.connection)
         if thorough:
             self.backlog.free_older(tx, news)
         if agenda.inbox:
             do("apply requests", lambda fresh: self.requests.apply(tx, fresh, limit))
-            agenda = waiting.agenda(tx.connection)
+            agenda = waiting.probe_agenda(tx.connection)
         if _is_due(agenda.next_due, tx.now):
             do("time runs out", lambda _: self.cancels.time_out(tx, limit))
             do("fire schedules", lambda fresh: fire_schedules(tx, fresh, self.cancels, limit))
-            agenda = waiting.agenda(tx.connection)
+            agenda = waiting.probe_agenda(tx.connection)
         if agenda.backfills and thorough:
             do("go on with backfills", lambda _: extend_backfills(tx, limit))
-            agenda = waiting.agenda(tx.connection)
+            agenda = waiting.probe_agenda(tx.connection)
         if agenda.cancelling_runs:
             runs.advance(tx, news)  # what ended in this tick is counted before it is asked what is left
             do("cancel runs", lambda fresh: self.cancels.go_on(tx, fresh, 5 * limit))
@@ -84,7 +84,7 @@ class Errands(Remembering):
         runs.advance(tx, news)
         if agenda.held and thorough:
             do("release tasks", lambda fresh: release_known(tx, fresh, fleet, limit))
-        if fleet.knowers.crowds:
+        if fleet.capabilities.crowds:
             do("find places for tasks", lambda fresh: release_crowded(tx, fresh, fleet, news.over(), limit))
         if thorough:
             do("free stuck runs", lambda fresh: self.code.free_stuck(tx, fresh, limit))
@@ -98,17 +98,17 @@ class Errands(Remembering):
             runs.advance(tx, news)
         busy = agenda.is_busy or _is_due(agenda.next_due, tx.now)
         if busy or wakeups.delayed or wakeups.has_requests or wakeups.runs_to_begin:
-            agenda = waiting.agenda(tx.connection)
+            agenda = waiting.probe_agenda(tx.connection)
         self._agenda = agenda
         return max(self._until_next(agenda, tx.now), _CONTESTED if wakeups.contested else 0.0)
 
-    def _until_next(self, agenda: Agenda, now: datetime) -> float:
+    def _until_next(self, agenda: AgendaProbe, now: datetime) -> float:
         if agenda.is_busy:
             return 0.0
-        patience = self.settings.safety_scan
+        due_in = self.settings.safety_scan
         if agenda.next_due is not None:
-            patience = min(patience, max(0.0, (agenda.next_due - now).total_seconds()))
-        return patience
+            due_in = min(due_in, max(0.0, (agenda.next_due - now).total_seconds()))
+        return due_in
 
 
 def _is_due(due: datetime | None, now: datetime) -> bool:

@@ -35,7 +35,7 @@ class TooSlow(Exception):
 
 
 @dataclass
-class Budget:
+class TickBudget:
     """What is left of a tick's time, and how much it does at once."""
 
     monotonic: Callable[[], float] = time.monotonic
@@ -96,19 +96,19 @@ class Pace:
         self._strikes: Counter[bytes] = Counter()
         self._refused: set[bytes] = set()
 
-    def budget(self) -> Budget:
+    def budget(self) -> TickBudget:
         """Return what a tick may do that begins now."""
         until = self._monotonic() + SHARE * self._lease
-        return Budget(self._monotonic, until, self._slice, frozenset(self._refused))
+        return TickBudget(self._monotonic, until, self._slice, frozenset(self._refused))
 
-    def worked(self, budget: Budget) -> None:
+    def worked(self, budget: TickBudget) -> None:
         """A tick has come to its end."""
         if self._slice < SLICE:
             self._slice = min(SLICE, 2 * self._slice)
             self._strikes.clear()
         self._refused -= budget.met
 
-    def interrupted(self, budget: Budget, *, by_postgres: bool) -> None:
+    def interrupted(self, budget: TickBudget, *, by_postgres: bool) -> None:
         """A tick was ended: Postgres said that a statement, or a pause, took too long."""
         computed = budget.used > _TOO_LONG * self._lease
         if not budget.busy_with or not (computed or by_postgres):

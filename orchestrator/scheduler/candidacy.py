@@ -62,12 +62,12 @@ class Candidacy:
     def stand(self) -> bool:
         """Try to become leader, if that is a good idea now."""
         leadership, lease = self._leadership, self._lease
-        outlook = leadership.outlook()
-        self._pause = min(max(outlook.remaining, 0.05), lease / 3)
-        if outlook.is_mine:
+        lease_view = leadership.lease_view()
+        self._pause = min(max(lease_view.remaining, 0.05), lease / 3)
+        if lease_view.is_mine:
             return leadership.acquire()
-        is_abandoned = self._is_abandoned(outlook.expires_at)
-        is_free, idle = outlook.remaining <= 0 or is_abandoned, outlook.idle or 0.0
+        is_abandoned = self._is_abandoned(lease_view.expires_at)
+        is_free, idle = lease_view.remaining <= 0 or is_abandoned, lease_view.idle or 0.0
         if not is_free and idle <= lease:
             self._fit_since, self._said = None, False
             return False
@@ -75,15 +75,15 @@ class Candidacy:
         if reason is None:
             self._fit_since = self._monotonic() if self._fit_since is None else self._fit_since
             has_proved_fit = self._monotonic() - self._fit_since >= _PROVES_FIT * lease
-            abandoned = outlook.expires_at if is_abandoned else None
+            abandoned = lease_view.expires_at if is_abandoned else None
             return (is_free or has_proved_fit) and leadership.acquire(depose=has_proved_fit, abandoned=abandoned)
         self._fit_since = None
         self._pause = lease / 3
-        if not self._said and (is_free or idle > leadership.patience):
+        if not self._said and (is_free or idle > leadership.idle_limit):
             self._said = True
             who = "nobody leads" if is_free else "the leader does nothing useful"
             log.warning("%s, and this scheduler could not do better: %s", who, reason)
-        return outlook.remaining < -_OTHERS_FIRST * lease and leadership.acquire()
+        return lease_view.remaining < -_OTHERS_FIRST * lease and leadership.acquire()
 
     def _is_abandoned(self, expires_at: datetime | None) -> bool:
         """Say whether nobody has renewed the lease for long, by the one clock that is never set."""

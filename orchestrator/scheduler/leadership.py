@@ -14,10 +14,10 @@ from sqlalchemy import Connection, Engine
 
 from orchestrator.store import leases
 from orchestrator.store.driver import send
-from orchestrator.store.leases import Cursor, Outlook
-from orchestrator.store.tasks.waiting import Agenda
+from orchestrator.store.leases import Cursor, LeaseView
+from orchestrator.store.tasks.waiting import AgendaProbe
 
-_PATIENCE = 3.0
+_IDLE_LEASES = 3.0
 """Leases without a useful tick after which another scheduler may take a leader's place."""
 
 
@@ -35,7 +35,7 @@ class Writing:
 
     connection: Connection
     now: datetime
-    agenda: Agenda | None
+    agenda: AgendaProbe | None
     """What waited when it began, if somebody wanted to know."""
     cursor: Cursor | None = None
     """How far it applies events; recorded as it commits."""
@@ -57,9 +57,9 @@ class Leadership:
         """What keeps this process from its work while it leads: people are shown so, and others may take over."""
 
     @property
-    def patience(self) -> float:
+    def idle_limit(self) -> float:
         """Seconds without a useful tick after which another scheduler may take a leader's place."""
-        return _PATIENCE * self._lease
+        return _IDLE_LEASES * self._lease
 
     def acquire(self, *, depose: bool = False, abandoned: datetime | None = None) -> bool:
         """Try to become leader; `depose` also one that has not been useful for a while.
@@ -69,7 +69,7 @@ class Leadership:
         connection = self._connect()
         with connection.begin():
             address = f"{socket.gethostname()}:{os.getpid()}"
-            patience = self.patience if depose else None
+            idle_limit = self.idle_limit if depose else None
             term = leases.acquire(
                 connection,
                 self._shard,
@@ -77,7 +77,7 @@ class Leadership:
                 self._lease,
                 address,
                 trouble=self.trouble,
-                patience=patience,
+                idle_limit=idle_limit,
                 abandoned=abandoned,
             )
         if term is None:
@@ -86,11 +86,11 @@ class Leadership:
         self._renew_at = 0.0
         return True
 
-    def outlook(self) -> Outlook:
+    def lease_view(self) -> LeaseView:
         """Return how the lease stands."""
         connection = self._connect()
         with connection.begin():
-            return leases.outlook(connection, self._shard, self._owner)
+            return leases.lease_view(connection, self._shard, self._owner)
 
     def cursor(self) -> Cursor | None:
         """Return how far events have been applied."""
@@ -113,15 +113,17 @@ class Leadership:
         leases.raise_fence(writing.connection, self._shard, self.term, by)
 
     @contextmanager
-    def writing(self, monotonic: float, *, look: bool = False) -> Iterator[Writing]:
+    def writing(self, monotonic: float, *, with_agenda: bool = False) -> Iterator[Writing]:
         """Open the one kind of transaction in which anything is changed; it holds the lease until it ends.
 
-        `look` also at what waits for the leader, which costs no round trip of its own.
+        `with_agenda` also reads what waits for the leader, which costs no round trip of its own.
         """
         renew = monotonic >= self._renew_at
         with self._transaction() as connection:
             lease = self._lease if renew else None
-            begun = leases.begin(connection, self._shard, self.term, renew=lease, look=look, trouble=self.trouble)
+            begun = leases.begin(
+                connection, self._shard, self.term, renew=lease, with_agenda=with_agenda, trouble=self.trouble
+            )
             if begun is None:
                 raise TermOver
             now, agenda = begun

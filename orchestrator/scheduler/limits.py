@@ -61,7 +61,7 @@ class LaneService(Remembering):
         """Start from what is in flight: the lane of each such task."""
         self._lanes.recount([*in_flight, *(self._lingering or {}).values()])
 
-    def look(self, tx: Transaction, fleet: Fleet) -> None:
+    def release_stopped(self, tx: Transaction, fleet: Fleet) -> None:
         """After a look at the fleet: let go of the attempts whose code has stopped, and of rates that allow all again.
 
         A new leader takes everything that workers hold and that is not in flight for lingering at first.
@@ -149,7 +149,7 @@ class LaneService(Remembering):
         if not queues:
             return []
         in_doubt = [(queue, lane) for queue in queues for lane in self._lanes.in_doubt(queue, _MOST_DOUBTS)]
-        ready = store.look(tx.connection, queues, in_doubt, sum(rooms[queue] for queue in queues))
+        ready = store.read_ready(tx.connection, queues, in_doubt, sum(rooms[queue] for queue in queues))
         for (queue, lane), stock in ready.stocks.items():
             self._lanes.learn(queue, lane, stock)
         plain = ready.plain
@@ -174,7 +174,7 @@ class LaneService(Remembering):
             store.save_buckets(tx.connection, {name: self.buckets.due[name] for name in self.buckets.changed})
             self.buckets.changed.clear()
 
-    def patience(self, now: float) -> float | None:
+    def due_in(self, now: float) -> float | None:
         """Return how many seconds may pass before there is something to do that nobody will tell of."""
         if self._read_after is not None or self._has_more:
             return 0.0

@@ -14,7 +14,7 @@ from orchestrator.scheduler.code.paging import Paging
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
 from orchestrator.scheduler.fleet.generations import Generations
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.fleet.watch import Watch
+from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.scheduler.news import News, Outgoing
 from orchestrator.scheduler.remembering import Remembering
@@ -22,9 +22,9 @@ from orchestrator.scheduler.tasks.reports import Reported
 from orchestrator.store.tasks.transitions import Claimed
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
+from orchestrator.transport.batch_sizes import MOST_BYTES
 from orchestrator.transport.codec import Attempt, Malformed, decode_flush, encode
 from orchestrator.transport.leader import Inbound, LeaderStreams, StreamsDamaged
-from orchestrator.transport.portions import MOST_BYTES
 from orchestrator.transport.quarantine import Refused
 
 log = get_logger("scheduler")
@@ -51,7 +51,7 @@ class Link(Remembering):
     generations: Generations
     outage: Outage
     fleet: Fleet
-    watch: Watch
+    watch: FleetWatch
     dispatcher: Dispatcher
     paging: Paging
     batch: int

@@ -16,11 +16,11 @@ import msgspec
 from orchestrator.domain.code.activation import Activation, Query
 from orchestrator.domain.code.commands import ContinueRun
 from orchestrator.domain.code.history import Outcome
-from orchestrator.domain.runs.happened import OwnEnd
+from orchestrator.domain.runs.changes import TurnTaskEnd
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
-from orchestrator.scheduler.fleet.knowers import Crowd
+from orchestrator.scheduler.fleet.capabilities import Crowd
 from orchestrator.store.code.turns import Unshown
 from orchestrator.store.tasks.transitions import Claimed, Moved
 from orchestrator.transport.codec import Attempt, Ended
@@ -73,15 +73,15 @@ class RunNews(_Mergeable):
 
     children: list[tuple[bytes, str, str]] = field(default_factory=list)
     """Child runs that ended: parent, its step, and the state."""
-    told: list[tuple[bytes, str, Outcome]] = field(default_factory=list)
+    child_outcomes: list[tuple[bytes, str, Outcome]] = field(default_factory=list)
     """Child runs of workflows as code that ended: parent, state, and what the parent learns."""
-    own_ends: list[OwnEnd] = field(default_factory=list)
-    """Own tasks that ended, and whose runs have not been ended yet."""
+    turn_task_ends: list[TurnTaskEnd] = field(default_factory=list)
+    """Turn tasks that ended, and whose runs have not been ended yet."""
     continuing: dict[bytes, ContinueRun] = field(default_factory=dict)
     """Of those runs, the ones that end to go on in another."""
 
     def __bool__(self) -> bool:
-        return bool(self.children or self.told or self.own_ends)
+        return bool(self.children or self.child_outcomes or self.turn_task_ends)
 
 
 @dataclass
@@ -187,14 +187,14 @@ class News(_Mergeable):
                 capacity.landed[task.queue] += 1
                 if by_worker:
                     capacity.finished[task.queue] += 1
-                if task.is_own:
+                if task.is_turn_task:
                     capacity.turns_over.append((task.id, task.attempt))
                 if task.lane is not None:
                     if task.id in lingering:
                         capacity.lingering.append((task.id, task.attempt, task.lane))
                     else:
                         capacity.left_lanes.append(task.lane)
-            if task.run_id is not None and not task.is_own:
+            if task.run_id is not None and not task.is_turn_task:
                 tasks.moved.append(task)
             if task.state == "pending":
                 if task.lane is not None:
@@ -205,8 +205,8 @@ class News(_Mergeable):
             result = results.get(task.id) if results else None
             error = errors.get(task.id) if errors else None
             inline = result if result is not None and len(result) <= inline_result else None
-            if task.is_own:  # who waits for it waits for the run
-                self.runs.own_ends.append(OwnEnd(task.id, task.state, result, error, inline))
+            if task.is_turn_task:  # who waits for it waits for the run
+                self.runs.turn_task_ends.append(TurnTaskEnd(task.id, task.state, result, error, inline))
                 continue
             if task.run_id is not None and task.step is None:
                 tasks.outcomes[task.id] = result, error

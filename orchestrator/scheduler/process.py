@@ -68,7 +68,7 @@ def _spare_the_collector() -> None:
 
 
 def _stop_on_signal(scheduler: Scheduler, settings: Settings, keys: Keys) -> None:
-    waker = connect(settings.require_redis(), patience=1.0)
+    waker = connect(settings.require_redis(), timeout=1.0)
 
     def stop() -> None:
         scheduler.stop()

@@ -14,7 +14,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.starts import is_start
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.budget import TooSlow
-from orchestrator.scheduler.code.requests import ABOUT_CODE, CODE_WISHES, queries, update
+from orchestrator.scheduler.code.requests import ABOUT_CODE, CODE_REQUESTS, queries, update
 from orchestrator.scheduler.code.resets import reset_runs
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, reply
 from orchestrator.scheduler.isolation import isolate
@@ -25,14 +25,14 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.retries import retry_run, retry_tasks
 from orchestrator.scheduler.runs.triggers import Posted, Triggers
-from orchestrator.scheduler.tasks.creation import adopt, cancel_tasks
+from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.tasks.starts import start_runs
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import inbox
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered
 from orchestrator.store.database import said
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.limits import queues
 from orchestrator.store.tasks import completions, redrive, transitions, unique
 from orchestrator.store.tasks.redrive import FailedFilter
@@ -65,11 +65,11 @@ class Requests:
             lambda item, error: _refuse(tx, news, item, error),
         )
 
-    def _charge(self, tx: Transaction, news: News, items: Sequence[inbox.Item], limit: int) -> None:
+    def _charge(self, tx: Transaction, news: News, items: Sequence[inbox.Request], limit: int) -> None:
         with tx.budget.charging(map(_name, items)):
             self._apply(tx, news, items, limit)
 
-    def _apply(self, tx: Transaction, news: News, items: Sequence[inbox.Item], limit: int) -> None:
+    def _apply(self, tx: Transaction, news: News, items: Sequence[inbox.Request], limit: int) -> None:
         runs = self.runs
         unfinished: set[int] = set()
         for kind, neighbours in groupby(items, key=lambda item: item.kind):
@@ -78,66 +78,66 @@ class Requests:
                 last = code_runs.latest(tx.connection, [item.target for item in same])
                 same = [item._replace(target=last[item.target]) for item in same]
             ids = [item.target for item in same]
-            if kind == Wish.CANCEL_TASK:
+            if kind == RequestKind.CANCEL_TASK:
                 cancel_tasks(tx, news, ids)
-            elif kind == Wish.CANCEL_RUN:
+            elif kind == RequestKind.CANCEL_RUN:
                 self.cancels.mark(tx, ids)
                 ask_to_cancel(tx, ids, "somebody asked for it")
-            elif kind == Wish.TERMINATE:
+            elif kind == RequestKind.TERMINATE:
                 self.cancels.mark(tx, ids, code=True)
-            elif kind == Wish.RESET:
+            elif kind == RequestKind.RESET:
                 unfinished.update(reset_runs(tx, news, runs, same))
-            elif kind == Wish.QUERY:
+            elif kind == RequestKind.QUERY:
                 self.code.ask(tx, news, queries(same))
-            elif kind == Wish.UPDATE:
+            elif kind == RequestKind.UPDATE:
                 update(tx, same)
-            elif kind in CODE_WISHES:
-                CODE_WISHES[kind](tx, news, same)
-            elif kind == Wish.RETRY_TASK:
+            elif kind in CODE_REQUESTS:
+                CODE_REQUESTS[kind](tx, news, same)
+            elif kind == RequestKind.RETRY_TASK:
                 contested = retry_tasks(tx, news, runs, ids).contested
                 unfinished.update(item.id for item in same if item.target in contested)
-            elif kind == Wish.EVENT:
+            elif kind == RequestKind.EVENT:
                 posted = [Posted(item.target, item.body["name"], item.body["payload"]) for item in same]
                 self.triggers.events(tx, news, posted)
-            elif kind == Wish.COMPLETE_TASK:
+            elif kind == RequestKind.COMPLETE_TASK:
                 complete_tasks(tx, news, same)
-            elif kind == Wish.RETRY_RUN:
+            elif kind == RequestKind.RETRY_RUN:
                 freed = self.backlog.free(tx, news, ids)
                 same = [item for item in same if item.target not in freed]
                 unfinished.update(item.id for item in same if not retry_run(tx, news, runs, item, 10 * limit))
-            elif kind == Wish.ARRIVAL:
+            elif kind == RequestKind.ARRIVAL:
                 self.lanes.arrive(tx, [(item.target, bool(item.body)) for item in same])
-            elif kind == Wish.LANES:
+            elif kind == RequestKind.LANES:
                 self.lanes.read_all()
-            elif kind == Wish.QUEUES:
+            elif kind == RequestKind.QUEUES:
                 news.wakeups.queues_changed = True
-            elif kind == Wish.PURGE:
+            elif kind == RequestKind.PURGE:
                 unfinished.update(item.id for item in same if not purge(tx, news, runs, item, 5 * limit))
-            elif kind == Wish.REDRIVE:
+            elif kind == RequestKind.REDRIVE:
                 unfinished.update(item.id for item in same if not redrive_tasks(tx, news, runs, item, 5 * limit))
-            elif kind == Wish.ENQUEUE:
+            elif kind == RequestKind.ENQUEUE:
                 unfinished.update(enqueue_with_keys(tx, news, same))
         inbox.remove(tx.connection, [item.id for item in items if item.id not in unfinished])
 
 
-def _name(item: inbox.Item) -> bytes:
+def _name(item: inbox.Request) -> bytes:
     return b"request %d" % item.id
 
 
-def _refuse(tx: Transaction, news: News, item: inbox.Item, error: Exception) -> None:
+def _refuse(tx: Transaction, news: News, item: inbox.Request, error: Exception) -> None:
     """Forget a request that cannot be applied; whoever waits for an answer is told, and people find it set aside."""
     body = msgspec.json.encode({"kind": item.kind, "target": to_text(item.target), "body": item.body})
     news.outgoing.set_aside.append(Refused(f"inbox/{item.id}", body, f"{type(error).__name__}: {said(error)}"))
     if isinstance(item.body, dict) and isinstance(item.body.get("request"), str):
         reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {said(error)}")
         reply(tx, news, [Answered(base64.b64decode(item.body["request"]), None, reason)])
-    if item.kind == Wish.ENQUEUE:
+    if item.kind == RequestKind.ENQUEUE:
         reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {said(error)}")
         news.outgoing.key_holders[item.target] = KeyHolder(item.target, error=reason)
     inbox.remove(tx.connection, [item.id])
 
 
-def complete_tasks(tx: Transaction, news: News, items: list[inbox.Item]) -> None:
+def complete_tasks(tx: Transaction, news: News, items: list[inbox.Request]) -> None:
     """End tasks that completed in transactions of their own; their workers' reports may have done so already."""
     completed = completions.find(tx.connection, items)
     if completed:
@@ -145,7 +145,7 @@ def complete_tasks(tx: Transaction, news: News, items: list[inbox.Item]) -> None
         news.note(transitions.succeed(tx.connection, completed, tx.now), results=results, by_worker=True)
 
 
-def purge(tx: Transaction, news: News, runs: Runs, item: inbox.Item, limit: int) -> bool:
+def purge(tx: Transaction, news: News, runs: Runs, item: inbox.Request, limit: int) -> bool:
     """Cancel what waited in a queue when this was asked, slice by slice of the open tasks; say whether it is done."""
     asked_at = tx.now - timedelta(seconds=item.age)
     after = bytes.fromhex(item.body.get("after", "00" * 16))
@@ -158,7 +158,7 @@ def purge(tx: Transaction, news: News, runs: Runs, item: inbox.Item, limit: int)
     return found.last is None
 
 
-def redrive_tasks(tx: Transaction, news: News, runs: Runs, item: inbox.Item, limit: int) -> bool:
+def redrive_tasks(tx: Transaction, news: News, runs: Runs, item: inbox.Request, limit: int) -> bool:
     """Open the failed tasks again that matched when this was asked, a slice at a time; say whether it is done."""
     wanted = msgspec.convert(item.body, FailedFilter)
     asked_at = tx.now - timedelta(seconds=item.age)
@@ -170,7 +170,7 @@ def redrive_tasks(tx: Transaction, news: News, runs: Runs, item: inbox.Item, lim
     return found.last is None
 
 
-def enqueue_with_keys(tx: Transaction, news: News, items: list[inbox.Item]) -> set[int]:
+def enqueue_with_keys(tx: Transaction, news: News, items: list[inbox.Request]) -> set[int]:
     """Create the tasks that running tasks want under a key nobody has; return the requests that must be made again.
 
     Whoever wants one is told which task has the key. Runs are started as well.
@@ -189,7 +189,7 @@ def enqueue_with_keys(tx: Transaction, news: News, items: list[inbox.Item]) -> s
     if starts:
         news.outgoing.key_holders.update(start_runs(tx, news, starts))
     taken, contested = unique.take(tx.connection, list(first.values())) if first else (set(), set())
-    adopt(tx, news, [task for task in first.values() if task.id in taken])
+    create_tasks(tx, news, [task for task in first.values() if task.id in taken])
     news.wakeups.contested |= bool(contested)
     unfinished = {item for item, _, key in wanted if first[key].id in contested}
     news.outgoing.key_holders.update((task, KeyHolder(task)) for task in known | taken)
@@ -207,7 +207,7 @@ def settle_ends(tx: Transaction, news: News) -> None:
         tx,
         news,
         follow_ups,
-        lambda fresh, some: adopt(tx, fresh, some),
+        lambda fresh, some: create_tasks(tx, fresh, some),
         lambda task, error: _refuse_task(news, task, error),
     )
     if news.tasks.keys:

@@ -84,7 +84,7 @@ def _fire(
     for row in due:
         if room <= 0:
             break
-        firing = _look(tx, row, open_runs.get(row.key, []), room)
+        firing = _decide_fires(tx, row, open_runs.get(row.key, []), room)
         room -= max(1, len(firing.runs) + firing.skipped)
         firings.append(firing)
     return firings
@@ -95,14 +95,14 @@ def _given_up(tx: Transaction, row: DueSchedule, open_runs: Mapping[str, list[by
     reason = f"Its runs could not be stored: {said(error)}"
     log.error("schedule %s: %s", row.key, reason)
     try:
-        firing = _look(tx, row, open_runs.get(row.key, []), _SLICE)
+        firing = _decide_fires(tx, row, open_runs.get(row.key, []), _SLICE)
     except Exception as defect:  # noqa: BLE001  # whatever it is, it is this schedule's
         firing = _Firing(row)
         reason = f"It cannot be told when it fires, so it no longer does: {said(defect)}. Set it again."
     return replace(firing, runs=[], superseded=[], error=reason)
 
 
-def _look(tx: Transaction, row: DueSchedule, open_runs: list[bytes], room: int) -> _Firing:
+def _decide_fires(tx: Transaction, row: DueSchedule, open_runs: list[bytes], room: int) -> _Firing:
     firing = _Firing(row)
     try:
         schedule = msgspec.json.decode(row.definition, type=Schedule)

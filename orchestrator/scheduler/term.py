@@ -18,17 +18,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from orchestrator.domain.runs.nesting import Nesting
-from orchestrator.scheduler.agenda import Errands
+from orchestrator.scheduler.agenda import Agenda
 from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.code.runs import CodeRuns
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
+from orchestrator.scheduler.fleet.capabilities import Crowd
+from orchestrator.scheduler.fleet.check import FleetCheck
 from orchestrator.scheduler.fleet.generations import Generations
-from orchestrator.scheduler.fleet.knowers import Crowd
-from orchestrator.scheduler.fleet.lookout import Lookout
 from orchestrator.scheduler.fleet.reconcile import Reconciler, Suspicion
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.fleet.watch import Watch
+from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.isolation import is_about_all
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.scheduler.limits import LaneService
@@ -45,7 +45,7 @@ from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.store.leases import Cursor
 from orchestrator.store.tasks import waiting
-from orchestrator.store.tasks.waiting import Agenda
+from orchestrator.store.tasks.waiting import AgendaProbe
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.codec import Ended
 from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams
@@ -79,9 +79,9 @@ class Term:
         self._on_ended = on_ended
         self._monotonic = monotonic
         self._is_careful = False
-        self.patience = 0.0
-        """Seconds for which nothing is due, unless something comes in; counted from `_patient_since`."""
-        self._patient_since = 0.0
+        self.due_in = 0.0
+        """Seconds for which nothing is due, unless something comes in; counted from `_due_since`."""
+        self._due_since = 0.0
         self._began: float | None = None
         """When the transaction began that is open, or that failed last."""
 
@@ -89,7 +89,7 @@ class Term:
         self.fleet = fleet = Fleet(settings.worker_ttl)
         self.lanes = lanes = LaneService()
         self.dispatcher = dispatcher = Dispatcher(fleet, lanes, settings.batch, monotonic)
-        self.watch = watch = Watch(fleet, streams, settings, monotonic)
+        self.watch = watch = FleetWatch(fleet, streams, settings, monotonic)
         backlog = Backlog()
         self.dags = dags = Dags(backlog, settings.max_payload, settings.batch, nesting)
         self.code = code = CodeRuns(fleet, backlog, nesting)
@@ -97,7 +97,7 @@ class Term:
         self.runs = runs = Runs(dags, triggers, code, backlog)
         self.cancels = Cancels(runs, dags, backlog)
         requests = Requests(runs, self.cancels, triggers, code, backlog, lanes)
-        self.errands = Errands(settings, fleet, code, backlog, runs, self.cancels, requests)
+        self.agenda = Agenda(settings, fleet, code, backlog, runs, self.cancels, requests)
         self._reports = Reports(code, settings.loss_limit, settings.inline_result)
         self._reconciler = Reconciler(fleet)
         self.generations = Generations(streams, leadership, settings.batch, self._apply_leftover)
@@ -113,7 +113,7 @@ class Term:
             batch=settings.batch,
             monotonic=monotonic,
         )
-        self._lookout = Lookout(
+        self._fleet_check = FleetCheck(
             streams=streams,
             leadership=leadership,
             generations=self.generations,
@@ -125,13 +125,13 @@ class Term:
             reconciler=self._reconciler,
             monotonic=monotonic,
         )
-        self._remembering = (dispatcher, dags, code, backlog, self.errands, watch, self.link)
+        self._remembering = (dispatcher, dags, code, backlog, self.agenda, watch, self.link)
 
     def begin(self) -> None:
         """Read what is in flight, and have pushes of this term accepted."""
         with self._leadership.reading() as connection:
             self.dispatcher.recount(waiting.in_flight(connection))
-            self.fleet.knowers.crowds = {Crowd.parse(*found) for found in waiting.crowded(connection)}
+            self.fleet.capabilities.crowds = {Crowd.parse(*found) for found in waiting.crowded(connection)}
         log.info("leading, term %d", self._leadership.term)
         self.link.talk(self._claim_term)
 
@@ -161,7 +161,7 @@ class Term:
 
     def tick(self) -> None:
         """Apply what came in, decide what follows, and hand out what is ready."""
-        suspicion = self._look()
+        suspicion = self._check_fleet()
         inbound = self._read(suspicion)
         try:
             news = self._commit(inbound, suspicion)
@@ -176,32 +176,32 @@ class Term:
     def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> News:
         """Do everything that a tick does to Postgres."""
         decoded, thorough = decode(inbound), inbound.nudged or suspicion is not None
-        with self._transaction(self._behind(inbound), look=thorough) as (tx, news, agenda):
+        with self._transaction(self._behind(inbound), with_agenda=thorough) as (tx, news, agenda):
             self._apply(tx, news, decoded)
             if suspicion is not None and inbound.complete:
                 lost, news.outgoing.withdrawn = self._reconciler.judge(suspicion)
                 self._reports.apply(tx, news, lost)
             self.runs.advance(tx, news)
-            self.patience = self.errands.run(tx, news, agenda)
+            self.due_in = self.agenda.run(tx, news, agenda)
             settle_ends(tx, news)
             if suspicion is not None:
-                self.lanes.look(tx, self.fleet)
+                self.lanes.release_stopped(tx, self.fleet)
             if self.link.can_write:
                 self.dispatcher.claim(tx, news, self._settings.unknown_task_timeout)
-                self.code.equip(tx, news)
-                self.patience = min(self.patience, self.dispatcher.patience(tx.now))
+                self.code.attach_events(tx, news)
+                self.due_in = min(self.due_in, self.dispatcher.due_in(tx.now))
             self.watch.record(tx)
         return news
 
-    def _look(self) -> Suspicion | None:
-        return self._lookout.look() if self._monotonic() >= self.watch.due_at else None
+    def _check_fleet(self) -> Suspicion | None:
+        return self._fleet_check.run() if self._monotonic() >= self.watch.due_at else None
 
     def _read(self, suspicion: Suspicion | None) -> Inbound:
         """Read a batch of events, waiting for the first; after a look, all there are."""
         if not self.link.can_read:
-            self._stopping.wait(min(self.patience, 0.1))
+            self._stopping.wait(min(self.due_in, 0.1))
             return Inbound()
-        until = min(self._patient_since + self.patience, self.watch.due_at)
+        until = min(self._due_since + self.due_in, self.watch.due_at)
         return self.link.read(until if suspicion is None else None)
 
     def _behind(self, inbound: Inbound) -> Cursor:
@@ -227,19 +227,21 @@ class Term:
     # -- the transaction
 
     @contextmanager
-    def _transaction(self, cursor: Cursor, *, look: bool = False) -> Iterator[tuple[Transaction, News, Agenda | None]]:
+    def _transaction(
+        self, cursor: Cursor, *, with_agenda: bool = False
+    ) -> Iterator[tuple[Transaction, News, AgendaProbe | None]]:
         """Open a transaction; whoever remembers something hears whether it stands."""
         budget, news = self._pace.budget(), News()
         try:
-            with self._leadership.writing(self._monotonic(), look=look) as writing:
-                self._began = self._patient_since = self._monotonic()
+            with self._leadership.writing(self._monotonic(), with_agenda=with_agenda) as writing:
+                self._began = self._due_since = self._monotonic()
                 tx = Transaction(writing.connection, writing.now, budget, self._is_careful, self._rolled_back)
                 yield tx, news, writing.agenda
                 writing.cursor = cursor if cursor is not self.generations.cursor else None
         except Exception as error:
             self._pace.interrupted(budget, by_postgres=database.is_timeout(error))
             self._rolled_back()
-            self.patience = 0.0
+            self.due_in = 0.0
             raise
         self._began = None
         self._pace.worked(budget)
@@ -252,9 +254,9 @@ class Term:
         self._on_ended(len(news.outgoing.ended))
         self._is_careful = bool(news.failed_parts)
         if self.link.has_pages:
-            self.patience = 0.0
+            self.due_in = 0.0
         elif news.failed_parts:  # it is tried again, but all the others come first
-            self.patience = max(self.patience, _FAILED_PAUSE)
+            self.due_in = max(self.due_in, _FAILED_PAUSE)
 
     def _rolled_back(self) -> None:
         for part in self._remembering:

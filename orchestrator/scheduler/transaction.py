@@ -8,7 +8,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from orchestrator.scheduler.budget import Budget
+from orchestrator.scheduler.budget import TickBudget
 
 
 def _nobody() -> None:
@@ -21,7 +21,7 @@ class Transaction:
 
     connection: Connection
     now: datetime
-    budget: Budget = field(default_factory=Budget)
+    budget: TickBudget = field(default_factory=TickBudget)
     is_careful: bool = False
     """The one before it failed: what belongs to runs is tried, so that the one at fault is found."""
     rolled_back: Callable[[], None] = _nobody

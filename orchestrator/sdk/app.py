@@ -26,7 +26,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.schedules import Schedules, T, Times
-from orchestrator.sdk.tasks.context import TaskContext, current_outlet
+from orchestrator.sdk.tasks.context import TaskContext, current_runtime
 from orchestrator.sdk.tasks.given import GivenOptions, GivenToWorkflows
 from orchestrator.sdk.tasks.handle import Handle, RunHandle
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, OPTION_NAMES, CallOptions, check_name, shown, with_options
@@ -181,7 +181,7 @@ class Orchestrator:
         `app.enqueue_many(resize, [("a.png", 50), {"path": "b.png"}])`.
         """
         tasks = [_new(task, call) for call in calls]
-        hand_over = task._way_out()
+        hand_over = task._enqueue_path()
         ids = [new.id for new in tasks]
         if hand_over is not None:
             holders = hand_over(tasks)
@@ -196,8 +196,8 @@ class Orchestrator:
         `app.start_many(resize, ["a.png", "b.png"]).results()` waits for all of them. Inside a task, the scheduler
         starts it, and all of it travels in one message.
         """
-        hand_over, outlet = task._way_out(), current_outlet()
-        run_id = new_id() if outlet is None else outlet.next_id()
+        hand_over, runtime = task._enqueue_path(), current_runtime()
+        run_id = new_id() if runtime is None else runtime.next_id()
         calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)
         tasks = (_new(task, call, run_id, position) for position, call in enumerate(calls))
         called = check_name("run", name or task.name)

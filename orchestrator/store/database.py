@@ -50,7 +50,7 @@ _NOTICE_SILENCE = {
 }
 """Give a connection up after some ten seconds without a packet. Else, when a cable is pulled or the server's machine
 is gone, nobody says so, and a query waits for a quarter of an hour, or for ever."""
-_POOL_PATIENCE = 10.0
+_POOL_TIMEOUT = 10.0
 """Seconds to wait for a connection of the pool, or for a new one."""
 _ADVICE = (
     ("No space left on device", "Postgres's disk is full: make room on it. What is stored stays stored."),
@@ -85,10 +85,10 @@ def engine_for(
     deadlines: Deadlines | None = None,
 ) -> Engine:
     """Return an engine for a Postgres URL; psycopg2 unless the URL names another driver. A pool of 0 keeps nothing."""
-    patience = _POOL_PATIENCE if deadlines is None else min(_POOL_PATIENCE, deadlines.seconds)
+    timeout = _POOL_TIMEOUT if deadlines is None else min(_POOL_TIMEOUT, deadlines.seconds)
     pool: dict[str, Any] = {"poolclass": NullPool}
     if pool_size:
-        pool = {"pool_size": pool_size, "max_overflow": max_overflow, "pool_timeout": patience}
+        pool = {"pool_size": pool_size, "max_overflow": max_overflow, "pool_timeout": timeout}
     try:
         url, hosts = _several_hosts(url)
         parsed = make_url(url)
@@ -100,7 +100,7 @@ def engine_for(
             **pool,
             pool_reset_on_return=None if autocommit else "rollback",
             isolation_level="AUTOCOMMIT" if autocommit else "READ COMMITTED",
-            connect_args={"application_name": name, "connect_timeout": math.ceil(patience), **_NOTICE_SILENCE, **hosts},
+            connect_args={"application_name": name, "connect_timeout": math.ceil(timeout), **_NOTICE_SILENCE, **hosts},
             skip_autocommit_rollback=autocommit,
         )
         if engine.dialect.is_async:

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 from orchestrator.store.sql import Prepared, Statement
 
 
-class Wish(StrEnum):
-    """The kinds of requests."""
+class RequestKind(StrEnum):
+    """What is asked for."""
 
     CANCEL_TASK = "cancel task"
     CANCEL_RUN = "cancel run"
@@ -44,7 +44,7 @@ class Wish(StrEnum):
     """A task has completed in a transaction of its own; the body is how many seconds it took."""
 
 
-class Item(NamedTuple):
+class Request(NamedTuple):
     """One request."""
 
     id: int
@@ -61,18 +61,18 @@ VALUES (%(kind)s, %(target)s::uuid, %(body)s::jsonb) RETURNING id
 """)
 
 
-def add(connection: Connection, kind: Wish, target: bytes, body: str | None = None) -> int:
+def add(connection: Connection, kind: RequestKind, target: bytes, body: str | None = None) -> int:
     """Ask the leader for a change; `body` is JSON. Return the id of the request, which is gone once it was applied."""
     return _ADD.one(connection, kind=str(kind), target=target, body=body)
 
 
-_READ = Prepared[Item]("""
+_READ = Prepared[Request]("""
 SELECT /* inbox.read */ id, kind, target, extract(epoch FROM now() - created_at)::double precision AS age, body
   FROM orchestrator.inbox ORDER BY id LIMIT %(limit)s
 """)
 
 
-def read(connection: Connection, limit: int) -> list[Item]:
+def read(connection: Connection, limit: int) -> list[Request]:
     """Return the oldest requests."""
     return _READ(connection, limit=limit)
 

@@ -20,7 +20,7 @@ from orchestrator.store import database
 from orchestrator.store.driver import send
 from orchestrator.store.namespaces import namespace_of
 from orchestrator.store.sql import Prepared, Row, Statement
-from orchestrator.store.tasks.waiting import AGENDA, Agenda
+from orchestrator.store.tasks.waiting import AGENDA, AgendaProbe
 
 _ACQUIRE = Statement[int]("""
 INSERT /* leases.acquire */ INTO orchestrator.leases AS held
@@ -36,7 +36,7 @@ VALUES (%(shard)s, %(owner)s::uuid, 1, clock_timestamp() + %(lease)s::double pre
        trouble = %(trouble)s
  WHERE held.owner = excluded.owner OR held.expires_at < clock_timestamp()
     OR (held.useful_term = held.term
-        AND held.useful_at < clock_timestamp() - %(patience)s::double precision * interval '1 second')
+        AND held.useful_at < clock_timestamp() - %(idle_limit)s::double precision * interval '1 second')
     OR held.expires_at = %(abandoned)s::timestamptz
 RETURNING term
 """)
@@ -50,12 +50,12 @@ def acquire(
     address: str,
     *,
     trouble: str | None = None,
-    patience: float | None = None,
+    idle_limit: float | None = None,
     abandoned: datetime | None = None,
 ) -> int | None:
     """Become leader if nobody else is; return the new term, or None.
 
-    With `patience`, also in the place of one that has done nothing useful for so many seconds; and of one whose lease
+    With `idle_limit`, also in the place of one that has done nothing useful for so many seconds; and of one whose lease
     still ends when `abandoned` says. Who takes its own lease again has not been useful by that.
     """
     return _ACQUIRE.first(
@@ -65,12 +65,12 @@ def acquire(
         lease=lease,
         address=address,
         trouble=trouble,
-        patience=patience,
+        idle_limit=idle_limit,
         abandoned=abandoned,
     )
 
 
-class Outlook(NamedTuple):
+class LeaseView(NamedTuple):
     """The lease as somebody sees it who might want it."""
 
     remaining: float = -math.inf
@@ -81,8 +81,8 @@ class Outlook(NamedTuple):
     expires_at: datetime | None = None
 
 
-_OUTLOOK = Statement[Outlook]("""
-SELECT /* leases.outlook */ extract(epoch FROM expires_at - clock_timestamp())::double precision AS remaining,
+_OUTLOOK = Statement[LeaseView]("""
+SELECT /* leases.lease_view */ extract(epoch FROM expires_at - clock_timestamp())::double precision AS remaining,
        owner = %(owner)s::uuid AS is_mine,
        CASE WHEN useful_term = term
             THEN extract(epoch FROM clock_timestamp() - useful_at)::double precision END AS idle,
@@ -91,9 +91,9 @@ SELECT /* leases.outlook */ extract(epoch FROM expires_at - clock_timestamp())::
 """)
 
 
-def outlook(connection: Connection, shard: int, owner: str) -> Outlook:
+def lease_view(connection: Connection, shard: int, owner: str) -> LeaseView:
     """Return how the lease stands."""
-    return _OUTLOOK.first(connection, shard=shard, owner=owner) or Outlook()
+    return _OUTLOOK.first(connection, shard=shard, owner=owner) or LeaseView()
 
 
 _MINE = "WHERE shard = %(shard)s AND term = %(term)s"
@@ -106,20 +106,20 @@ UPDATE /* leases.{{}} */ orchestrator.leases
 {_MINE} RETURNING {{}}
 """
 _BEGIN = {
-    (renew, look): Prepared[Row](
+    (renew, with_agenda): Prepared[Row](
         (_RENEW if renew else _HOLD).format(
-            ("renew" if renew else "hold") + ("_and_look" if look else ""),
-            f"now() AS now, {AGENDA}" if look else "now() AS now",
+            ("renew" if renew else "hold") + ("_and_look" if with_agenda else ""),
+            f"now() AS now, {AGENDA}" if with_agenda else "now() AS now",
         )
     )
     for renew in (False, True)
-    for look in (False, True)
+    for with_agenda in (False, True)
 }
 
 
 def begin(
-    connection: Connection, shard: int, term: int, *, renew: float | None, look: bool, trouble: str | None = None
-) -> tuple[datetime, Agenda | None] | None:
+    connection: Connection, shard: int, term: int, *, renew: float | None, with_agenda: bool, trouble: str | None = None
+) -> tuple[datetime, AgendaProbe | None] | None:
     """Begin a transaction that holds the lease until it ends, and renew it if asked: one round trip.
 
     Who renews it says what keeps it from its work, if anything does.
@@ -128,11 +128,11 @@ def begin(
     parameters: dict[str, Any] = {"shard": shard, "term": term}
     if renew is not None:
         parameters |= {"lease": renew, "trouble": trouble}
-    rows = _BEGIN[renew is not None, look].begin(connection, **parameters)
+    rows = _BEGIN[renew is not None, with_agenda].begin(connection, **parameters)
     if not rows:
         return None
     now, *agenda = rows[0]
-    return now, Agenda(*agenda) if look else None
+    return now, AgendaProbe(*agenda) if with_agenda else None
 
 
 RELEASED = "lease"

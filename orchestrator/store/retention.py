@@ -6,7 +6,7 @@ no lock is held for long, and none is waited for.
 
 A run goes first and what belonged to it after that, so nobody ever sees a run that has lost some of its tasks. If that
 is interrupted, tasks and child runs without their run are left, and are forgotten like those that never had one. The
-history of a run of code goes before the run's own task: where that is left without its run, the history may be, too.
+history of a run of code goes before the run's turn task: where that is left without its run, the history may be, too.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def forget_tasks(connection: Connection, walk: Walk, after: datetime, upto: date
 
 
 def left_runs(connection: Connection, walk: Walk, after: datetime, upto: datetime) -> list[bytes]:
-    """Return runs of code that are gone although their own tasks, in one slice of a walk, are not: half forgotten."""
+    """Return runs of code that are gone although their turn tasks, in one slice of a walk, are not: half forgotten."""
     return [run.bytes for run in _LEFT_OF_SLICE[walk.kind](connection, _parameters(walk, after, upto))]
 
 

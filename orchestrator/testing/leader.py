@@ -12,7 +12,7 @@ from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.activation import Activation, Answer, Query, Violation
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.promises import Resolution, resolutions
-from orchestrator.domain.code.succession import estate, is_deaf
+from orchestrator.domain.code.succession import carried_over, ignores_cancel
 from orchestrator.domain.ids import derived_id, successor_id
 from orchestrator.domain.runs.verdict import RAN_TOO_LONG, TIMED_OUT
 from orchestrator.domain.tasks.task import NewTask, TaskError
@@ -46,7 +46,7 @@ class Run:
         self.children: dict[bytes, Run] = {}
         self.answers: dict[bytes, commands.AnswerUpdate] = {}
         self.state: dict[str, bytes] = {}
-        self.end: commands.End | None = None
+        self.end: commands.EndCommand | None = None
         self.next: Run | None = None
         """The run that goes on from this one."""
         self.timeout: float | None = None
@@ -120,7 +120,7 @@ class MemoryLeader:
         self.append(run, history.RunCancelRequested(TIMED_OUT))
         self._set_deadline(run, self.now + self.grace)
 
-    def append(self, run: Run, what: history.Fact | history.Record | history.Mark) -> None:
+    def append(self, run: Run, what: history.Fact | history.Record | history.Marker) -> None:
         """Append an event to a run's history."""
         run.history.append(Event(len(run.history) + 1, self.now, what))
 
@@ -254,7 +254,7 @@ class MemoryLeader:
         return True
 
     @staticmethod
-    def _note_state(run: Run, what: history.Fact | history.Record | history.Mark) -> None:
+    def _note_state(run: Run, what: history.Fact | history.Record | history.Marker) -> None:
         match what:
             case history.StateSet(key=key, value=value):
                 run.state[key] = value
@@ -288,9 +288,9 @@ class MemoryLeader:
         new.promises = {promise.id: promise.name for promise in begins.promises}
         new.settled = set(begins.settled)
         new.early = list(run.early) if run.end is None else []
-        for old_id, new_id in begins.adopted.items():
+        for old_id, new_id in begins.handed_over.items():
             self._hand_over(run, old_id, new, new_id)
-        for fact in begins.told:
+        for fact in begins.facts:
             self.append(new, fact)
         if run.end is None:
             self._put_in_place(new, run)
@@ -307,9 +307,9 @@ class MemoryLeader:
             new.children[new_id] = child
         else:
             assert not isinstance(child.end, commands.ContinueRun)
-            self.append(new, told_to_parent(new_id, child.end, child.timed_out))
+            self.append(new, fact_for_parent(new_id, child.end, child.timed_out))
 
-    def _end(self, run: Run, end: commands.End) -> None:
+    def _end(self, run: Run, end: commands.EndCommand) -> None:
         self._close(run, end)
         if isinstance(end, commands.ContinueRun):
             self._continue(run, end)
@@ -317,9 +317,9 @@ class MemoryLeader:
         parent = run.parent
         if parent is None or parent.end is not None or parent.children.pop(run.child_id, None) is None:
             return
-        self.append(parent, told_to_parent(run.child_id, end, run.timed_out))
+        self.append(parent, fact_for_parent(run.child_id, end, run.timed_out))
 
-    def _close(self, run: Run, end: commands.End) -> None:
+    def _close(self, run: Run, end: commands.EndCommand) -> None:
         """End a run, and what is open in it."""
         run.end = end
         run.tasks.clear()
@@ -343,16 +343,16 @@ class MemoryLeader:
         new.timeout, new.timed_out = run.timeout, run.timed_out
         if run.deadline is not None:
             self._set_deadline(new, run.deadline)
-        left = estate(run.history, end)
+        left = carried_over(run.history, end)
         for fact in left.facts:
             self.append(new, fact)
         made = [event.what for event in run.history if isinstance(event.what, history.PromiseCreated)]
         new.early = [*resolutions(left.settled, made), *run.early]
-        if is_deaf(run.history, end, run.history[0].at):
+        if ignores_cancel(run.history, end, run.history[0].at):
             self._end(new, commands.CancelRun())
 
 
-def told_to_parent(
+def fact_for_parent(
     child: bytes, end: commands.CompleteRun | commands.FailRun | commands.CancelRun, timed_out: bool = False
 ) -> history.Fact:
     """Return what the parent of a run learns of its end. One that was cancelled because its time was up has failed."""

@@ -170,7 +170,7 @@ class TestedRun(Generic[R]):
             raise DeterminismViolation(stuck.message, stuck.event, stuck.difference)
 
 
-def _how(end: commands.End) -> str:
+def _how(end: commands.EndCommand) -> str:
     return f"has failed: {end.error.kind}: {end.error.message}" if isinstance(end, commands.FailRun) else "has ended"
 
 

@@ -13,7 +13,7 @@ from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.settings import Settings
-from orchestrator.testing.leader import MemoryLeader, Run, told_to_parent
+from orchestrator.testing.leader import MemoryLeader, Run, fact_for_parent
 from orchestrator.testing.mocks import MockBook, Mocks
 from orchestrator.testing.runs import TestedRun
 
@@ -148,7 +148,7 @@ class WorkflowTest:
         seconds = self._mocks.seconds(workflow.name)
         end = commands.FailRun(outcome) if isinstance(outcome, TaskError) else commands.CompleteRun(outcome)
         if seconds:
-            self.leader.plan(parent, run.id, seconds, told_to_parent(run.id, end))
+            self.leader.plan(parent, run.id, seconds, fact_for_parent(run.id, end))
         elif run.end is None:
             self.leader.apply(run, end)
 

@@ -15,7 +15,7 @@ from orchestrator.transport.codec import Ended, Malformed, decode
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import NUDGE_CAP, Keys
 
-_PATIENCE = 2.0
+_TIMEOUT = 2.0
 """Seconds that one nudge may take."""
 _SILENCE = 2.0
 """Seconds without nudges after one that failed."""
@@ -43,7 +43,7 @@ class Nudges:
     """
 
     def __init__(self, url: str, keys: Keys) -> None:
-        self._redis = connect(url, patience=_PATIENCE)
+        self._redis = connect(url, timeout=_TIMEOUT)
         self._words = ("XADD", keys.nudges, "MAXLEN", "~", NUDGE_CAP, "*", "new", b"")
         self._lock = threading.RLock()
         self._is_sending = False

@@ -72,7 +72,7 @@ class _OverSocket(_Recognising, UnixDomainSocketConnection):
 _CONNECTIONS = {"redis": _OverTcp, "rediss": _OverTls, "unix": _OverSocket}
 
 
-def connect(url: str, *, patience: float = 10.0) -> Redis:
+def connect(url: str, *, timeout: float = 10.0) -> Redis:
     """Return a client. It never repeats a command by itself: a push that was sent twice would run a task twice."""
     if problem := _misfit(url):
         raise ConfigurationError(
@@ -80,12 +80,12 @@ def connect(url: str, *, patience: float = 10.0) -> Redis:
             f"unix:///path/to/socket, found {without_password(url)!r:.300}: {without_password_of(url, problem)}."
         )
     scheme = url.partition(":")[0]
-    over_network: dict[str, Any] = {"socket_connect_timeout": min(patience, 5.0), "socket_keepalive": True}
+    over_network: dict[str, Any] = {"socket_connect_timeout": min(timeout, 5.0), "socket_keepalive": True}
     return Redis.from_url(
         url,
         connection_class=_CONNECTIONS[scheme],
         protocol=2,
-        socket_timeout=patience,
+        socket_timeout=timeout,
         retry=Retry(NoBackoff(), 0),
         health_check_interval=0,
         **({} if scheme == "unix" else over_network),

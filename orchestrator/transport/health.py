@@ -43,7 +43,7 @@ class RedisHealth:
         return self.used_memory / self.max_memory if self.max_memory else 0.0
 
 
-def look(redis: Redis, keys: Keys) -> RedisHealth:
+def check_health(redis: Redis, keys: Keys) -> RedisHealth:
     """Ask Redis how it is, and try a write: nothing else tells for sure whether it takes them."""
     try:
         info = redis.info()

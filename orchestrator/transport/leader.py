@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 
 from orchestrator.domain.fleet.generation import age, is_over
 from orchestrator.domain.tasks.task import KeyHolder
+from orchestrator.transport.batch_sizes import BatchSizes
 from orchestrator.transport.codec import (
     Applied,
     Attempt,
@@ -27,11 +28,10 @@ from orchestrator.transport.codec import (
 )
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import CANARY_TTL, GROUP, KEY_HOLDER_TTL, PRIVATE_TTL, Keys, private_queue
-from orchestrator.transport.line import Argument, Line, Script, field
 from orchestrator.transport.listening import Found, Listening
 from orchestrator.transport.pages import Pages
-from orchestrator.transport.portions import Portions
 from orchestrator.transport.quarantine import Refused, set_aside
+from orchestrator.transport.raw_connection import Argument, RawConnection, Script, field
 
 M = TypeVar("M")
 
@@ -234,12 +234,12 @@ class LeaderStreams:
         self.pages = Pages(redis, keys)
         self._claim_term = redis.register_script(_CLAIM_TERM)
         self._begin = redis.register_script(_BEGIN)
-        self._line = Line(redis)
+        self._connection = RawConnection(redis)
         self._listening = Listening(redis)
         self._take_back = redis.register_script(_TAKE_BACK)
         self._forget_silent = redis.register_script(_FORGET_SILENT)
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
-        self._portions = Portions()
+        self._batch_sizes = BatchSizes()
         self._last_nudge = "0-0"
         self._nudged_in_vain = False
         self._name = secrets.token_hex(4)
@@ -341,7 +341,7 @@ class LeaderStreams:
         After nudges that came to nothing more may gather: where no worker has room, every enqueue would cost a tick.
         """
         streams = (self._keys.events(generation), self._keys.nudges)
-        count = self._portions.number(count)
+        count = self._batch_sizes.number(count)
         deadline = time.monotonic() + block
         if self._nudged_in_vain and block > 0:
             self._nudged_in_vain = False
@@ -359,7 +359,7 @@ class LeaderStreams:
         return self._inbound(self._unread(streams, cursor, count), count)
 
     def _unread(self, streams: Sequence[str], cursor: str, count: int) -> Found:
-        reply = self._line.call("XREAD", "COUNT", count, "STREAMS", *streams, cursor, self._last_nudge)
+        reply = self._connection.call("XREAD", "COUNT", count, "STREAMS", *streams, cursor, self._last_nudge)
         return cast("Found", reply or [])
 
     def _inbound(self, found: Found, count: int) -> Inbound:
@@ -376,14 +376,14 @@ class LeaderStreams:
                 for entry in items:
                     stopped += _decode_or_none(list[Word], field(entry, b"stopped") or None) or []
             else:
-                entries = self._portions.cut([(entry[0].decode(), field(entry, b"d")) for entry in items], count)
+                entries = self._batch_sizes.cut([(entry[0].decode(), field(entry, b"d")) for entry in items], count)
                 is_complete = len(items) < count and len(entries) == len(items)
         self._nudged_in_vain = nudged and not entries and not fleet_changed  # until something is published
         return Inbound(entries, nudged, fleet_changed, is_complete, stopped)
 
     def close(self) -> None:
         """Close the connections that are this process's own."""
-        self._line.close()
+        self._connection.close()
         self._listening.close()
 
     def set_aside(self, refused: Sequence[Refused]) -> None:
@@ -419,7 +419,7 @@ class LeaderStreams:
                 arguments.append(len(bodies))
                 arguments.extend(bodies)
             with _noticing_damage():
-                accepted = self._line.run(_PUBLISH, keys, arguments)
+                accepted = self._connection.run(_PUBLISH, keys, arguments)
             if accepted != 1:
                 raise Deposed if accepted == 0 else TermForgotten
             said = _NOTHING_SAID

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from redis import Redis
 from redis.exceptions import ResponseError, TimeoutError
 
-from orchestrator.transport.line import Entry, open_connection
+from orchestrator.transport.raw_connection import Entry, open_connection
 
 Found = list[tuple[bytes, list[Entry]]]
 """By stream, what has come."""
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 _LONGEST = 5.0
 """Seconds that Redis is asked to wait; then one learns whether it is still there."""
-_PATIENCE = 5.0
+_ANSWER_TIMEOUT = 5.0
 """Seconds beyond that after which its answer is not awaited any more."""
 
 
@@ -60,7 +60,7 @@ class Listening:
                 self._until = time.monotonic() + _LONGEST
                 is_fresh = True
             if not self._connection.can_read(timeout=seconds):
-                if time.monotonic() > self._until + _PATIENCE:
+                if time.monotonic() > self._until + _ANSWER_TIMEOUT:
                     raise TimeoutError("Redis does not answer a question that it was to answer by now")
                 return None
             self._streams = None

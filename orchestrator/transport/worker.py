@@ -24,8 +24,8 @@ from orchestrator.transport.codec import (
 )
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import CANARY_TTL, GROUP, NUDGE_CAP, PRIVATE_TTL, Keys, private_queue
-from orchestrator.transport.line import Argument, Entry, Line, Script, field
 from orchestrator.transport.quarantine import Refused, set_aside
+from orchestrator.transport.raw_connection import Argument, Entry, RawConnection, Script, field
 
 # The events stream is never created here: where it is missing, Redis has lost it, and the reports stay with the worker,
 # and the messages where they are, until a leader has begun anew.
@@ -56,7 +56,7 @@ return {entry, read(KEYS[2]), read(KEYS[3])}
 """
 )
 _NAMES_TTL = 3600
-_ANSWER_PATIENCE = 5.0
+_ANSWER_TIMEOUT = 5.0
 """Seconds beyond the time that Redis was asked to wait after which its answer is not awaited any more."""
 
 
@@ -87,7 +87,7 @@ class WorkerStreams:
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
-        self._line = Line(redis)
+        self._connection = RawConnection(redis)
 
     def generation(self) -> str | None:
         """Return the current generation, or None while no leader has begun one on this server.
@@ -118,7 +118,7 @@ class WorkerStreams:
         streams = [self._keys.queue(generation, queue) for queue in queues]
         options = ("COUNT", count, "BLOCK", max(1, int(block * 1000)))
         try:
-            reply = self._line.call(
+            reply = self._connection.call(
                 "XREADGROUP", "GROUP", GROUP, worker, *options, "STREAMS", *streams, *[">"] * len(streams)
             )
         except ResponseError as error:
@@ -146,7 +146,7 @@ class WorkerStreams:
         for queue, entries in done.items():
             keys.append(self._keys.queue(generation, queue))
             arguments += [len(entries), *entries]
-        entry, now, applied = self._line.run(_FLUSH, keys, arguments)
+        entry, now, applied = self._connection.run(_FLUSH, keys, arguments)
         return Receipt(
             entry=entry.decode() if entry else None,
             generation=_text(now) if now else None,
@@ -289,7 +289,7 @@ class OrderInbox:
             self._connection.send_command(
                 "XREAD", "COUNT", 100, "BLOCK", milliseconds, "STREAMS", *streams, *self._last.values()
             )
-            self._answer_until = now + block + _ANSWER_PATIENCE
+            self._answer_until = now + block + _ANSWER_TIMEOUT
 
     @property
     def is_open(self) -> bool:

@@ -19,7 +19,7 @@ from orchestrator import as_completed
 from tests.acceptance.stack import Stack
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 
 
 def _forked(work: Callable[[], None]) -> int:
@@ -40,7 +40,7 @@ def _forked(work: Callable[[], None]) -> int:
 
 def _ends_well(child: int) -> bool:
     """Wait for a fork, but not for ever: a hanging one is killed."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -60,7 +60,7 @@ def _load(threads: int) -> Iterator[list[BaseException]]:
     def work(number: int) -> None:
         try:
             while not stop.is_set():
-                assert project.add.enqueue(number, 1).result(_PATIENCE) == number + 1
+                assert project.add.enqueue(number, 1).result(_TIMEOUT) == number + 1
         except BaseException as error:  # noqa: BLE001  # the test looks at it
             errors.append(error)
 
@@ -72,7 +72,7 @@ def _load(threads: int) -> Iterator[list[BaseException]]:
     finally:
         stop.set()
         for thread in running:
-            thread.join(_PATIENCE)
+            thread.join(_TIMEOUT)
 
 
 def test_forks_under_load_have_connections_of_their_own(running: Stack) -> None:
@@ -105,7 +105,7 @@ def _add(number: int) -> int:
 def test_a_pool_of_forked_processes(running: Stack) -> None:
     assert _add(0) == 1
     with multiprocessing.get_context("fork").Pool(3) as pool:
-        assert pool.map_async(_add, range(9), chunksize=1).get(_PATIENCE) == list(range(1, 10))
+        assert pool.map_async(_add, range(9), chunksize=1).get(_TIMEOUT) == list(range(1, 10))
         pool.close()
         pool.join()
     assert _add(1) == 2

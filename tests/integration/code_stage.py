@@ -24,7 +24,7 @@ def engine_(system: System) -> Iterator[Engine]:
 
 
 def activation(dispatch: Dispatch) -> Activation:
-    assert dispatch.is_activation
+    assert dispatch.is_turn_task
     return decode(Activation, dispatch.payload)
 
 
@@ -34,10 +34,10 @@ def act(engine: Engine, dispatch: Dispatch) -> Activated:
 
 def turn(system: System, worker: Worker, engine: Engine) -> int:
     """Let all code that is due take a turn; return how many did."""
-    system.look()
-    turns = [task for task in worker.take() if task.is_activation]
+    system.pass_seconds()
+    turns = [task for task in worker.take() if task.is_turn_task]
     worker.report(*(act(engine, one) for one in turns))
-    system.look()
+    system.pass_seconds()
     return len(turns)
 
 

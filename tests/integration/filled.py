@@ -53,7 +53,7 @@ def fill(system: System) -> None:
     system.job.options(on_success=system.job).enqueue(1)
     system.app.schedules["hourly"].trigger()
     for number in range(6):
-        system.look()
+        system.pass_seconds()
         tasks = worker.take()
         if number == 0:
             steps = {task.id for task in tasks} & {
@@ -77,7 +77,7 @@ def fill_oddly(system: System) -> None:
     tried, lost, running = slow.enqueue(1), slow.enqueue(2), slow.enqueue(3)
     for _ in range(2):
         system.app.workflows["single"].start()
-    system.look(2)
+    system.pass_seconds(2)
     for task in worker.take():
         if task.id == raw(tried):
             worker.fail(task)
@@ -85,12 +85,12 @@ def fill_oddly(system: System) -> None:
             worker.report(Lost(task.id, task.attempt, alone=task.alone))
         elif task.id == raw(running):
             worker.start(task)
-    system.look(2)
+    system.pass_seconds(2)
     marks = {raw(running): ProgressMark(1, 0.5, "half of it")}
     journal.write(system.redis, KEYS, marks, [(raw(running), LogLine(1_700_000_000.0, 1, "INFO", "said"))])
     system.scheduler._streams.set_aside([Refused("events", b"\xc1", "not understood")])
     unplanned = system.app.workflows["steps"].start()
-    system.look(2)
+    system.pass_seconds(2)
     system.sql("UPDATE orchestrator.runs SET state = '\\xc1' WHERE id = CAST(:id AS uuid)", id=unplanned.id)
     system.sql(
         """UPDATE orchestrator.runs SET stuck = '{"event": 0, "kind": "DecodeError", "message": "no", "difference": "",
@@ -152,12 +152,12 @@ def fill_with_code(system: System) -> None:
     ended, waiting, failing, cancelled, stuck, _ = (code.starting(id=f"c-{n}").start(n) for n in range(6))
     try:
         for number in range(8):
-            system.look()
+            system.pass_seconds()
             if number == 2:
                 cancelled.cancel()
             for member in system.workers:
                 for task in member.take():
-                    if not task.is_activation:
+                    if not task.is_turn_task:
                         member.succeed(task)
                     elif task.id == raw(stuck):
                         why = Violation(3, "TaskTypeMismatch", "history has 'a', and the code says 'b'", "- a\n+ b")

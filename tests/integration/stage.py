@@ -110,7 +110,7 @@ class Worker:
         self._streams.beat([beat], self._knows, 600.0)
 
     def close(self) -> None:
-        self._streams._line.close()
+        self._streams._connection.close()
 
     def die(self) -> None:
         """Stop beating, as if its heartbeat had expired."""
@@ -225,7 +225,7 @@ class System:
         for _ in range(times):
             self.scheduler.tick()
 
-    def look(self, times: int = 1, *, after: float = 1.0) -> None:
+    def pass_seconds(self, times: int = 1, *, after: float = 1.0) -> None:
         """Let a second pass, in which live workers beat, and tick."""
         for _ in range(times):
             self.clock.now += after
@@ -235,17 +235,17 @@ class System:
                         worker.beat()
             self.scheduler.tick()
 
-    def look_until(self, condition: Callable[[], object]) -> None:
+    def tick_until(self, condition: Callable[[], object]) -> None:
         """Look until something has come about; half a minute of the leader's time is enough for anything here."""
         for _ in range(30):
             if condition():
                 return
-            self.look()
+            self.pass_seconds()
         raise AssertionError("not within 30 looks")
 
     def settle(self) -> None:
         """Let the grace of a new leader pass."""
-        self.look_until(lambda: not self.scheduler.term.fleet.in_grace)
+        self.tick_until(lambda: not self.scheduler.term.fleet.in_grace)
 
     # -- workers
 
@@ -261,7 +261,7 @@ class System:
         """Enqueue tasks and have them dispatched."""
         task = self.job.options(**options)
         handles = [task.enqueue(number) for number in range(count)]
-        self.look()
+        self.pass_seconds()
         assert self.states(*handles) == ["dispatched"] * count
         return handles
 

@@ -96,7 +96,7 @@ def test_counters_are_exact_although_a_batch_was_halved(system: System) -> None:
     """What an undone half had counted must not count."""
     worker = system.worker(slots=20)
     run = system.app.start_many(system.job, range(20))
-    system.look()
+    system.pass_seconds()
     tasks = worker.take()
     for start in range(0, 20, 2):
         worker.succeed(*tasks[start : start + 2])
@@ -111,7 +111,7 @@ def test_options_of_another_release_do_not_stop_the_loop(system: System) -> None
     """They are valid JSON, and only the decision about a failure reads them."""
     worker = system.worker()
     strange = enqueued(options='{"retry": {"max": "many"}, "colour": "blue"}')
-    system.look()
+    system.pass_seconds()
     worker.report(strange)
     system.tick(2)
     (handle,) = system.dispatch()
@@ -137,7 +137,7 @@ def test_what_cannot_be_applied_does_not_stop_a_leader_that_reads_an_old_stream_
     worker.succeed(tasks[1])
     system.sql("UPDATE orchestrator.cursors SET server = 'an earlier life'")
     system.lead()
-    system.look(2)
+    system.pass_seconds(2)
     assert system.generation != old
     assert system.states(*handles) == ["success"] * 2
     assert len(system.quarantine()) == 2
@@ -154,5 +154,5 @@ def test_a_message_that_no_worker_can_read_is_set_aside_and_its_task_dispatched_
     assert len(system.quarantine()) == 1
     assert system.redis.xlen(stream) == 0
     system.make_old()
-    system.look_until(lambda: system.row(handle)["attempt"] == 2)
+    system.tick_until(lambda: system.row(handle)["attempt"] == 2)
     assert [task.attempt for task in worker.take()] == [2]

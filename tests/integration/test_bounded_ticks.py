@@ -35,7 +35,7 @@ def real(engine: Engine, system: System) -> Iterator[Scheduler]:
     scheduler.take_over()
     yield scheduler
     scheduler._leadership.disconnect()
-    streams._line.close()
+    streams._connection.close()
     streams._redis.close()
 
 
@@ -133,7 +133,7 @@ def test_an_output_of_too_many_values_fails_the_step_that_reads_it(system: Syste
     run = system.app.workflows["fan"].start()
     worker = system.worker()
     for _ in range(5):
-        system.look()
+        system.pass_seconds()
         worker.succeed(*worker.take())
     assert run.progress().status == "failed"
     (row,) = system.sql("SELECT state FROM orchestrator.runs")
@@ -163,7 +163,7 @@ def test_what_starts_workflows_is_read_without_their_definitions(
     monkeypatch.setattr(Dags, "_compile", noting)
     system.app.workflows["heard"].start()
     for _ in range(4):
-        system.look()
+        system.pass_seconds()
         worker_of_all.succeed(*worker_of_all.take())
     assert [row["workflow"] for row in system.sql("SELECT workflow FROM orchestrator.runs ORDER BY id")].count(
         "listener"
@@ -292,11 +292,11 @@ def test_a_run_of_large_inputs_does_not_keep_others_from_starting(system: System
     system.app.workflows.apply(Definition(name="large", steps=(large,)))
     system.app.workflows.apply(wide("small", 1))
     system.app.workflows["large"].start()
-    system.look(2)
+    system.pass_seconds(2)
     small = system.app.workflows["small"].start()
     for _ in range(4):
         worker.succeed(*worker.take())
-        system.look()
+        system.pass_seconds()
     assert small.progress().status == "success"
     assert system.count("tasks") + system.count("ended_tasks") < 100, "the large one goes on"
 
@@ -305,7 +305,7 @@ def finish_with(system: System, worker: Worker, result: bytes) -> None:
     while taken := worker.take():
         for start in range(0, len(taken), 50):
             worker.succeed(*taken[start : start + 50], result=result)
-        system.look()
+        system.pass_seconds()
 
 
 LARGE = b"\xc5" + (10_000).to_bytes(2, "big") + b"x" * 10_000
@@ -337,11 +337,11 @@ def test_steps_that_read_large_outputs_are_created_a_few_at_once(system: System,
     system.app.workflows.apply(Definition(name="pairs", steps=(*above, *below)))
     worker = system.worker(slots=1_000)
     run = system.app.workflows["pairs"].start()
-    system.look(2)
+    system.pass_seconds(2)
     monkeypatch.setattr(dags, "outputs", weighing)
     finish_with(system, worker, LARGE)
     for _ in range(20):
-        system.look()
+        system.pass_seconds()
     finish_with(system, worker, b"\x01")
     assert run.progress().status == "success"
     assert max(sizes) <= 20 * 50_000
@@ -354,7 +354,7 @@ def test_a_join_that_reads_more_than_can_be_read_fails_and_says_so(system: Syste
     system.app.workflows.apply(Definition(name="fan", steps=(each, join)))
     worker = system.worker(slots=1_000)
     run = system.app.workflows["fan"].start()
-    system.look(2)
+    system.pass_seconds(2)
     finish_with(system, worker, LARGE)
     assert run.progress().status == "failed"
     with system.engine.connect() as connection:
@@ -369,10 +369,10 @@ def test_large_tasks_are_claimed_a_few_at_once(system: System) -> None:
     system.settle()
     small = [system.job.enqueue(number) for number in range(3)]
     system.app.enqueue_many(system.job, [("x" * 900_000,) for _ in range(10)])
-    system.look()
+    system.pass_seconds()
     assert len(worker.take()) == 13, "nobody knows yet how large they are"
     system.app.enqueue_many(system.job, [("x" * 900_000,) for _ in range(60)])
-    system.look()
+    system.pass_seconds()
     first = worker.take()
     assert 0 < len(first) <= 25
     taken = len(first)

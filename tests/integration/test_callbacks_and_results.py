@@ -56,14 +56,14 @@ def test_a_run_that_failed_in_part_gives_what_there_is(system: System) -> None:
     worker = system.worker(slots=4)
     run = system.app.start_many(system.job, range(4), name="partly")
     assert run.status() == "pending"
-    system.look()
+    system.pass_seconds()
     assert run.status() == "running"
     tasks = sorted(worker.take(), key=lambda task: task.position or 0)
     worker.succeed(tasks[0], tasks[3])
     worker.report(Failed(tasks[1].id, 1, 0.1, describe(Declined(51, "no money"))))
     system.tick()
     system.app.handle(UUID(bytes=tasks[2].id)).cancel()
-    system.look_until(lambda: run.status() == "failed")
+    system.tick_until(lambda: run.status() == "failed")
 
     with pytest.raises(RunFailed, match=r"1 failed and 1 were cancelled.*`results\(return_exceptions=True\)`"):
         run.results(5)
@@ -98,7 +98,7 @@ def test_a_success_is_followed_by_a_task_with_its_result(system: System, followe
     (follow,) = worker.take()
     assert (follow.name, decode_value(follow.payload)) == ("follower", [[{"a": [1, 2]}], {}])
     worker.report(Succeeded(task.id, 1, 0.1, b"\xc0"))  # sent again
-    system.look()
+    system.pass_seconds()
     assert system.count("tasks") == 1
     assert system.sql("SELECT priority FROM orchestrator.tasks")[0]["priority"] == 7
 
@@ -109,7 +109,7 @@ def test_a_failure_for_good_is_followed_by_a_task_with_the_failure(system: Syste
     (task,) = worker.take()
     worker.report(Failed(task.id, 1, 0.1, TaskError("ValueError", "first"), delay=0.0))
     again: list[Any] = []
-    system.look_until(lambda: again.extend(worker.take()) or again)
+    system.tick_until(lambda: again.extend(worker.take()) or again)
     assert (len(again), again[0].name) == (1, "job")  # it is tried again: nothing follows yet
     worker.report(Failed(task.id, 2, 0.1, TaskError("ValueError", "last", "at line 3", '{"code":7}')))
     system.tick()
@@ -125,9 +125,9 @@ def test_what_expires_is_followed_and_what_is_cancelled_is_not(system: System, f
     expired = system.job.options(expires=5, on_failure=follower).enqueue()
     cancelled = system.job.options(on_failure=follower, on_success=follower).enqueue()
     cancelled.cancel()
-    system.look()
+    system.pass_seconds()
     system.lead(offset=10)
-    system.look(2)
+    system.pass_seconds(2)
     assert system.states(expired, cancelled) == ["failed", "cancelled"]
     assert [row["name"] for row in system.sql("SELECT name FROM orchestrator.tasks")] == ["follower"]
 
@@ -138,7 +138,7 @@ def test_callbacks_stay_with_a_task_that_is_retried_by_hand(system: System, foll
     worker.fail(*worker.take(), retryable=False)
     system.tick()
     handle.retry()
-    system.look(2)
+    system.pass_seconds(2)
     worker.succeed(*worker.take())
     system.tick()
     assert [task.name for task in worker.take()] == ["follower"]
@@ -204,7 +204,7 @@ def test_in_order_and_with_or_without_failures(system: System) -> None:
 def test_a_timeout_says_how_many_are_missing(system: System) -> None:
     handles = [system.job.enqueue(number) for number in range(3)]
     handles[0].cancel()
-    system.look()
+    system.pass_seconds()
     with pytest.raises(ResultTimeout, match="2 tasks had not ended after 0.1 s"):
         list(as_completed(handles, timeout=0.1))
     with pytest.raises(TaskCancelled):

@@ -17,10 +17,10 @@ from tests.integration.stage import KEYS, System, raw
 def test_cancel_while_pending(system: System) -> None:
     handle = system.job.enqueue()
     handle.cancel()
-    system.look()
+    system.pass_seconds()
     assert handle.status() == "cancelled"
     worker = system.worker()
-    system.look(2)
+    system.pass_seconds(2)
     assert worker.take() == []
     with pytest.raises(TaskCancelled):
         handle.result(0)
@@ -31,7 +31,7 @@ def test_cancelling_twice_is_no_error(system: System) -> None:
     for cancelled in (handle, run):
         cancelled.cancel()
         cancelled.cancel()
-    system.look(2)
+    system.pass_seconds(2)
     assert (handle.status(), run.progress().status) == ("cancelled", "cancelled")
     handle.cancel()
     run.cancel()
@@ -39,7 +39,7 @@ def test_cancelling_twice_is_no_error(system: System) -> None:
 
 
 def test_what_had_started_or_ended_when_the_leader_comes_to_the_wish_is_told_apart(system: System) -> None:
-    """The wish is stored when `cancel` returns; what happens before the leader applies it counts."""
+    """The request is stored when `cancel` returns; what happens before the leader applies it counts."""
     worker = system.worker()
     ended, started = system.dispatch(2)
     first, second = worker.take()
@@ -47,10 +47,10 @@ def test_what_had_started_or_ended_when_the_leader_comes_to_the_wish_is_told_apa
     started.cancel()
     worker.succeed(first)
     worker.start(second)
-    system.look()
+    system.pass_seconds()
     assert system.states(ended, started) == ["success", "cancelled"]
     worker.succeed(second)
-    system.look()
+    system.pass_seconds()
     assert system.states(ended, started) == ["success", "cancelled"]
 
 
@@ -58,7 +58,7 @@ def test_cancel_while_dispatched_takes_the_message_back(system: System) -> None:
     worker = system.worker()
     handle, other = system.dispatch(2)
     handle.cancel()
-    system.look()
+    system.pass_seconds()
     assert system.states(handle, other) == ["cancelled", "dispatched"]
     assert [task.id for task in worker.take()] == [raw(other)]
 
@@ -69,7 +69,7 @@ def test_cancel_of_one_in_a_bundle_leaves_its_neighbours(system: System) -> None
     handles = system.dispatch(6)
     assert system.redis.xlen(KEYS.queue(system.generation, "default")) == 1
     handles[2].cancel()
-    system.look()
+    system.pass_seconds()
     worker.succeed(*worker.take())
     system.tick()
     assert system.states(*handles) == ["success"] * 2 + ["cancelled"] + ["success"] * 3
@@ -80,19 +80,19 @@ def test_cancel_while_running_stops_the_worker_and_its_report_counts_no_more(sys
     (handle,) = system.dispatch()
     (task,) = worker.take()
     worker.start(task)
-    system.look()
+    system.pass_seconds()
     handle.cancel()
-    system.look()
+    system.pass_seconds()
     assert handle.status() == "cancelled"
     stop = Order(stop=[Attempt(task.id, 1)])
     assert worker.orders() == [stop]
-    system.look(2)
+    system.pass_seconds(2)
     assert worker.orders() == [stop, stop]  # repeated while the heartbeat lists it
     worker.succeed(task)
-    system.look(2)
+    system.pass_seconds(2)
     assert handle.status() == "cancelled"
     assert worker.orders() in ([], [stop])
-    system.look()
+    system.pass_seconds()
     assert worker.orders() == []
 
 
@@ -104,7 +104,7 @@ def test_requests_are_applied_in_the_order_in_which_they_came(system: System) ->
     system.tick()
     for kind in ("retry task", "cancel task"):
         system.sql("INSERT INTO orchestrator.inbox (kind, target) VALUES (:kind, :target)", kind=kind, target=handle.id)
-    system.look()
+    system.pass_seconds()
     assert handle.status() == "cancelled"
     assert system.count("inbox") == 0
 
@@ -120,6 +120,6 @@ def test_requests_for_what_does_not_exist_or_has_ended_do_nothing(system: System
             system.sql(
                 "INSERT INTO orchestrator.inbox (kind, target) VALUES (:kind, :target)", kind=kind, target=target
             )
-    system.look()
+    system.pass_seconds()
     assert system.row(handle) == before
     assert system.count("inbox") == 0

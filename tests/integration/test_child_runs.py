@@ -31,8 +31,8 @@ def limited(system: System, **settings: Any) -> None:
     system.lead()
 
 
-def look_until_ended(system: System, *runs: RunHandle[Any]) -> None:
-    system.look_until(lambda: all(row(system, run)["ended_at"] is not None for run in runs))
+def tick_until_ended(system: System, *runs: RunHandle[Any]) -> None:
+    system.tick_until(lambda: all(row(system, run)["ended_at"] is not None for run in runs))
 
 
 NEST = """
@@ -46,7 +46,7 @@ tasks:
 def test_runs_start_each_other_only_so_deep(system: System) -> None:
     limited(system, max_depth=5)
     run = begin(system, NEST)
-    look_until_ended(system, run)
+    tick_until_ended(system, run)
     assert run.progress().status == "failed"
     assert system.count("runs") == 6
     deepest = system.sql("SELECT id FROM orchestrator.runs ORDER BY depth DESC LIMIT 1")[0]["id"]
@@ -61,7 +61,7 @@ def test_runs_start_each_other_only_so_deep(system: System) -> None:
 def test_a_run_has_only_so_many_below_it(system: System) -> None:
     limited(system, max_descendants=20)
     run = begin(system, NEST, list=[1, 2, 3])
-    look_until_ended(system, run)
+    tick_until_ended(system, run)
     assert run.progress().status == "failed"
     assert 10 < system.count("runs") <= 21
     assert system.sql("SELECT DISTINCT open FROM orchestrator.runs") == [{"open": 0}]
@@ -78,10 +78,10 @@ def test_ends_that_start_runs_end(system: System) -> None:
     apply(system, "name: ping\n" + on.format("pong"), "name: pong\n" + on.format("ping"))
     worker = system.worker()
     system.app.workflows["ping"].start()
-    system.look()
+    system.pass_seconds()
     for _ in range(10):
         finish(system, worker)
-        system.look()
+        system.pass_seconds()
     assert [found["depth"] for found in system.sql("SELECT depth FROM orchestrator.runs ORDER BY depth")] == [
         0,
         1,
@@ -93,13 +93,13 @@ def test_ends_that_start_runs_end(system: System) -> None:
 def test_a_cancel_of_the_first_run_wins(system: System) -> None:
     """However many runs are made in each tick."""
     run = begin(system, NEST, list=[1, 2, 3])
-    system.look(5)
+    system.pass_seconds(5)
     many = system.count("runs")
     assert many > 50
     run.cancel()
-    system.look()
+    system.pass_seconds()
     most = system.count("runs")
-    look_until_ended(system, run)
+    tick_until_ended(system, run)
     assert system.count("runs") <= most
     assert system.sql("SELECT DISTINCT status FROM orchestrator.runs") == [{"status": "cancelled"}]
 
@@ -114,12 +114,12 @@ def test_a_run_among_the_many_of_another_tree_begins_at_once(system: System) -> 
     limited(system, batch=20)
     worker = system.worker()
     run = begin(system, NEST, list=[1, 2, 3])
-    system.look(8)
+    system.pass_seconds(8)
     assert open_runs(system) > 100
     system.app.workflows["small"].start()
-    system.look()
+    system.pass_seconds()
     assert len(worker.take()) == 1, "its first task"
-    system.look()
+    system.pass_seconds()
     assert len(worker.take()) == 1, "that of its child, which began in the next tick"
     assert run.progress().status == "running"
 
@@ -132,11 +132,11 @@ def test_many_trees_take_turns(system: System) -> None:
     for _ in range(12):
         system.app.workflows["nest"].start(list=[1, 2, 3])
         system.tick()
-    system.look(3)
+    system.pass_seconds(3)
     system.app.workflows["one"].start()
     looks = 0
     while not worker.take():
-        system.look()
+        system.pass_seconds()
         looks += 1
         assert looks <= 4
 
@@ -173,7 +173,7 @@ def test_what_waits_to_be_told_is_told_by_turns(
 
 def test_a_large_tree_is_cancelled_in_a_few_statements(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     run = begin(system, NEST, list=[1, 2, 3])
-    system.look(7)
+    system.pass_seconds(7)
     assert (many := open_runs(system)) > 1_000
     statements = 0
     original = Prepared._send
@@ -185,7 +185,7 @@ def test_a_large_tree_is_cancelled_in_a_few_statements(system: System, monkeypat
 
     monkeypatch.setattr(Prepared, "_send", counting)
     run.cancel()
-    system.look(3)
+    system.pass_seconds(3)
     assert open_runs(system) == 0
     assert statements < 100
     assert system.sql("SELECT status, count(*) FROM orchestrator.runs GROUP BY 1") == [
@@ -204,7 +204,7 @@ def test_a_run_that_is_being_cancelled_starts_nothing_more(system: System) -> No
     (task,) = worker.take()
     run.cancel()
     worker.succeed(task)  # which is applied before the request
-    system.look(3)
+    system.pass_seconds(3)
     assert run.progress().status == "cancelled"
     assert worker.take() == []
     assert system.count("runs") in (1, 2)
@@ -220,11 +220,11 @@ def test_a_tree_whose_time_was_up_is_retried_where_it_was(system: System) -> Non
     )
     worker = system.worker()
     run = begin(system, "name: top\ntimeout: 1h\ntasks: {x: {workflow: fan}, y: {task: job, depends_on: [x]}}")
-    system.look(2)
+    system.pass_seconds(2)
     worker.succeed(worker.take()[0])
-    system.look()
+    system.pass_seconds()
     system.sql("UPDATE orchestrator.runs SET deadline = now() - interval '1 s' WHERE id = CAST(:id AS uuid)", id=run.id)
-    look_until_ended(system, run)
+    tick_until_ended(system, run)
     assert run.progress().status == "failed"
     assert open_runs(system) == 0
     with system.engine.connect() as connection:
@@ -233,7 +233,7 @@ def test_a_tree_whose_time_was_up_is_retried_where_it_was(system: System) -> Non
     worker.take()
     run.retry()
     for _ in range(12):
-        system.look()
+        system.pass_seconds()
         worker.succeed(*worker.take())
     assert run.progress().status == "success"
     assert system.sql("SELECT DISTINCT open, failed, cancelled FROM orchestrator.runs") == [
@@ -243,10 +243,10 @@ def test_a_tree_whose_time_was_up_is_retried_where_it_was(system: System) -> Non
 
 def play_code(system: System, engine: Engine, worker: Worker) -> None:
     """Let the code of all runs take its turns, until there is nothing more to do."""
-    system.look(2)
+    system.pass_seconds(2)
     while turns := worker.take():
         worker.report(*(act(engine, turn) for turn in turns))
-        system.look(2)
+        system.pass_seconds(2)
 
 
 @pytest.mark.parametrize(("settings", "runs"), [({"max_depth": 4}, 5), ({"max_descendants": 6}, 4)])
@@ -335,13 +335,13 @@ def test_a_run_whose_child_waits_for_it_fails_and_says_so(system: System) -> Non
         "  a: {task: job}\n  b: {workflow: inner, when: 'not params.deep'}\n",
     )
     finish(system, worker)
-    look_until_ended(system, run)
+    tick_until_ended(system, run)
     assert run.progress().status == "failed"
     found = system.sql("SELECT status, reason FROM orchestrator.runs ORDER BY depth")
     assert [each["status"] for each in found] == ["failed", "failed", "failed"]
     assert found[2]["reason"] == "waits for itself: runs above it hold its limit of 1 at once"
     again = system.app.workflows["outer"].start(deep=True)
-    system.look()
+    system.pass_seconds()
     finish(system, worker)
     assert again.progress().status == "success", "the limit is free again"
 
@@ -353,7 +353,7 @@ def test_runs_whose_children_wait_for_each_other_do_not_wait_for_ever(system: Sy
     )
     apply(system, text)
     runs = [system.app.workflows["pair"].start() for _ in range(2)]
-    look_until_ended(system, *runs)
+    tick_until_ended(system, *runs)
     states = sorted(run.progress().status for run in runs)
     assert states == ["failed", "success"], "one had to give way"
 
@@ -365,7 +365,7 @@ def test_a_run_that_waits_for_its_limit_says_for_whom(system: System) -> None:
 
     first = begin(system, "name: single\nconcurrency: 1\ntasks: {a: {task: job}}")
     second = system.app.workflows["single"].start()
-    system.look()
+    system.pass_seconds()
     shown = run("runs", "show", second.id)
     assert f"waits for its limit of 1 at once: run {first.id}" in " ".join(shown.split())
     assert json.loads(run("runs", "show", second.id, "--json"))["held_by"] == [first.id]

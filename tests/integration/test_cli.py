@@ -36,7 +36,7 @@ from orchestrator.store.fleet import WorkerRow
 from orchestrator.store.insights import RunFilter, RunView, TaskFilter
 from orchestrator.store.runs import life as runs
 from orchestrator.store.tasks import enqueue, transitions
-from orchestrator.store.tasks.transitions import Again, Beginning, Claimed, Ending, Success
+from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Claimed, Requeue, Success
 from orchestrator.transport import journal
 from orchestrator.transport.codec import Ended, LogLine, ProgressMark, encode
 from orchestrator.transport.keys import Keys
@@ -104,7 +104,7 @@ class Story:
 
     def running(self, *arguments: Any, **options: Any) -> bytes:
         task = self.claimed(*arguments, **options)
-        transitions.start(self.connection, [Beginning(task, 1, 0.5, "worker-1")], self.now)
+        transitions.start(self.connection, [AttemptStart(task, 1, 0.5, "worker-1")], self.now)
         return task
 
     def succeeded(self, result: Any, **options: Any) -> bytes:
@@ -115,13 +115,13 @@ class Story:
 
     def failed(self, **options: Any) -> bytes:
         task = self.claimed("a.png", **options)
-        ending = Ending(task, 1, "ValueError", ERROR, failures=1, worker="worker-1", duration=0.5)
+        ending = AttemptEnd(task, 1, "ValueError", ERROR, failures=1, worker="worker-1", duration=0.5)
         assert transitions.end(self.connection, TaskState.FAILED, [ending], self.now)
         return task
 
     def held(self) -> bytes:
         task = self.claimed("a.png", name="shop.unheard_of")
-        transitions.again(self.connection, [Again(task, 1, 60.0, hold="unknown")], self.now)
+        transitions.requeue(self.connection, [Requeue(task, 1, 60.0, hold="unknown")], self.now)
         return task
 
     @property
@@ -222,7 +222,7 @@ def test_searches_by_end_use_an_index(connection: Connection) -> None:
 def test_a_task_that_waits_for_its_next_try_says_which(engine: Engine, run: Callable[..., Result]) -> None:
     with story(engine, "tries") as tale:
         task = tale.claimed("a.png")
-        transitions.again(tale.connection, [Again(task, 1, 60.0, failures=1)], tale.now)
+        transitions.requeue(tale.connection, [Requeue(task, 1, 60.0, failures=1)], tale.now)
     for words in (("list", "--queue", "tries"), ("show", text(task))):
         assert "pending (try 2 in 5" in run("tasks", *words).output
 
@@ -258,8 +258,8 @@ def test_a_task_is_shown_with_its_call_result_and_attempts(
 ) -> None:
     with story(engine, "shown") as tale:
         task = tale.claimed("a.png", options='{"timeout": 30.0}')
-        again = Again(task, 1, failures=1, outcome="failed", error=ERROR, worker="worker-1", duration=0.5)
-        transitions.again(tale.connection, [again], tale.now)
+        again = Requeue(task, 1, failures=1, outcome="failed", error=ERROR, worker="worker-1", duration=0.5)
+        transitions.requeue(tale.connection, [again], tale.now)
         transitions.claim(tale.connection, {"shown": 1}, tale.now)
         result = msgspec.msgpack.encode({"path": "b.png", "sizes": [1, 2]})
         transitions.succeed(tale.connection, [Success(task, 2, result, 1.25, "worker-2")], tale.now)
@@ -346,12 +346,12 @@ def test_a_task_that_does_not_exist_is_an_error(run: Callable[..., Result]) -> N
 def test_cancel_and_retry_are_written_down_for_the_leader(
     engine: Engine, connection: Connection, run: Callable[..., Result]
 ) -> None:
-    with story(engine, "wishes") as tale:
+    with story(engine, "requests") as tale:
         waits, lost, won = tale.new("a"), tale.failed(), tale.succeeded(1)
     assert run("tasks", "cancel", text(waits)).output == f"Asked to cancel task {text(waits)}.\n"
     assert run("tasks", "retry", text(lost)).output == f"Asked to retry task {text(lost)}.\n"
-    wishes = {(item.kind, item.target) for item in inbox.read(connection, 1_000)}
-    assert {("cancel task", waits), ("retry task", lost)} <= wishes
+    requests = {(item.kind, item.target) for item in inbox.read(connection, 1_000)}
+    assert {("cancel task", waits), ("retry task", lost)} <= requests
     refused = run("tasks", "cancel", text(won))
     assert refused.exit_code == 1
     assert refused.stderr == f"Error: Cannot cancel task {text(won)}: it is in state 'success'.\n"
@@ -426,7 +426,7 @@ def test_watch_follows_a_run_that_moves(
     run_id = make_run(engine, "moving", "so")
     looks = 0
 
-    def look() -> RunView:
+    def read() -> RunView:
         nonlocal looks
         looks += 1
         if looks == 3:
@@ -438,7 +438,7 @@ def test_watch_follows_a_run_that_moves(
         assert found is not None
         return found
 
-    assert watch_run(look).status == "success"
+    assert watch_run(read).status == "success"
     assert capsys.readouterr().out.splitlines() == ["moving 1/2 running", "moving 2/2 success"]
 
 
@@ -450,8 +450,8 @@ def test_runs_are_cancelled_and_retried_by_wish(
         runs.end(other, RunState.FAILED, [lost], datetime.now(UTC))
     assert run("runs", "cancel", text(going)).exit_code == 0
     assert run("runs", "retry", text(lost)).exit_code == 0
-    wishes = {(item.kind, item.target) for item in inbox.read(connection, 1_000)}
-    assert {("cancel run", going), ("retry run", lost)} <= wishes
+    requests = {(item.kind, item.target) for item in inbox.read(connection, 1_000)}
+    assert {("cancel run", going), ("retry run", lost)} <= requests
 
 
 # -- the system
@@ -760,8 +760,8 @@ class Dev:
                 stderr=file,
             )
 
-    def wait_for(self, text: str, patience: float = 60.0) -> None:
-        deadline = time.monotonic() + patience
+    def wait_for(self, text: str, timeout: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout
         while text not in self.said.read_text(encoding="utf-8"):
             assert time.monotonic() < deadline, self.said.read_text(encoding="utf-8")
             assert self.process.poll() is None, self.said.read_text(encoding="utf-8")

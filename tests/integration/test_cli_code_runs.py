@@ -52,10 +52,10 @@ def order(system: System) -> CodeWorkflow[..., Any]:
 
 def turn(system: System, worker: Worker, engine_: Engine) -> None:
     """Let the code of all runs take a turn."""
-    system.look()
+    system.pass_seconds()
     taken = worker.take()
     for dispatch in taken:
-        if dispatch.is_activation:
+        if dispatch.is_turn_task:
             worker.report(act(engine_, dispatch))
     system.tick()
 
@@ -210,7 +210,7 @@ def test_a_stuck_run_does_not_go_on(system: System, order: CodeWorkflow[..., Any
     handle = system.app.code_workflows["parcel"].start("tea")
     with pytest.raises(ResultTimeout, match="It goes on; ask again"):
         handle.result(timeout=0)
-    system.look()
+    system.pass_seconds()
     (dispatch,) = worker.take()
     worker.report(Activated(dispatch.id, dispatch.attempt, 0.1, stuck=Violation(1, "Misfit", "it does not fit")))
     system.tick()
@@ -226,7 +226,7 @@ def test_workflows_as_code_are_listed(system: System, engine_: Engine, order: Co
     system.worker(knows=("job", "order", "order@1", "order@2"))
     order.start("o-1", [])
     system.app.code_workflows["parcel"].start("tea")
-    system.look()
+    system.pass_seconds()
     listed = json.loads(invoke("workflows", "list", "--json").output)["code"]
     assert listed == [
         {"name": "order", "versions": [1, 2], "workers": 1, "open_runs": 1},
@@ -281,13 +281,13 @@ def test_status_says_what_becomes_of_runs_whose_workflow_is_gone(
     system.worker("other", knows=("job",))
     begun.signal("posted")
     parcel.start("milk")
-    system.look(2)
+    system.pass_seconds(2)
     said = " ".join(CliRunner().invoke(main, ["status"]).output.split())
     assert "No live worker of queue 'default' knows workflow 'parcel': 2 of its runs wait, 1 after their start" in said
     assert "and goes on when a worker has it again; those that have not begun fail then" in said
     assert "a worker that knows it: no live one does" in show(begun.id)
     system.sql("UPDATE orchestrator.tasks SET wake_at = now() - interval '1 s' WHERE hold = 'unknown'")
-    system.look(2)
+    system.pass_seconds(2)
     assert begun.status() == "stuck"
     assert "knows the workflow 'parcel'" in show(begun.id)
 

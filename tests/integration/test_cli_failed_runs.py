@@ -52,7 +52,7 @@ def test_the_hint_leads_to_why_a_run_failed(
     worker = system.worker()
     started = begin(system, f"name: fails\nparams: {{n: {{default: 1}}}}\ntasks: {{{steps}}}")
     finish(system, worker, fail=("a", "z"))
-    system.look(3)
+    system.pass_seconds(3)
     assert started.progress().status == "failed"
     said = " ".join(run("runs", "show", started.id).stderr.split())
     assert said.count("orchestrator ") == len(hints)

@@ -152,7 +152,7 @@ def test_what_a_rerun_keeps_stands_with_its_run(here: System) -> None:
     fill(here)
     kept = next(run["id"] for run in read("runs", "list", "--workflow", "steps", "--status", "success")["runs"])
     new = invoke("runs", "rerun", kept, "--from", "last").stdout.strip()
-    here.look()
+    here.pass_seconds()
     last = here.job.enqueue(3).id
     assert read("tasks", "list")["tasks"][0]["id"] == last
     beside = [task["id"] for task in read("tasks", "list", "--run", new)["tasks"]]
@@ -281,7 +281,7 @@ def test_status_counts_as_many_ended_tasks_as_have_ended(here: System) -> None:
 def test_a_backfill_tells_what_runs_from_what_waits(here: System) -> None:
     fill(here)
     assert invoke("schedules", "backfill", "steps", "--from", "2026-01-01", "--to", "2026-01-21").exit_code == 0
-    here.look()
+    here.pass_seconds()
     view = read("schedules", "backfills")["backfills"][0]
     assert (view["done"], view["running"], view["waiting"], view["total"], view["open"]) == (0, 1, 19, 20, 20)
 
@@ -294,14 +294,14 @@ def test_a_backfill_is_previewed_and_counts_what_it_starts(here: System) -> None
     assert preview[3] == "3 fires: 3 would get a run, 1 at once."
     assert read("schedules", "backfills")["backfills"] == [], "nothing was asked for"
     assert invoke(*words, "2026-01-04").exit_code == 0
-    here.look()
+    here.pass_seconds()
     more = invoke(*words, "2026-01-06", "--dry-run").stdout
     assert more.count("(has had its run)") == 3
     assert "5 fires: 2 would get a run, 1 at once, 3 not, because they have had theirs.\n" in more
     assert "5 fires: 5 would get a run, 1 at once.\n" in invoke(*words, "2026-01-06", "--dry-run", "--again").stdout
     assert "… and 39 more, up to:" in invoke(*words, "2026-04-01", "--dry-run").stdout
     assert invoke(*words, "2026-01-06").exit_code == 0
-    here.look()
+    here.pass_seconds()
     view = read("schedules", "backfills")["backfills"][0]
     assert (view["total"], view["started"], view["had_run"], view["open"]) == (5, 2, 3, 2)
 

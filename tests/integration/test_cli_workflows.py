@@ -34,7 +34,7 @@ from orchestrator.store.insights import RunFilter
 from orchestrator.store.runs import cancels
 from orchestrator.store.runs import life as runs
 from orchestrator.store.tasks import enqueue, transitions
-from orchestrator.store.tasks.transitions import Beginning, Ending, Success
+from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Success
 from tests.acceptance.stack import Stack
 from tests.integration.planning import explained
 
@@ -323,15 +323,15 @@ class Night:
             position=position,
             step=step.name,
         )
-        enqueue.adopt_tasks(self.connection, [new], self.now)
+        enqueue.create_tasks(self.connection, [new], self.now)
         if ending == "queued":
             return
         transitions.claim(self.connection, {queue: 1}, self.now)
-        transitions.start(self.connection, [Beginning(new.id, 1, 0.5, "w")], self.now)
+        transitions.start(self.connection, [AttemptStart(new.id, 1, 0.5, "w")], self.now)
         if ending == "success":
             transitions.succeed(self.connection, [Success(new.id, 1, b"\xc0", 1.25, "w")], self.now)
         if ending == "failed":
-            failed = Ending(new.id, 1, "ValueError", ERROR, failures=1, worker="w", duration=0.5)
+            failed = AttemptEnd(new.id, 1, "ValueError", ERROR, failures=1, worker="w", duration=0.5)
             transitions.end(self.connection, TaskState.FAILED, [failed], self.now)
         if ending in ("success", "failed"):
             self.plan.task_ended(place, StepState[ending.upper()])

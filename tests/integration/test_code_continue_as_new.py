@@ -78,19 +78,19 @@ def continue_with(
     handle.signal("go", "on")
     if moment == "in the same turn":
         say()
-    system.look()
-    turns = [task for task in worker.take() if task.is_activation]
+    system.pass_seconds()
+    turns = [task for task in worker.take() if task.is_turn_task]
     if moment == "while the turn is out":
         say()
-        system.look()
+        system.pass_seconds()
     reports = [act(engine, one) for one in turns]
     if moment == "with its report":
         say()
     worker.report(*reports)
-    system.look()
+    system.pass_seconds()
     if moment == "after it":
         say()
-    system.look()
+    system.pass_seconds()
     rest(system, worker, engine)
 
 
@@ -166,11 +166,11 @@ def test_a_run_that_is_being_terminated_does_not_escape(
     handle = looper.start()
     rest(system, worker, engine_)
     handle.signal("go", "on")
-    system.look()
+    system.pass_seconds()
     turns = worker.take()
     system.sql("UPDATE orchestrator.runs SET cancelling = true")
     worker.report(*(act(engine_, one) for one in turns))
-    system.look(3)
+    system.pass_seconds(3)
     assert handle.status() == "cancelled"
 
 
@@ -180,7 +180,7 @@ def test_time_goes_on(
 ) -> None:
     handle = looper.start()
     continue_with(system, worker, engine_, handle, moment, lambda: system.lead(offset=101) and None)
-    system.look(2)
+    system.pass_seconds(2)
     rest(system, worker, engine_)
     assert handle.status() == "failed"
     with pytest.raises(RunFailed, match="RunTimedOut"):
@@ -222,10 +222,10 @@ def test_a_child_that_continues_is_not_forgotten(
         else:
             handle.signal("do", how)
         if moment == "while the turn is out":  # the parent's own turn ends before the child's
-            system.look()
-            turns = [task for task in worker.take() if task.is_activation]
+            system.pass_seconds()
+            turns = [task for task in worker.take() if task.is_turn_task]
             worker.report(*(act(engine_, one) for one in turns))
-            system.look()
+            system.pass_seconds()
 
     continue_with(system, worker, engine_, child, moment, end)
     assert child.status() == "cancelled"
@@ -264,14 +264,14 @@ def test_what_was_said_arrives_in_order(
     handle = looper.start()
     rest(system, worker, engine_)
     handle.signal("go", "on")
-    system.look()
+    system.pass_seconds()
     turns = worker.take()
     handle.signal("other", 1)
     handle.cancel()
     handle.signal("other", 2)
-    system.look()
+    system.pass_seconds()
     worker.report(*(act(engine_, one) for one in turns))
-    system.look()
+    system.pass_seconds()
     rows = system.sql(
         "SELECT kind FROM orchestrator.histories WHERE run_id = CAST(:id AS uuid) ORDER BY number",
         id=successor(system, handle).id,

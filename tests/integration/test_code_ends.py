@@ -40,8 +40,8 @@ def worker(system: System) -> Worker:
 def play(system: System, worker: Worker, *ends: Command) -> None:
     """Let the code of all runs that are due do this, one turn after another."""
     for end in ends:
-        system.look(2)
-        turns = [task for task in worker.take() if task.is_activation]
+        system.pass_seconds(2)
+        turns = [task for task in worker.take() if task.is_turn_task]
         assert turns
         worker.report(*(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[end]) for turn in turns))
         system.tick()
@@ -69,7 +69,7 @@ def test_workflows_that_wait_for_an_end_start_once_each(
         order.start()
         play(system, worker, end)
     assert [len(started(system, name)) for name in ("thank", "console", "count", "other")] == [1, 1, 3, 0]
-    system.look()
+    system.pass_seconds()
     assert system.count("tasks") == 5
 
 
@@ -108,7 +108,7 @@ def test_a_run_that_continues_has_not_ended(system: System, order: CodeWorkflow[
 def test_a_run_that_is_terminated_has_ended(system: System, order: CodeWorkflow[..., Any], worker: Worker) -> None:
     waits(system, "count", "{workflow: shop.order, state: ended}")
     order.start().terminate()
-    system.look(2)
+    system.pass_seconds(2)
     assert len(started(system, "count")) == 1
 
 
@@ -141,7 +141,7 @@ def test_clients_are_told_once_how_a_run_ended(
 
 
 def test_who_waits_learns_that_the_time_was_up(system: System, order: CodeWorkflow[..., Any], worker: Worker) -> None:
-    """The own task was cancelled, but the run has failed: for those who are told, and those who look."""
+    """The turn task was cancelled, but the run has failed: for those who are told, and those who look."""
     handle = order.start()
     system.lead(offset=61)
     assert announced(system, handle, worker, CancelRun()) == [("failed", "RunTimedOut")]
@@ -153,10 +153,10 @@ def test_a_late_report_that_the_code_goes_on_changes_nothing(
     system: System, order: CodeWorkflow[..., Any], worker: Worker
 ) -> None:
     handle = order.start()
-    system.look()
+    system.pass_seconds()
     (turn,) = worker.take()
     handle.terminate()
     worker.report(Activated(turn.id, turn.attempt + 1, 0.1, through=1, commands=[AGAIN]))
-    system.look(2)
+    system.pass_seconds(2)
     assert handle.status() == "cancelled"
     assert len(started(system, "shop.order")) == 1

@@ -42,7 +42,7 @@ class Code:
         return self._pages.read(job.dispatch.id, job.dispatch.attempt, number)
 
     def turns(self) -> list[Dispatch]:
-        return [task for task in self.worker.take() if task.is_activation]
+        return [task for task in self.worker.take() if task.is_turn_task]
 
     def act(self, dispatch: Dispatch) -> Activated:
         """Run a turn as a worker process does, and report it."""
@@ -87,7 +87,7 @@ def begin(
 ) -> list[WorkflowHandle[Any]]:
     """Start runs, and let the tasks that they wait for all end while their code has nothing to do."""
     handles = [workflow.start(results) for _ in range(runs)]
-    system.look()
+    system.pass_seconds()
     for turn in code.turns():
         code.act(turn)
     system.tick()
@@ -116,7 +116,7 @@ def next_turn(system: System, code: Code) -> Dispatch:
         found.extend(code.turns())
         return bool(found)
 
-    system.look_until(has_turn)
+    system.tick_until(has_turn)
     (turn,) = found
     return turn
 
@@ -134,7 +134,7 @@ def test_a_history_of_fifty_megabytes_outlives_its_worker(
     first.worker.die()
     second.worker.draining = False
     system.make_old()
-    system.look_until(lambda: system.row(turn.id)["attempt"] > turn.attempt)
+    system.tick_until(lambda: system.row(turn.id)["attempt"] > turn.attempt)
     turn = next_turn(system, second)
     assert activation(turn).after == 0
     assert activation(turn).pages >= 50
@@ -157,10 +157,10 @@ def test_a_history_that_does_not_fit_into_redis_does_not_fill_it_for_long(
     try:
         system.redis.config_set("maxmemory", used["used_memory"] + 10_000_000)
         pass_time(system)
-        system.look_until(lambda: "Redis has no room for its history" in caplog.text)
-        system.look_until(lambda: system.row(raw(handle))["attempt"] > turn.attempt and not pages(system))
+        system.tick_until(lambda: "Redis has no room for its history" in caplog.text)
+        system.tick_until(lambda: system.row(raw(handle))["attempt"] > turn.attempt and not pages(system))
         system.make_old()
-        system.look_until(lambda: system.row(raw(handle))["attempt"] > turn.attempt + 1)
+        system.tick_until(lambda: system.row(raw(handle))["attempt"] > turn.attempt + 1)
         assert code.turns() == []
     finally:
         system.redis.config_set("maxmemory", 0)
@@ -206,9 +206,9 @@ def test_while_pages_are_sent_tick_by_tick_nobody_misses_the_attempt(
     (handle,) = begin(system, code, gathering, results=20, size=600)
     system.make_old()
     attempt = system.row(raw(handle))["attempt"]
-    system.look(15)  # three times the TTL
+    system.pass_seconds(15)  # three times the TTL
     assert code.turns() == []
-    assert system.scheduler.term.patience == 0.0
+    assert system.scheduler.term.due_in == 0.0
     assert system.row(raw(handle))["attempt"] == attempt
     finish(system, code, handle)
     assert system.row(raw(handle))["attempt"] == attempt
@@ -220,7 +220,7 @@ def test_pages_that_are_gone_are_sent_again(system: System, code: Code, handle: 
     (key,) = pages(system)
     system.redis.hdel(key, "3")
     assert code.act(turn).missing
-    system.look(2)
+    system.pass_seconds(2)
     assert code.turns() == []  # not at once
     pass_time(system)
     finish(system, code, handle)
@@ -235,7 +235,7 @@ def test_a_page_that_somebody_overwrote_is_as_good_as_gone(
     (key,) = pages(system)
     system.redis.hset(key, "3", rubbish)
     assert code.act(turn).missing
-    system.look(2)
+    system.pass_seconds(2)
     assert code.turns() == []  # not at once
     pass_time(system)
     finish(system, code, handle)
@@ -251,7 +251,7 @@ def test_somebody_takes_the_key_between_two_pages(
     system.redis.set(key, "mine")
     turn = next_turn(system, code)
     assert code.act(turn).missing
-    system.look(2)
+    system.pass_seconds(2)
     assert code.turns() == []  # not at once
     pass_time(system)
     finish(system, code, handle)
@@ -262,7 +262,7 @@ def test_redis_loses_everything(system: System, code: Code, handle: WorkflowHand
     next_turn(system, code)
     code.worker.held.clear()
     system.redis.flushall()
-    system.look()
+    system.pass_seconds()
     finish(system, code, handle)
 
 
@@ -298,7 +298,7 @@ def test_the_leader_dies_between_two_pages(
     monkeypatch.undo()
     system.lead()
     system.make_old()
-    system.look_until(lambda: system.row(raw(handle))["attempt"] > attempt)
+    system.tick_until(lambda: system.row(raw(handle))["attempt"] > attempt)
     code.act(next_turn(system, code))
     system.tick()
     assert handle.result(0) == [600] * 20
@@ -313,7 +313,7 @@ def test_a_run_is_terminated_while_its_pages_are_sent(
     monkeypatch.setattr("orchestrator.scheduler.code.paging._PER_TICK", 1)
     (handle,) = begin(system, code, gathering, results=20, size=600)
     handle.terminate()
-    system.look(30)
+    system.pass_seconds(30)
     assert handle.status() == "cancelled"
     assert code.turns() == []
     assert pages(system) == []
@@ -343,7 +343,7 @@ def test_messages_of_a_tick_are_limited_too(
 ) -> None:
     monkeypatch.setattr("orchestrator.domain.code.history_budget.MOST_IN_MESSAGES", 1)
     handles = [gathering.start(0) for _ in range(3)]
-    system.look()
+    system.pass_seconds()
     assert len(code.turns()) == 1
     assert sorted(system.row(raw(handle))["status"] for handle in handles) == ["dispatched", "pending", "pending"]
 
@@ -358,7 +358,7 @@ def test_what_can_never_be_sent_is_stuck(
     code.worker.report(Activated(turn.id, turn.attempt, 0.1, missing=True))
     system.tick()
     pass_time(system)
-    system.look()
+    system.pass_seconds()
     assert handle.status() == "stuck"
     assert run_row(system, handle)["stuck"]["kind"] == "HistoryTooLong"
     monkeypatch.undo()

@@ -67,7 +67,7 @@ class Stage:
     def ask(self, ask: Callable[[], None]) -> None:
         """Ask for something, and have the leader answer."""
         asked = self.sent(ask)
-        self.system.look()
+        self.system.pass_seconds()
         asked.result(10)
 
     def sent(self, ask: Callable[[], None]) -> Future[None]:
@@ -93,11 +93,11 @@ def test_a_promise_may_be_resolved_at_any_time(stage: Stage, waits: CodeWorkflow
         stage.go(handle, "on")
     if moment == "in the same turn":
         handle.signal("go", "on")
-        stage.system.look()
+        stage.system.pass_seconds()
         turns = stage.worker.take()
         stage.ask(lambda: handle.resolve("approval", 7))
         stage.worker.report(*(act(stage.engine, one) for one in turns))
-        stage.system.look()
+        stage.system.pass_seconds()
     else:
         stage.ask(lambda: handle.resolve("approval", 7))
     stage.go(handle, *["on"] * (2 if moment.startswith("before") else 1))
@@ -155,7 +155,7 @@ def test_the_first_wins_also_if_it_was_early(stage: Stage, waits: CodeWorkflow[.
 def test_several_of_a_tick_are_told_apart(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
     handle = waits.start(0, ["a", "b"])
     asked = [stage.sent(lambda name=name: handle.resolve(name, name)) for name in ("a", "b")]
-    stage.system.look()
+    stage.system.pass_seconds()
     for one in asked:
         one.result(10)
     stage.go(handle, "on", "on", "on", "on")
@@ -172,7 +172,7 @@ def test_what_the_code_has_not_learnt_reaches_the_run_in_which_it_goes_on(
         stage.go(handle, "on")
     handle.signal("go", "continue")
     if moment == "while the turn is out":
-        stage.system.look()
+        stage.system.pass_seconds()
         turns = stage.worker.take()
         stage.ask(lambda: handle.resolve("approval", 7))
         stage.worker.report(*(act(stage.engine, one) for one in turns))
@@ -186,11 +186,11 @@ def test_what_the_code_has_not_learnt_reaches_the_run_in_which_it_goes_on(
 
 def test_a_run_that_has_ended_keeps_nothing(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
     handle = waits.start()
-    stage.system.look()
+    stage.system.pass_seconds()
     (turn,) = stage.worker.take()
     asked = stage.sent(lambda: handle.resolve("approval", 7))
     stage.worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[CompleteRun(ONE)]))
-    stage.system.look()
+    stage.system.pass_seconds()
     with pytest.raises(WrongState, match="has ended"):
         asked.result(10)
     assert stage.system.count("resolutions") == 0

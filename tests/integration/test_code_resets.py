@@ -48,10 +48,10 @@ class Stage:
         """Let the code run as far as it comes; tasks are held."""
         quiet = 0
         for _ in range(most):
-            self.system.look(after=0.1)
+            self.system.pass_seconds(after=0.1)
             taken = self.worker.take()
             for dispatch in taken:
-                if dispatch.is_activation:
+                if dispatch.is_turn_task:
                     activation = decode(Activation, dispatch.payload)
                     self.worker.report(self.engine.activate(activation, dispatch.id, dispatch.attempt))
                 else:
@@ -74,7 +74,7 @@ class Stage:
         """Make a call that waits for the leader, while that ticks, and for the worker if that is `working`."""
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(call)
-            pass_time = partial(self.play, most=1) if working else partial(self.system.look, after=0.1)
+            pass_time = partial(self.play, most=1) if working else partial(self.system.pass_seconds, after=0.1)
             eventually(lambda: pass_time() or future.done(), "the leader answers")
             return future.result()
 
@@ -226,12 +226,12 @@ def test_a_reset_run_whose_workflow_nobody_knows_is_stuck_and_not_failed(
     stage.play()
     stage.worker.die()
     stage.system.worker("w2")
-    stage.system.look_until(lambda: not stage.system.scheduler.term.fleet.knows("default", "order"))
+    stage.system.tick_until(lambda: not stage.system.scheduler.term.fleet.knows("default", "order"))
     begun, anew = stage.ask(lambda: old.reset(to=4)), order.start()
-    stage.system.look(10)
+    stage.system.pass_seconds(10)
     stage.system.lead(offset=stage.system.settings.unknown_task_timeout + 60)
     stage.system.settle()
-    stage.system.look_until(lambda: anew.status() == "failed")
+    stage.system.tick_until(lambda: anew.status() == "failed")
     assert begun.status() == "stuck"
 
 
@@ -430,7 +430,7 @@ def test_a_parent_and_its_detached_child_are_both_reset(stage: Stage, child_firs
             for count, (handle, to) in enumerate(resets, 1):
                 futures.append(pool.submit(handle.reset, to=to))
                 eventually(lambda count=count: stage.system.count("inbox") == count)  # type: ignore[misc]
-            eventually(lambda: stage.system.look(after=0.1) or all(one.done() for one in futures))
+            eventually(lambda: stage.system.pass_seconds(after=0.1) or all(one.done() for one in futures))
         stage.play()
     else:
         for handle, to in resets:
@@ -538,9 +538,9 @@ def test_resets_of_one_run_are_done_one_by_one(
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(handle.reset, to=1) for handle in (*handles, handles[0])]
         eventually(lambda: stage.system.count("inbox") == 4)
-        stage.system.look(after=0.1)
+        stage.system.pass_seconds(after=0.1)
         assert stage.system.count("inbox") == 3
-        eventually(lambda: stage.system.look(after=0.1) or all(one.done() for one in futures))
+        eventually(lambda: stage.system.pass_seconds(after=0.1) or all(one.done() for one in futures))
     errors = [future.exception() for future in futures]
     refused = [error for error in errors if error is not None]
     assert len(refused) == 1
@@ -570,11 +570,11 @@ def test_a_leader_that_dies_amid_a_reset_has_done_nothing(
         future = pool.submit(handle.reset, to=4)
         eventually(lambda: stage.system.count("inbox") == 1)
         monkeypatch.setattr(where, at, die)
-        stage.system.look(after=0.1)
+        stage.system.pass_seconds(after=0.1)
         assert died
         assert stage.system.count("runs") == stage.system.count("inbox") == 1
         assert handle.status() == "running"
         stage.system.lead()
-        eventually(lambda: stage.system.look(after=0.1) or future.done())
+        eventually(lambda: stage.system.pass_seconds(after=0.1) or future.done())
     assert stage.system.count("runs") == 2
     assert order.starting(id="o-1", on_conflict="return").start() == future.result()

@@ -46,7 +46,7 @@ def test_a_result_that_was_not_kept_is_none(system: System, engine_: Engine) -> 
 
     worker = system.worker(knows=("count", "double"))
     handle = double.start()
-    system.look()
+    system.pass_seconds()
     worker.report(act(engine_, *worker.take()))
     system.tick()
     (task,) = worker.take()
@@ -60,7 +60,7 @@ def test_a_result_that_was_not_kept_is_none(system: System, engine_: Engine) -> 
 def test_from_start_to_result(system: System, double: CodeWorkflow[..., Any], engine_: Engine) -> None:
     worker = worker_of(system)
     handle = double.start(7)
-    system.look()
+    system.pass_seconds()
     (first,) = worker.take()
     assert activation(first).after == 0
     worker.report(act(engine_, first))
@@ -95,7 +95,7 @@ def test_from_start_to_result(system: System, double: CodeWorkflow[..., Any], en
 def test_a_batch_is_applied_once(system: System, double: CodeWorkflow[..., Any], engine_: Engine) -> None:
     worker = worker_of(system)
     handle = double.start(7)
-    system.look()
+    system.pass_seconds()
     (first,) = worker.take()
     report = act(engine_, first)
     worker.report(report)
@@ -121,13 +121,13 @@ def test_the_worker_that_has_the_code_gets_what_is_new_and_any_other_everything(
     tasks = [*worker.take(), *other.take()]
     (worker if (tasks[0].id, 1) in worker.held else other).succeed(tasks[0])
     system.tick()
-    assert not [task for task in idle.take() if task.is_activation]
-    (second,) = [task for task in owner.take() if task.is_activation]
+    assert not [task for task in idle.take() if task.is_turn_task]
+    (second,) = [task for task in owner.take() if task.is_turn_task]
     assert activation(second).after == 1
     owner.die()
     system.make_old()
-    system.look_until(lambda: system.row(first.id)["attempt"] > second.attempt)
-    (third,) = [task for task in idle.take() if task.is_activation]
+    system.tick_until(lambda: system.row(first.id)["attempt"] > second.attempt)
+    (third,) = [task for task in idle.take() if task.is_turn_task]
     assert activation(third).after == 0
     assert len(activation(third).events) == 5
 
@@ -137,14 +137,14 @@ def test_code_that_does_not_fit_is_stuck_until_other_code_comes(
 ) -> None:
     worker = worker_of(system)
     handle = double.start(7)
-    system.look()
+    system.pass_seconds()
     (first,) = worker.take()
     why = Violation(3, "TaskTypeMismatch", "history has 'a' and the code says 'b'", "- a\n+ b")
     worker.report(Activated(first.id, first.attempt, 0.1, stuck=why))
     system.tick()
     assert handle.status() == "stuck"
     assert run_row(system, handle)["status"] == "running"
-    system.look(3)
+    system.pass_seconds(3)
     assert not worker.take()
     handle.retry()
     system.tick(2)
@@ -153,7 +153,7 @@ def test_code_that_does_not_fit_is_stuck_until_other_code_comes(
     system.tick()
     assert handle.status() == "stuck"
     worker_of(system, "w2")
-    system.look(2)
+    system.pass_seconds(2)
     assert handle.status() == "running"
     third = [*worker.take(), *system.workers[1].take()]
     assert [task.attempt for task in third] == [3]
@@ -164,10 +164,10 @@ def test_a_pinned_run_waits_for_a_worker_with_its_version(
 ) -> None:
     worker = worker_of(system)
     handle = double.starting(pinned=True).start(7)
-    system.look(2)
+    system.pass_seconds(2)
     assert not worker.take()
     worker.learn("double@1")
-    system.look(2)
+    system.pass_seconds(2)
     (first,) = worker.take()
     worker.report(act(engine_, first))
     system.tick()
@@ -179,7 +179,7 @@ def test_a_signal_that_is_to_start_a_run_does_so_if_the_open_one_ends_before_it_
 ) -> None:
     worker = worker_of(system)
     first = double.starting(id="d-1").start(7)
-    system.look()
+    system.pass_seconds()
     (turn,) = worker.take()
     for number in (1, 2):
         assert double.starting(id="d-1", signal=("more", number)).start(8) == first
@@ -195,7 +195,7 @@ def test_code_that_kills_its_workers_is_stuck_and_not_failed(system: System, dou
     worker = worker_of(system)
     handle = double.start(7)
     for _ in range(system.settings.loss_limit + 2):
-        system.look()
+        system.pass_seconds()
         for dispatch in worker.take():
             worker.report(Lost(dispatch.id, dispatch.attempt, alone=dispatch.alone))
         system.tick()
@@ -211,13 +211,13 @@ def test_a_timer_wakes_the_code_when_it_is_due(system: System, engine_: Engine) 
 
     worker = worker_of(system)
     handle = sleeper.start()
-    system.look()
+    system.pass_seconds()
     (first,) = worker.take()
     worker.report(act(engine_, first))
-    system.look(2)
+    system.pass_seconds(2)
     assert not worker.take()
     system.lead(offset=3601)
-    system.look(2)
+    system.pass_seconds(2)
     (second,) = worker.take()
     worker.report(act(engine_, second))
     system.tick()
@@ -232,12 +232,12 @@ def test_a_run_whose_time_is_up_is_asked_to_end_and_has_failed(system: System, e
 
     worker = worker_of(system)
     handle = sleeper.start()
-    system.look()
+    system.pass_seconds()
     (first,) = worker.take()
     worker.report(act(engine_, first))
     system.tick()
     system.lead(offset=61)
-    system.look(2)
+    system.pass_seconds(2)
     (second,) = worker.take()
     worker.report(act(engine_, second))
     system.tick()
@@ -250,12 +250,12 @@ def test_a_run_whose_time_is_up_is_asked_to_end_and_has_failed(system: System, e
 def test_a_run_is_forgotten_with_its_history(system: System, double: CodeWorkflow[..., Any]) -> None:
     worker = worker_of(system)
     handle = double.starting(id="d-1").start(7)
-    system.look()
+    system.pass_seconds()
     (first,) = worker.take()
     worker.report(Activated(first.id, first.attempt, 0.1, through=1, commands=[CompleteRun(ONE)]))
     system.tick()
     assert handle.result(0) == 1
     with system.engine.connect() as connection:
-        assert sum(retention.forget_rest(connection, [raw(handle)], 2)) == 4  # its own task, and three events
+        assert sum(retention.forget_rest(connection, [raw(handle)], 2)) == 4  # its turn task, and three events
         connection.commit()
     assert system.count("histories") == system.count("run_keys") == system.count("ended_tasks") == 0

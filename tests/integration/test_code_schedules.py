@@ -34,7 +34,7 @@ def nightly(system: System) -> CodeWorkflow[..., Any]:
 @pytest.fixture
 def worker(system: System) -> Worker:
     worker = system.worker(knows=("nightly",), queue="nights")
-    system.look()
+    system.pass_seconds()
     return worker
 
 
@@ -43,16 +43,16 @@ def runs(system: System) -> list[dict[str, Any]]:
 
 
 def end(system: System, worker: Worker, command: Command) -> None:
-    system.look()
-    turns = [task for task in worker.take() if task.is_activation]
+    system.pass_seconds()
+    turns = [task for task in worker.take() if task.is_turn_task]
     assert turns
     worker.report(*(Activated(one.id, one.attempt, 0.1, through=1, commands=[command]) for one in turns))
-    system.look()
+    system.pass_seconds()
 
 
 def pass_minutes(system: System, minutes: int) -> None:
     system.lead(offset=minutes * MINUTE)
-    system.look()
+    system.pass_seconds()
 
 
 def test_what_the_code_declares_starts_one_run_a_fire(

@@ -43,7 +43,7 @@ def worker(system: System) -> Worker:
 def first(system: System, basket: CodeWorkflow[..., Any], worker: Worker) -> WorkflowHandle[Any]:
     """A run under the id b-1, whose code has its first turn."""
     first = basket.starting(id="b-1").start()
-    system.look()
+    system.pass_seconds()
     return first
 
 
@@ -65,7 +65,7 @@ def test_the_handle_is_about_the_run_that_begins_with_it(
     assert (first.status(), first.result(0)) == ("success", 1)
     assert handle.status() == "running"
     assert [event.what.__struct_config__.tag for event in handle.history().events] == ["run_started", "signal_received"]
-    system.look()
+    system.pass_seconds()
     end(worker, *worker.take(), TWO)
     system.tick()
     assert (handle.result(0), asyncio.run(handle.aresult(0)), first.result(0)) == (2, 2, 1)
@@ -76,7 +76,7 @@ def test_or_about_the_one_that_another_signal_has_begun(
 ) -> None:
     handles = [signalled(basket, number) for number in (1, 2, 3)]
     end(worker, *worker.take(), ONE)
-    system.look()
+    system.pass_seconds()
     assert len({handle.history().run_id for handle in handles}) == 1
     end(worker, *worker.take(), TWO)
     system.tick()
@@ -92,7 +92,7 @@ def test_it_stays_with_the_run_that_gets_the_signal(
     system.tick()
     (turn,) = worker.take()
     worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[ContinueRun(b"\x92\x90\x80", {})]))
-    system.look(2)
+    system.pass_seconds(2)
     assert handle.status() == "running"
     end(worker, *worker.take(), TWO)
     system.tick()
@@ -115,7 +115,7 @@ def test_a_client_starts_another_run_at_the_same_moment(
         eventually(lambda: system.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))
         transaction.commit()
         ticking.join()
-    system.look()
+    system.pass_seconds()
     assert system.count("runs") == 2
     assert handle.history().run_id == mine.bytes
     assert [event.what.__struct_config__.tag for event in handle.history().events] == ["run_started", "signal_received"]
@@ -125,23 +125,23 @@ def test_nobody_returns_before_it_is_known_where_the_signal_went(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
     handle = signalled(basket)
-    (wish,) = system.sql("DELETE FROM orchestrator.inbox RETURNING *")  # as if it had not been committed yet
+    (request,) = system.sql("DELETE FROM orchestrator.inbox RETURNING *")  # as if it had not been committed yet
     end(worker, *worker.take(), ONE)
     system.tick()
     assert first.result(0) == 1
     system.sql(
         "INSERT INTO orchestrator.inbox (id, kind, target, body) OVERRIDING SYSTEM VALUE"
         " VALUES (:id, :kind, :target, CAST(:body AS jsonb))",
-        id=wish["id"],
-        kind=wish["kind"],
-        target=wish["target"],
-        body=json.dumps(wish["body"]),
+        id=request["id"],
+        kind=request["kind"],
+        target=request["target"],
+        body=json.dumps(request["body"]),
     )
     with pytest.raises(ResultTimeout):
         handle.result(0)
     with pytest.raises(ResultTimeout):
         asyncio.run(handle.aresult(0))
-    system.look(2)
+    system.pass_seconds(2)
     end(worker, *worker.take(), TWO)
     system.tick()
     assert handle.result(0) == 2

@@ -49,9 +49,9 @@ def turn(system: System, worker: Worker, engine: Engine, *, fresh: bool = True) 
     """Let the code of runs do what it can, replayed each time; return tasks that are left."""
     left: list[Any] = []
     for _ in range(6):
-        system.look()
+        system.pass_seconds()
         for dispatch in worker.take():
-            if dispatch.is_activation:
+            if dispatch.is_turn_task:
                 worker.report(act(engine, dispatch))
                 if fresh:
                     engine.evict(dispatch.id)

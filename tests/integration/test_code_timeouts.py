@@ -78,7 +78,7 @@ def test_code_that_could_not_know_has_its_grace_later(
     worker.die()
     for offset in (TIMEOUT + 1, TIMEOUT + GRACE + 5):
         system.lead(offset=offset)
-        system.look(3)
+        system.pass_seconds(3)
     assert handle.status() == "running"
     system.worker("w2", knows=("job", "deaf", "deaf_child"))
     (second,) = [one for one in system.workers if one.name == "w2"]
@@ -94,10 +94,10 @@ def test_a_stuck_run_waits_for_code_that_fits(
     handle = deaf.start()
     for offset in (0, TIMEOUT + 1, TIMEOUT + GRACE + 5, TIMEOUT + 2 * GRACE + 10):
         system.lead(offset=offset)
-        system.look()
+        system.pass_seconds()
         (turn,) = worker.take()  # a new leader lets it try again
         worker.report(Activated(turn.id, turn.attempt, 0.1, stuck=Violation(1, "Mismatch", "no")))
-        system.look(2)
+        system.pass_seconds(2)
         assert run_row(system, handle)["stuck"] is not None
 
 
@@ -107,8 +107,8 @@ def test_code_that_hangs_in_a_turn_is_ended(
     handle = deaf.start()
     turns(system, worker, engine_)
     system.lead(offset=TIMEOUT + 1)
-    system.look(2)
+    system.pass_seconds(2)
     assert worker.take()
     system.lead(offset=TIMEOUT + GRACE + 5)
-    system.look(3)
+    system.pass_seconds(3)
     assert handle.status() == "failed"

@@ -33,13 +33,13 @@ from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import Dispatch, Failed, Lost, NewTask, Noted, Succeeded, TaskError
 from orchestrator.scheduler.news import News
-from orchestrator.sdk.tasks.context import enter
+from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.store import database
 from orchestrator.store.tasks import completions, details, enqueue, transitions
-from orchestrator.store.tasks.transitions import Again, Beginning, Ending
+from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Requeue
 from orchestrator.workers.running.job import Bundle, Job
-from orchestrator.workers.running.task_runtime import JobOutlet
+from orchestrator.workers.running.task_runtime import JobRuntime
 from tests.integration.parts import Parts
 from tests.waiting import eventually
 
@@ -90,7 +90,7 @@ def put(
     )
     assert [claimed.attempt for claimed in transitions.claim(connection, {task.hex(): 1}, NOW)] == [1]
     if running:
-        transitions.start(connection, [Beginning(task, 1, 0.5, "worker")], NOW)
+        transitions.start(connection, [AttemptStart(task, 1, 0.5, "worker")], NOW)
     connection.commit()
     return task
 
@@ -138,10 +138,12 @@ def apply(connection: Connection, *reports: Any) -> News:
 # -- what takes an attempt away
 
 TAKERS: dict[str, Callable[[Connection, bytes], Any]] = {
-    "again": lambda c, task: transitions.again(c, [Again(task, 1, 0.0, 1, 0, False, "failed", ERROR, "w", 0.1)], NOW),
-    "fail the attempt": lambda c, task: transitions.end(c, TaskState.FAILED, [Ending(task, 1, "why", ERROR)], NOW),
-    "fail": lambda c, task: transitions.end(c, TaskState.FAILED, [Ending(task, None, "why", ERROR)], NOW),
-    "cancel": lambda c, task: transitions.end(c, TaskState.CANCELLED, [Ending(task, None, "why", ERROR)], NOW),
+    "requeue": lambda c, task: transitions.requeue(
+        c, [Requeue(task, 1, 0.0, 1, 0, False, "failed", ERROR, "w", 0.1)], NOW
+    ),
+    "fail the attempt": lambda c, task: transitions.end(c, TaskState.FAILED, [AttemptEnd(task, 1, "why", ERROR)], NOW),
+    "fail": lambda c, task: transitions.end(c, TaskState.FAILED, [AttemptEnd(task, None, "why", ERROR)], NOW),
+    "cancel": lambda c, task: transitions.end(c, TaskState.CANCELLED, [AttemptEnd(task, None, "why", ERROR)], NOW),
 }
 
 
@@ -190,7 +192,7 @@ def test_an_attempt_that_the_leader_takes_away_meanwhile_keeps_nothing(
 
 def test_other_writes_of_the_leader_do_no_harm_to_a_completion(connection: Connection, other: Connection) -> None:
     for change in (
-        lambda task: transitions.start(connection, [Beginning(task, 1, 0.5, "worker")], NOW),
+        lambda task: transitions.start(connection, [AttemptStart(task, 1, 0.5, "worker")], NOW),
         lambda task: details.save(connection, [Noted(task, 1, b"details")]),
     ):
         task = put(connection)
@@ -289,7 +291,7 @@ def test_what_follows_a_success_is_given_the_completion(
 
 def test_an_older_attempt_is_refused_at_once(connection: Connection, other: Connection) -> None:
     task = put(connection)
-    transitions.again(connection, [Again(task, 1)], NOW)
+    transitions.requeue(connection, [Requeue(task, 1)], NOW)
     connection.commit()
     assert not completions.begin(other, task, 1)
     other.rollback()
@@ -351,8 +353,8 @@ class Running:
         self.job = Job(Dispatch(task, 1, "job", b"", "default", options), Bundle("", "", "", 1), 0, 0.0)
         self.job.begin(0.0)
         self.outbox = Gathered()
-        self.outlet = JobOutlet(self.job, self.outbox, app)
-        self.ctx: TaskContext = self.outlet.context()
+        self.runtime = JobRuntime(self.job, self.outbox, app)
+        self.ctx: TaskContext = self.runtime.context()
 
 
 @pytest.fixture
@@ -366,9 +368,9 @@ def app(database_url: str, redis_url: str) -> Iterator[Orchestrator]:
 @pytest.fixture
 def running(connection: Connection, app: Orchestrator) -> Iterator[Running]:
     running = Running(app, put(connection))
-    enter(running.outlet)
+    enter_task(running.runtime)
     yield running
-    enter(None)
+    enter_task(None)
 
 
 def children(connection: Connection) -> int:
@@ -466,7 +468,7 @@ def test_an_attempt_that_is_over_says_so(app: Orchestrator, running: Running, co
     late = pytest.raises(AttemptOver, match="Attempt 1 of task .* no longer counts")
     with late, running.ctx.transaction() as transaction:
         write(transaction, "never")
-        transitions.again(connection, [Again(task, 1)], NOW)
+        transitions.requeue(connection, [Requeue(task, 1)], NOW)
         connection.commit()
     assert ledger(connection) == []
     with pytest.raises(AttemptOver), running.ctx.transaction():
@@ -485,8 +487,8 @@ def test_what_is_not_possible_is_refused_with_advice(app: Orchestrator, running:
 
     with pytest.raises(OrchestratorError, match="asyncio.to_thread"):
         asyncio.run(on_the_loop())
-    running.outlet = JobOutlet(running.job, running.outbox)
-    with pytest.raises(ConfigurationError, match="worker --database"), running.outlet.transaction():
+    running.runtime = JobRuntime(running.job, running.outbox)
+    with pytest.raises(ConfigurationError, match="worker --database"), running.runtime.transaction():
         raise AssertionError
     alone = TaskContext(task_id=running.ctx.task_id, task_name="job", attempt=1, queue="default")
     with pytest.raises(OrchestratorError, match="made by hand"):
@@ -571,7 +573,7 @@ def test_the_documented_rights_are_enough(
         settings = Settings(database_url=url.render_as_string(hide_password=False), redis_url=redis_url)
         worker = Orchestrator(settings)
         running = Running(worker, put(connection))
-        enter(running.outlet)
+        enter_task(running.runtime)
         child = worker.task(name="child")(lambda number=0: number)
         with running.ctx.transaction() as transaction:
             assert transaction.exec_driver_sql("SELECT current_user").scalar_one() == "shop_worker"
@@ -582,13 +584,13 @@ def test_the_documented_rights_are_enough(
             assert child.options(unique_key="key").enqueue(4) == first
             with pytest.raises(Duplicate, match="other arguments"):
                 worker.enqueue_many(child.options(idempotency_key="once"), [(5,), (6,)])
-        enter(None)
+        enter_task(None)
         worker.close()
         apply(connection)
         assert outcome(connection, running.job.dispatch.id)[0] == "success"
         assert (ledger(connection), children(connection)) == (["allowed"], 4)
     finally:
-        enter(None)
+        enter_task(None)
         connection.rollback()
         with engine.begin() as owner:
             owner.exec_driver_sql("DROP OWNED BY shop_worker; DROP ROLE shop_worker")

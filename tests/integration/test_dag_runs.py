@@ -24,7 +24,7 @@ def begin(system: System, text: str, **params: Any) -> RunHandle[Any]:
     """Apply a workflow and start a run of it, which has begun when this returns."""
     apply(system, text)
     run = system.app.workflows[loads(text).name].start(**params)
-    system.look()
+    system.pass_seconds()
     return run
 
 
@@ -86,7 +86,7 @@ def test_limits_of_two_workflows_are_never_the_same(system: System) -> None:
     system.worker()
     pairs = [("a", "b/c"), ("a/b", "c"), ("a", "b|c"), ("a/b", "|c"), ("a", "/b/c"), ("a", "b/c")]
     runs = [system.app.workflows[name].start(key=key) for name, key in pairs]
-    system.look()
+    system.pass_seconds()
     assert [run.progress().status for run in runs] == ["running"] * 5 + ["pending"]
 
 
@@ -110,21 +110,21 @@ def test_a_run_that_waits_for_its_limit_has_all_of_its_time_left(system: System)
     text = f"name: timed\nconcurrency: 1\ntimeout: 1m\n{ONE}"
     first = begin(system, text)
     second = system.app.workflows["timed"].start()
-    system.look()
+    system.pass_seconds()
     system.sql("UPDATE orchestrator.runs SET deadline = NULL WHERE id = CAST(:id AS uuid)", id=first.id)
     system.lead(offset=3_600)
     system.worker()
-    system.look(3)
+    system.pass_seconds(3)
     assert second.progress().status == "pending", "an hour in line is not its own"
     first.cancel()
-    system.look_until(lambda: second.progress().status == "running")
+    system.tick_until(lambda: second.progress().status == "running")
     left = system.sql(
         "SELECT extract(epoch FROM deadline - started_at) AS left FROM orchestrator.runs WHERE id = CAST(:id AS uuid)",
         id=second.id,
     )
     assert float(left[0]["left"]) == pytest.approx(60.0)
     system.lead(offset=3_600 + 61)
-    system.look_until(lambda: second.progress().status == "failed")
+    system.tick_until(lambda: second.progress().status == "failed")
     assert row(system, second)["reason"] == "timed out"
 
 
@@ -137,7 +137,7 @@ def test_a_run_of_the_release_before_has_its_time_when_it_begins(system: System)
         "deadline = now() - interval '59 minutes' WHERE id = CAST(:id AS uuid)",
         id=run.id,
     )
-    system.look(2)
+    system.pass_seconds(2)
     found = row(system, run)
     assert (found["status"], found["timeout"]) == ("running", 60.0)
     assert (found["deadline"] - found["started_at"]).total_seconds() == pytest.approx(60.0)
@@ -195,18 +195,18 @@ def test_a_rerun_repeats_a_step_and_what_is_below_and_what_did_not_succeed(syste
     worker = system.worker()
     apply(system, REPEATED)
     run = system.app.workflows["repeated"].options(tags=["manual"]).start()
-    system.look()
+    system.pass_seconds()
     finish(system, worker, fail=("bad",))
     assert run.progress().status == "failed"
     again = run.rerun(from_step="b")
-    system.look()
+    system.pass_seconds()
     assert sorted(finish(system, worker)) == ["b", "bad", "c"], "`after` succeeded, and is not below `b`"
     assert again.progress().status == "success"
     assert row(system, again)["tags"] == ["nightly", "manual"]
     assert again.outputs()["after"] == "after"
     assert (again.progress().counters.total, again.progress().counters.open) == (5, 0)
     whole = run.rerun()
-    system.look()
+    system.pass_seconds()
     assert sorted(finish(system, worker)) == ["a", "after", "b", "bad", "c"]
     assert row(system, whole)["tags"] == ["nightly", "manual"]
     assert UUID(whole.id) != UUID(again.id)
@@ -243,7 +243,7 @@ def test_what_a_step_is_given_of_those_that_did_not_succeed(system: System) -> N
     worker.fail(tasks["part"][1])
     worker.succeed(tasks["part"][0], tasks["part"][2], tasks["quick"][0], result=msgspec.msgpack.encode("x"))
     system.app.handle(str(UUID(bytes=tasks["stopped"][0].id))).cancel()
-    system.look(2)
+    system.pass_seconds(2)
     given = {steps_of([task])[0]: msgspec.msgpack.decode(task.payload)[1] for task in worker.take()}
     assert given == {
         "gather": {"number": ["x", None, "x"]},

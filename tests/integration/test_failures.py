@@ -15,17 +15,17 @@ def test_a_failure_is_tried_again_after_its_backoff(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch(retries=Retry(max=3, base=60, jitter=0))
     worker.fail(*worker.take())
-    system.look(3)
+    system.pass_seconds(3)
     row = system.row(handle)
     assert (row["status"], row["attempt"], row["failures"]) == ("pending", 1, 1)
     (attempt,) = system.sql("SELECT *, CAST(:id AS uuid) FROM orchestrator.attempts", id=handle.id)
     assert (attempt["attempt"], attempt["outcome"], attempt["error"]["kind"]) == (1, "failed", "ValueError")
     assert row["wake_at"] - attempt["ended_at"] == timedelta(seconds=60)
     system.lead(offset=59)
-    system.look()
+    system.pass_seconds()
     assert handle.status() == "pending"
     system.lead(offset=61)
-    system.look()
+    system.pass_seconds()
     row = system.row(handle)
     assert (row["status"], row["attempt"], row["failures"]) == ("dispatched", 2, 1)
     worker.fail(*worker.take())
@@ -37,10 +37,10 @@ def test_a_failure_is_tried_again_after_its_backoff(system: System) -> None:
 def test_a_task_fails_when_its_tries_are_used_up(system: System) -> None:
     worker = system.worker()
     handle = system.job.options(retries=Retry(max=2, base=0.001, jitter=0)).enqueue()
-    system.look()
+    system.pass_seconds()
     for attempt in (1, 2, 3):
         taken: list[Dispatch] = []
-        system.look_until(lambda taken=taken: taken.extend(worker.take()) or taken)  # type: ignore[misc]
+        system.tick_until(lambda taken=taken: taken.extend(worker.take()) or taken)  # type: ignore[misc]
         assert [task.attempt for task in taken] == [attempt]
         worker.fail(*taken)
     system.tick()
@@ -50,7 +50,7 @@ def test_a_task_fails_when_its_tries_are_used_up(system: System) -> None:
     with pytest.raises(TaskFailed, match="ValueError: no") as caught:
         handle.result(0)
     assert (caught.value.kind, caught.value.traceback) == ("ValueError", "a traceback")
-    system.look(3)
+    system.pass_seconds(3)
     assert worker.take() == []
 
 
@@ -81,7 +81,7 @@ def test_a_failed_task_can_be_retried_by_hand(system: System) -> None:
     worker.fail(*worker.take())
     system.tick()
     handle.retry()
-    system.look()
+    system.pass_seconds()
     row = system.row(handle)
     assert (row["status"], row["attempt"], row["failures"]) == ("dispatched", 2, 0)
     worker.succeed(*worker.take())

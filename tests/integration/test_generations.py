@@ -25,7 +25,7 @@ def restart(system: System, *, empty: bool) -> None:
         system.redis.flushdb()
     system.sql("UPDATE orchestrator.cursors SET server = 'an earlier life'")
     system.lead()
-    system.look(2)
+    system.pass_seconds(2)
     assert system.generation != before
 
 
@@ -62,10 +62,10 @@ def test_after_flushall_only_what_nobody_has_is_run_again(system: System) -> Non
     old = system.generation
     system.redis.flushall()
     system.make_old()
-    system.look()
+    system.pass_seconds()
     assert system.generation != old
-    system.look_until(lambda: system.row(lost)["attempt"] == 2 and system.row(unread)["attempt"] == 2)
-    system.look(20)
+    system.tick_until(lambda: system.row(lost)["attempt"] == 2 and system.row(unread)["attempt"] == 2)
+    system.pass_seconds(20)
     assert [(row["attempt"], row["failures"], row["losses"]) for row in map(system.row, (kept, running))] == [
         (1, 0, 0)
     ] * 2
@@ -83,7 +83,7 @@ def test_nothing_is_judged_before_everyone_had_time_to_be_heard(system: System) 
     system.redis.flushall()
     system.make_old()
     for _ in range(int(TTL) - 1):
-        system.look()
+        system.pass_seconds()
         assert system.row(handle)["attempt"] == 1
 
 
@@ -95,7 +95,7 @@ def test_a_report_from_before_the_flushall_counts_once_when_it_is_sent_again(sys
     system.redis.flushall()  # the report is gone with everything else
     worker.held = [(task.id, 1)]
     system.make_old()
-    system.look(10)
+    system.pass_seconds(10)
     worker.succeed(task)
     worker.succeed(task)
     system.tick()
@@ -112,7 +112,7 @@ def test_an_applied_mark_that_went_back_begins_a_generation(system: System) -> N
     system.tick()
     old = system.generation
     system.redis.set(KEYS.applied, before or encode(Applied(old, "0-1")))
-    system.look()
+    system.pass_seconds()
     assert system.generation != old
     assert handle.status() == "success"
     (again,) = system.dispatch()
@@ -125,7 +125,7 @@ def test_the_streams_of_an_old_generation_are_removed(system: System) -> None:
     worker.take()
     old = system.generation
     system.redis.delete(KEYS.generation)
-    system.look()
+    system.pass_seconds()
     assert system.generation != old
     assert system.redis.exists(KEYS.events(old), KEYS.queue(old, "default")) == 0
     assert system.redis.exists(KEYS.events(system.generation)) == 1

@@ -110,7 +110,7 @@ class Promises:
     # -- the leader and its stores
 
     def tick(self, times: int) -> None:
-        self.system.look()
+        self.system.pass_seconds()
         self.system.tick(times)
 
     def another_leader(self, seconds: float) -> None:
@@ -183,10 +183,10 @@ class Promises:
             self.system.tick()
             return self.system.count("tasks") == 0
 
-        self.system.look()
-        self.system.look_until(ended)
+        self.system.pass_seconds()
+        self.system.tick_until(ended)
         assert {handle.status() for handle in self.handles} <= {str(state) for state in ENDED_TASK_STATES}
-        self.system.look_until(lambda: self.system.count("inbox") == 0)
+        self.system.tick_until(lambda: self.system.count("inbox") == 0)
         assert self.system.sql("SELECT key FROM orchestrator.unique_keys WHERE scope <> 'period'") == []
         for scheduler in self.system.schedulers:
             scheduler._leadership.disconnect()

@@ -133,7 +133,7 @@ def test_data_is_accepted_or_refused_clearly(system: System, door: str) -> None:
             assert [system.count(table) for table in STORED] == before, f"{what} was refused, and something is stored"
         else:
             assert [system.count(table) for table in STORED] != before, what
-    system.look(3)  # and whatever was accepted, the leader can read
+    system.pass_seconds(3)  # and whatever was accepted, the leader can read
     for row in system.sql("SELECT payload FROM orchestrator.tasks"):
         decode_value(bytes(row["payload"]))
 
@@ -142,7 +142,7 @@ def test_what_is_accepted_comes_as_it_was(system: System) -> None:
     accepted = ("a NUL", "a NUL in a key", "text that looks like a NUL", "two hundred levels", "the largest number")
     for what in accepted:
         system.job.enqueue(STRANGE[what])
-    system.look()
+    system.pass_seconds()
     received = [msgspec.msgpack.decode(task.payload)[0][0] for task in system.workers[0].take()]
     assert received == [STRANGE[what] for what in accepted]
 
@@ -152,7 +152,7 @@ def test_a_key_of_a_lane_may_be_long(system: System) -> None:
     system.app.workflows.apply(loads(WORKFLOW))
     long = "".join(random.Random(1).choices(string.printable, k=500_000))
     run = system.app.workflows["strange"].start(text=long)
-    system.look()
+    system.pass_seconds()
     assert run.progress().status == "running"
     (row,) = system.sql("SELECT lane, params FROM orchestrator.runs")
     assert row["params"]["text"] == long
@@ -181,13 +181,13 @@ def chain(system: System, second: str, result: bytes) -> tuple[RunHandle[Any], s
     system.app.workflows.apply(loads(CHILD))
     system.app.workflows.apply(loads(CHAIN.replace("FIELDS", second)))
     run = system.app.workflows["chain"].start()
-    system.look()
+    system.pass_seconds()
     (worker,) = system.workers
     worker.succeed(*worker.take(), result=result)
-    system.look()
+    system.pass_seconds()
     for _ in range(5):
         worker.succeed(*worker.take())
-        system.look()
+        system.pass_seconds()
     with system.engine.connect() as connection:
         steps = {step.name: step for step in insights.list_steps(connection, UUID(run.id))}
     return run, steps["second"].reason or ""
@@ -207,7 +207,7 @@ def test_a_result_that_cannot_be_read_fails_the_step_that_needs_it(system: Syste
     assert "The output of task 'first' cannot be read" in reason
     assert (run.progress().counters.success, run.progress().counters.failed) == (1, 1)
     handle = system.job.enqueue(1)
-    system.look()
+    system.pass_seconds()
     (worker,) = system.workers
     worker.succeed(*worker.take())
     system.tick()
@@ -251,7 +251,7 @@ def test_an_event_that_does_not_fit_stops_nothing(system: System) -> None:
     system.app.workflows.apply(loads(text))
     system.app.post_event("arrived", ["no name"])
     system.app.post_event("arrived", {"name": "a"})
-    system.look(3)
+    system.pass_seconds(3)
     assert system.count("inbox") == 0
     assert system.count("runs") == 1
 
@@ -262,7 +262,7 @@ def test_a_filter_that_does_not_fit_an_event_is_told_with_its_workflow(
     text = CHILD + 'on: [{event: arrived, filter: "event.total > 10", params: {value: 1}}]\n'
     system.app.workflows.apply(loads(text))
     system.app.post_event("arrived", {"total": "much"})
-    system.look(2)
+    system.pass_seconds(2)
     assert system.count("runs") == 0
     name = loads(text).name
     (told,) = [record.getMessage() for record in caplog.records if "filter" in record.getMessage()]
@@ -288,7 +288,7 @@ def created(system: System) -> int:
 def test_a_fan_out_that_looks_into_a_long_list_for_each_item_is_created(system: System) -> None:
     system.app.workflows.apply(loads(BOMB.replace("INPUT", 'number: "${item in params.known}"')))
     run = system.app.workflows["bomb"].start(many=list(range(3_000)), known=list(range(1_000, 120_000)))
-    system.look_until(lambda: created(system) == 3_000)
+    system.tick_until(lambda: created(system) == 3_000)
     assert run.progress().status == "running"
     system.tick()
     assert created(system) == 3_000
@@ -300,7 +300,7 @@ def test_a_fan_out_that_costs_too_much_fails_and_others_go_on(system: System) ->
     system.app.workflows.apply(loads(BOMB.replace("INPUT", f"number: {{{often}}}")))
     run = system.app.workflows["bomb"].start(many=list(range(1_000)), known=list(range(100_000)))
     handle = system.job.enqueue(1)
-    system.look_until(lambda: run.progress().status == "failed")
+    system.tick_until(lambda: run.progress().status == "failed")
     with system.engine.connect() as connection:
         (step,) = insights.list_steps(connection, UUID(run.id))
     assert "one may be named too often" in (step.reason or "")
@@ -315,7 +315,7 @@ def test_tasks_with_large_inputs_are_created_a_few_in_a_tick(system: System) -> 
     system.app.workflows["bomb"].start(many=list(range(30)), known=[], large="x" * 900_000)
     system.tick()
     assert 0 < created(system) < 15
-    system.look_until(lambda: created(system) == 30)
+    system.tick_until(lambda: created(system) == 30)
     assert created(system) == 30
 
 
@@ -325,12 +325,12 @@ def test_steps_with_large_inputs_are_created_a_few_in_a_tick(system: System) -> 
     runs = [system.app.workflows["wide"].start(large="x" * 900_000) for _ in range(2)]
     system.tick()
     assert 0 < created(system) < 15
-    system.look_until(lambda: created(system) == 80)
+    system.tick_until(lambda: created(system) == 80)
     assert [run.progress().counters.open for run in runs] == [40, 40]
     (worker,) = system.workers
     for _ in range(60):
         worker.succeed(*worker.take())
-        system.look()
+        system.pass_seconds()
         if {run.progress().status for run in runs} == {"success"}:
             break
     assert [run.progress().counters.success for run in runs] == [40, 40]
@@ -351,10 +351,10 @@ def test_a_task_that_only_follows_two_large_results_is_not_sent_them(system: Sys
     run = system.app.workflows["join"].start()
     worker = system.worker("w2", knows=("job", "nothing"))
     large = msgspec.msgpack.encode("x" * 700_000)
-    system.look()
+    system.pass_seconds()
     for member in system.workers:
         member.succeed(*member.take(), result=large)
-    system.look()
+    system.pass_seconds()
     (last,) = [task for member in system.workers for task in member.take()]
     assert (last.name, len(last.payload) < 1_000) == ("nothing", True)
     worker.succeed(last)

@@ -52,10 +52,10 @@ def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...
     worker.report(Failed(raw(failed), tasks[raw(failed)].attempt, 0.1, error, False))
     worker.succeed(tasks[raw(won)], result=msgspec.msgpack.encode([HOSTILE, {HOSTILE: HOSTILE}]))
     run = system.app.workflows["hostile"].start(any=HOSTILE)
-    system.look()
+    system.pass_seconds()
     worker.report(*(Failed(task.id, task.attempt, 0.1, error, False) for task in worker.take()))
     many = system.app.start_many(system.job, [HOSTILE])
-    system.look()
+    system.pass_seconds()
     marks = {raw(won): ProgressMark(1, 0.5, HOSTILE)}
     journal.write(system.redis, KEYS, marks, [(raw(won), LogLine(1_700_000_000.0, 1, HOSTILE, HOSTILE))])
     system.scheduler._streams.set_aside([Refused(HOSTILE, HOSTILE.encode(), HOSTILE)])

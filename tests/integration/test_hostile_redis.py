@@ -43,7 +43,7 @@ def works(system: System) -> None:
     system.make_old()
     for _ in range(30):
         try:
-            system.look()
+            system.pass_seconds()
         except Deposed:
             system.lead()
         if ended():
@@ -99,7 +99,7 @@ def test_a_heartbeat_that_makes_no_sense_is_set_aside_once(system: System, name:
     system.redis.set(KEYS.worker("stranger"), BEATS[name])
     system.redis.sadd(KEYS.workers, "stranger")
     works(system)
-    system.look(3)
+    system.pass_seconds(3)
     (refused,) = system.quarantine()
     assert refused[b"entry"] == KEYS.worker("stranger").encode()
     assert int(refused[b"size"]) == len(BEATS[name])
@@ -194,7 +194,7 @@ def test_a_damaged_events_stream_begins_a_generation(system: System, damage: Cal
     task = worker.take()[0]
     old = system.generation
     damage(system.redis, KEYS.events(old))
-    system.look(2)
+    system.pass_seconds(2)
     assert system.generation != old
     worker.report(Succeeded(task.id, task.attempt, 0.1, ONE))
     system.tick()
@@ -213,7 +213,7 @@ def test_a_damaged_queue_costs_its_messages_and_nothing_else(
     damage(system.redis, KEYS.queue(system.generation, "default"))
     elsewhere = system.job.options(queue="other").enqueue(1)
     system.job.enqueue(2)
-    system.look(2)
+    system.pass_seconds(2)
     system.make_old()
 
     def finish() -> bool:
@@ -222,7 +222,7 @@ def test_a_damaged_queue_costs_its_messages_and_nothing_else(
         system.make_old()
         return system.states(*handles, elsewhere) == ["success"] * 4
 
-    system.look_until(finish)
+    system.tick_until(finish)
 
 
 FIXED = [KEYS.nudges, KEYS.workers, KEYS.quarantine]
@@ -244,9 +244,9 @@ def test_a_key_that_somebody_has_taken_is_named_and_the_loop_goes_on_when_it_is_
     assert "orchestrator status" in caplog.text
     assert foreign_keys(system) == {key: "string"}
     system.redis.delete(key)
-    system.look(2)
+    system.pass_seconds(2)
     system.make_old()
-    system.look_until(lambda: worker.succeed(*worker.take()) or handle.status() == "success")
+    system.tick_until(lambda: worker.succeed(*worker.take()) or handle.status() == "success")
     assert foreign_keys(system) == {}
 
 
@@ -330,7 +330,7 @@ def test_a_reporter_believes_no_position_that_is_none(system: System) -> None:
     new = NewTask(time_ordered_id(1, bytes(10)), "job", "default", b"\x92\x90\x80")
     held = HeldAttempts(10)
     reporter = Reporter(WorkerStreams(connect(system.settings.redis_url), KEYS), "w1", held)
-    system.look()
+    system.pass_seconds()
     handed = threading.Thread(target=reporter.hand_over, args=([new],), daemon=True)
     reporter.start()
     for strange in (encode(["1-1", "banana"]), encode(["1-1", "9" * 5_000]), b"\xff", encode([1, 2])):
@@ -339,7 +339,7 @@ def test_a_reporter_believes_no_position_that_is_none(system: System) -> None:
     eventually(lambda: system.redis.xlen(KEYS.events(system.generation)) == 1, "the report")
     eventually(lambda: system.redis.publish(KEYS.applied, encode(["1-1", "banana"])) > 0, "somebody listens")
     system.redis.publish(KEYS.applied, b"\xff")
-    system.look()
+    system.pass_seconds()
     handed.join(10.0)
     assert not handed.is_alive()
 

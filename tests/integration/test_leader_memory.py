@@ -29,7 +29,7 @@ def test_thousands_of_tasks_leave_nothing_behind_in_the_leader(system: System) -
         for number in range(rounds):
             system.app.enqueue_many(job, [(place,) for place in range(100)])
             system.app.enqueue_many(mail, [(f"{number}-{place}",) for place in range(20)])
-            system.look()
+            system.pass_seconds()
             for _ in range(4):
                 tasks = worker.take()
                 worker.fail(*tasks[:5])
@@ -59,9 +59,9 @@ def test_runs_that_ended_and_versions_that_nobody_runs_leave_nothing_behind(syst
                 flow.task(f"s{number}", system.job, depends_on=[first], when="${false}")
             system.app.workflows.apply(flow)
             runs = [system.app.workflows["wide"].start() for _ in range(4)]
-            system.look()
+            system.pass_seconds()
             worker.succeed(*worker.take())
-            system.look()
+            system.pass_seconds()
             assert [run.progress().status for run in runs] == ["success"] * 4
 
     work(range(1))

@@ -28,33 +28,33 @@ def test_events_are_applied_and_trimmed_while_redis_is_full(system: System) -> N
         assert waits.status() == "pending", "nothing is handed out that could not be pushed"
     finally:
         system.redis.config_set("maxmemory", 0)
-    system.look(2)
+    system.pass_seconds(2)
     assert waits.status() == "dispatched"
 
 
 def test_no_generation_begins_where_nothing_can_be_written(system: System) -> None:
-    system.look()
+    system.pass_seconds()
     system.redis.flushall()
     before = system.sql("SELECT generation FROM orchestrator.cursors")
     system.redis.config_set("maxmemory", 1)
     try:
-        system.look(20)
+        system.pass_seconds(20)
         assert system.sql("SELECT generation FROM orchestrator.cursors") == before
     finally:
         system.redis.config_set("maxmemory", 0)
-    system.look()
+    system.pass_seconds()
     assert system.sql("SELECT generation FROM orchestrator.cursors") != before
 
 
 def test_an_outage_is_two_lines_in_the_log(system: System, caplog: pytest.LogCaptureFixture) -> None:
-    system.look_until(lambda: system.redis.get(KEYS.generation))
+    system.tick_until(lambda: system.redis.get(KEYS.generation))
     with caplog.at_level(logging.INFO, "orchestrator"):
         system.redis.config_set("maxmemory", 1)
         try:
-            system.look(50)
+            system.pass_seconds(50)
         finally:
             system.redis.config_set("maxmemory", 0)
-        system.look(20)
+        system.pass_seconds(20)
     lines = [record.message for record in caplog.records if record.message.startswith("Redis can")]
     assert [line.partition(";")[0].partition(",")[0] for line in lines] == [
         "Redis cannot be used",
@@ -79,7 +79,7 @@ def test_a_slow_look_at_what_is_in_flight_does_not_take_all_the_time(
     in_flight = waiting.in_flight
     monkeypatch.setattr(waiting, "in_flight", slow)
     began = system.clock.now
-    system.look(100)
+    system.pass_seconds(100)
     assert 2 <= len(looks) <= 1 + (system.clock.now - began) / 20
 
 
@@ -106,7 +106,7 @@ def test_where_the_front_is_slow_claims_go_on_behind_the_last(system: System, sl
     for number in range(100):
         system.job.enqueue(number)
     while len(taken) < 100:
-        system.look(after=0.1)
+        system.pass_seconds(after=0.1)
         tasks = worker.take()
         taken += [decode_value(task.payload)[0][0] for task in tasks]
         worker.succeed(*tasks)
@@ -118,13 +118,13 @@ def test_where_the_front_is_slow_the_most_urgent_still_go_first(system: System, 
     worker = system.worker(slots=2)
     system.settle()
     system.job.enqueue(0)
-    system.look(3, after=0.1)
+    system.pass_seconds(3, after=0.1)
     worker.succeed(*worker.take())
     for number, priority in enumerate([-5, 0, 0, 5, 0, -5, 0, 5, 0, 0]):
         system.job.options(priority=priority).enqueue(number)
     taken: list[int] = []
     for _ in range(200):
-        system.look(after=0.05)
+        system.pass_seconds(after=0.05)
         tasks = worker.take()
         taken += [decode_value(task.payload)[0][0] for task in tasks]
         worker.succeed(*tasks)
@@ -138,12 +138,12 @@ def test_where_the_front_is_slow_what_comes_back_waits_for_the_next_look(
     worker = system.worker(slots=2)
     system.settle()
     back = system.job.enqueue(1)
-    system.look(3, after=0.1)
+    system.pass_seconds(3, after=0.1)
     (task,) = worker.take()
     for number in range(4):
         system.job.enqueue(number)
     worker.report(Returned(task.id, task.attempt, "no free slot"))
     began = system.clock.now
-    system.look_until(lambda: back.status() == "dispatched")
+    system.tick_until(lambda: back.status() == "dispatched")
     assert system.clock.now - began < 15
     assert len(slow_front) >= 2

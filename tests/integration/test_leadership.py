@@ -15,7 +15,7 @@ from tests.waiting import eventually
 def test_a_standby_does_not_lead_while_the_lease_lasts(system: System) -> None:
     standby = system.stand_by()
     assert not standby._leadership.acquire()
-    system.look(5)
+    system.pass_seconds(5)
     assert not standby._leadership.acquire()
     standby._leadership.disconnect()
 
@@ -64,7 +64,7 @@ def test_a_deposed_leader_cannot_write(system: System) -> None:
 def test_a_deposed_leader_cannot_push(system: System) -> None:
     """It may have committed just before it was stopped, and wake up with messages in its hands."""
     system.worker()
-    system.look()
+    system.pass_seconds()
     first, generation = system.scheduler, system.generation
     term = first._leadership.term
     system.lead()
@@ -87,14 +87,14 @@ def test_a_leader_that_redis_has_forgotten_says_so_and_leads_on(
 ) -> None:
     caplog.set_level("INFO", "orchestrator.scheduler")
     worker = system.worker()
-    system.look()
+    system.pass_seconds()
     system.scheduler._leadership.release()
     leader = system.stand_by()
     thread = threading.Thread(target=leader.run)
     thread.start()
     try:
         eventually(leader.leading.is_set, "it leads")
-        eventually(lambda: "generation" in caplog.text and leader.term.patience > 0, "it has looked, and waits")
+        eventually(lambda: "generation" in caplog.text and leader.term.due_in > 0, "it has looked, and waits")
         system.redis.flushall()
         worker.beat()  # its clock stands, so that it does not look before it hands something out
         handle = system.job.enqueue()
@@ -109,7 +109,7 @@ def test_a_leader_that_redis_has_forgotten_says_so_and_leads_on(
 @pytest.mark.parametrize("renews", [False, True])
 def test_a_takeover_waits_for_the_tick_that_is_under_way(system: System, renews: bool) -> None:
     first, second = system.scheduler, system.stand_by()
-    system.look()
+    system.pass_seconds()
     system.expire_lease()
     acquired: list[bool] = []
     thread = threading.Thread(target=lambda: acquired.append(second._leadership.acquire()))
@@ -138,7 +138,7 @@ def test_a_new_leader_goes_on_where_the_last_one_stopped(system: System) -> None
     generation = system.generation
     system.lead()
     worker.succeed(tasks[2])
-    system.look(3)
+    system.pass_seconds(3)
     assert system.generation == generation
     assert system.states(*handles) == ["success"] * 3 + ["dispatched"]
     assert system.row(handles[3])["attempt"] == 1
@@ -155,14 +155,14 @@ def test_a_leader_that_died_between_commit_and_push_loses_nothing(
         raise Killed
 
     worker = system.worker()
-    system.look()
+    system.pass_seconds()
     handle = system.job.enqueue()
     monkeypatch.setattr(system.scheduler._streams, "publish", die)
     with pytest.raises(Killed):
-        system.look()
+        system.pass_seconds()
     row = system.row(handle)
     assert (row["status"], row["attempt"], worker.take()) == ("dispatched", 1, [])
     system.make_old()
     system.lead()
-    system.look_until(lambda: system.row(handle)["attempt"] == 2)
+    system.tick_until(lambda: system.row(handle)["attempt"] == 2)
     assert [task.attempt for task in worker.take()] == [2]

@@ -31,7 +31,7 @@ def customers(tasks: list[Dispatch]) -> Counter[str]:
 
 def take(system: System, worker: Worker) -> list[Dispatch]:
     """Tick until nothing more comes, and take it."""
-    system.look()
+    system.pass_seconds()
     system.tick(3)
     return worker.take()
 
@@ -93,12 +93,12 @@ def test_a_lost_worker_frees_its_place_when_it_is_known_to_be_lost(system: Syste
     worker, other = system.worker(knows=["mail"]), system.worker("other", knows=["mail"])
     system.settle()
     system.app.enqueue_many(mail, [("a", 1), ("a", 2)])
-    system.look()
+    system.pass_seconds()
     (held,) = worker.take() or other.take()
     owner, heir = (worker, other) if worker.held else (other, worker)
     owner.die()
     system.make_old()
-    system.look_until(lambda: heir.take())
+    system.tick_until(lambda: heir.take())
     again = system.sql("SELECT id::text, attempt, status FROM orchestrator.tasks ORDER BY seq")
     assert [row["status"] for row in again] == ["dispatched", "pending"]
     assert again[0]["attempt"] == held.attempt + 1
@@ -107,7 +107,7 @@ def test_a_lost_worker_frees_its_place_when_it_is_known_to_be_lost(system: Syste
 def test_a_cancelled_task_keeps_its_place_until_its_code_has_stopped(system: System) -> None:
     mail = by_customer(system, concurrency=1)
     worker = system.worker(knows=["mail"])
-    system.look()
+    system.pass_seconds()
     first, _ = mail.enqueue("a"), mail.enqueue("a")
     (task,) = take(system, worker)
     worker.start(task)
@@ -124,7 +124,7 @@ def test_a_cancelled_task_keeps_its_place_until_its_code_has_stopped(system: Sys
 def test_an_attempt_that_will_not_end_keeps_its_place_although_it_has_failed(system: System) -> None:
     mail = by_customer(system, concurrency=1)
     worker = system.worker(knows=["mail"])
-    system.look()
+    system.pass_seconds()
     first, _ = mail.enqueue("a"), mail.enqueue("a")
     (task,) = take(system, worker)
     worker.report(Failed(task.id, task.attempt, 9.0, ERROR, False, lingering=True))
@@ -180,7 +180,7 @@ def test_a_new_leader_finds_thousands_of_lanes(system: System) -> None:
         seen |= set(found)
         worker.succeed(*tasks)
     assert len(seen) == 2_500
-    system.look_until(lambda: worker.succeed(*worker.take()) or system.count("tasks") == 0)
+    system.tick_until(lambda: worker.succeed(*worker.take()) or system.count("tasks") == 0)
 
 
 def test_more_lanes_than_are_remembered_are_all_served(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,8 +188,8 @@ def test_more_lanes_than_are_remembered_are_all_served(system: System, monkeypat
     mail = by_customer(system)
     worker = system.worker(knows=["mail"], slots=20)
     system.app.enqueue_many(mail, [(str(number),) for number in range(300)])
-    system.look()
-    system.look_until(lambda: [worker.succeed(*worker.take()), system.tick()] and system.count("tasks") == 0)
+    system.pass_seconds()
+    system.tick_until(lambda: [worker.succeed(*worker.take()), system.tick()] and system.count("tasks") == 0)
 
 
 def test_a_tick_that_is_rolled_back_forgets_nothing(system: System) -> None:
@@ -204,7 +204,7 @@ def test_a_tick_that_is_rolled_back_forgets_nothing(system: System) -> None:
         " EXECUTE FUNCTION pg_temp_refuse()"
     )
     try:
-        system.look()
+        system.pass_seconds()
         assert worker.take() == []
     finally:
         system.sql("DROP TRIGGER refuse ON orchestrator.tasks")
@@ -243,7 +243,7 @@ def test_the_leader_wakes_when_a_rate_allows_more(system: System) -> None:
     quick = system.app.task(name="quick", rate=Rate(20, per=1, burst=1))(lambda: None)
     worker = system.worker(knows=["quick"], slots=50)
     system.app.enqueue_many(quick, [()] * 3)
-    system.look()
+    system.pass_seconds()
     system.tick(3)
     tasks = worker.take()
     while len(tasks) < 3:  # each tick blocks until the rate allows one more
@@ -259,7 +259,7 @@ def test_a_rate_goes_on_when_the_clock_of_postgres_is_set_back(system: System) -
     worker = system.worker(knows=["mail", "shared"], slots=50)
     system.app.enqueue_many(mail, [("a", number) for number in range(10)])
     system.app.enqueue_many(shared, [()] * 10)
-    system.look()
+    system.pass_seconds()
     assert worker.take()
     system.scheduler._leadership._clock_offset = timedelta(hours=-1)
     started: Counter[str] = Counter()
@@ -277,7 +277,7 @@ def test_rates_that_nobody_waits_for_are_forgotten(system: System) -> None:
     worker = system.worker(knows=["mail"], slots=50)
     system.app.enqueue_many(mail, [(str(number),) for number in range(50)])
     assert len(take(system, worker)) == 50
-    system.look_until(lambda: not system.scheduler.term.lanes.buckets.due)
+    system.tick_until(lambda: not system.scheduler.term.lanes.buckets.due)
 
 
 # -- expiry
@@ -287,9 +287,9 @@ def test_a_task_that_has_not_started_in_time_expires(system: System, caplog: pyt
     late = system.job.options(expires=60).enqueue(1)
     delayed = system.job.options(delay=120, expires=60).enqueue(2)
     never = system.job.options(expires=600).enqueue(3)
-    system.look()
+    system.pass_seconds()
     system.lead(offset=61)
-    system.look(2)
+    system.pass_seconds(2)
     assert system.states(late, delayed, never) == ["failed", "failed", "pending"]
     (told,) = (record for record in caplog.records if "TaskExpired" in record.getMessage())
     assert vars(told)["task_name"] == "job"
@@ -305,7 +305,7 @@ def test_a_task_that_has_started_does_not_expire(system: System) -> None:
     (task,) = worker.take()
     worker.start(task)
     system.lead(offset=61)
-    system.look()
+    system.pass_seconds()
     assert handle.status() == "running"
     worker.fail(task)
     system.tick()
@@ -350,7 +350,7 @@ def test_a_purge_cancels_what_waits_and_nothing_else(system: System) -> None:
     waiting = [system.job.options(delay=delay).enqueue() for delay in (0, 3600)]
     elsewhere = system.job.options(queue="other").enqueue()
     system.app.queue("default").purge()
-    system.look()
+    system.pass_seconds()
     assert system.states(running, *waiting, elsewhere) == ["dispatched", "cancelled", "cancelled", "pending"]
     assert worker.take()[0].id == raw(running)
 

@@ -104,7 +104,7 @@ def test_a_connection_that_breaks_is_an_outage_once(redis: Redis, streams: Leade
 def test_a_question_that_is_never_answered_is_given_up(streams: LeaderStreams, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somewhere between here and Redis, a connection was forgotten without a word."""
     monkeypatch.setattr("orchestrator.transport.listening._LONGEST", 0.001)
-    monkeypatch.setattr("orchestrator.transport.listening._PATIENCE", 0.02)
+    monkeypatch.setattr("orchestrator.transport.listening._ANSWER_TIMEOUT", 0.02)
     assert streams.read(G, "0-0", 10, 0.0005).entries == []
     monkeypatch.setattr(streams._listening._connection, "can_read", lambda timeout: bool(time.sleep(timeout)))
     with pytest.raises(TimeoutError):

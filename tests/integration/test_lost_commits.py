@@ -41,20 +41,20 @@ def backup(system: System) -> Callable[[], Callable[[], None]]:
 
 def lose_redis(system: System) -> None:
     system.redis.delete(KEYS.generation)
-    system.look()
+    system.pass_seconds()
 
 
 def test_a_generation_that_postgres_has_forgotten_is_not_begun_again_under_its_name(
     system: System, backup: Callable[[], Callable[[], None]]
 ) -> None:
-    system.look()
+    system.pass_seconds()
     restore = backup()
     system.lead()
     lose_redis(system)
     forgotten, term = system.generation, system.scheduler._leadership.term
     restore()
     assert system.scheduler._leadership.term == term, "which is issued for the second time"
-    system.look()
+    system.pass_seconds()
     assert system.generation != forgotten
     assert system.redis.exists(KEYS.events(forgotten)) == 0, "and what it left is removed"
 
@@ -63,14 +63,14 @@ def test_what_a_task_enqueued_while_postgres_was_away_is_sent_again(
     system: System, backup: Callable[[], Callable[[], None]]
 ) -> None:
     worker = system.worker()
-    system.look()
+    system.pass_seconds()
     restore = backup()
     system.lead()
     lose_redis(system)
     known = system.generation
     worker.report(Enqueued([NewTask(ID, "job", "default", b"\x92\x90\x80")]))
     restore()
-    system.look(2)
+    system.pass_seconds(2)
     assert system.generation != known, "by which the worker knows what to do"
     worker.report(Enqueued([NewTask(ID, "job", "default", b"\x92\x90\x80")]))
     system.tick()
@@ -89,13 +89,13 @@ def test_events_that_postgres_has_forgotten_are_noticed_and_told(
     known = system.generation
     with caplog.at_level(logging.WARNING, "orchestrator"):
         restore()
-        system.look()
+        system.pass_seconds()
     assert system.generation != known
     assert "Postgres has lost" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING, "orchestrator"):
         now = system.generation
-        system.look(5)
+        system.pass_seconds(5)
     assert (system.generation, warnings(caplog)) == (now, []), "once"
 
 
@@ -121,12 +121,12 @@ def test_a_standby_that_had_everything_takes_over_without_a_word_of_loss(
     with caplog.at_level(logging.WARNING, "orchestrator"):
         fail_over(system)
         system.lead()
-        system.look(2)
+        system.pass_seconds(2)
         third = system.dispatch()[0]
         (last,) = worker.take()
         fail_over(system)  # and after a commit that only handed something out
         system.lead()
-        system.look(2)
+        system.pass_seconds(2)
     assert (system.generation, warnings(caplog)) == (known, [])
     assert system.redis.get(KEYS.database) != b"another life"
     worker.succeed(second, last)
@@ -146,12 +146,12 @@ def test_a_lost_claim_is_noticed_although_no_event_was_applied_since(
     system.sql("UPDATE orchestrator.leases SET term = term + 10")  # so that the term itself does not tell
     restore = backup()
     system.sql("UPDATE orchestrator.leases SET term = term - 10")
-    system.look()
+    system.pass_seconds()
     (forgotten,) = worker.take()
     with caplog.at_level(logging.WARNING, "orchestrator"):
         restore()
         fail_over(system)
-        system.look(2)
+        system.pass_seconds(2)
     assert "Postgres has lost" in caplog.text
     assert [task.id for task in worker.take()] == [forgotten.id] == [raw(handle)]
     assert system.row(handle)["attempt"] > forgotten.attempt + 100
@@ -169,15 +169,15 @@ def test_an_attempt_that_postgres_has_forgotten_does_not_end_the_one_that_takes_
     assert first.status() == "success"
     handle = system.job.enqueue()
     restore = backup()
-    system.look()
+    system.pass_seconds()
     (forgotten,) = dead.take()
     other = system.job.enqueue()
-    system.look()
+    system.pass_seconds()
     dead.succeed(*dead.take())
     system.tick()
     assert other.status() == "success"
     restore()
-    system.look(2)
+    system.pass_seconds(2)
     (again,) = alive.take()
     assert again.id == forgotten.id == raw(handle)
     assert again.attempt > forgotten.attempt
@@ -202,7 +202,7 @@ def test_an_attempt_from_before_the_backup_still_counts(
     worker.succeed(*worker.take())
     system.tick()
     restore()
-    system.look(2)
+    system.pass_seconds(2)
     worker.succeed(task)
     system.tick()
     row = system.row(handle)
@@ -216,7 +216,7 @@ def test_of_two_leaders_with_the_same_term_only_the_later_pushes(
     first = system.lead()
     restore()
     assert system.scheduler._leadership.term == first._leadership.term
-    system.look()
+    system.pass_seconds()
     with pytest.raises(Deposed):
         first._streams.publish(system.generation, first._leadership.term, {"default": [b"stale"]})
 
@@ -224,10 +224,10 @@ def test_of_two_leaders_with_the_same_term_only_the_later_pushes(
 def test_an_empty_database_numbers_attempts_from_one(system: System) -> None:
     """Somebody began anew, on a Redis that has been used."""
     worker = system.worker()
-    system.look()
+    system.pass_seconds()
     for table in TABLES:
         system.sql(f"DELETE FROM orchestrator.{table}")
     system.lead()
-    system.look()
+    system.pass_seconds()
     system.dispatch()
     assert [task.attempt for task in worker.take()] == [1]

@@ -22,7 +22,7 @@ def test_a_lost_message_costs_a_fence_number_and_no_try(system: System) -> None:
     entries: Any = system.redis.xrange(KEYS.queue(system.generation, "default"))
     system.redis.xdel(KEYS.queue(system.generation, "default"), entries[0][0])
     system.make_old()
-    system.look_until(lambda: system.row(lost)["attempt"] == 2)
+    system.tick_until(lambda: system.row(lost)["attempt"] == 2)
     row = system.row(lost)
     assert (row["status"], row["failures"], row["losses"], row["alone"]) == ("dispatched", 0, 0, False)
     assert system.row(fine)["attempt"] == 1
@@ -35,7 +35,7 @@ def test_an_unread_backlog_is_not_lost(system: System) -> None:
     system.settle()
     handles = system.dispatch(5)
     system.make_old()
-    system.look(20)
+    system.pass_seconds(20)
     assert [system.row(handle)["attempt"] for handle in handles] == [1] * 5
 
 
@@ -46,7 +46,7 @@ def test_a_long_task_is_left_alone_while_its_worker_lives(system: System) -> Non
     worker.start(*worker.take())
     system.tick()
     system.make_old()
-    system.look(50)
+    system.pass_seconds(50)
     row = system.row(handle)
     assert (row["status"], row["attempt"]) == ("running", 1)
 
@@ -59,7 +59,7 @@ def test_a_message_that_its_receiver_never_got_is_taken_back(system: System) -> 
     worker.take()
     worker.held = []
     system.make_old()
-    system.look_until(lambda: system.row(handle)["attempt"] == 2)
+    system.tick_until(lambda: system.row(handle)["attempt"] == 2)
     row = system.row(handle)
     assert (row["failures"], row["losses"], row["alone"]) == (0, 0, False)
     assert system.messages() == [(raw(handle), 2)]
@@ -77,13 +77,13 @@ def test_the_first_loss_is_free_and_the_next_attempt_runs_alone(system: System) 
         row = system.row(handle)
         seen.append((task.attempt, task.alone, row["losses"]))
         victim.start(task)
-        system.look()
+        system.pass_seconds()
         if attempt <= 3:
             victim.die()
             system.make_old()
         else:
             victim.report(Lost(task.id, task.attempt, alone=True))
-        system.look_until(
+        system.tick_until(
             lambda attempt=attempt: system.row(handle)["attempt"] > attempt or handle.status() == "failed"
         )
         if handle.status() == "failed":
@@ -120,7 +120,7 @@ def test_each_lost_worker_is_one_warning_that_says_why(system: System, caplog: p
     silent.take()
     silent.die()
     system.make_old()
-    system.look_until(lambda: all(system.row(handle)["attempt"] == 2 for handle in handles))
+    system.tick_until(lambda: all(system.row(handle)["attempt"] == 2 for handle in handles))
     for task in (tasks := dead.take()):
         dead.report(Lost(task.id, task.attempt, alone=False, reason="exit code 3"))
     dead.report(Lost(tasks[0].id, 1, alone=False, reason="of old"))
@@ -145,7 +145,7 @@ def test_the_neighbours_of_a_task_that_kills_its_worker_are_not_blamed(system: S
     victim.die()
     system.make_old()
     survivor = system.worker("survivor")
-    system.look_until(lambda: all(system.row(handle)["attempt"] == 2 for handle in handles))
+    system.tick_until(lambda: all(system.row(handle)["attempt"] == 2 for handle in handles))
     assert {(row["losses"], row["failures"], row["alone"]) for row in map(system.row, handles)} == {(0, 0, True)}
     tasks = survivor.take()
     assert all(task.alone for task in tasks)
@@ -192,7 +192,7 @@ def test_messages_are_withdrawn_although_a_cancel_comes_in_the_same_tick(system:
             break
         if system.scheduler.term.fleet.fair_time - system.scheduler.term.fleet._seen["w1"] >= TTL - 1:
             other.cancel()
-        system.look()
+        system.pass_seconds()
     assert other.status() == "cancelled"
     assert system.messages() == [(raw(lost_handle), 2)]
     assert [task.id for task in spare.take()] == [raw(lost_handle)]
@@ -208,14 +208,14 @@ def test_nothing_is_judged_before_all_events_have_been_read(engine: Engine, syst
     (handle,) = small.dispatch()
     (task,) = worker.take()
     worker.start(task)
-    small.look()
+    small.pass_seconds()
     for _ in range(200):
         worker.report(Started(ID, 1, 0.1))
     worker.succeed(task)
     worker.die()
     small.make_old()
     small.worker("spare")
-    small.look_until(lambda: handle.status() == "success" or small.row(handle)["attempt"] > 1)
+    small.tick_until(lambda: handle.status() == "success" or small.row(handle)["attempt"] > 1)
     assert (handle.status(), small.row(handle)["attempt"]) == ("success", 1)
     small.close()
 
@@ -231,11 +231,11 @@ def test_redis_without_memory_is_not_a_dead_fleet(system: System) -> None:
     worker.die()
     system.redis.config_set("maxmemory", 1)
     try:
-        system.look(20)
+        system.pass_seconds(20)
     finally:
         system.redis.config_set("maxmemory", 0)
     worker.alive = True
-    system.look(5)
+    system.pass_seconds(5)
     assert system.row(handle)["attempt"] == 1
     worker.succeed(task)
     system.tick()
@@ -248,7 +248,7 @@ def test_what_redis_remembers_of_workers_that_are_gone_is_removed(
     """By any leader, one that has never seen them too; but not the consumer that still has a message to answer for."""
     monkeypatch.setattr(leader, "_CONSUMER_IDLE", -1)
     gone, holder = system.worker("gone"), system.worker("holder")
-    system.look()
+    system.pass_seconds()
     gone.take()
     system.dispatch()
     assert holder.take()
@@ -256,7 +256,7 @@ def test_what_redis_remembers_of_workers_that_are_gone_is_removed(
     holder.die()
     system.lead()
     system.worker("live").take()
-    system.look()
+    system.pass_seconds()
     assert system.redis.smembers(KEYS.workers) == {b"live"}
     stream = KEYS.queue(system.generation, "default")
 
@@ -266,5 +266,5 @@ def test_what_redis_remembers_of_workers_that_are_gone_is_removed(
     assert b"gone" not in consumers()
     assert b"holder" in consumers()
     system.make_old()
-    system.look_until(lambda: b"holder" not in consumers())
+    system.tick_until(lambda: b"holder" not in consumers())
     assert system.redis.xlen(stream) == 1, "what it had is dispatched again"

@@ -58,7 +58,7 @@ def found(system: System) -> dict[str, Any]:
 
 def run_job(system: System, worker: Worker) -> None:
     """Have the job that waits succeed."""
-    system.look(2)
+    system.pass_seconds(2)
     worker.succeed(*worker.take())
     system.tick(2)
 
@@ -75,7 +75,7 @@ def in_a_run(system: System, mail: Task[..., Any], worker: Worker) -> None:
 
 def child(system: System, mail: Task[..., Any], worker: Worker) -> None:
     worker.report(Enqueued([mail._new((), {})]))
-    system.look()
+    system.pass_seconds()
 
 
 def follower(system: System, mail: Task[..., Any], worker: Worker) -> None:
@@ -89,7 +89,7 @@ def step(system: System, mail: Task[..., Any], worker: Worker) -> None:
     flow.task("send", mail)
     system.app.workflows.apply(flow)
     system.app.workflows["flow"].start()
-    system.look(2)
+    system.pass_seconds(2)
 
 
 def hook(system: System, mail: Task[..., Any], worker: Worker) -> None:
@@ -106,7 +106,7 @@ def schedule(system: System, mail: Task[..., Any], worker: Worker) -> None:
     system.app.schedule(every="1h")(mail)
     system.app.schedules.apply()
     system.app.schedules["mail"].trigger()
-    system.look(2)
+    system.pass_seconds(2)
 
 
 def code(system: System, mail: Task[..., Any], worker: Worker) -> None:
@@ -116,11 +116,11 @@ def code(system: System, mail: Task[..., Any], worker: Worker) -> None:
 
     engine = Engine(system.app.code_workflows.find, 1_000_000)
     coded.start()
-    system.look()
+    system.pass_seconds()
     (turn,) = worker.take()
     worker.report(engine.activate(decode(Activation, turn.payload), turn.id, turn.attempt))
     engine.close()
-    system.look()
+    system.pass_seconds()
 
 
 def test_the_code_of_a_workflow_may_name_moments(system: System) -> None:
@@ -149,7 +149,7 @@ def test_a_task_runs_as_its_decorator_says(
     system: System, mail: Task[..., Any], origin: Callable[[System, Task[..., Any], Worker], None]
 ) -> None:
     worker = system.worker(knows=["job", "coded"])
-    system.look()
+    system.pass_seconds()
     enqueued(system, mail, worker)
     expected = found(system)
     assert (expected["lane"], expected["delay"], expected["expires"]) == ("mail|acme", 30, 90)
@@ -164,7 +164,7 @@ def test_what_the_step_says_goes_first(system: System, mail: Task[..., Any]) -> 
     flow.task("send", mail, queue="other", priority=0, retries=0, timeout=50, concurrency_key="globex")
     system.app.workflows.apply(flow)
     system.app.workflows["flow"].start()
-    system.look(2)
+    system.pass_seconds(2)
     row = found(system)
     assert (row["queue"], row["priority"], row["lane"]) == ("other", 0, "mail|globex")
     assert (row["options"]["retry"], row["options"]["timeout"], row["options"]["soft_timeout"]) == ({}, 50, 20)
@@ -177,13 +177,13 @@ def test_a_step_waits_for_its_delay_and_expires(system: System) -> None:
     flow.task("late", task)
     system.app.workflows.apply(flow)
     run = system.app.workflows["flow"].start()
-    system.look(2)
+    system.pass_seconds(2)
     assert system.sql("SELECT wake_at FROM orchestrator.tasks") != [{"wake_at": None}]
     system.lead(offset=15.0)
-    system.look(2)
+    system.pass_seconds(2)
     assert system.sql("SELECT wake_at FROM orchestrator.tasks") == [{"wake_at": None}]
     system.lead(offset=25.0)
-    system.look(2)
+    system.pass_seconds(2)
     assert run.progress().status == "failed"
     assert system.sql("SELECT reason FROM orchestrator.ended_tasks") == [{"reason": "expired"}]
 
@@ -193,7 +193,7 @@ def by_key(system: System) -> Callable[[], Counter[str]]:
     """Register a task of which one may run for each customer; return what tells how many are in flight, by lane."""
 
     def in_flight() -> Counter[str]:
-        system.look(3)
+        system.pass_seconds(3)
         rows = system.sql("SELECT lane FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')")
         return Counter(row["lane"] for row in rows)
 

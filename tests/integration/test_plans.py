@@ -18,10 +18,10 @@ from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import NewTask, Noted
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store.inbox import Item, Wish
+from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.runs import cancels
 from orchestrator.store.tasks import completions, details, enqueue, transitions, waiting
-from orchestrator.store.tasks.transitions import Again, Beginning, Ending, Mark, Success
+from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, ClaimPosition, Requeue, Success
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, nodes, rows_read, scans
 
 PENDING = 50_000
@@ -56,7 +56,7 @@ def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterat
 def begin(connection: Connection) -> list[tuple[bytes, int]]:
     """Put tasks in flight, every second of which has started."""
     claimed = transitions.claim(connection, {"q0": IN_FLIGHT // 2, "q1": IN_FLIGHT // 2}, NOW)
-    transitions.start(connection, [Beginning(task.id, task.attempt, 0.1, "w") for task in claimed[::2]], NOW)
+    transitions.start(connection, [AttemptStart(task.id, task.attempt, 0.1, "w") for task in claimed[::2]], NOW)
     return [(task.id, task.attempt) for task in claimed]
 
 
@@ -65,31 +65,35 @@ def new_tasks() -> list[NewTask]:
 
 
 BY_ID: dict[str, Call] = {
-    "start": lambda leader: lambda c: transitions.start(c, [Beginning(*a, 0.1, "w") for a in leader.batch], NOW),
-    "again": lambda leader: lambda c: transitions.again(c, [Again(*a, 1.0, 1) for a in leader.batch], NOW),
+    "start": lambda leader: lambda c: transitions.start(c, [AttemptStart(*a, 0.1, "w") for a in leader.batch], NOW),
+    "requeue": lambda leader: lambda c: transitions.requeue(c, [Requeue(*a, 1.0, 1) for a in leader.batch], NOW),
     "succeed": lambda leader: lambda c: transitions.succeed(c, [Success(*a, b"", 0.1, "w") for a in leader.batch], NOW),
     "fail": lambda leader: (
-        lambda c: transitions.end(c, TaskState.FAILED, [Ending(*a, "why") for a in leader.batch], NOW)
+        lambda c: transitions.end(c, TaskState.FAILED, [AttemptEnd(*a, "why") for a in leader.batch], NOW)
     ),
     "cancel": lambda leader: (
-        lambda c: transitions.end(c, TaskState.CANCELLED, [Ending(a[0], None, "why") for a in leader.batch], NOW)
+        lambda c: transitions.end(c, TaskState.CANCELLED, [AttemptEnd(a[0], None, "why") for a in leader.batch], NOW)
     ),
     "policies": lambda leader: lambda c: waiting.policies(c, [task for task, _ in leader.batch]),
     "current": lambda leader: lambda c: waiting.current(c, leader.batch),
     "save details": lambda leader: lambda c: details.save(c, [Noted(*a, b"details") for a in leader.batch]),
     "find completions": lambda leader: (
-        lambda c: completions.find(c, [Item(1, Wish.COMPLETE_TASK, task, 0.1, 0.5) for task, _ in leader.batch])
+        lambda c: completions.find(
+            c, [Request(1, RequestKind.COMPLETE_TASK, task, 0.1, 0.5) for task, _ in leader.batch]
+        )
     ),
 }
 """Statements that find their tasks one by one, by id."""
 
-MARKS = {"q0": Mark(0, PENDING // 2, emptied=False), "q2": Mark(0, PENDING // 2, emptied=True)}
+POSITIONS = {"q0": ClaimPosition(0, PENDING // 2, emptied=False), "q2": ClaimPosition(0, PENDING // 2, emptied=True)}
 
 OTHERS: dict[str, Call] = {
     "claim": lambda _: lambda c: transitions.claim(c, {"q0": BATCH // 2, "q2": BATCH // 2, "none": 9}, NOW),
-    "claim_behind": lambda _: lambda c: transitions.claim_behind(c, dict.fromkeys(MARKS, BATCH // 2), MARKS, NOW),
+    "claim_behind": lambda _: (
+        lambda c: transitions.claim_behind(c, dict.fromkeys(POSITIONS, BATCH // 2), POSITIONS, NOW)
+    ),
     "promote_due": lambda _: lambda c: waiting.promote_due(c, NOW + timedelta(days=30), BATCH),
-    "agenda": lambda _: waiting.agenda,
+    "agenda": lambda _: waiting.probe_agenda,
     "in_flight": lambda _: waiting.in_flight,
     "succeeded": lambda leader: lambda c: waiting.succeeded(c, leader.batch),
     "overdue_unknown": lambda _: lambda c: waiting.overdue_unknown(c, NOW, BATCH),
@@ -98,7 +102,7 @@ OTHERS: dict[str, Call] = {
     "release_crowded": lambda _: (
         lambda c: waiting.release_crowded(c, [("q0", "job", "crowded", BATCH), ("q1", "another", "crowded: a@1", 9)])
     ),
-    "adopt": lambda _: lambda c: enqueue.adopt_tasks(c, new_tasks(), NOW),
+    "create_tasks": lambda _: lambda c: enqueue.create_tasks(c, new_tasks(), NOW),
     "open_tasks": lambda _: lambda c: cancels.open_tasks(c, [RUN.bytes], BATCH),
 }
 STATEMENTS = BY_ID | OTHERS
@@ -137,7 +141,7 @@ def test_tasks_are_probed_by_id(leader: Leader, name: str) -> None:
         ("keep_back", "tasks_ready"),
         ("in_flight", "tasks_in_flight"),
         ("open_tasks", "tasks_of_run"),
-        ("adopt", "ended_tasks_pkey"),
+        ("create_tasks", "ended_tasks_pkey"),
     ],
 )
 def test_each_search_has_its_index(leader: Leader, name: str, index: str) -> None:

@@ -100,7 +100,7 @@ STATEMENTS: dict[str, Call] = {
     "lanes: arrived": lambda leader: lambda c: lanes.arrived(c, [(task, True) for task in leader.ids]),
     "lanes: after": lambda _: lambda c: lanes.lanes_after(c, "", "", 2_000),
     "lanes: claim": lambda _: lambda c: lanes.claim(c, SHARES, NOW),
-    "lanes: look": lambda _: lambda c: lanes.look(c, ["q", "now", "none"], SOME, 500),
+    "lanes: read_ready": lambda _: lambda c: lanes.read_ready(c, ["q", "now", "none"], SOME, 500),
     "lanes: of attempts": lambda leader: lambda c: lanes.lanes_of(c, leader.batch),
     "keys: take": lambda _: lambda c: unique.take(c, with_keys()),
     "keys: known": lambda leader: lambda c: unique.known(c, leader.ids),
@@ -119,7 +119,7 @@ STATEMENTS: dict[str, Call] = {
     ),
 }
 
-COUNTING = dict.fromkeys(("lanes: after", "lanes: look"), LANES * (lanes.COUNTED + 1))
+COUNTING = dict.fromkeys(("lanes: after", "lanes: read_ready"), LANES * (lanes.COUNTED + 1))
 """Rows that those may read that count, as far as they go, what is ready in each lane."""
 
 

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import Connection, text
 
-from orchestrator.domain.runs.happened import Happened
+from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store.dag import plans as dags
-from orchestrator.store.runs import cancels, families, stuck, untold
+from orchestrator.store.runs import ancestry, cancels, stuck, untold
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs import retries as run_retries
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
@@ -78,7 +78,7 @@ def children(connection: Connection) -> list[bytes]:
 
 
 def in_a_crowd(ids: list[bytes]) -> Callable[[Connection], object]:
-    return lambda connection: families.waiting_for_themselves(connection, ids, BATCH)
+    return lambda connection: ancestry.waiting_for_themselves(connection, ids, BATCH)
 
 
 @pytest.fixture(scope="module", params=STATES)
@@ -100,8 +100,8 @@ STATEMENTS: dict[str, Call] = {
     "mark": lambda leader: lambda c: cancels.mark(c, leader.ids),
     "time_out": lambda _: lambda c: cancels.time_out(c, NOW, BATCH),
     "mark_below": lambda leader: lambda c: cancels.mark_below(c, leader.ids, NOW, BATCH),
-    "grow": lambda leader: lambda c: families.grow(c, dict.fromkeys(leader.ids, 1), BATCH),
-    "waiting_for_themselves": lambda leader: lambda c: families.waiting_for_themselves(c, leader.ids, BATCH),
+    "count_descendants": lambda leader: lambda c: ancestry.count_descendants(c, dict.fromkeys(leader.ids, 1), BATCH),
+    "waiting_for_themselves": lambda leader: lambda c: ancestry.waiting_for_themselves(c, leader.ids, BATCH),
     "waiting_for_themselves_in_a_crowd": lambda leader: in_a_crowd(children(leader.connection)),
     "refuse": lambda leader: lambda c: runs.refuse(c, dict.fromkeys(leader.ids, "no"), NOW),
     "requeue": lambda leader: lambda c: run_retries.requeue(c, leader.ids),
@@ -127,8 +127,8 @@ STATEMENTS: dict[str, Call] = {
     "at_rest": lambda leader: lambda c: stuck.at_rest(c, leader.ids),
     "waiting": lambda _: lambda c: untold.waiting(c, BATCH),
     "waiting_among": lambda leader: lambda c: untold.waiting_among(c, leader.ids),
-    "add": lambda leader: lambda c: untold.add(c, [(run, Happened()) for run in leader.ids]),
-    "line": lambda _: lambda c: untold.Line()(c, 200),
+    "add": lambda leader: lambda c: untold.add(c, [(run, RunChanges()) for run in leader.ids]),
+    "line": lambda _: lambda c: untold.UntoldQueue()(c, 200),
     "read": lambda _: lambda c: untold.read(c, list(range(500))),
     "remove": lambda _: lambda c: untold.remove(c, list(range(500))),
     "release": lambda leader: lambda c: untold.release(c, leader.ids),

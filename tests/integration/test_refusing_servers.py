@@ -146,10 +146,10 @@ def test_a_missing_privilege_is_no_runs_fault(role_url: str, database_url: str, 
         run = system.app.workflows["one-step"].start()
         for _ in range(3):
             with suppress(*database.UNAVAILABLE):
-                system.look()
+                system.pass_seconds()
         assert system.sql("SELECT stuck FROM orchestrator.runs") == [{"stuck": None}]
         with pytest.raises(database.UNAVAILABLE) as caught:
-            system.look()
+            system.pass_seconds()
         assert database.is_outage(caught.value)
         execute(database_url, f"GRANT INSERT ON orchestrator.tasks TO {role}")
         system.lead()
@@ -158,7 +158,7 @@ def test_a_missing_privilege_is_no_runs_fault(role_url: str, database_url: str, 
             worker.succeed(*worker.take())
             return run.progress().status == "success"
 
-        system.look_until(is_over)
+        system.tick_until(is_over)
     finally:
         system.close()
         redis.close()

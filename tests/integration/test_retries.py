@@ -28,8 +28,8 @@ def fail_all(system: System, worker: Worker, error: TaskError) -> None:
         system.tick()
         return system.count("tasks") == 0
 
-    system.look()
-    system.look_until(none_left)
+    system.pass_seconds()
+    system.tick_until(none_left)
 
 
 # -- the worker's say
@@ -63,7 +63,7 @@ def test_a_dispatch_says_how_often_it_has_failed(system: System) -> None:
     assert task.failures == 0
     fail(worker, task, error=TaskError("E", "x"))
     again: list[Dispatch] = []
-    system.look_until(lambda: again.extend(worker.take()) or again)
+    system.tick_until(lambda: again.extend(worker.take()) or again)
     assert (again[0].attempt, again[0].failures) == (2, 1)
 
 
@@ -76,12 +76,12 @@ def test_only_types_of_exceptions_can_be_retried_on() -> None:
 def test_waits_may_be_listed(system: System) -> None:
     worker = system.worker()
     handle = system.job.options(retries=Retry(backoff=[0, timedelta(hours=1)], jitter=0)).enqueue(1)
-    system.look()
+    system.pass_seconds()
     fail(worker, *worker.take(), error=TaskError("E", "x"))
     again: list[Dispatch] = []
-    system.look_until(lambda: again.extend(worker.take()) or again)
+    system.tick_until(lambda: again.extend(worker.take()) or again)
     fail(worker, *again, error=TaskError("E", "x"))
-    system.look(2)
+    system.pass_seconds(2)
     wait = system.sql("SELECT extract(epoch FROM wake_at - now()) AS wait FROM orchestrator.tasks")[0]["wait"]
     assert 3500 < wait <= 3600
     assert handle.status() == "pending"
@@ -140,7 +140,7 @@ def opened(system: System) -> list[tuple[str, str]]:
 def test_by_filter(failed: System, wanted: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     for worker in failed.workers:
         worker.die()
-    failed.look()
+    failed.pass_seconds()
     assert failed.app.retry_failed(**wanted) == len(expected)
     failed.tick(3)
     assert opened(failed) == expected

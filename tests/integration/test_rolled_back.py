@@ -18,7 +18,7 @@ from orchestrator.domain.code.commands import CancelTask, Command, StartTimer
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store import inbox, leases
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.tasks import transitions
 from orchestrator.transport.codec import Applied, Attempt, Order, encode
 from tests.integration.code_stage import act, activation
@@ -65,7 +65,7 @@ def test_a_worker_is_not_told_to_stop_what_a_refused_turn_had_cancelled(
     system: System, double: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = double.start()
-    system.look()
+    system.pass_seconds()
     worker.report(act(engine_, *worker.take()))
     system.tick()
     first, second = worker.take()
@@ -76,7 +76,7 @@ def test_a_worker_is_not_told_to_stop_what_a_refused_turn_had_cancelled(
     never = StartTimer(1, uuid4().bytes, 1e300, 1e300)  # which Postgres refuses
     commands: list[Command] = [CancelTask(second.id), never]
     worker.report(Activated(turn.id, turn.attempt, 0.1, through=activation(turn).through, commands=commands))
-    system.look(3)
+    system.pass_seconds(3)
     assert handle.status() == "stuck"
     assert system.row(second.id)["status"] == "running"
     assert worker.orders() == []
@@ -85,13 +85,13 @@ def test_a_worker_is_not_told_to_stop_what_a_refused_turn_had_cancelled(
 def test_a_request_whose_tick_was_rolled_back_is_applied_by_the_next(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    system.look()
+    system.pass_seconds()
     handle = system.job.enqueue()
     handle.cancel()
     with rolled_back(monkeypatch):
         system.tick()
     assert handle.status() == "pending"
-    assert system.scheduler.term.patience == 0.0, "nobody waits for a look"
+    assert system.scheduler.term.due_in == 0.0, "nobody waits for a look"
     system.tick()
     assert handle.status() == "cancelled"
 
@@ -100,7 +100,7 @@ def test_what_was_asked_of_code_is_asked_again_after_a_rollback(
     system: System, double: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = double.start()
-    system.look()
+    system.pass_seconds()
     worker.report(act(engine_, *worker.take()))
     system.tick()
     first, second = worker.take()
@@ -109,8 +109,8 @@ def test_what_was_asked_of_code_is_asked_again_after_a_rollback(
     (turn,) = worker.take()
     body = {"request": base64.b64encode(b"r" * 16).decode(), "name": "count", "value": ""}
     with system.engine.begin() as connection:
-        inbox.add(connection, Wish.QUERY, raw(handle), msgspec.json.encode(body).decode())
-    system.look()  # the request is gone, and waits for the turn that is out
+        inbox.add(connection, RequestKind.QUERY, raw(handle), msgspec.json.encode(body).decode())
+    system.pass_seconds()  # the request is gone, and waits for the turn that is out
     assert system.count("inbox") == 0
     worker.succeed(second)
     system.tick()
@@ -118,7 +118,7 @@ def test_what_was_asked_of_code_is_asked_again_after_a_rollback(
     with rolled_back(monkeypatch):
         system.tick()
     system.tick()
-    (asked,) = [task for task in worker.take() if task.is_activation]
+    (asked,) = [task for task in worker.take() if task.is_turn_task]
     assert [query.name for query in activation(asked).queries] == ["count"]
 
 
@@ -126,26 +126,26 @@ def test_stuck_runs_are_freed_after_a_rollback(
     system: System, double: CodeWorkflow[..., Any], worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = double.start()
-    system.look()
+    system.pass_seconds()
     (turn,) = worker.take()
     worker.report(Activated(turn.id, turn.attempt, 0.1, stuck=Violation(3, "Mismatch", "it does not fit", "")))
-    system.look()
+    system.pass_seconds()
     assert handle.status() == "stuck"
     system.worker("w2", knows=("job", "double"))
     with rolled_back(monkeypatch):
-        system.look()
-    system.look(2)
+        system.pass_seconds()
+    system.pass_seconds(2)
     assert handle.status() == "running", "the code of the new worker may be another"
 
 
 def test_a_worker_that_has_left_is_not_taken_for_dead_after_a_rollback(
     system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    system.look()
+    system.pass_seconds()
     worker.leave()
     with rolled_back(monkeypatch):
-        system.look()
-    system.look(6)
+        system.pass_seconds()
+    system.pass_seconds(6)
     assert [row["state"] for row in system.sql("SELECT state FROM orchestrator.workers")] == ["stopped"]
 
 
@@ -153,19 +153,19 @@ def test_a_worker_is_told_to_stop_what_the_end_of_a_generation_has_cancelled(
     system: System, double: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     double.start()
-    system.look()
+    system.pass_seconds()
     worker.report(act(engine_, *worker.take()))
     system.tick()
     first, second = worker.take()
     worker.start(first, second)
     worker.succeed(first)
     system.tick()
-    (turn,) = [task for task in worker.take() if task.is_activation]
+    (turn,) = [task for task in worker.take() if task.is_turn_task]
     through = activation(turn).through
     worker.report(Activated(turn.id, turn.attempt, 0.1, through=through, commands=[CancelTask(second.id)]))
     old = system.generation
     system.redis.set(KEYS.applied, encode(Applied(old, "0-1")))  # a failover has lost that, and not the report
-    system.look(3)
+    system.pass_seconds(3)
     assert system.generation != old
     assert Order(stop=[Attempt(second.id, second.attempt)]) in worker.orders()
 
@@ -185,7 +185,7 @@ def test_tasks_whose_claim_was_rolled_back_are_claimed_by_the_next_tick(
     monkeypatch.setattr(transitions, "claim", slow)
     system.settle()
     before = len(fronts)
-    system.look_until(lambda: len(fronts) > before)
+    system.tick_until(lambda: len(fronts) > before)
     handles = [system.job.enqueue(number) for number in range(3)]
     with rolled_back(monkeypatch):
         system.tick()

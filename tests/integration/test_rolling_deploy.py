@@ -54,10 +54,10 @@ def work(system: System, *workers: Worker) -> Counter[tuple[str, str]]:
 
 
 def test_what_only_some_know_goes_to_them_and_nothing_goes_round(system: System, old: Worker, new: Worker) -> None:
-    system.look()
+    system.pass_seconds()
     handles = enqueue(system, 200)
     common = enqueue(system, 20, "job")
-    system.look()
+    system.pass_seconds()
     done = work(system, old, new)
     assert done["new", "fresh"] == 200
     assert ("old", "fresh") not in done
@@ -68,7 +68,7 @@ def test_what_only_some_know_goes_to_them_and_nothing_goes_round(system: System,
 
 def test_what_finds_no_place_keeps_nobody_from_theirs(system: System, old: Worker, new: Worker) -> None:
     """Tasks that all know go on although hundreds before them wait for the one that knows them."""
-    system.look()
+    system.pass_seconds()
     fresh = enqueue(system, 300)
     common = enqueue(system, 4, "job")
     for _ in range(50):
@@ -85,45 +85,45 @@ def test_what_finds_no_place_keeps_nobody_from_theirs(system: System, old: Worke
 
 
 def test_priority_and_lanes_hold_there_too(system: System, old: Worker, new: Worker) -> None:
-    system.look()
+    system.pass_seconds()
     handles = enqueue(system, 30, concurrency=2)
-    system.look()
+    system.pass_seconds()
     for _ in range(100):
         taken = new.take()
         assert len(taken) <= 2
         assert old.take() == []
         if taken:
             new.succeed(*taken)
-        system.look()
+        system.pass_seconds()
         if all(handle.status() == "success" for handle in handles):
             return
     raise AssertionError(Counter(handle.status() for handle in handles))
 
 
 def test_when_all_know_it_anybody_may_have_it(system: System, old: Worker, new: Worker) -> None:
-    system.look()
+    system.pass_seconds()
     handles = enqueue(system, 50)
-    system.look()
+    system.pass_seconds()
     new.take()  # and keeps them
     old.learn("fresh")
-    system.look(3)
+    system.pass_seconds(3)
     assert Counter(system.row(handle)["hold"] for handle in handles) == {None: 50}
     assert len(old.take()) > 0
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_task_whose_only_knower_dies_waits_for_another(system: System, old: Worker, new: Worker, again: bool) -> None:
-    system.look()
+    system.pass_seconds()
     (handle,) = enqueue(system, 1)
-    system.look()
+    system.pass_seconds()
     assert system.messages(private_queue("new")) == [(raw(handle), 1)]
     if again:
         system.lead()  # which does not know where it was sent
     new.die()
     system.make_old()
-    system.look_until(lambda: system.row(handle)["hold"] == "unknown")
+    system.tick_until(lambda: system.row(handle)["hold"] == "unknown")
     newer = system.worker("newer", slots=4, knows=["job", "fresh"])
-    system.look_until(lambda: system.row(handle)["status"] == "dispatched")
+    system.tick_until(lambda: system.row(handle)["status"] == "dispatched")
     newer.succeed(*newer.take())
     system.tick()
     assert handle.status() == "success"
@@ -135,16 +135,16 @@ def test_a_worker_that_does_not_take_its_task_loses_it_and_never_runs_it(
     system: System, old: Worker, new: Worker, again: bool
 ) -> None:
     other = system.worker("other", slots=4, knows=["job", "fresh"])
-    system.look()
+    system.pass_seconds()
     (handle,) = enqueue(system, 1)
-    system.look()
+    system.pass_seconds()
     first = next(worker for worker in (new, other) if system.messages(private_queue(worker.name)))
     if again:
         system.lead()
     first.doubtful = True
     system.make_old()
     second = other if first is new else new
-    system.look_until(lambda: system.messages(private_queue(second.name)))
+    system.tick_until(lambda: system.messages(private_queue(second.name)))
     assert first.take() == []
     (task,) = second.take()
     second.succeed(task)
@@ -155,22 +155,22 @@ def test_a_worker_that_does_not_take_its_task_loses_it_and_never_runs_it(
 def test_what_is_taken_back_goes_to_another_worker_in_the_same_tick(system: System, old: Worker, new: Worker) -> None:
     """It is known to be nowhere, so nobody waits until it has been missed for the TTL of a worker."""
     other = system.worker("other", slots=4, knows=["job", "fresh"])
-    system.look()
+    system.pass_seconds()
     (handle,) = enqueue(system, 1)
-    system.look()
+    system.pass_seconds()
     first = next(worker for worker in (new, other) if system.messages(private_queue(worker.name)))
     second = other if first is new else new
     first.doubtful = True
     system.make_old()
-    system.look()
+    system.pass_seconds()
     assert system.messages(private_queue(first.name)) == []
     assert system.messages(private_queue(second.name)) == [(raw(handle), 2)]
 
 
 def test_what_a_worker_has_received_is_not_taken_back(system: System, old: Worker, new: Worker) -> None:
-    system.look()
+    system.pass_seconds()
     enqueue(system, 3)
-    system.look()
+    system.pass_seconds()
     streams: LeaderStreams = system.scheduler._streams
     queue = private_queue("new")
     entries = [entry.decode() for entry, _ in system.redis.xrange(KEYS.queue(system.generation, queue))]  # type: ignore[union-attr]
@@ -178,17 +178,17 @@ def test_what_a_worker_has_received_is_not_taken_back(system: System, old: Worke
     assert streams.take_back(system.generation, queue, entries) == []
     assert streams.take_back(system.generation, "@nobody", ["1-0"]) == []
     system.make_old()
-    system.look(3)
+    system.pass_seconds(3)
     assert len(new.held) == 3
     assert system.count("ended_tasks") == 0
 
 
 def test_a_cancelled_task_is_withdrawn_from_the_worker_it_was_sent_to(system: System, old: Worker, new: Worker) -> None:
-    system.look()
+    system.pass_seconds()
     (handle,) = enqueue(system, 1)
-    system.look()
+    system.pass_seconds()
     handle.cancel()
-    system.look()
+    system.pass_seconds()
     assert handle.status() == "cancelled"
     assert system.messages(private_queue("new")) == []
 
@@ -199,7 +199,7 @@ def test_what_no_worker_finds_is_not_tried_for_ever(system: System) -> None:
     (handle,) = enqueue(system, 1, "jobs:missing")
     tries = 0
     for _ in range(8):
-        system.look()
+        system.pass_seconds()
         for worker in (one, two):
             for task in worker.take():
                 tries += 1
@@ -208,10 +208,10 @@ def test_what_no_worker_finds_is_not_tried_for_ever(system: System) -> None:
         if system.row(handle)["hold"] == "unknown":
             break
     assert tries <= 2
-    system.look(5)
+    system.pass_seconds(5)
     assert system.row(handle)["hold"] == "unknown"
     three = system.worker("three", knows=["job", "*:*"])  # which may have the file
-    system.look(2)
+    system.pass_seconds(2)
     taken = [task for worker in (one, two, three) for task in worker.take()]
     assert [task.name for task in taken] == ["jobs:missing"]
 
@@ -226,20 +226,20 @@ def hand_back(system: System, worker: Worker) -> int:
         count += len(tasks)
         for task in tasks:
             worker.report(Returned(task.id, task.attempt, "no database", 0.0, task.name))
-        system.look(2)
+        system.pass_seconds(2)
     return count
 
 
 def test_what_needs_the_database_goes_to_workers_that_were_given_it(system: System) -> None:
     plain = system.worker("plain", knows=["job", "pay"], slots=2)
     (first,) = enqueue(system, 1, "pay")
-    system.look()
+    system.pass_seconds()
     assert hand_back(system, plain) <= 2, "it may be claimed again in the tick that hears of it"
     given = system.worker("given", knows=["job", "pay", WITH_DATABASE], slots=2)
-    system.look(2)
+    system.pass_seconds(2)
     rest = enqueue(system, 20, "pay")
     common = enqueue(system, 20, "job")
-    system.look(2)
+    system.pass_seconds(2)
     done = work(system, plain, given)
     assert (done["given", "pay"], done["plain", "pay"]) == (21, 0)
     assert done["plain", "job"] + done["given", "job"] == 20
@@ -250,9 +250,9 @@ def test_what_needs_the_database_goes_to_workers_that_were_given_it(system: Syst
 def test_where_nobody_was_given_the_database_whoever_waits_is_told(system: System) -> None:
     plain = system.worker("plain", knows=["job", "pay"], slots=2)
     (handle,) = enqueue(system, 1, "pay", retries=0)
-    system.look()
+    system.pass_seconds()
     assert hand_back(system, plain) <= 2
-    system.look(5)
+    system.pass_seconds(5)
     row = system.row(handle)
     assert (row["status"], row["hold"], row["failures"]) == ("pending", "unknown", 0)
 
@@ -266,7 +266,7 @@ def test_where_nobody_was_given_the_database_whoever_waits_is_told(system: Syste
     assert re.search(f"{told}: 1 wait, the first fails in ", trouble.message)
 
     system.sql("UPDATE orchestrator.tasks SET wake_at = now() - interval '1 second'")
-    system.look(2)
+    system.pass_seconds(2)
     with pytest.raises(TaskFailed, match=f"ConfigurationError: {told}"):
         handle.result(1)
 
@@ -290,20 +290,20 @@ def with_version(system: System, version: int, name: str = "", slots: int = 10) 
 
 
 def turns(tasks: list[Dispatch]) -> list[Dispatch]:
-    return [task for task in tasks if task.is_activation]
+    return [task for task in tasks if task.is_turn_task]
 
 
 def test_runs_go_to_workers_that_have_their_version(
     system: System, patient: CodeWorkflow[..., Any], engine_: Engine
 ) -> None:
     two, one = with_version(system, 2), with_version(system, 1)
-    system.look()
+    system.pass_seconds()
     handles = [patient.start() for _ in range(20)]
     for _ in range(60):
-        system.look()
+        system.pass_seconds()
         assert turns(two.take()) == []
         for task in [*one.take()]:
-            one.report(act(engine_, task)) if task.is_activation else one.succeed(task)
+            one.report(act(engine_, task)) if task.is_turn_task else one.succeed(task)
         two.succeed(*[Dispatch(task, attempt, "job", b"", "default") for task, attempt in two.held])
         if all(handle.status() == "success" for handle in handles):
             return
@@ -314,7 +314,7 @@ def test_turns_wait_for_those_who_have_the_version_and_keep_nobody_else(
     system: System, patient: CodeWorkflow[..., Any]
 ) -> None:
     two, one = with_version(system, 2), with_version(system, 1, slots=2)
-    system.look()
+    system.pass_seconds()
     for _ in range(40):
         patient.start()
     (plain,) = enqueue(system, 1, "job")
@@ -330,9 +330,9 @@ def test_turns_wait_for_those_who_have_the_version_and_keep_nobody_else(
 
 def test_where_nobody_has_the_version_other_code_may_do(system: System, patient: CodeWorkflow[..., Any]) -> None:
     none, two = system.worker("none"), with_version(system, 2)
-    system.look()
+    system.pass_seconds()
     patient.start()
-    system.look()
+    system.pass_seconds()
     assert none.take() == []
     assert len(two.take()) == 1
 
@@ -342,13 +342,13 @@ def test_stuck_runs_free_themselves_when_a_worker_with_their_version_comes(
 ) -> None:
     two = with_version(system, 2)
     handle = patient.start()
-    system.look()
+    system.pass_seconds()
     (turn,) = two.take()
     two.report(Activated(turn.id, turn.attempt, 0.1, stuck=MISFIT))
     system.tick()
     assert handle.status() == "stuck"
     one = with_version(system, 1)
-    system.look(2)
+    system.pass_seconds(2)
     assert run_row(system, handle)["stuck"] is None
     assert two.take() == []
     (turn,) = one.take()
@@ -357,16 +357,16 @@ def test_stuck_runs_free_themselves_when_a_worker_with_their_version_comes(
 
 def test_all_that_are_stuck_are_freed_however_many(system: System, patient: CodeWorkflow[..., Any]) -> None:
     two = with_version(system, 2, slots=100)
-    system.look()
+    system.pass_seconds()
     handles = [patient.start() for _ in range(30)]
-    system.scheduler.term.errands.settings = system.settings.__class__(**{**vars(system.settings), "batch": 7})
+    system.scheduler.term.agenda.settings = system.settings.__class__(**{**vars(system.settings), "batch": 7})
     for _ in range(30):
-        system.look()
+        system.pass_seconds()
         for turn in two.take():
             two.report(Activated(turn.id, turn.attempt, 0.1, stuck=MISFIT))
     assert {handle.status() for handle in handles} == {"stuck"}
     with_version(system, 1, slots=100)
-    system.look_until(lambda: not any(run_row(system, handle)["stuck"] for handle in handles))
+    system.tick_until(lambda: not any(run_row(system, handle)["stuck"] for handle in handles))
 
 
 def test_a_run_goes_on_with_the_version_that_took_its_last_turn(
@@ -380,7 +380,7 @@ def test_a_run_goes_on_with_the_version_that_took_its_last_turn(
     engine = Engine(lambda *_: second, 1_000_000)
     handle = patient.start()  # of version 1, of which no worker is left
     two = with_version(system, 2)
-    system.look()
+    system.pass_seconds()
     two.report(act(engine, *two.take()))
     system.tick()
     assert run_row(system, handle)["version"] == 2
@@ -388,7 +388,7 @@ def test_a_run_goes_on_with_the_version_that_took_its_last_turn(
     two.succeed(job)
     two.leave()
     one, other = with_version(system, 1), with_version(system, 2, "other")
-    system.look_until(lambda: system.row(raw(handle))["attempt"] > 1)
+    system.tick_until(lambda: system.row(raw(handle))["attempt"] > 1)
     assert turns(one.take()) == []
     (turn,) = turns(other.take())
     assert (activation(turn).version, activation(turn).after) == (2, 0)

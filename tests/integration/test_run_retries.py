@@ -30,7 +30,7 @@ def counts(run: RunHandle[Any]) -> tuple[str, int, int, int, int, int]:
 
 def retry(system: System, run: RunHandle[Any]) -> None:
     run.retry()
-    system.look(3)
+    system.pass_seconds(3)
 
 
 def given(task: Dispatch) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def test_a_fan_out_that_could_not_be_created_succeeds_and_its_run_with_it(system
         assert counts(run) == ("failed", 5, 1, 3, 0, 1), "the total never grows"
     apply(system, "name: later\nparams: {n: {}}\ntasks: {x: {task: job}}")
     run.retry()
-    system.look()
+    system.pass_seconds()
     assert finish(system, worker) == ["x", "x", "x", "last"]
     assert counts(run) == ("success", 5, 5, 0, 0, 0)
 
@@ -72,16 +72,16 @@ def test_a_run_that_timed_out_has_all_of_its_time_again(system: System) -> None:
     worker.succeed(worker.take()[0])
     system.tick(2)
     system.lead(offset=100)
-    system.look_until(lambda: run.progress().status == "failed")
+    system.tick_until(lambda: run.progress().status == "failed")
     assert row(system, run)["reason"] == "timed out"
     assert counts(run) == ("failed", 5, 1, 0, 4, 0)
     worker.held.clear()
     run.retry()
-    system.look_until(lambda: run.progress().status == "running" and row(system, run)["open"] == 4)
+    system.tick_until(lambda: run.progress().status == "running" and row(system, run)["open"] == 4)
     found = row(system, run)
     assert (found["reason"], found["cancelling"], found["open"]) == (None, False, 4)
     assert 50 < (found["deadline"] - found["started_at"]).total_seconds() - 100 <= 70
-    system.look()
+    system.pass_seconds()
     assert finish(system, worker) == ["a", "a", "a", "b"], "what succeeded stays"
     assert counts(run) == ("success", 5, 5, 0, 0, 0)
 
@@ -96,7 +96,7 @@ def test_what_is_below_waits_for_what_is_above_and_sees_what_that_came_to(system
     )
     assert finish(system, worker, fail=("a", "c")) == ["a", "b", "c"]
     run.retry()
-    system.look(2)
+    system.pass_seconds(2)
     (a,) = worker.take()
     assert steps_of([a]) == ["a"], "and not c, although b has succeeded"
     worker.succeed(a, result=msgspec.msgpack.encode("at last"))
@@ -117,15 +117,15 @@ def test_a_retried_run_waits_for_its_turn(system: System) -> None:
     finish(system, worker, fail=("a",))
     second = begin(system, text)
     first.retry()
-    system.look(3)
+    system.pass_seconds(3)
     assert [run.progress().status for run in (first, second)] == ["pending", "running"]
     assert len(worker.take()) == 1
     system.lead()
-    system.look(2)
+    system.pass_seconds(2)
     assert worker.take() == []
     second.cancel()
-    system.look_until(lambda: first.progress().status == "running")
-    system.look(2)
+    system.tick_until(lambda: first.progress().status == "running")
+    system.pass_seconds(2)
     assert finish(system, worker) == ["a"]
     assert [run.progress().status for run in (first, second)] == ["success", "cancelled"]
 
@@ -143,7 +143,7 @@ def test_what_a_person_cancelled_is_tried_again(system: System, fan_out: bool) -
     assert run.progress().status == "failed"
     worker.held.clear()
     run.retry()
-    system.look(2)
+    system.pass_seconds(2)
     assert finish(system, worker) == ["a", "b"]
     assert counts(run)[0] == "success"
     assert run.progress().counters.cancelled == 0
@@ -152,7 +152,7 @@ def test_what_a_person_cancelled_is_tried_again(system: System, fan_out: bool) -
 def test_what_a_person_cancelled_of_a_run_of_many_is_tried_again(system: System) -> None:
     worker = system.worker()
     run = system.app.start_many(system.job, range(3))
-    system.look()
+    system.pass_seconds()
     tasks = worker.take()
     system.app.handle(str(uuid.UUID(bytes=tasks[0].id))).cancel()
     system.tick(2)
@@ -171,15 +171,15 @@ def test_a_fan_out_opens_no_more_tasks_again_than_it_may_have(system: System) ->
     run = begin(system, "name: narrow\ntasks: {a: {task: job, foreach: '[1, 2, 3, 4, 5]', concurrency: 2}}")
     assert finish(system, worker, fail=("a",)) == ["a"] * 5
     run.retry()
-    system.look(2)
+    system.pass_seconds(2)
     system.lead()
-    system.look(2)
+    system.pass_seconds(2)
     ran = 0
     while taken := worker.take():
         assert len(taken) <= 2
         ran += len(taken)
         worker.succeed(*taken)
-        system.look(2)
+        system.pass_seconds(2)
     assert (ran, counts(run)) == (5, ("success", 5, 5, 0, 0, 0))
 
 
@@ -196,7 +196,7 @@ def test_children_that_failed_are_retried_and_those_that_are_evaluated_anew_are_
     assert sorted(finish(system, worker, fail=("y",))) == ["x"] * 4 + ["y"] * 4
     assert counts(run) == ("failed", 4, 0, 4, 0, 0)
     run.retry()
-    system.look(3)
+    system.pass_seconds(3)
     assert sorted(finish(system, worker)) == ["x", "y", "y", "y", "y"], "two begins anew, with what one gives now"
     assert counts(run) == ("success", 4, 4, 0, 0, 0)
     outputs = run.outputs()
@@ -225,7 +225,7 @@ def test_a_retry_with_many_tasks_takes_several_ticks_and_loses_none(system: Syst
             ran.extend(finish(system, worker, fail=fail))
             return row(system, run)["ended_at"] is not None and not system.count("inbox")
 
-        system.look_until(has_ended)
+        system.tick_until(has_ended)
         return ran
 
     play_on(("bad", "many", "after"))
@@ -262,7 +262,7 @@ def test_tasks_that_are_retried_while_their_run_is_are_counted_once(
 
         for _ in range(10):
             with contextlib.suppress(AssertionError):
-                system.look_until(has_ended)
+                system.tick_until(has_ended)
                 break
         return ran
 
@@ -271,12 +271,12 @@ def test_tasks_that_are_retried_while_their_run_is_are_counted_once(
     tasks = system.sql("SELECT id, step FROM orchestrator.ended_tasks WHERE step IN ('solo', 'few') AND position = 0")
     monkeypatch.setattr("orchestrator.scheduler.budget.SHARE", 0.0)
     run.retry()
-    system.look_until(lambda: system.count("untold"))
+    system.tick_until(lambda: system.count("untold"))
     for task in tasks:
         system.app.handle(str(task["id"])).retry()
     taken: list[Dispatch] = []
     for _ in range(3):
-        system.look()
+        system.pass_seconds()
         assert system.count("untold"), "the retry goes on"
         taken += worker.take()
         worker.succeed(*(task for task in taken if steps_of([task]) == ["solo"]))
@@ -287,7 +287,7 @@ def test_tasks_that_are_retried_while_their_run_is_are_counted_once(
             system.lead()
     assert steps_of(taken) == ["few"]
     monkeypatch.undo()
-    system.look_until(lambda: not system.count("untold"))
+    system.tick_until(lambda: not system.count("untold"))
     worker.succeed(*taken)
     assert sorted(set(play_on(()))) == ["after", "bad", "below", "few"]
     assert counts(run) == ("success", 226, 226, 0, 0, 0)
@@ -338,7 +338,7 @@ def test_what_belongs_to_another_run_is_retried_with_it(system: System) -> None:
     apply(system, "name: child\ntasks: {x: {task: job}}", "name: limited\nconcurrency: 1\ntasks: {y: {task: job}}")
     parent = begin(system, "name: parent\ntasks: {a: {workflow: child}}")
     limited = system.app.workflows["limited"].start()
-    system.look()
+    system.pass_seconds()
     assert sorted(finish(system, worker, fail=("x", "y"))) == ["x", "y"]
     child = system.sql("SELECT id FROM orchestrator.runs WHERE parent_run IS NOT NULL")[0]["id"]
     with pytest.raises(WrongState, match=f"step 'a' of run {parent.id}.*runs retry {parent.id}"):
@@ -347,7 +347,7 @@ def test_what_belongs_to_another_run_is_retried_with_it(system: System) -> None:
         with pytest.raises(WrongState, match=f"Retry the run: orchestrator runs retry {found['run_id']}"):
             system.app.handle(str(found["id"])).retry()
     system.app.retry_failed()
-    system.look(2)
+    system.pass_seconds(2)
     assert worker.take() == []
     assert [parent.progress().status, limited.progress().status] == ["failed", "failed"]
 
@@ -379,7 +379,7 @@ def test_random_graphs_are_retried_by_the_rule(system: System, seed: int) -> Non
     system.app.workflows.apply(definition)
     worker = system.worker(slots=100)
     run = system.app.workflows[definition.name].start()
-    system.look()
+    system.pass_seconds()
     results: dict[tuple[str, int], Any] = {}
     play(system, worker, chance, results, 0)
     for turn in range(1, 4):
@@ -387,7 +387,7 @@ def test_random_graphs_are_retried_by_the_rule(system: System, seed: int) -> Non
             break
         before = states(system, run, definition)
         run.retry()
-        system.look(3)
+        system.pass_seconds(3)
         tried = play(system, worker, chance, results, turn)
         after = states(system, run, definition)
         expect = {

@@ -19,7 +19,7 @@ def test_a_run_of_a_thousand_ends_exactly_with_its_last_task(system: System) -> 
     worker = system.worker(slots=1_000)
     run = system.app.start_many(system.job, range(1_000), name="thousand")
     assert run.progress().status == "pending"
-    system.look()
+    system.pass_seconds()
     assert run.progress().status == "running"
     tasks = worker.take()
     assert len({task.position for task in tasks}) == 1_000
@@ -41,25 +41,25 @@ def test_a_run_with_many_failures_is_retried_in_slices_and_each_task_once(engine
     """One statement for all of them would take longer than a leader's statement may."""
     worker = system.worker(slots=1_000)
     run = system.app.start_many(system.job, range(350))
-    system.look()
+    system.pass_seconds()
     worker.fail(*worker.take())
     system.tick()
     assert run.progress().status == "failed"
     small = System(engine, system.redis, Settings(**{**vars(system.settings), "batch": 10}))
     small.clock, small.workers = system.clock, system.workers
     small.lead()
-    small.look()
+    small.pass_seconds()
     run.retry()
-    small.look()
+    small.pass_seconds()
     assert (run.progress().status, run.progress().counters.failed) == ("running", 250)
     worker.fail(*worker.take())  # again: not to be opened a second time by the same request
-    small.look_until(lambda: small.count("inbox") == 0)
+    small.tick_until(lambda: small.count("inbox") == 0)
     assert small.count("attempts") == 350
     system.lead()
-    system.look()
+    system.pass_seconds()
     assert run.progress().counters.open == 350 - run.progress().counters.failed > 0
     worker.succeed(*worker.take())
-    system.look(2)
+    system.pass_seconds(2)
     again = run.progress().counters
     assert (again.open, again.failed + again.success) == (0, 350)
     assert system.sql("SELECT max(attempt) AS most FROM orchestrator.ended_tasks")[0]["most"] == 2
@@ -70,16 +70,16 @@ def test_a_retry_that_opens_nothing_does_not_stay_in_the_inbox(engine: Engine, s
     """Of a run that was cancelled after hundreds of its tasks had failed."""
     worker = system.worker(slots=1_000)
     run = system.app.start_many(system.job, range(250))
-    system.look()
+    system.pass_seconds()
     worker.fail(*worker.take()[:200])
     system.tick()
     run.cancel()
-    system.look_until(lambda: run.progress().status == "cancelled")
+    system.tick_until(lambda: run.progress().status == "cancelled")
     small = System(engine, system.redis, Settings(**{**vars(system.settings), "batch": 10}))
     small.clock = system.clock
     small.lead()
     small.sql("INSERT INTO orchestrator.inbox (kind, target) VALUES ('retry run', :target)", target=run.id)
-    small.look(2)
+    small.pass_seconds(2)
     assert small.count("inbox") == 0
     assert (run.progress().status, run.progress().counters.failed) == ("cancelled", 200)
     small.close()
@@ -87,14 +87,14 @@ def test_a_retry_that_opens_nothing_does_not_stay_in_the_inbox(engine: Engine, s
 
 def test_an_empty_run_succeeds(system: System) -> None:
     run = system.app.start_many(system.job, [])
-    system.look()
+    system.pass_seconds()
     assert run.progress().status == "success"
 
 
 def test_a_run_whose_tasks_end_before_it_has_begun(system: System) -> None:
     """Its nudge may be lost, and its tasks claimed by a tick that did not look for new runs."""
     worker = system.worker()
-    system.look()
+    system.pass_seconds()
     run = system.app.start_many(system.job, [1, 2])
     system.redis.delete(KEYS.nudges)
     system.tick()
@@ -102,21 +102,21 @@ def test_a_run_whose_tasks_end_before_it_has_begun(system: System) -> None:
     assert (len(tasks), run.progress().status) == (2, "pending")
     worker.succeed(*tasks)
     system.tick()
-    system.look()
+    system.pass_seconds()
     assert (run.progress().status, run.progress().counters.success) == ("success", 2)
 
 
 def test_cancel_a_run_in_every_stage_of_its_tasks(system: System) -> None:
     worker = system.worker(slots=4)
     run = system.app.start_many(system.job, range(3_000))
-    system.look()
+    system.pass_seconds()
     tasks = sorted(worker.take(), key=lambda task: task.position or 0)
     worker.succeed(tasks[0])
     worker.start(tasks[1])
     system.tick()
     worker.held = [(tasks[1].id, 1)]
     run.cancel()
-    system.look_until(lambda: run.progress().status == "cancelled")
+    system.tick_until(lambda: run.progress().status == "cancelled")
     counters = run.progress().counters
     assert (counters.total, counters.open, counters.success, counters.cancelled) == (3_000, 0, 1, 2_999)
     assert system.count("tasks") == 0
@@ -127,14 +127,14 @@ def test_cancel_a_run_in_every_stage_of_its_tasks(system: System) -> None:
 def test_cancel_a_run_that_has_not_begun(system: System) -> None:
     run = system.app.start_many(system.job, range(10))
     run.cancel()
-    system.look_until(lambda: run.progress().status == "cancelled")
+    system.tick_until(lambda: run.progress().status == "cancelled")
     assert run.progress().counters.cancelled == 10
 
 
 def test_retry_a_run(system: System) -> None:
     worker = system.worker()
     run = system.app.start_many(system.job, range(10))
-    system.look()
+    system.pass_seconds()
     tasks = worker.take()
     worker.succeed(*tasks[:6])
     worker.fail(*tasks[6:])
@@ -142,7 +142,7 @@ def test_retry_a_run(system: System) -> None:
     counters = run.progress().counters
     assert (run.progress().status, counters.success, counters.failed, counters.open) == ("failed", 6, 4, 0)
     run.retry()
-    system.look()
+    system.pass_seconds()
     counters = run.progress().counters
     assert (run.progress().status, counters.success, counters.failed, counters.open) == ("running", 6, 0, 4)
     again = worker.take()
@@ -166,7 +166,7 @@ def test_a_run_begins_as_soon_as_another_makes_room_for_it(system: System) -> No
     system.app.workflows.apply(definition)
     worker = system.worker()
     runs = [system.app.workflows["one-by-one"].start() for _ in range(2)]
-    system.look()
+    system.pass_seconds()
     assert [run.progress().status for run in runs] == ["running", "pending"]
     worker.succeed(*worker.take())
     system.tick()

@@ -28,13 +28,13 @@ def worker(system: System) -> Worker:
 
     system.app.workflows.apply(definitions.loads("name: steps\nparams: {n: {type: integer}}\ntasks: {a: {task: job}}"))
     worker = system.worker(knows=("job", "flow"))
-    system.look()
+    system.pass_seconds()
     return worker
 
 
 def answers(system: System, worker: Worker, *asked: NewTask) -> dict[bytes, KeyHolder]:
     worker.report(Enqueued(list(asked)))
-    system.look(2)
+    system.pass_seconds(2)
     return worker._streams.key_holders([task.id for task in asked])
 
 

@@ -15,7 +15,7 @@ from orchestrator.domain.code.commands import CancelTask, StartTimer
 from orchestrator.domain.dag.definition import Definition, Hook, Param, Step
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.store import inbox
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.schedules import fires
 from tests.integration.code_stage import act
 from tests.integration.stage import System, Worker, raw
@@ -43,7 +43,7 @@ def counters(system: System, run: RunHandle[Any]) -> tuple[int, ...]:
 def work(system: System, worker: Worker, rounds: int = 10) -> None:
     """Do whatever is handed out, until nothing is."""
     for _ in range(rounds):
-        system.look()
+        system.pass_seconds()
         worker.succeed(*worker.take())
 
 
@@ -80,7 +80,7 @@ def start(system: System) -> RunHandle[Any]:
 @pytest.mark.usefixtures("remembered")
 def test_a_run_that_cannot_be_planned_stops_nobody_else(system: System, worker: Worker) -> None:
     poisoned, healthy = start(system), start(system)
-    system.look(2)
+    system.pass_seconds(2)
     tasks = worker.take()
     state = corrupt(system, poisoned)
     alone = system.job.enqueue(1)
@@ -104,23 +104,23 @@ def test_a_run_that_cannot_be_planned_stops_nobody_else(system: System, worker: 
 @pytest.mark.usefixtures("remembered")
 def test_what_happens_while_a_run_is_stuck_is_counted_when_it_is_freed(system: System, worker: Worker) -> None:
     poisoned = start(system)
-    system.look(2)
+    system.pass_seconds(2)
     worker.succeed(*worker.take())
-    system.look()
+    system.pass_seconds()
     each = worker.take()
     assert len(each) == 3
     state = corrupt(system, poisoned)
     worker.succeed(each[0])
-    system.look(3)
+    system.pass_seconds(3)
     worker.fail(each[1], retryable=False)
-    system.look()
+    system.pass_seconds()
     worker.succeed(each[2])
-    system.look(2)
+    system.pass_seconds(2)
     assert row_of(system, poisoned)["stuck"] is not None
     assert counters(system, poisoned) == (5, 4, 1, 0, 0, 0), "it has not been told"
     mend(system, poisoned, state)
     poisoned.retry()
-    system.look(3)
+    system.pass_seconds(3)
     assert poisoned.progress().status == "failed"
     assert counters(system, poisoned) == (5, 0, 3, 1, 0, 1)
     poisoned.retry()
@@ -134,20 +134,20 @@ def test_what_waits_for_a_run_that_is_stuck_again_keeps_its_order(
 ) -> None:
     monkeypatch.setattr("orchestrator.scheduler.runs.backlog._LOOKED_AT", 1)  # as much as is taken of a large run
     poisoned = start(system)
-    system.look(2)
+    system.pass_seconds(2)
     worker.succeed(*worker.take())
-    system.look()
+    system.pass_seconds()
     first, *others = worker.take()
     state = corrupt(system, poisoned)
     worker.fail(first, retryable=False)
-    system.look(3)
+    system.pass_seconds(3)
     system.app.handle(str(UUID(bytes=first.id))).retry()
-    system.look(2)
+    system.pass_seconds(2)
     worker.succeed(*worker.take())
-    system.look(2)
+    system.pass_seconds(2)
     for _ in range(2):  # in vain
         poisoned.retry()
-        system.look(3)
+        system.pass_seconds(3)
         assert row_of(system, poisoned)["stuck"] is not None
     assert system.count("untold") == 3, "nothing is kept twice"
     mend(system, poisoned, state)
@@ -162,16 +162,16 @@ def test_what_waits_for_a_run_that_is_stuck_again_keeps_its_order(
 @pytest.mark.usefixtures("remembered")
 def test_a_stuck_run_can_be_cancelled(system: System, worker: Worker) -> None:
     poisoned = start(system)
-    system.look(2)
+    system.pass_seconds(2)
     worker.succeed(*worker.take())
-    system.look()
+    system.pass_seconds()
     each = worker.take()
     corrupt(system, poisoned)
     worker.succeed(each[0])
-    system.look(3)
+    system.pass_seconds(3)
     assert row_of(system, poisoned)["stuck"] is not None
     poisoned.cancel()
-    system.look(4)
+    system.pass_seconds(4)
     row = row_of(system, poisoned)
     assert (row["status"], row["stuck"]) == ("cancelled", None)
     assert counters(system, poisoned) == (5, 0, 2, 0, 3, 0)
@@ -185,17 +185,17 @@ def test_a_run_that_was_stuck_when_its_time_was_up_can_be_retried(
 ) -> None:
     system.app.workflows.apply(msgspec.structs.replace(CHAIN, name="limited", timeout=60.0))
     poisoned = system.app.workflows["limited"].start()
-    system.look(2)
+    system.pass_seconds(2)
     worker.succeed(*worker.take())
-    system.look()
+    system.pass_seconds()
     each = worker.take()
     state = corrupt(system, poisoned)
     worker.succeed(each[0])
     worker.fail(each[1], retryable=False)
-    system.look(3)
+    system.pass_seconds(3)
     assert row_of(system, poisoned)["stuck"] is not None
     system.lead(offset=100)
-    system.look_until(lambda: poisoned.progress().status == "failed")
+    system.tick_until(lambda: poisoned.progress().status == "failed")
     assert counters(system, poisoned) == (5, 0, 2, 1, 2, 0)
     worker.held.clear()
     with pytest.raises(WrongState, match="Retry the run"):
@@ -231,7 +231,7 @@ def test_runs_whose_definition_cannot_be_read_do_not_keep_others_from_beginning(
 def test_a_stuck_child_is_not_the_fault_of_its_parent(system: System, worker: Worker) -> None:
     system.app.workflows.apply(Definition(name="parent", steps=(Step(name="child", workflow="chain"),)))
     parent, other = system.app.workflows["parent"].start(), start(system)
-    system.look(3)
+    system.pass_seconds(3)
     (child,) = system.sql("SELECT id FROM orchestrator.runs WHERE parent_run IS NOT NULL")
     handle = system.app.run(str(child["id"]))
     tasks = worker.take()
@@ -248,11 +248,11 @@ def test_a_stuck_child_is_not_the_fault_of_its_parent(system: System, worker: Wo
 
 def test_the_next_release_tries_stuck_runs_again(system: System, worker: Worker, monkeypatch: Any) -> None:
     poisoned = start(system)
-    system.look(2)
+    system.pass_seconds(2)
     tasks = worker.take()
     state = corrupt(system, poisoned)
     worker.succeed(*tasks)
-    system.look(3)
+    system.pass_seconds(3)
     system.lead()
     system.settle()
     assert row_of(system, poisoned)["stuck"] is not None, "the same release would come no further"
@@ -299,12 +299,12 @@ def test_numbers_stay_what_they_are(system: System, worker: Worker, number: floa
     )
     system.app.workflows.apply(definition)
     run = system.app.workflows["hooked"].start(number=number)
-    system.look(2)
+    system.pass_seconds(2)
     (task,) = worker.take()
     _, given, _ = msgspec.msgpack.decode(task.payload)
     assert (given["number"], type(given["number"])) == (number, type(number))
     worker.succeed(task)
-    system.look(2)
+    system.pass_seconds(2)
     assert run.progress().status == "success"
     (hook,) = worker.take()
     _, body, _ = msgspec.msgpack.decode(hook.payload)
@@ -321,25 +321,25 @@ def test_a_cancel_that_is_rolled_back_stops_no_worker(system: System) -> None:
     worker = system.worker(knows=("job", "careless"))
     engine = Engine(system.app.code_workflows.find, 1_000_000)
     careless.start()
-    system.look()
+    system.pass_seconds()
     (turn,) = worker.take()
     worker.report(act(engine, turn))
     engine.close()
-    system.look()
+    system.pass_seconds()
     (task,) = worker.take()
     worker.start(task)
     worker.orders()
     system.sql("UPDATE orchestrator.tasks SET blockers = 0 WHERE id = CAST(:id AS uuid)", id=turn.id.hex())
-    system.look()
+    system.pass_seconds()
     (again,) = worker.take()
     commands = [CancelTask(task.id), StartTimer(9, b"\x01" * 16, 1e300, 0.0)]
     worker.report(Activated(again.id, again.attempt, 0.1, through=2, commands=commands))
-    system.look(3)
+    system.pass_seconds(3)
     assert system.quarantine(), "the turn could not be applied"
     assert system.row(task.id)["status"] == "running", "so nothing of it was"
     assert worker.orders() == [], "and nobody is told to stop"
     worker.succeed(task)
-    system.look()
+    system.pass_seconds()
     assert system.row(task.id)["status"] == "success"
 
 
@@ -353,7 +353,7 @@ def test_a_history_that_cannot_be_read_stops_no_other_code(system: System) -> No
     worker = system.worker(knows=("job", "patient"))
     poisoned, healthy = patient.start(), patient.start()
     system.sql("UPDATE orchestrator.histories SET data = '\\xc1' WHERE run_id = CAST(:id AS uuid)", id=poisoned.id)
-    system.look(3)
+    system.pass_seconds(3)
     (turn,) = worker.take()
     assert turn.id.hex() == healthy.id.replace("-", "")
     assert poisoned.status() == "stuck"
@@ -366,14 +366,14 @@ def test_a_request_that_cannot_be_applied_is_set_aside_and_answered(system: Syst
         await ctx.sleep(1_000)
 
     handle = asked.start()
-    system.look()
+    system.pass_seconds()
     alone = system.job.enqueue(1)
     request = b"\x07" * 16
     body = {"name": "x", "value": 5, "request": base64.b64encode(request).decode()}
     with system.engine.begin() as connection:
-        inbox.add(connection, Wish.UPDATE, raw(handle), msgspec.json.encode(body).decode())
-        inbox.add(connection, Wish.CANCEL_TASK, raw(alone))
-    system.look(2)
+        inbox.add(connection, RequestKind.UPDATE, raw(handle), msgspec.json.encode(body).decode())
+        inbox.add(connection, RequestKind.CANCEL_TASK, raw(alone))
+    system.pass_seconds(2)
     assert system.row(alone)["status"] == "cancelled"
     assert system.count("inbox") == 0
     (refused,) = system.quarantine()

@@ -27,7 +27,7 @@ def test_from_enqueue_to_result(system: System) -> None:
     worker = system.worker()
     handle = system.job.options(timeout=9).enqueue(7)
     assert handle.status() == "pending"
-    system.look()
+    system.pass_seconds()
     assert handle.status() == "dispatched"
     (task,) = worker.take()
     assert (task.id, task.attempt, task.name, task.queue, task.alone) == (raw(handle), 1, "job", "default", False)
@@ -84,9 +84,9 @@ def test_a_task_that_ends_between_two_ticks_keeps_its_duration(system: System) -
 
 def test_a_nudge_between_two_reads_is_not_missed(system: System) -> None:
     """No second has passed, so it is the nudge alone that has a new leader look for new runs."""
-    system.look()
+    system.pass_seconds()
     system.lead()
-    system.look()
+    system.pass_seconds()
     run = system.app.start_many(system.job, [1])
     system.tick()
     assert run.progress().status == "running"
@@ -97,14 +97,14 @@ def test_a_write_whose_nudge_was_lost_is_found(system: System) -> None:
     new = NewTask(time_ordered_id(1, os.urandom(10)), "job", "default", b"\x92\x90\x80")
     with system.engine.begin() as connection:
         enqueue.insert_task(connection, new)
-    system.look()
+    system.pass_seconds()
     assert system.row(new.id)["status"] == "dispatched"
 
 
 def test_without_a_worker_nothing_is_dispatched(system: System) -> None:
     handle = system.job.enqueue()
     elsewhere = system.worker(queue="elsewhere")
-    system.look(3)
+    system.pass_seconds(3)
     assert handle.status() == "pending"
     assert elsewhere.take() == []
 
@@ -112,7 +112,7 @@ def test_without_a_worker_nothing_is_dispatched(system: System) -> None:
 def test_no_more_is_dispatched_than_there_are_slots(system: System) -> None:
     worker = system.worker(slots=3)
     handles = [system.job.enqueue(number) for number in range(10)]
-    system.look(2)
+    system.pass_seconds(2)
     assert system.states(*handles) == ["dispatched"] * 3 + ["pending"] * 7
     worker.succeed(*worker.take()[:2])
     system.tick()
@@ -122,17 +122,17 @@ def test_no_more_is_dispatched_than_there_are_slots(system: System) -> None:
 def test_a_delayed_task_waits_in_postgres(system: System) -> None:
     worker = system.worker()
     handle = system.job.options(delay=60).enqueue()
-    system.look(3)
+    system.pass_seconds(3)
     assert (handle.status(), worker.take()) == ("pending", [])
     system.lead(offset=61)
-    system.look()
+    system.pass_seconds()
     assert handle.status() == "dispatched"
 
 
 def test_the_fleet_is_mirrored_for_people(system: System) -> None:
     worker = system.worker(slots=4)
     second = system.worker("w2", knows=["job", "other"])
-    system.look()
+    system.pass_seconds()
     rows = {row["id"]: row for row in system.sql("SELECT * FROM orchestrator.workers")}
     assert {name: (row["state"], row["slots"], row["names"]) for name, row in rows.items()} == {
         "w1": ("live", 4, ["job"]),
@@ -140,7 +140,7 @@ def test_the_fleet_is_mirrored_for_people(system: System) -> None:
     }
     worker.die()
     second.leave()
-    system.look()
+    system.pass_seconds()
     states = {row["id"]: row["state"] for row in system.sql("SELECT id, state FROM orchestrator.workers")}
     assert states == {"w1": "dead", "w2": "stopped"}
 
@@ -156,14 +156,14 @@ def test_many_events_are_applied_in_bounded_batches_and_all_at_a_look(engine: En
     small.clock = system.clock
     small.workers = system.workers
     small.lead()
-    small.look()
+    small.pass_seconds()
     for task in tasks:
         worker.succeed(task)
     small.tick()
     assert small.states(*handles).count("success") == 10
     small.tick()
     assert small.states(*handles).count("success") == 20
-    small.look()
+    small.pass_seconds()
     assert small.states(*handles).count("success") == 60
     small.close()
 

@@ -34,7 +34,7 @@ def test_what_a_task_enqueues_is_applied_once(system: System) -> None:
     system.tick()
     assert (system.count("tasks"), system.count("ended_tasks")) == (0, 3)
     worker.report(children)  # and after they have ended
-    system.look(2)
+    system.pass_seconds(2)
     assert (system.count("tasks"), system.count("ended_tasks")) == (0, 3)
     assert handle.status() == "success"
     assert system.quarantine() == []
@@ -76,9 +76,9 @@ def test_on_success_of_a_cancelled_task_never_comes(system: System) -> None:
     (handle,) = system.dispatch()
     (task,) = worker.take()
     handle.cancel()
-    system.look()
+    system.pass_seconds()
     worker.report(Succeeded(task.id, 1, 0.1, ONE, [child_of(task, 1)]))
-    system.look(2)
+    system.pass_seconds(2)
     assert (handle.status(), system.count("tasks")) == ("cancelled", 0)
 
 
@@ -89,7 +89,7 @@ def test_a_success_that_came_with_the_cancel_counts_with_all_that_it_brings(syst
     (task,) = worker.take()
     handle.cancel()
     worker.report(Succeeded(task.id, 1, 0.1, ONE, [child_of(task, 1)]))
-    system.look()
+    system.pass_seconds()
     assert (handle.status(), system.count("tasks")) == ("success", 1)
 
 
@@ -98,10 +98,10 @@ def test_a_child_with_a_delay_waits(system: System) -> None:
     (_,) = system.dispatch()
     (task,) = worker.take()
     worker.report(Enqueued([child_of(task, 1, delay=60.0)]), Succeeded(task.id, 1, 0.1, ONE))
-    system.look(2)
+    system.pass_seconds(2)
     assert worker.take() == []
     system.lead(offset=61)
-    system.look()
+    system.pass_seconds()
     assert len(worker.take()) == 1
 
 

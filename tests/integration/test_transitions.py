@@ -28,12 +28,12 @@ from orchestrator.domain.states import (
 )
 from orchestrator.domain.tasks.task import Failed, Lost, NewTask, Returned, Started, Succeeded, TaskError
 from orchestrator.store import database, inbox
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import cancels
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.tasks import enqueue, results, revival, transitions, waiting
-from orchestrator.store.tasks.transitions import Again, Beginning, Claimed, Ending, Moved, Success
+from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Claimed, Moved, Requeue, Success
 from tests.integration.parts import Parts
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -110,11 +110,11 @@ def put(connection: Connection, state: TaskState = T.PENDING, *, run: bytes | No
     if state not in (T.CANCELLED, T.SKIPPED):
         claim(connection, task)
     if state is T.RUNNING:
-        transitions.start(connection, [Beginning(task, 1, 0.5, "worker")], NOW)
+        transitions.start(connection, [AttemptStart(task, 1, 0.5, "worker")], NOW)
     elif state is T.SUCCESS:
         transitions.succeed(connection, [Success(task, 1, b"\x01", 0.25, "worker")], NOW)
     elif state in ENDED_TASK_STATES:
-        transitions.end(connection, state, [Ending(task, None, "reason", ERROR)], NOW)
+        transitions.end(connection, state, [AttemptEnd(task, None, "reason", ERROR)], NOW)
     assert row(connection, task).state == state
     return task
 
@@ -136,17 +136,19 @@ class Move(NamedTuple):
 
 def _end(state: TaskState, *, by_attempt: bool) -> Callable[[Connection, bytes, int], Any]:
     def call(connection: Connection, task: bytes, attempt: int) -> Any:
-        return transitions.end(connection, state, [Ending(task, attempt if by_attempt else None, "why", ERROR)], NOW)
+        return transitions.end(
+            connection, state, [AttemptEnd(task, attempt if by_attempt else None, "why", ERROR)], NOW
+        )
 
     return call
 
 
 def _start(connection: Connection, task: bytes, attempt: int) -> None:
-    transitions.start(connection, [Beginning(task, attempt, 0.5, "worker")], NOW)
+    transitions.start(connection, [AttemptStart(task, attempt, 0.5, "worker")], NOW)
 
 
-def _again(connection: Connection, task: bytes, attempt: int) -> list[Moved]:
-    return transitions.again(connection, [Again(task, attempt, 3.0, 1, 0, False, "failed", ERROR, "w", 0.1)], NOW)
+def _requeue(connection: Connection, task: bytes, attempt: int) -> list[Moved]:
+    return transitions.requeue(connection, [Requeue(task, attempt, 3.0, 1, 0, False, "failed", ERROR, "w", 0.1)], NOW)
 
 
 def _succeed(connection: Connection, task: bytes, attempt: int) -> list[Moved]:
@@ -156,7 +158,7 @@ def _succeed(connection: Connection, task: bytes, attempt: int) -> list[Moved]:
 MOVES = {
     "claim": Move(lambda connection, task, _: claim(connection, task), T.DISPATCHED, (T.PENDING,)),
     "start": Move(_start, T.RUNNING, (T.DISPATCHED,)),
-    "again": Move(_again, T.PENDING, IN_FLIGHT_STATES),
+    "requeue": Move(_requeue, T.PENDING, IN_FLIGHT_STATES),
     "succeed": Move(_succeed, T.SUCCESS, IN_FLIGHT_STATES),
     "fail the attempt": Move(_end(T.FAILED, by_attempt=True), T.FAILED, IN_FLIGHT_STATES),
     "fail": Move(_end(T.FAILED, by_attempt=False), T.FAILED, OPEN_TASK_STATES),
@@ -172,7 +174,7 @@ MOVES = {
         (T.FAILED, T.SKIPPED, T.CANCELLED),
     ),
 }
-BY_ATTEMPT = ("start", "again", "succeed", "fail the attempt", "cancel the attempt")
+BY_ATTEMPT = ("start", "requeue", "succeed", "fail the attempt", "cancel the attempt")
 
 
 def test_the_functions_make_the_transitions_of_the_table_and_no_others() -> None:
@@ -195,7 +197,7 @@ def test_every_function_from_every_state(connection: Connection, state: TaskStat
         assert not moved
 
 
-@pytest.mark.parametrize("name", ["again", "succeed", "fail the attempt", "fail", "cancel", "skip", "revive"])
+@pytest.mark.parametrize("name", ["requeue", "succeed", "fail the attempt", "fail", "cancel", "skip", "revive"])
 def test_what_a_function_returns_is_what_it_moved(connection: Connection, name: str) -> None:
     """Counters and announcements derive from these rows alone."""
     move = MOVES[name]
@@ -222,7 +224,7 @@ def test_another_attempt_changes_nothing(connection: Connection, state: TaskStat
 def test_a_late_report_changes_nothing(connection: Connection, name: str) -> None:
     """Of an attempt that was given up: while the task waits, while it is tried again, and when it has ended."""
     task = put(connection, T.RUNNING)
-    transitions.again(connection, [Again(task, 1)], NOW)
+    transitions.requeue(connection, [Requeue(task, 1)], NOW)
 
     def report_late() -> None:
         before = row(connection, task)
@@ -273,7 +275,7 @@ def test_a_claim_carries_the_task_and_the_next_fence(connection: Connection) -> 
     expected = Claimed(task, 1, "job", b"payload", task.hex(), '{"timeout": 1.5}', run, 4, False, priority=7)
     (first,) = claim(connection, task)
     assert first == expected._replace(seq=first.seq)
-    transitions.again(connection, [Again(task, 1, alone=True)], NOW)
+    transitions.requeue(connection, [Requeue(task, 1, alone=True)], NOW)
     assert claim(connection, task) == [first._replace(attempt=2, alone=True)]
 
 
@@ -282,7 +284,7 @@ def test_what_waits_for_its_time_or_for_others_is_not_claimed(connection: Connec
     update = text("UPDATE orchestrator.tasks SET wake_at = :at, blockers = :blockers WHERE id = CAST(:id AS uuid)")
     connection.execute(update, {"id": late.hex(), "at": NOW + timedelta(seconds=5), "blockers": 0})
     connection.execute(update, {"id": blocked.hex(), "at": None, "blockers": 1})
-    transitions.again(connection, [Again(held, 1, 60.0, hold="unknown")], NOW)
+    transitions.requeue(connection, [Requeue(held, 1, 60.0, hold="unknown")], NOW)
     for task in (late, held, blocked):
         assert claim(connection, task) == []
     assert waiting.promote_due(connection, NOW + timedelta(seconds=4), 10) == 0
@@ -317,7 +319,7 @@ def test_what_a_success_leaves(connection: Connection) -> None:
 
 def test_what_a_failure_leaves(connection: Connection) -> None:
     task = put(connection, T.RUNNING)
-    transitions.end(connection, T.FAILED, [Ending(task, 1, "ValueError", ERROR, 1, 2, "other", 0.75)], NOW)
+    transitions.end(connection, T.FAILED, [AttemptEnd(task, 1, "ValueError", ERROR, 1, 2, "other", 0.75)], NOW)
     columns = row(connection, task).columns
     assert (columns["reason"], columns["error"]["kind"], columns["result"]) == ("ValueError", "ValueError", None)
     assert (columns["failures"], columns["losses"], columns["worker"]) == (1, 2, "other")
@@ -326,7 +328,7 @@ def test_what_a_failure_leaves(connection: Connection) -> None:
 
 def test_what_a_try_leaves(connection: Connection) -> None:
     task = put(connection, T.RUNNING)
-    transitions.again(connection, [Again(task, 1, 30.0, 1, 1, True, "lost", ERROR, "w", 0.5)], NOW)
+    transitions.requeue(connection, [Requeue(task, 1, 30.0, 1, 1, True, "lost", ERROR, "w", 0.5)], NOW)
     columns = row(connection, task).columns
     assert (columns["failures"], columns["losses"], columns["alone"]) == (1, 1, True)
     assert columns["wake_at"] == NOW + timedelta(seconds=30)
@@ -335,7 +337,7 @@ def test_what_a_try_leaves(connection: Connection) -> None:
 
 def test_a_revived_task_starts_afresh_behind_its_fence(connection: Connection) -> None:
     task = put(connection, T.RUNNING)
-    transitions.end(connection, T.FAILED, [Ending(task, 1, "ValueError", ERROR, 1, 1)], NOW)
+    transitions.end(connection, T.FAILED, [AttemptEnd(task, 1, "ValueError", ERROR, 1, 1)], NOW)
     before = row(connection, task)
     revival.revive(connection, [task])
     after = row(connection, task)
@@ -354,14 +356,14 @@ def history(connection: Connection, task: bytes) -> list[tuple[int, str, str]]:
 def test_the_history_of_attempts_is_kept(connection: Connection) -> None:
     """Failed, lost, given back, failed for good, revived, failed for good, revived, success."""
     task = put(connection, T.RUNNING)
-    transitions.again(connection, [Again(task, 1, 0.0, 1, 0, False, "failed", ERROR, "a", 0.5)], NOW)
+    transitions.requeue(connection, [Requeue(task, 1, 0.0, 1, 0, False, "failed", ERROR, "a", 0.5)], NOW)
     claim(connection, task)
-    transitions.again(connection, [Again(task, 2, 0.0, 0, 1, True, "lost", ERROR, "b")], NOW)
+    transitions.requeue(connection, [Requeue(task, 2, 0.0, 0, 1, True, "lost", ERROR, "b")], NOW)
     claim(connection, task)
-    transitions.again(connection, [Again(task, 3)], NOW)  # given back: not worth a line
+    transitions.requeue(connection, [Requeue(task, 3)], NOW)  # given back: not worth a line
     for attempt in (4, 5):
         claim(connection, task)
-        transitions.end(connection, T.FAILED, [Ending(task, attempt, "ValueError", ERROR, 1)], NOW)
+        transitions.end(connection, T.FAILED, [AttemptEnd(task, attempt, "ValueError", ERROR, 1)], NOW)
         revival.revive(connection, [task])
     claim(connection, task)
     transitions.succeed(connection, [Success(task, 6, b"", 0.1, "c")], NOW)
@@ -406,14 +408,14 @@ def test_any_text_and_any_bytes_survive_the_copy(connection: Connection) -> None
 
 def test_a_child_is_adopted_once(connection: Connection) -> None:
     child = NewTask(new_id(), "job", "line", b"p", 3, 5.0, '{"timeout":1.0}')
-    enqueue.adopt_tasks(connection, [child, child], NOW)
-    enqueue.adopt_tasks(connection, [child], NOW + timedelta(seconds=60))
+    enqueue.create_tasks(connection, [child, child], NOW)
+    enqueue.create_tasks(connection, [child], NOW + timedelta(seconds=60))
     columns = row(connection, child.id).columns
     assert (columns["priority"], columns["wake_at"]) == (3, NOW + timedelta(seconds=5))
     waiting.promote_due(connection, NOW + timedelta(seconds=5), 10)
     transitions.claim(connection, {"line": 1}, NOW)
     transitions.succeed(connection, [Success(child.id, 1, b"", 0.1, "w")], NOW)
-    enqueue.adopt_tasks(connection, [child], NOW)
+    enqueue.create_tasks(connection, [child], NOW)
     assert row(connection, child.id).state == "success"
 
 
@@ -554,7 +556,7 @@ def test_counters_are_exact_through_endings_and_revival(connection: Connection) 
     check("running", open=4, success=1, failed=1)
     tick.cancel([tasks[3], tasks[1], tasks[3]])
     check("running", open=3, success=1, failed=1, cancelled=1)
-    tick.news.note(transitions.end(connection, T.SKIPPED, [Ending(tasks[4], None, "upstream")], NOW))
+    tick.news.note(transitions.end(connection, T.SKIPPED, [AttemptEnd(tasks[4], None, "upstream")], NOW))
     check("running", open=2, success=1, failed=1, cancelled=1, skipped=1)
     tick.retry([tasks[2], tasks[1], tasks[3], tasks[2]])
     check("running", open=3, success=1, cancelled=1, skipped=1)
@@ -656,7 +658,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=3), state=st.sampled_from([T.SKIPPED, T.FAILED]))
     def give_up(self, choices: list[int], state: TaskState) -> None:
-        endings = [Ending(task, None, "why") for task in dict.fromkeys(self.some(choices))]
+        endings = [AttemptEnd(task, None, "why") for task in dict.fromkeys(self.some(choices))]
         self.tick.news.note(transitions.end(self.connection, state, endings, NOW))
 
     @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=3))
@@ -676,7 +678,7 @@ class Life(RuleBasedStateMachine):
         )
         for task in self.some(choices):
             if self.connection.execute(statement, {"id": task.hex()}).rowcount:
-                inbox.add(self.connection, Wish.COMPLETE_TASK, task, "0.1")
+                inbox.add(self.connection, RequestKind.COMPLETE_TASK, task, "0.1")
                 self.completed.add(task)
 
     @rule()

@@ -30,7 +30,7 @@ def test_until_it_has_ended(system: System) -> None:
     worker = system.worker()
     first = unique(system).enqueue(1)
     assert unique(system).enqueue(2) == first
-    system.look()
+    system.pass_seconds()
     (task,) = worker.take()
     worker.start(task)
     system.tick()
@@ -45,7 +45,7 @@ def test_until_it_is_handed_to_a_worker(system: System) -> None:
     worker = system.worker()
     first = unique(system, unique_for="pending").enqueue(1)
     assert unique(system, unique_for="pending").enqueue(2) == first
-    system.look()
+    system.pass_seconds()
     (task,) = worker.take()
     second = unique(system, unique_for="pending").enqueue(3)
     assert second != first
@@ -59,7 +59,7 @@ def test_for_a_period_whatever_becomes_of_it(system: System) -> None:
     worker = system.worker()
     options: dict[str, Any] = {"unique_for": timedelta(hours=1)}
     first = unique(system, **options).enqueue(1)
-    system.look()
+    system.pass_seconds()
     worker.succeed(*worker.take())
     system.tick()
     assert first.status() == "success"
@@ -73,10 +73,10 @@ def test_a_cancelled_and_a_failed_task_let_go_too(system: System) -> None:
     worker = system.worker()
     first = unique(system).enqueue(1)
     first.cancel()
-    system.look()
+    system.pass_seconds()
     second = unique(system).enqueue(2)
     assert second != first
-    system.look()
+    system.pass_seconds()
     worker.fail(*worker.take())
     system.tick()
     assert second.status() == "failed"
@@ -86,22 +86,22 @@ def test_a_cancelled_and_a_failed_task_let_go_too(system: System) -> None:
 def test_a_retry_keeps_the_key_and_a_redrive_gives_way(system: System) -> None:
     worker = system.worker()
     first = unique(system, retries=1).enqueue(1)
-    system.look()
+    system.pass_seconds()
     worker.fail(*worker.take())
     system.tick()
     assert first.status() == "pending"
     assert unique(system).enqueue(2) == first
     first.cancel()
-    system.look()
+    system.pass_seconds()
     failed = unique(system).enqueue(3)
-    system.look()
+    system.pass_seconds()
     worker.fail(*worker.take())
     system.tick()
     other = unique(system).enqueue(4)
     with pytest.raises(Duplicate, match=f"Cannot retry task {failed.id}: task {other.id} has its key") as caught:
         failed.retry()
     assert caught.value.task_id == other.id
-    system.look()
+    system.pass_seconds()
     assert system.states(failed, other) == ["failed", "dispatched"]
 
 
@@ -112,7 +112,7 @@ def failed(system: System, **options: Any) -> Handle[Any]:
     """Return a task that had the key and has failed."""
     handle: Handle[Any] = unique(system, **options).enqueue(0)
     (worker,) = system.workers or [system.worker()]
-    system.look()
+    system.pass_seconds()
     worker.fail(*worker.take())
     system.tick()
     assert handle.status() == "failed"
@@ -125,10 +125,10 @@ def test_a_task_that_is_tried_again_has_its_key_again(system: System, scope: str
     assert keys(system) == []
     system.app.queue("default").pause()
     first.retry()
-    system.look()
+    system.pass_seconds()
     assert unique(system).enqueue(1) == first
     system.app.queue("default").resume()
-    system.look()
+    system.pass_seconds()
     (task,) = system.workers[0].take()
     assert keys(system) == ([] if scope == "pending" else ["unique:job:k"])
     system.workers[0].succeed(task)
@@ -140,7 +140,7 @@ def test_a_period_is_not_begun_again(system: System) -> None:
     first = failed(system, unique_for=timedelta(hours=1))
     until = system.sql("SELECT until FROM orchestrator.unique_keys")
     first.retry()
-    system.look()
+    system.pass_seconds()
     assert system.sql("SELECT until FROM orchestrator.unique_keys") == until
     assert system.states(first) == ["dispatched"]
 
@@ -150,7 +150,7 @@ def test_a_key_whose_period_is_over_keeps_no_task_from_being_tried_again(system:
     unique(system, unique_for=30.0).enqueue(1)
     system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '1 second'")
     first.retry()
-    system.look()
+    system.pass_seconds()
     assert system.sql("SELECT scope, task_id::text FROM orchestrator.unique_keys") == [
         {"scope": "running", "task_id": first.id}
     ]
@@ -162,7 +162,7 @@ def test_of_two_that_want_the_same_key_back_the_first_gets_it(system: System) ->
     with pytest.raises(Duplicate, match=f"Cannot retry task {second.id}: task {first.id} has its key") as caught:
         second.retry()
     assert caught.value.task_id == first.id
-    system.look()
+    system.pass_seconds()
     assert system.states(first, second) == ["dispatched", "failed"]
     assert keys(system) == ["unique:job:k"]
 
@@ -184,7 +184,7 @@ def test_of_many_that_want_the_same_key_back_at_the_same_moment_all_but_one_are_
     for thread in threads:
         thread.join()
     assert len(refused) == len(handles) - 1
-    system.look()
+    system.pass_seconds()
     assert system.states(*refused) == ["failed"] * len(refused)
     assert system.states(*(set(handles) - set(refused))) == ["dispatched"]
 
@@ -196,14 +196,14 @@ def test_two_that_had_the_key_for_a_period_are_both_tried_again(system: System) 
     system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '1 second'")
     first.retry()
     second.retry()
-    system.look()
+    system.pass_seconds()
     assert system.states(first, second) == ["dispatched", "dispatched"]
 
 
 def test_by_a_filter_one_of_each_key_is_tried_again(system: System) -> None:
     handles = [failed(system) for _ in range(3)]
     assert system.app.retry_failed(name="job") == 1
-    system.look(2)
+    system.pass_seconds(2)
     assert sorted(system.states(*handles)) == ["dispatched", "failed", "failed"]
     assert system.count("inbox") == 0
 
@@ -218,11 +218,11 @@ def test_who_is_tried_again_waits_for_a_transaction_that_may_take_the_key(
         other = unique(system).enqueue_in(connection, 1)
         first.retry()
         system.app.retry_failed(name="job")
-        system.look(2)
+        system.pass_seconds(2)
         assert system.sql("SELECT status FROM orchestrator.ended_tasks") == [{"status": "failed"}]
         assert system.count("inbox") == 2
         transaction.commit() if committed else transaction.rollback()
-    system.look(2)
+    system.pass_seconds(2)
     assert system.count("inbox") == 0
     assert system.states(first) == (["failed"] if committed else ["dispatched"])
     assert [row["id"].bytes for row in system.sql("SELECT id FROM orchestrator.tasks")] == [
@@ -245,7 +245,7 @@ def test_replace_changes_the_arguments_while_it_waits(system: System) -> None:
     worker = system.worker(slots=1)
     first = unique(system, delay=3600).enqueue(1)
     assert unique(system, on_duplicate="replace").enqueue(2) == first
-    system.look()
+    system.pass_seconds()
     (task,) = worker.take()
     assert task.payload == system.job._new((2,), {}).payload
     with pytest.raises(Duplicate, match="waits no more, so its arguments cannot be replaced") as caught:
@@ -260,7 +260,7 @@ def test_replace_of_what_has_just_been_claimed_makes_a_new_task(system: System) 
     worker = system.worker()
     options: dict[str, Any] = {"unique_for": "pending", "on_duplicate": "replace"}
     first = unique(system, **options).enqueue(1)
-    system.look()
+    system.pass_seconds()
     worker.take()
     assert unique(system, **options).enqueue(2) != first
 
@@ -275,7 +275,7 @@ def test_a_claim_and_a_replacement_at_once_lose_nothing(system: System, engine: 
             unique(system, on_duplicate="replace").enqueue(number)
             accepted = number
             system.tick()
-    system.look()
+    system.pass_seconds()
     (task,) = worker.take()
     assert (task.id, task.payload) == (raw(first), system.job._new((accepted,), {}).payload)
     assert system.count("tasks") == 1
@@ -298,7 +298,7 @@ def test_an_idempotency_key_enqueues_once_even_after_the_end(system: System) -> 
     worker = system.worker()
     task = system.job.options(idempotency_key="order-1")
     first = task.enqueue(1)
-    system.look()
+    system.pass_seconds()
     worker.succeed(*worker.take())
     system.tick()
     again = task.enqueue(1)
@@ -310,7 +310,7 @@ def test_replace_after_the_end_of_a_task_whose_key_lasts_is_refused(system: Syst
     worker = system.worker()
     options: dict[str, Any] = {"unique_for": 60, "on_duplicate": "replace"}
     first = unique(system, **options).enqueue(1)
-    system.look()
+    system.pass_seconds()
     worker.succeed(*worker.take())
     system.tick()
     with pytest.raises(Duplicate) as caught:
@@ -416,10 +416,10 @@ def test_an_open_transaction_with_a_key_does_not_stop_the_leader(system: System,
     with engine.begin() as connection:
         mine = unique(system).enqueue_in(connection, 1)
         worker.report(Enqueued([unique(system)._new((2,), {})]), Succeeded(task.id, 1, 0.1, ONE))
-        system.look(2)
+        system.pass_seconds(2)
         assert parent.status() == "success"
         assert system.count("inbox") == 1
-    system.look(2)
+    system.pass_seconds(2)
     assert system.count("inbox") == 0
     assert [row["id"].bytes for row in system.sql("SELECT id FROM orchestrator.tasks")] == [raw(mine)]
 
@@ -433,13 +433,13 @@ def test_a_running_task_gets_the_key_once_the_transaction_is_rolled_back(system:
         transaction = connection.begin()
         unique(system).enqueue_in(connection, 1)
         worker.report(Enqueued([child]), Enqueued([child]), Succeeded(task.id, 1, 0.1, ONE))
-        system.look()
+        system.pass_seconds()
         transaction.rollback()
-    system.look(2)
+    system.pass_seconds(2)
     assert [(d.id, d.attempt) for d in worker.take()] == [(child.id, 1)]
     worker.report(Succeeded(child.id, 1, 0.1, ONE))
     worker.report(Enqueued([child]))  # sent again after it has ended
-    system.look(2)
+    system.pass_seconds(2)
     assert (system.count("tasks"), keys(system)) == (0, [])
 
 
@@ -447,10 +447,10 @@ def test_a_running_task_is_told_which_task_has_the_key_also_if_it_asks_again(sys
     worker = system.worker()
     holder, key = unique(system, delay=3600).enqueue(1), "mine"
     taken, own = unique(system)._new((2,), {}), system.job.options(unique_key=key, delay=3600)._new((3,), {})
-    system.look()
+    system.pass_seconds()
     for _ in range(2):  # the answer may be lost with Redis, or with the leader
         worker.report(Enqueued([taken, own]))
-        system.look(2)
+        system.pass_seconds(2)
         told = worker._streams.key_holders([taken.id, own.id])
         assert told == {taken.id: KeyHolder(raw(holder)), own.id: KeyHolder(own.id)}
         system.redis.delete(KEYS.key_holder(taken.id), KEYS.key_holder(own.id))

@@ -13,12 +13,12 @@ def test_what_no_worker_knows_is_held_and_released_when_one_learns_it(system: Sy
     worker = system.worker()
     other = system.app.task(name="other")(lambda: None)
     handle = other.enqueue()
-    system.look(2)
+    system.pass_seconds(2)
     row = system.row(handle)
     assert (row["status"], row["hold"], row["failures"]) == ("pending", "unknown", 0)
     assert worker.take() == []
     newer = system.worker("w2", knows=["job", "other"])
-    system.look(2)
+    system.pass_seconds(2)
     row = system.row(handle)
     assert (row["status"], row["hold"]) == ("dispatched", None)
     newer.succeed(*newer.take())
@@ -30,14 +30,14 @@ def test_a_worker_hands_back_free_what_it_does_not_know_after_all(system: System
     """It may have said something else, or be of another release, which does not say what it does not know."""
     old = system.worker("old", knows=["job", "other"])
     handle = system.app.task(name="other")(lambda: None).enqueue()
-    system.look()
+    system.pass_seconds()
     (task,) = old.take()
     old.report(Returned(task.id, task.attempt, "unknown task", 0.5))
     system.tick()
     row = system.row(handle)
     assert (row["status"], row["failures"], row["hold"]) == ("pending", 0, None)
     system.lead(offset=1)
-    system.look()
+    system.pass_seconds()
     old.succeed(*old.take())
     system.tick()
     row = system.row(handle)
@@ -48,12 +48,12 @@ def test_what_no_worker_has_known_for_long_fails_with_the_names_that_are_known(s
     system.worker(knows=["job", "jobs.more"])
     system.worker("w2", knows=["job", "elsewhere"], queue="elsewhere")
     handle = system.app.task(name="other")(lambda: None).enqueue()
-    system.look(2)
+    system.pass_seconds(2)
     system.lead(offset=system.settings.unknown_task_timeout - 10)
-    system.look(2)
+    system.pass_seconds(2)
     assert handle.status() == "pending"
     system.lead(offset=system.settings.unknown_task_timeout + 10)
-    system.look()
+    system.pass_seconds()
     assert system.row(handle)["reason"] == "unknown task"
     with pytest.raises(TaskFailed, match=r"queue 'default' knows the task 'other'. They know: job, jobs.more\."):
         handle.result(0)
@@ -62,17 +62,17 @@ def test_what_no_worker_has_known_for_long_fails_with_the_names_that_are_known(s
 def test_a_worker_that_learns_a_name_just_in_time_saves_the_task(system: System) -> None:
     worker = system.worker()
     handle = system.app.task(name="other")(lambda: None).enqueue()
-    system.look(2)
+    system.pass_seconds(2)
     worker.learn("other")
     system.lead(offset=system.settings.unknown_task_timeout + 10)
-    system.look()
+    system.pass_seconds()
     assert handle.status() == "dispatched"
 
 
 def test_what_is_held_can_be_cancelled(system: System) -> None:
     system.worker()
     handle = system.app.task(name="other")(lambda: None).enqueue()
-    system.look(2)
+    system.pass_seconds(2)
     handle.cancel()
-    system.look()
+    system.pass_seconds()
     assert handle.status() == "cancelled"

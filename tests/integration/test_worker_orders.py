@@ -23,7 +23,7 @@ def test_a_doubtful_worker_is_told_which_of_its_attempts_still_count(system: Sys
     system.tick()
     worker.held = [(current.id, 1), (stale.id, 1), (done.id, 1), (ID, 3)]
     worker.doubtful = True
-    system.look()
+    system.pass_seconds()
     orders = worker.orders()
     assert Order(stop=[Attempt(stale.id, 1), Attempt(ID, 3)], go_on=True) in orders
 
@@ -32,9 +32,9 @@ def test_a_worker_that_stands_still_is_shown_with_what_it_holds(system: System) 
     worker = system.worker()
     system.dispatch(5)
     tasks = worker.take()
-    system.look()
+    system.pass_seconds()
     worker.still = 7.0
-    system.look()
+    system.pass_seconds()
     with system.engine.begin() as connection:
         (shown,) = list_workers(connection)
         found = overview(connection)
@@ -43,7 +43,7 @@ def test_a_worker_that_stands_still_is_shown_with_what_it_holds(system: System) 
     assert 7.0 <= shown.still < 60.0
     assert (found.workers, found.slots, [one.id for one in found.still_workers]) == (0, 0, ["w1"])
     worker.still = 0.0
-    system.look()
+    system.pass_seconds()
     with system.engine.begin() as connection:
         (shown,) = list_workers(connection)
     assert (shown.state, shown.still, shown.holds) == ("live", None, ())
@@ -76,7 +76,7 @@ def test_a_doubtful_worker_is_given_nothing_new(system: System) -> None:
     worker = system.worker()
     worker.doubtful = True
     handle = system.job.enqueue()
-    system.look(2)
+    system.pass_seconds(2)
     assert handle.status() == "pending"
 
 
@@ -84,11 +84,11 @@ def test_a_burst_worker_is_told_to_drain_when_there_is_no_more(system: System) -
     worker = system.worker()
     worker.burst = True
     system.dispatch()
-    system.look()
+    system.pass_seconds()
     assert worker.orders() == []
     worker.succeed(*worker.take())
     system.tick()
-    system.look()
+    system.pass_seconds()
     assert Order(drain=True) in worker.orders()
 
 
@@ -97,25 +97,25 @@ def test_a_hungry_worker_is_told_whether_work_waits(system: System) -> None:
     worker.hungry = True
     first = system.job.enqueue(1)
     system.job.enqueue(2)
-    system.look(2)
+    system.pass_seconds(2)
     (task, _) = worker.take()
     assert worker.orders() == [], "all of it could be handed out"
     for number in range(4):
         system.job.options(concurrency_key="a").enqueue(number)
-    system.look()
+    system.pass_seconds()
     assert worker.orders() == [Order(work_waits=True)]
     first.cancel()
-    system.look(2)
+    system.pass_seconds(2)
     assert Order(stop=[Attempt(task.id, 1)], work_waits=True) in worker.orders(), "one order does not hide another"
     system.sql("INSERT INTO orchestrator.queues (name, paused) VALUES ('default', true)")
-    system.look(2)
+    system.pass_seconds(2)
     assert not any(order.work_waits for order in worker.orders()), "what is paused does not wait for a worker"
 
 
 def test_a_worker_that_had_drained_has_stopped_and_is_not_dead(system: System) -> None:
     worker = system.worker()
     worker.draining = True
-    system.look()
+    system.pass_seconds()
     worker.die()
-    system.look(6)
+    system.pass_seconds(6)
     assert [row["state"] for row in system.sql("SELECT state FROM orchestrator.workers")] == ["stopped"]

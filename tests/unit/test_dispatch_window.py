@@ -71,7 +71,7 @@ def fleet_of(**slots: int) -> Fleet:
     beats = [
         Heartbeat(queue, "host", 1, [queue], count, names_digest(["job"]), "", 0.0) for queue, count in slots.items()
     ]
-    fleet.look(beats, 1.0, lambda _: ["job"])
+    fleet.observe(beats, 1.0, lambda _: ["job"])
     return fleet
 
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from orchestrator.domain.dag.expression import parse, parse_template, unwrap
-from orchestrator.domain.dag.scope import Budget, Scope
+from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.errors import ExpressionError, InvalidWorkflow
 
 NAMES: dict[str, Any] = {
@@ -364,7 +364,7 @@ class Unlisted(dict[str, Any]):
 
 def spent(text: str, times: int = 1, **names: Any) -> int:
     """Return what it costs to evaluate an expression many times in a row."""
-    scope = Scope(names, Budget())
+    scope = Scope(names, EvaluationBudget())
     expression = parse(text)
     for _ in range(times):
         scope.budget.begin()
@@ -401,7 +401,7 @@ def test_what_takes_too_much_work_is_refused_before_it_is_done(text: str) -> Non
 
 
 def test_a_value_that_is_named_a_thousand_times_is_refused_before_it_is_written() -> None:
-    names = Scope({"value": list(range(10_000))}, Budget(most_data=1_000_000))
+    names = Scope({"value": list(range(10_000))}, EvaluationBudget(most_data=1_000_000))
     template = parse_template({str(number): "${value}" for number in range(1_000)})
     with pytest.raises(ExpressionError, match=r"about 40,\d\d\d,\d\d\d bytes together, and at most 1,000,000"):
         template.render(names)

@@ -18,7 +18,7 @@ def beat(worker: str = "w", **changes: object) -> Heartbeat:
     return msgspec.structs.replace(plain, **changes)
 
 
-class Looking:
+class Observer:
     """A fleet and its clock."""
 
     def __init__(self) -> None:
@@ -26,9 +26,9 @@ class Looking:
         self.now = 1_000.0
         self.asked: list[str] = []
 
-    def look(self, *beats: Heartbeat, after: float = 1.0) -> None:
+    def observe(self, *beats: Heartbeat, after: float = 1.0) -> None:
         self.now += after
-        self.fleet.look(beats, self.now, self.names)
+        self.fleet.observe(beats, self.now, self.names)
 
     def names(self, digest: str) -> list[str] | None:
         self.asked.append(digest)
@@ -37,13 +37,13 @@ class Looking:
     def settle(self) -> None:
         """Let the grace of a new leader pass, with one worker alive."""
         while self.fleet.in_grace:
-            self.look(beat())
+            self.observe(beat())
 
 
-def seconds_until_dead(looking: Looking, worker: str, step: float) -> float:
+def seconds_until_dead(observer: Observer, worker: str, step: float) -> float:
     silent = 0.0
-    while not looking.fleet.is_dead(worker):
-        looking.look(after=step)
+    while not observer.fleet.is_dead(worker):
+        observer.observe(after=step)
         silent += step
         assert silent < 100
     return silent
@@ -53,84 +53,84 @@ def seconds_until_dead(looking: Looking, worker: str, step: float) -> float:
 
 
 def test_a_worker_that_beats_is_alive_for_ever() -> None:
-    looking = Looking()
+    observer = Observer()
     for _ in range(100):
-        looking.look(beat())
-        assert not looking.fleet.is_dead("w")
+        observer.observe(beat())
+        assert not observer.fleet.is_dead("w")
 
 
 def test_a_silent_worker_is_dead_after_its_ttl() -> None:
-    looking = Looking()
-    looking.settle()
-    assert seconds_until_dead(looking, "w", step=1.0) == TTL
+    observer = Observer()
+    observer.settle()
+    assert seconds_until_dead(observer, "w", step=1.0) == TTL
 
 
 def test_a_heartbeat_that_does_not_change_is_silence() -> None:
     """Redis's clock was set back, so that it does not expire."""
-    looking = Looking()
-    looking.settle()
-    looking.look(beat(number=7))
+    observer = Observer()
+    observer.settle()
+    observer.observe(beat(number=7))
     for _ in range(int(TTL) - 1):
-        looking.look(beat(number=7))
-        assert not looking.fleet.is_dead("w")
-        assert looking.fleet.slots("default") == 10
-    looking.look(beat(number=7))
-    assert looking.fleet.is_dead("w")
-    assert looking.fleet.slots("default") == 0
-    looking.look(beat(number=8))
-    assert not looking.fleet.is_dead("w")
-    assert looking.fleet.slots("default") == 10
+        observer.observe(beat(number=7))
+        assert not observer.fleet.is_dead("w")
+        assert observer.fleet.slots("default") == 10
+    observer.observe(beat(number=7))
+    assert observer.fleet.is_dead("w")
+    assert observer.fleet.slots("default") == 0
+    observer.observe(beat(number=8))
+    assert not observer.fleet.is_dead("w")
+    assert observer.fleet.slots("default") == 10
 
 
 def test_a_worker_that_is_heard_again_lives() -> None:
-    looking = Looking()
-    looking.settle()
-    seconds_until_dead(looking, "w", step=1.0)
-    looking.look(beat())
-    assert not looking.fleet.is_dead("w")
-    assert seconds_until_dead(looking, "w", step=1.0) == TTL
+    observer = Observer()
+    observer.settle()
+    seconds_until_dead(observer, "w", step=1.0)
+    observer.observe(beat())
+    assert not observer.fleet.is_dead("w")
+    assert seconds_until_dead(observer, "w", step=1.0) == TTL
 
 
 def test_time_in_which_redis_was_away_does_not_count() -> None:
-    looking = Looking()
-    looking.settle()
+    observer = Observer()
+    observer.settle()
     for _ in range(20):
-        looking.fleet.interrupted()
-        looking.look(after=3_600)
-    assert not looking.fleet.is_dead("w")
-    assert seconds_until_dead(looking, "w", step=1.0) == TTL
+        observer.fleet.interrupted()
+        observer.observe(after=3_600)
+    assert not observer.fleet.is_dead("w")
+    assert seconds_until_dead(observer, "w", step=1.0) == TTL
 
 
 def test_a_leader_that_was_stopped_for_an_hour_blames_nobody_at_once() -> None:
-    looking = Looking()
-    looking.settle()
-    looking.look(after=3_600)
-    assert not looking.fleet.is_dead("w")
+    observer = Observer()
+    observer.settle()
+    observer.observe(after=3_600)
+    assert not observer.fleet.is_dead("w")
 
 
 def test_a_new_leader_gives_everyone_a_full_ttl() -> None:
     """It may find a message of a worker that it has never heard of."""
-    looking = Looking()
-    looking.look()
-    assert not looking.fleet.is_dead("stranger")
-    assert looking.fleet.in_grace
-    assert seconds_until_dead(looking, "stranger", step=1.0) >= TTL
+    observer = Observer()
+    observer.observe()
+    assert not observer.fleet.is_dead("stranger")
+    assert observer.fleet.in_grace
+    assert seconds_until_dead(observer, "stranger", step=1.0) >= TTL
 
 
 def test_grace_spares_the_dead_until_it_has_passed() -> None:
-    looking = Looking()
-    looking.settle()
-    seconds_until_dead(looking, "w", step=1.0)
-    looking.fleet.grace()
-    assert not looking.fleet.is_dead("w")
-    assert seconds_until_dead(looking, "w", step=1.0) == TTL
+    observer = Observer()
+    observer.settle()
+    seconds_until_dead(observer, "w", step=1.0)
+    observer.fleet.grace()
+    assert not observer.fleet.is_dead("w")
+    assert seconds_until_dead(observer, "w", step=1.0) == TTL
 
 
 def test_someone_never_seen_is_silent_from_the_first_question_on() -> None:
-    looking = Looking()
-    looking.settle()
-    assert not looking.fleet.is_dead("stranger")
-    assert seconds_until_dead(looking, "stranger", step=1.0) == TTL
+    observer = Observer()
+    observer.settle()
+    assert not observer.fleet.is_dead("stranger")
+    assert seconds_until_dead(observer, "stranger", step=1.0) == TTL
 
 
 steps = st.lists(st.tuples(st.floats(0.01, 100), st.booleans(), st.booleans()), max_size=40)
@@ -139,25 +139,25 @@ steps = st.lists(st.tuples(st.floats(0.01, 100), st.booleans(), st.booleans()), 
 @given(steps)
 def test_nobody_dies_within_the_ttl_of_a_beat(history: list[tuple[float, bool, bool]]) -> None:
     """Whatever happens: from the last beat on, at least a TTL of watched time passes."""
-    looking = Looking()
+    observer = Observer()
     watched = 0.0
-    looking.look(beat())
+    observer.observe(beat())
     for after, heard, interrupted in history:
         if interrupted:
-            looking.fleet.interrupted()
-        looking.look(*([beat()] if heard else []), after=after)
+            observer.fleet.interrupted()
+        observer.observe(*([beat()] if heard else []), after=after)
         watched = 0.0 if heard else watched + (0.0 if interrupted else min(after, TTL / 2))
-        if looking.fleet.is_dead("w"):
+        if observer.fleet.is_dead("w"):
             assert watched >= TTL - 1e-6
 
 
 def test_the_long_dead_are_forgotten_once() -> None:
-    looking = Looking()
-    looking.settle()
+    observer = Observer()
+    observer.settle()
     forgotten: list[str] = []
     for _ in range(60):
-        looking.look(beat("other"))
-        forgotten += looking.fleet.forget_dead()
+        observer.observe(beat("other"))
+        forgotten += observer.fleet.forget_dead()
     assert forgotten == ["w"]
 
 
@@ -165,10 +165,10 @@ def test_the_long_dead_are_forgotten_once() -> None:
 
 
 def test_slots_and_names_add_up_by_queue() -> None:
-    looking = Looking()
+    observer = Observer()
     both = names_digest(["add", "mul"])
-    looking.look(beat("a"), beat("b", queues=["default", "images"], slots=4, names=both))
-    fleet = looking.fleet
+    observer.observe(beat("a"), beat("b", queues=["default", "images"], slots=4, names=both))
+    fleet = observer.fleet
     assert set(fleet.queues) == {"default", "images"}
     assert (fleet.slots("default"), fleet.slots("images"), fleet.slots("nowhere")) == (14, 4, 0)
     assert fleet.knows("default", "mul")
@@ -179,44 +179,44 @@ def test_slots_and_names_add_up_by_queue() -> None:
 
 
 def test_a_name_is_known_only_on_the_queues_of_those_who_know_it() -> None:
-    looking = Looking()
-    looking.look(beat("a"), beat("b", queues=["images"], names=names_digest(["add", "mul"])))
-    assert not looking.fleet.knows("default", "mul")
-    assert looking.fleet.knows("images", "mul")
+    observer = Observer()
+    observer.observe(beat("a"), beat("b", queues=["images"], names=names_digest(["add", "mul"])))
+    assert not observer.fleet.knows("default", "mul")
+    assert observer.fleet.knows("images", "mul")
 
 
 def test_draining_and_doubtful_workers_take_nothing_but_are_heard() -> None:
-    looking = Looking()
+    observer = Observer()
     held = pack_attempt(b"t" * 16, 3)
-    looking.look(beat("a", draining=True, held=held), beat("b", doubtful=True, held=pack_attempt(b"u" * 16, 1)))
-    assert not list(looking.fleet.queues)
-    assert not looking.fleet.knows("default", "add")
-    assert looking.fleet.held() == {(b"t" * 16, 3), (b"u" * 16, 1)}
-    assert not looking.fleet.is_dead("a")
+    observer.observe(beat("a", draining=True, held=held), beat("b", doubtful=True, held=pack_attempt(b"u" * 16, 1)))
+    assert not list(observer.fleet.queues)
+    assert not observer.fleet.knows("default", "add")
+    assert observer.fleet.held() == {(b"t" * 16, 3), (b"u" * 16, 1)}
+    assert not observer.fleet.is_dead("a")
 
 
 def test_a_worker_that_is_gone_is_gone_from_the_window_at_once() -> None:
-    looking = Looking()
-    looking.look(beat("a"), beat("b"))
-    looking.look(beat("b"))
-    assert looking.fleet.slots("default") == 10
+    observer = Observer()
+    observer.observe(beat("a"), beat("b"))
+    observer.observe(beat("b"))
+    assert observer.fleet.slots("default") == 10
 
 
 def test_names_are_read_once_per_digest() -> None:
-    looking = Looking()
+    observer = Observer()
     for _ in range(5):
-        looking.look(beat("a"), beat("b"))
-    assert looking.asked == [names_digest(["add"])]
+        observer.observe(beat("a"), beat("b"))
+    assert observer.asked == [names_digest(["add"])]
 
 
 def test_names_that_were_not_published_yet_are_asked_for_again() -> None:
-    looking = Looking()
+    observer = Observer()
     missing = names_digest(["late"])
-    looking.look(beat(names=missing))
-    assert not looking.fleet.knows("default", "late")
+    observer.observe(beat(names=missing))
+    assert not observer.fleet.knows("default", "late")
     NAMES[missing] = ["late"]
     try:
-        looking.look(beat(names=missing))
-        assert looking.fleet.knows("default", "late")
+        observer.observe(beat(names=missing))
+        assert observer.fleet.knows("default", "late")
     finally:
         del NAMES[missing]

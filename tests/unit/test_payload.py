@@ -37,16 +37,16 @@ from orchestrator import (
 )
 from orchestrator.domain.plain import MOST_LEVELS
 from orchestrator.domain.tasks.task import Dispatch, Failed, NewTask, Succeeded
-from orchestrator.sdk.tasks.context import enter
+from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values import payload
 from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
 from orchestrator.sdk.values.signature import Signature
 from orchestrator.workers.functions.allowed import Allowed
-from orchestrator.workers.running import task_runtime as outlet
+from orchestrator.workers.running import task_runtime as runtime
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
-from orchestrator.workers.running.task_runtime import JobOutlet
+from orchestrator.workers.running.task_runtime import JobRuntime
 
 
 class Colour(enum.Enum):
@@ -322,7 +322,7 @@ def test_whatever_a_task_raises_can_be_reported(app: Orchestrator, error: BaseEx
 def test_more_than_a_message_holds_is_not_enqueued_inside_a_task(
     app: Orchestrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "_MOST_ENQUEUED", 100_000)
+    monkeypatch.setattr(runtime, "_MOST_ENQUEUED", 100_000)
     inner = app.task(name="inner")(lambda text: text)
     outbox = Gathered()
     for options in ({}, {"on_success": True}):
@@ -522,14 +522,14 @@ def test_inside_a_task_on_success_waits_for_the_success(app: Orchestrator) -> No
     task = app.task(name="resize")(resize)
     later = task.options(on_success=True)
     job, gathered = job_for(task._new(("a",), {})), Gathered()
-    enter(JobOutlet(job, gathered))
+    enter_task(JobRuntime(job, gathered))
     try:
         later.enqueue("1")
         app.enqueue_many(later, [("2",), ("3",)])
         task.enqueue("4")
         app.enqueue_many(task, [("5",)])
     finally:
-        enter(None)
+        enter_task(None)
     assert [decode_value(new.payload)[0][0] for new in job.children] == ["1", "2", "3"]
     assert [decode_value(new.payload)[0][0] for new in gathered.tasks] == ["4", "5"]
     assert len({new.id for new in [*job.children, *gathered.tasks]}) == 5

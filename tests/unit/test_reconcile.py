@@ -66,7 +66,7 @@ class Situation:
         self._now += 1.0
         plain = Heartbeat("", "host", 1, ["default"], 10, "", "", 0.0, self._held)
         beats = [msgspec.structs.replace(plain, worker=worker) for worker in workers]
-        self.fleet.look(beats, self._now, lambda _: [])
+        self.fleet.observe(beats, self._now, lambda _: [])
 
     def judge(self, streams: Streams, *tasks: InFlight) -> tuple[list[Reported], dict[str, list[str]]]:
         suspicion = self.reconciler.suspects(streams, "g", tasks)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_a_message_to_one_worker_that_does_not_receive_it_is_taken_back_if_it_is
     age: float, in_time: bool, expected: list[Reported]
 ) -> None:
     situation = Situation()
-    situation.fleet.knowers.committed({A: "live"}, ())
+    situation.fleet.capabilities.committed({A: "live"}, ())
     streams = Streams(message("1-0", A, consumer=None), queue="@live", in_time=in_time)
     assert situation.judge(streams, in_flight(age=age)) == (expected, {})
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from orchestrator.domain.tasks.retry import RetryPolicy, backoff_delay, has_tries_left
 from orchestrator.domain.tasks.task import (
-    End,
     Failed,
+    FailTask,
+    RetryTask,
     TaskError,
-    TryAgain,
     after_failure,
     after_loss,
 )
@@ -73,7 +73,7 @@ def test_max_retries_means_one_more_try(retries: int) -> None:
 def test_three_retries_mean_four_tries() -> None:
     policy = RetryPolicy(max=3)
     decisions = [after_failure(Failed(b"x" * 16, 1, 0.1, ERROR), policy, failures, 0.5) for failures in range(4)]
-    assert [type(decision) for decision in decisions] == [TryAgain, TryAgain, TryAgain, End]
+    assert [type(decision) for decision in decisions] == [RetryTask, RetryTask, RetryTask, FailTask]
 
 
 # -- what follows a failure or a loss
@@ -81,31 +81,31 @@ def test_three_retries_mean_four_tries() -> None:
 
 def test_a_failure_is_charged_and_waits_its_backoff() -> None:
     policy = RetryPolicy(max=5, base=10, jitter=0)
-    assert after_failure(Failed(b"x" * 16, 3, 0.1, ERROR), policy, 1, 0.5) == TryAgain(delay=20, failures=1)
+    assert after_failure(Failed(b"x" * 16, 3, 0.1, ERROR), policy, 1, 0.5) == RetryTask(delay=20, failures=1)
 
 
 def test_a_failure_that_no_retry_can_mend_ends_the_task() -> None:
     report = Failed(b"x" * 16, 1, 0.1, ERROR, retryable=False)
-    assert after_failure(report, RetryPolicy(max=5), 0, 0.5) == End(reason="ValueError", failures=1)
+    assert after_failure(report, RetryPolicy(max=5), 0, 0.5) == FailTask(reason="ValueError", failures=1)
 
 
 def test_the_last_failure_ends_the_task_with_its_kind() -> None:
-    assert after_failure(Failed(b"x" * 16, 1, 0.1, ERROR), RetryPolicy(), 0, 0.5) == End("ValueError", failures=1)
+    assert after_failure(Failed(b"x" * 16, 1, 0.1, ERROR), RetryPolicy(), 0, 0.5) == FailTask("ValueError", failures=1)
 
 
 def test_a_loss_among_others_costs_nothing() -> None:
-    assert after_loss(alone=False, losses=0, deaths=0, limit=3) == TryAgain(delay=0, losses=0)
-    assert after_loss(alone=False, losses=2, deaths=9, limit=3) == TryAgain(delay=0, losses=0)
+    assert after_loss(alone=False, losses=0, deaths=0, limit=3) == RetryTask(delay=0, losses=0)
+    assert after_loss(alone=False, losses=2, deaths=9, limit=3) == RetryTask(delay=0, losses=0)
 
 
 def test_a_task_that_is_there_whenever_a_worker_dies_is_not_tried_for_ever() -> None:
     decisions = [after_loss(alone=False, losses=0, deaths=deaths, limit=3) for deaths in range(30)]
-    assert decisions[:-1] == [TryAgain(delay=0, losses=0)] * 29
-    assert decisions[-1] == End(reason="worker lost", losses=0)
+    assert decisions[:-1] == [RetryTask(delay=0, losses=0)] * 29
+    assert decisions[-1] == FailTask(reason="worker lost", losses=0)
 
 
 @given(st.integers(1, 20))
 def test_solitary_losses_count_up_to_the_limit(limit: int) -> None:
     decisions = [after_loss(alone=True, losses=losses, deaths=losses, limit=limit) for losses in range(limit)]
-    assert decisions[:-1] == [TryAgain(delay=0, losses=1)] * (limit - 1)
-    assert decisions[-1] == End(reason="worker lost", losses=1)
+    assert decisions[:-1] == [RetryTask(delay=0, losses=1)] * (limit - 1)
+    assert decisions[-1] == FailTask(reason="worker lost", losses=1)

@@ -24,7 +24,7 @@ from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.pool import Pool
 from orchestrator.workers.running.runner import Runner
-from orchestrator.workers.running.task_runtime import JobOutlet, Outbox
+from orchestrator.workers.running.task_runtime import JobRuntime, Outbox
 
 TASK = b"t" * 16
 
@@ -127,7 +127,7 @@ def test_a_plain_call_is_given_one_where_it_needs_one() -> None:
 
 
 def test_words_reach_the_outbox_within_limits(outbox: Gathered) -> None:
-    ctx = JobOutlet(new_job(), outbox).context()
+    ctx = JobRuntime(new_job(), outbox).context()
     ctx.progress(1, "x" * 5_000)
     ctx.log("y" * 5_000, "error")
     assert outbox.marks == [ProgressMark(3, 1.0, "x" * 1_000)]
@@ -136,7 +136,7 @@ def test_words_reach_the_outbox_within_limits(outbox: Gathered) -> None:
 
 def test_a_task_that_has_ended_says_nothing(outbox: Gathered) -> None:
     job = new_job()
-    ctx = JobOutlet(job, outbox).context()
+    ctx = JobRuntime(job, outbox).context()
     job.finish()
     ctx.progress(0.5)
     ctx.log("late")
@@ -145,11 +145,11 @@ def test_a_task_that_has_ended_says_nothing(outbox: Gathered) -> None:
 
 
 def test_details_and_deadline_come_with_the_attempt(outbox: Gathered) -> None:
-    assert JobOutlet(new_job(), outbox).context().deadline is None
+    assert JobRuntime(new_job(), outbox).context().deadline is None
     job = new_job(msgspec.msgpack.encode({"line": 7}), '{"timeout":60}')
     assert job.deadline == 160.0
     job.deadline = time.monotonic() + 60
-    ctx = JobOutlet(job, outbox).context()
+    ctx = JobRuntime(job, outbox).context()
     assert ctx.details == {"line": 7}
     assert ctx.deadline is not None
     assert ctx.remaining is not None
@@ -160,7 +160,7 @@ def test_details_and_deadline_come_with_the_attempt(outbox: Gathered) -> None:
 @pytest.mark.parametrize("reason", [TaskAborted, TaskTimeout])
 def test_a_task_sees_that_it_was_told_to_stop(outbox: Gathered, reason: type[Exception]) -> None:
     job = new_job(options='{"timeout":60}')
-    ctx = JobOutlet(job, outbox).context()
+    ctx = JobRuntime(job, outbox).context()
     assert not ctx.cancelled
     job.stop_with(reason, 1.0)
     assert ctx.cancelled

@@ -14,12 +14,12 @@ import pytest
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.harmless import harmless
 from orchestrator.log_format import JsonFormatter, TextFormatter
-from orchestrator.sdk.tasks.context import enter
+from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.telemetry import LOGGER_NAME
 from orchestrator.unblocked import UnblockedHandler
 from orchestrator.workers.reporting.task_output import TaskFields, TaskOutput, end_lines
 from orchestrator.workers.running.job import Bundle, Job
-from orchestrator.workers.running.task_runtime import JobOutlet
+from orchestrator.workers.running.task_runtime import JobRuntime
 
 ID = "61616161-6161-6161-6161-616161616161"
 Printed = tuple[io.TextIOWrapper, Callable[[], list[str]]]
@@ -28,9 +28,9 @@ Printed = tuple[io.TextIOWrapper, Callable[[], list[str]]]
 @pytest.fixture
 def job() -> Iterator[Job]:
     job = Job(Dispatch(b"a" * 16, 2, "bake", b"", "ovens"), Bundle("", "", "", 1), 0, 0.0)
-    enter(JobOutlet(job, None))  # type: ignore[arg-type]
+    enter_task(JobRuntime(job, None))  # type: ignore[arg-type]
     yield job
-    enter(None)
+    enter_task(None)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_what_commands_a_terminal_does_not_pass(printed: Printed, job: Job) -> N
     stream, lines = printed
     for _ in range(2):
         print("\x1b[2Joh\x9b", file=stream)
-        enter(None)
+        enter_task(None)
     text = "\n".join(lines())
     assert harmless(text) == text
 
@@ -105,7 +105,7 @@ def test_a_log_handler_keeps_its_format(printed: Printed, job: Job) -> None:
     assert lines() == ["bake 2 ovens ann: hot"]
     logger.warning("mine", extra={"user": "ann", "queue": "what a task calls so"})
     assert lines() == ["bake 2 what a task calls so ann: mine"]
-    enter(None)
+    enter_task(None)
     logger.warning("cold", extra={"user": "bob"})
     assert lines() == ["   bob: cold"]
 

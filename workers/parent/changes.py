@@ -14,16 +14,16 @@ class Changes:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._seen = dict(self._look())
+        self._seen = dict(self._scan())
 
     def poll(self) -> list[str]:
         """Return the files that were changed, added or removed since the last call."""
-        found = dict(self._look())
+        found = dict(self._scan())
         changed = [name for name, _ in self._seen.items() ^ found.items()]
         self._seen = found
         return sorted({os.path.relpath(name, self._folder) for name in changed})
 
-    def _look(self) -> Iterator[tuple[str, int]]:
+    def _scan(self) -> Iterator[tuple[str, int]]:
         for folder, folders, files in os.walk(self._folder):
             folders[:] = [name for name in folders if not name.startswith(".") and name not in _FOREIGN]
             if "pyvenv.cfg" in files:

@@ -22,7 +22,7 @@ from orchestrator.telemetry import close_output, get_logger
 from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, encode, names_digest
 from orchestrator.workers.parent.held import Farewell, HeldAttempts, Limit
 from orchestrator.workers.parent.parent_death import die_with
-from orchestrator.workers.parent.staffing import Standing
+from orchestrator.workers.parent.scaling import ChildState
 from orchestrator.workers.process import Command, Hello, Leaving
 from orchestrator.workers.process import main as run_process
 from orchestrator.workers.running.forks import watch_forks
@@ -51,13 +51,13 @@ class Child:
         """It takes no more tasks, and ends when its successor is ready."""
         self.dismissed = False
         """It was killed on purpose, and nobody need hear of it."""
-        self.is_deaf = False
+        self.is_closed = False
         """Its end of the pipe is closed."""
-        self._deaf_looks = 0
+        self._closed_checks = 0
         self._stopping: dict[tuple[bytes, int], float] = {}
         """Attempts that it was told to stop, and since when."""
         self._frozen_looks = 0
-        self._still_looks = 0
+        self._still_checks = 0
         self._still = 0.0
         """Seconds for which it has stood still, if it does."""
         self._left_at = 0.0
@@ -65,22 +65,22 @@ class Child:
         self._overdue: list[Limit] = []
 
     @property
-    def standing(self) -> Standing:
+    def state(self) -> ChildState:
         """What it is to its parent."""
         if self.draining or self.spent or self.dismissed:
-            return Standing.DRAINING
+            return ChildState.DRAINING
         if self.names is None:
-            return Standing.LOADING
-        return Standing.WORN if self.worn else Standing.WORKING
+            return ChildState.LOADING
+        return ChildState.WORN if self.worn else ChildState.WORKING
 
     def hear(self) -> list[Hello | Leaving]:
         """Return what the process has said since."""
         heard: list[Hello | Leaving] = []
         try:
-            while not self.is_deaf and self.pipe.poll():
+            while not self.is_closed and self.pipe.poll():
                 heard.append(decode(Hello | Leaving, self.pipe.recv_bytes()))  # type: ignore[arg-type]
         except (EOFError, OSError, Malformed):
-            self.is_deaf = True  # it has died, and is reaped in a moment
+            self.is_closed = True  # it has died, and is reaped in a moment
         return heard
 
     def tell(self, command: Command) -> None:
@@ -135,19 +135,19 @@ class Child:
 
         It is asked with each heartbeat; one that has just died is reaped before the second time.
         """
-        self._deaf_looks += self.is_deaf
-        return self._deaf_looks > 1
+        self._closed_checks += self.is_closed
+        return self._closed_checks > 1
 
     def stands_still(self, now: float, grace: float) -> bool:
         """Say, once each time, that the process has done nothing for so long: one task keeps it, or it is stopped."""
         pulse, _ = self.held.pulse()
-        self._still_looks = self._still_looks + 1 if pulse > 0.0 and now - pulse > grace else 0
-        self._still = now - pulse if self._still_looks > 1 else 0.0
-        return self._still_looks == 2
+        self._still_checks = self._still_checks + 1 if pulse > 0.0 and now - pulse > grace else 0
+        self._still = now - pulse if self._still_checks > 1 else 0.0
+        return self._still_checks == 2
 
-    def is_beyond_drain(self, now: float, patience: float) -> bool:
+    def is_beyond_drain(self, now: float, grace: float) -> bool:
         """Say whether it was to end long ago, and stands still instead."""
-        return bool(self._left_at) and now - self._left_at > patience and self._still_looks > 1
+        return bool(self._left_at) and now - self._left_at > grace and self._still_checks > 1
 
     def is_beyond_help(self, now: float, grace: float) -> bool:
         """Say whether an attempt must end and only killing the process can do it.

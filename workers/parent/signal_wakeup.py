@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 
 
-class Bell:
+class SignalWakeup:
     """Rings, as something to wait for beside pipes and sockets, whenever one of these signals arrives."""
 
     def __init__(self, handlers: dict[signal.Signals, Callable[[], None]]) -> None:

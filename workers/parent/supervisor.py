@@ -32,8 +32,8 @@ from orchestrator.workers.parent.child import Child, start_child
 from orchestrator.workers.parent.held import Farewell
 from orchestrator.workers.parent.memory import format_memory, resident_memory
 from orchestrator.workers.parent.parent_death import ending
-from orchestrator.workers.parent.signal_wakeup import Bell
-from orchestrator.workers.parent.staffing import Bounds, Headcount, Standing, crowd, plan
+from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan
+from orchestrator.workers.parent.signal_wakeup import SignalWakeup
 from orchestrator.workers.process import Command, Hello, Leaving
 from orchestrator.workers.spec import WorkerSpec
 
@@ -93,9 +93,9 @@ class Supervisor:
         """Attempts that its processes gave back at their ends."""
         self._exit_code = 0
         bounds = Bounds(*(spec.autoscale or (spec.processes, spec.processes)))
-        self._headcount = Headcount(bounds, settings.scale_down_after)
+        self._autoscaler = Autoscaler(bounds, settings.scale_down_after)
         self._changes = Changes(Path.cwd()) if spec.reload else None
-        self._look_at = 0.0
+        self._check_files_at = 0.0
         self._is_proven = False
         """The application as it is now could be loaded; one process tries before the others."""
         self._was_loaded = False
@@ -105,7 +105,7 @@ class Supervisor:
 
     def run(self, prerequisites: Prerequisites) -> int:
         """Supervise until every child has ended."""
-        self._bell = Bell(
+        self._wakeup = SignalWakeup(
             {
                 signal.SIGTERM: self._on_signal,
                 signal.SIGINT: self._on_signal,
@@ -114,7 +114,7 @@ class Supervisor:
             }
         )
         if prerequisites.told_to_stop:
-            self._on_signal()  # before there was a bell
+            self._on_signal()  # before there was a wakeup
         give_up_at = float("inf")
         while not self._is_closing or self._children or (self._lost and time.monotonic() < give_up_at):
             if self._is_closing and not self._children:
@@ -132,7 +132,7 @@ class Supervisor:
         self._reap(now)
         self._hear()
         self._heed_signals()
-        self._look_at_files(now)
+        self._check_files(now)
         self._staff(now)
         if now >= self._beat_at:
             self._beat_at = now + self._settings.heartbeat
@@ -152,7 +152,7 @@ class Supervisor:
         if self._start_after > now:
             until.append(self._start_after)
         if self._changes is not None:
-            until.append(self._look_at)
+            until.append(self._check_files_at)
         if self._lost:
             until.append(now + 0.1)  # Redis has no generation yet, or takes no reports
         orders = [self._inbox] if self._inbox.is_open else []
@@ -162,10 +162,10 @@ class Supervisor:
 
     def _sleep(self, seconds: float, also: Sequence[Any] = ()) -> list[Any]:
         """Sleep until a signal arrives, a child says something, or one of these is ready; return what is."""
-        pipes = [child.pipe for child in self._children.values() if not child.is_deaf]
-        ready: list[Any] = wait([self._bell, *pipes, *also], seconds)  # type: ignore[list-item]
-        if self._bell in ready:
-            self._bell.silence()
+        pipes = [child.pipe for child in self._children.values() if not child.is_closed]
+        ready: list[Any] = wait([self._wakeup, *pipes, *also], seconds)  # type: ignore[list-item]
+        if self._wakeup in ready:
+            self._wakeup.silence()
         return ready
 
     # -- children
@@ -176,15 +176,15 @@ class Supervisor:
         if self._is_closing or self._awaits_change:
             return
         children = list(self._children.values())
-        wanted = self._headcount.wanted if self._is_proven else 1
-        start, retire = plan([child.standing for child in children], wanted, crowd(self._headcount.wanted))
+        wanted = self._autoscaler.wanted if self._is_proven else 1
+        start, retire = plan([child.state for child in children], wanted, most_processes(self._autoscaler.wanted))
         for place in retire:
             log.info("process %d is no longer needed; it finishes what it runs", children[place].pid)
             children[place].leave(Command("retire"))
             self._has_news = True
         if now >= self._start_after:
             for _ in range(start):
-                child = start_child(self._spec, self._settings, self._bell.remove)
+                child = start_child(self._spec, self._settings, self._wakeup.remove)
                 self._children[child.pid] = child
 
     def _see_to_the_spent(self, now: float) -> None:
@@ -241,7 +241,7 @@ class Supervisor:
                 log.error("process %d is killed: a task has closed its files, or made another program of it", child.pid)
                 child.kill()
                 continue
-            if self._spec.max_memory is not None and child.standing is Standing.WORKING:
+            if self._spec.max_memory is not None and child.state is ChildState.WORKING:
                 memory = resident_memory(child.pid)
                 if memory > self._spec.max_memory:
                     self._replace(child, Leaving(f"it uses {format_memory(memory)}", at_once=False))
@@ -300,11 +300,11 @@ class Supervisor:
             self._exit_code = 1
             self._signals = max(1, self._signals)
 
-    def _look_at_files(self, now: float) -> None:
+    def _check_files(self, now: float) -> None:
         """With `reload`: when a file has changed, end the processes that have loaded what it was before."""
-        if self._changes is None or self._is_closing or now < self._look_at:
+        if self._changes is None or self._is_closing or now < self._check_files_at:
             return
-        self._look_at = now + _LOOK_AT_FILES
+        self._check_files_at = now + _LOOK_AT_FILES
         changed = self._changes.poll()
         if not changed:
             return
@@ -379,12 +379,12 @@ class Supervisor:
 
     def _scale(self, *, work_waits: bool = False) -> Child | None:
         """Want more or fewer processes, as they are busy; return one that is to ask the leader whether work waits."""
-        working = [child for child in self._children.values() if child.standing in (Standing.WORKING, Standing.WORN)]
+        working = [child for child in self._children.values() if child.state in (ChildState.WORKING, ChildState.WORN)]
         load = sum(child.held.pulse()[1] for child in working)
-        before = self._headcount.wanted
-        if self._headcount.note(len(working), load, time.monotonic(), work_waits=work_waits):
-            log.info("scaling from %d to %d processes", before, self._headcount.wanted)
-        return working[0] if self._headcount.could_use_more(len(working), load) else None
+        before = self._autoscaler.wanted
+        if self._autoscaler.note(len(working), load, time.monotonic(), work_waits=work_waits):
+            log.info("scaling from %d to %d processes", before, self._autoscaler.wanted)
+        return working[0] if self._autoscaler.could_use_more(len(working), load) else None
 
     # -- the end
 

@@ -40,7 +40,7 @@ class Journal:
         self._lines: deque[tuple[bytes, LogLine]] = deque(maxlen=_BACKLOG)
         self._something = threading.Event()
         self._started = False
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._full = False
 
     def mark(self, task: bytes, mark: ProgressMark) -> None:
@@ -87,8 +87,8 @@ class Journal:
 
     def _is_full(self) -> bool:
         now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_EVERY
+        if now >= self._check_at:
+            self._check_at = now + _LOOK_EVERY
             was, self._full = self._full, journal.is_full(self._redis)
             if self._full and not was:
                 log.warning("Redis is nearly full; progress and logs of tasks are not written")

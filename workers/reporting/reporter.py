@@ -26,7 +26,7 @@ from orchestrator.transport.codec import Applied, encode, stream_position
 from orchestrator.transport.connection import FULL, UNAVAILABLE, describe
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.held import HeldAttempts
-from orchestrator.workers.running.critical_thread import start_vital_thread
+from orchestrator.workers.running.critical_thread import start_critical_thread
 from orchestrator.workers.running.forks import refuse_in_fork
 from orchestrator.workers.running.job import Job
 
@@ -38,11 +38,11 @@ _SMALLEST_BATCH_BYTES = 1_000
 _ASK_AGAIN = 1.0
 _ASK_FOR_KEYS = 2.0
 """Seconds after which a task that wants another one under a key says so again."""
-_KEY_PATIENCE = 60.0
+_KEY_TIMEOUT = 60.0
 """Seconds after which it gives up."""
 
 
-class Item(NamedTuple):
+class PendingReport(NamedTuple):
     """A report that has not been applied yet."""
 
     report: Report
@@ -57,7 +57,7 @@ class _Flight(NamedTuple):
 
     generation: str
     entry: str
-    items: list[Item]
+    items: list[PendingReport]
 
 
 class Reporter:
@@ -67,7 +67,7 @@ class Reporter:
         self._streams = streams
         self._worker = worker
         self._held = held
-        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[PendingReport | None] = queue.SimpleQueue()
         self._redis = Outage(log, "Redis", "reports wait")
         self._unapplied: deque[_Flight] = deque()
         self._lock = threading.Lock()
@@ -80,14 +80,14 @@ class Reporter:
 
     def start(self) -> None:
         """Begin to send, in a thread of its own."""
-        start_vital_thread("reporter", self._run)
+        start_critical_thread("reporter", self._run)
 
     def report(self, report: Report, job: Job | None = None) -> None:
         """Send a report; if it ends a job, its message is dropped from the queue with it."""
         self._empty.clear()
         if job is not None and not isinstance(report, Succeeded):
             self.note(job)  # once the job has ended it is too late
-        self._queue.put(Item(report, job))
+        self._queue.put(PendingReport(report, job))
 
     def note(self, job: Job) -> None:
         """Send what a job has left for its next attempt, if that has not been sent."""
@@ -97,7 +97,7 @@ class Reporter:
             details, job.noted = job.noted, None
             if details is not None:
                 self._empty.clear()
-                self._queue.put(Item(Noted(job.dispatch.id, job.dispatch.attempt, details)))
+                self._queue.put(PendingReport(Noted(job.dispatch.id, job.dispatch.attempt, details)))
 
     def hand_over(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
         """Send tasks that a running task enqueued, and return once they are in Postgres.
@@ -110,7 +110,7 @@ class Reporter:
         self._listen()
         applied = threading.Event()
         self._empty.clear()
-        self._queue.put(Item(Enqueued(list(tasks)), None, applied))
+        self._queue.put(PendingReport(Enqueued(list(tasks)), None, applied))
         applied.wait()
         with_keys = {task.id: task for task in tasks if task.unique is not None}
         return self._key_holders(with_keys) if with_keys else {}
@@ -119,7 +119,7 @@ class Reporter:
         """Wait until the leader has said which tasks have the keys of these; what it said may be lost, so ask again."""
         found: dict[bytes, KeyHolder] = {}
         pause = 0.002
-        give_up_at = time.monotonic() + _KEY_PATIENCE
+        give_up_at = time.monotonic() + _KEY_TIMEOUT
         ask_at = time.monotonic() + _ASK_FOR_KEYS
         while True:
             left = [task for task in tasks if task not in found]
@@ -129,12 +129,12 @@ class Reporter:
                 return found
             if time.monotonic() > give_up_at:
                 raise Uncertain(
-                    f"The scheduler has not said within {_KEY_PATIENCE:g} s which task has the unique key of "
+                    f"The scheduler has not said within {_KEY_TIMEOUT:g} s which task has the unique key of "
                     f"{to_text(left[0])}, so it is not known whether that one was stored."
                 )
             if time.monotonic() > ask_at:
                 self._empty.clear()
-                self._queue.put(Item(Enqueued([tasks[task] for task in left])))
+                self._queue.put(PendingReport(Enqueued([tasks[task] for task in left])))
                 ask_at = time.monotonic() + _ASK_FOR_KEYS
             time.sleep(pause)
             pause = min(1.5 * pause, 0.1)
@@ -148,7 +148,7 @@ class Reporter:
     # -- the thread
 
     def _run(self) -> None:
-        backlog: list[Item] = []
+        backlog: list[PendingReport] = []
         pause = 0.05
         largest = _BATCH_BYTES
         while True:
@@ -173,7 +173,7 @@ class Reporter:
                 if not self._unapplied:
                     self._empty.set()
 
-    def _gather(self, *, wait: bool) -> Iterable[Item]:
+    def _gather(self, *, wait: bool) -> Iterable[PendingReport]:
         """Yield what is there to report; wait for the first, but not for ever while something is unapplied."""
         try:
             if wait:
@@ -188,7 +188,7 @@ class Reporter:
         except queue.Empty:
             return
 
-    def _flush(self, batch: list[Item]) -> list[Item]:
+    def _flush(self, batch: list[PendingReport]) -> list[PendingReport]:
         """Send a batch, and learn what was applied; return what must be sent again."""
         if not self.generation:
             self.generation = self._streams.generation() or ""
@@ -212,7 +212,7 @@ class Reporter:
                 self.note_applied(receipt.applied)
         return []
 
-    def _finished_messages(self, batch: Iterable[Item]) -> dict[str, list[str]]:
+    def _finished_messages(self, batch: Iterable[PendingReport]) -> dict[str, list[str]]:
         """Return the messages, by queue, of which every task has now been reported."""
         done: dict[str, list[str]] = {}
         for item in batch:
@@ -224,12 +224,12 @@ class Reporter:
                 done.setdefault(bundle.queue, []).append(bundle.entry)
         return {name: list(dict.fromkeys(entries)) for name, entries in done.items()}
 
-    def _make_room(self, unsent: Iterable[Item]) -> None:
+    def _make_room(self, unsent: Iterable[PendingReport]) -> None:
         """Redis is full, perhaps of messages that are answered and whose reports do not fit beside them."""
         with contextlib.suppress(*UNAVAILABLE):
             self._streams.drop(self.generation, self._finished_messages(unsent))
 
-    def _begin_generation(self, generation: str, batch: list[Item]) -> list[Item]:
+    def _begin_generation(self, generation: str, batch: list[PendingReport]) -> list[PendingReport]:
         """Redis has lost its data: whatever was not applied is sent again."""
         with self._lock:
             lost = [item for flight in self._unapplied for item in flight.items]
@@ -285,7 +285,9 @@ class Reporter:
         self._streams.listen_applied(self.note_applied)
 
 
-def _split(backlog: list[Item], largest: int = _BATCH_BYTES) -> tuple[list[Item], list[Item]]:
+def _split(
+    backlog: list[PendingReport], largest: int = _BATCH_BYTES
+) -> tuple[list[PendingReport], list[PendingReport]]:
     """Return the part of a backlog that fits one entry, and the rest."""
     size = 0
     for place, item in enumerate(backlog):

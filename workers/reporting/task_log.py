@@ -19,7 +19,7 @@ from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import FailRun
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.reports import AttemptReport
-from orchestrator.domain.tasks.task import Failed, Lost, Succeeded, TaskError, TryAgain, after_failure
+from orchestrator.domain.tasks.task import Failed, Lost, RetryTask, Succeeded, TaskError, after_failure
 from orchestrator.errors import TaskAborted
 from orchestrator.telemetry import get_logger, retry_log
 from orchestrator.workers.reporting.task_output import add_fields
@@ -76,7 +76,7 @@ class TaskLog:
         """Tell that these have arrived."""
         if self._tells_all:
             for job in jobs:
-                if self._has_room(job.dispatch.name, _RECEIVED) and not job.dispatch.is_activation:
+                if self._has_room(job.dispatch.name, _RECEIVED) and not job.dispatch.is_turn_task:
                     _tell(job, logging.INFO, "received")
 
     def ended(self, job: Job, report: AttemptReport) -> None:
@@ -108,7 +108,7 @@ class TaskLog:
         decision = after_failure(report, policy, failures, 0.5)
         tries = f", try {failures + 1} of {policy.max + 1}" if policy.max else ""
         ran = f"after {_long(report.duration)}{tries}"
-        if not isinstance(decision, TryAgain):
+        if not isinstance(decision, RetryTask):
             if self._may_tell(job, _FAILED, error):
                 _tell(job, logging.ERROR, f"failed: {_said(error)} ({ran})", error)
         elif not report.charged:
@@ -122,7 +122,7 @@ class TaskLog:
 
     # -- many
 
-    def look(self, now: float) -> None:
+    def flush_due(self, now: float) -> None:
         """Tell of what was too much for lines of its own, if it is time; write what could not be written."""
         if now - self._since >= _WINDOW:
             self.summarize(now)

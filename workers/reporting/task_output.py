@@ -18,14 +18,14 @@ from typing import Any
 from orchestrator.domain.ids import to_text
 from orchestrator.harmless import with_styles
 from orchestrator.log_format import TASK_FIELDS
-from orchestrator.sdk.tasks.context import current_outlet
+from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.telemetry import LOGGER_NAME, get_logger
 from orchestrator.unblocked import UnblockedHandler, unblocked
 from orchestrator.workers.running.forks import is_fork, on_fork
 from orchestrator.workers.running.job import Job
-from orchestrator.workers.running.task_runtime import JobOutlet
+from orchestrator.workers.running.task_runtime import JobRuntime
 
-_PATIENCE = 1.0
+_READER_TIMEOUT = 1.0
 """Seconds that a task waits, once, for a reader who is slow."""
 _LONGEST_PIECE = 10_000
 """Characters that are kept until their line ends."""
@@ -76,8 +76,8 @@ def _loggers() -> Iterator[logging.Logger]:
 
 def current_job() -> Job | None:
     """Return the attempt around the current code, if any."""
-    outlet = current_outlet()
-    return outlet.job if isinstance(outlet, JobOutlet) else None
+    runtime = current_runtime()
+    return runtime.job if isinstance(runtime, JobRuntime) else None
 
 
 def add_fields(record: logging.LogRecord, job: Job | None) -> None:
@@ -103,7 +103,7 @@ class TaskFields(logging.Filter):
         job = current_job()
         add_fields(record, job)
         if job is not None and self._unblocked is not None:
-            self._unblocked.wait_for_room(_PATIENCE)
+            self._unblocked.wait_for_room(_READER_TIMEOUT)
         return True
 
 
@@ -156,7 +156,7 @@ class TaskOutput(io.RawIOBase):
 
     def _tell(self, job: Job | None, line: str) -> None:
         if job is None:
-            self._passed_on.wait_for_room(_PATIENCE)
+            self._passed_on.wait_for_room(_READER_TIMEOUT)
             self._passed_on.write(f"{with_styles(line)}\n")
             return
         line = line.rstrip("\r").rpartition("\r")[2]  # a bar that is drawn again and again is shown once

@@ -82,8 +82,8 @@ class Coroutines:
         """Return the jobs that will never end, because the loop is closed."""
         return {task.job for task in list(self._tasks)} if self._is_dead else set()
 
-    def is_blocked(self, patience: float) -> bool:
-        """Say whether the loop does nothing for `patience` seconds, because a task keeps it from running."""
+    def is_blocked(self, seconds: float) -> bool:
+        """Say whether the loop does nothing for so many seconds, because a task keeps it from running."""
         if self._loop is None:
             return False
         if self._is_dead:
@@ -93,7 +93,7 @@ class Coroutines:
             self._loop.call_soon_threadsafe(turned.set)
         except RuntimeError:
             return True
-        return not turned.wait(patience)
+        return not turned.wait(seconds)
 
     def watch(self, now: float) -> float:
         """Return for how many seconds the loop has not turned; it is asked every few moments."""

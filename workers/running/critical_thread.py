@@ -15,7 +15,7 @@ from orchestrator.telemetry import get_logger
 log = get_logger("worker")
 
 
-def start_vital_thread(name: str, run: Callable[[], None]) -> None:
+def start_critical_thread(name: str, run: Callable[[], None]) -> None:
     """Start a thread; if it fails, end the process."""
 
     def guarded() -> None:

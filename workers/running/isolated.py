@@ -347,7 +347,7 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> Non
         job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
         outbox.send("begun", b"")
         job.begin(time.monotonic())
-        report = _watched(runner, job, turn_timeout) if dispatch.is_activation else _run(runner, job)
+        report = _watched(runner, job, turn_timeout) if dispatch.is_turn_task else _run(runner, job)
         job.finish()
         outbox.send("report", encode([report]))
 
@@ -370,11 +370,11 @@ def _watched(runner: Runner, job: Job, limit: float) -> AttemptReport:
     """Run a turn of a workflow's code, and end it if that takes too long, as a worker process does with its own."""
     turns, over = Turns(limit), threading.Event()
 
-    def look() -> None:
+    def keep_time() -> None:
         while not over.wait(_LOOK):
-            turns.look(runner.running(job), job, time.monotonic())
+            turns.check(runner.running(job), job, time.monotonic())
 
-    threading.Thread(target=look, name="turns", daemon=True).start()
+    threading.Thread(target=keep_time, name="turns", daemon=True).start()
     try:
         report = runner.run(job)
     finally:

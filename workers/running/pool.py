@@ -11,13 +11,13 @@ import msgspec
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Failed, Returned, Started
 from orchestrator.errors import SoftTimeout, TaskAborted, TaskTimeout
-from orchestrator.sdk.code.putting_away import EndTurn
+from orchestrator.sdk.code.eviction import EndTurn
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.reporting.task_log import TaskLog
 from orchestrator.workers.running.coroutines import Coroutines
-from orchestrator.workers.running.critical_thread import start_vital_thread
+from orchestrator.workers.running.critical_thread import start_critical_thread
 from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.runner import Runner
@@ -98,7 +98,7 @@ class Pool:
         The first beat is here: the very first task may keep the interpreter from that thread for ever.
         """
         self._held.beat(time.monotonic(), self._load)
-        start_vital_thread("timekeeper", self._keep_time)
+        start_critical_thread("timekeeper", self._keep_time)
 
     # -- taking in
 
@@ -126,7 +126,7 @@ class Pool:
         synchronous: list[Job] = []
         asynchronous: list[Job] = []
         for job in jobs:
-            task = None if job.dispatch.is_activation else self._runner.find(job)
+            task = None if job.dispatch.is_turn_task else self._runner.find(job)
             on_loop = task is not None and task._is_async and not self._isolated(job)
             (asynchronous if on_loop else synchronous).append(job)
         if synchronous:
@@ -210,7 +210,7 @@ class Pool:
             self._busy.wait(_IDLE_LOOK)
             now = time.monotonic()
             self._held.beat(now, self._load)
-            self.task_log.look(now)
+            self.task_log.flush_due(now)
             if not self._jobs:
                 self._busy.clear()
                 self._held.show_running(0)
@@ -219,10 +219,10 @@ class Pool:
                     self._busy.set()
                 self._measure(now)
                 continue
-            self._look(now)
+            self._check_all(now)
             threading.Event().wait(_LOOK)
 
-    def _look(self, now: float) -> None:
+    def _check_all(self, now: float) -> None:
         running = 0
         stale = False
         jobs = list(self._jobs.values())
@@ -261,8 +261,8 @@ class Pool:
             job.warn()
         if job.deadline is not None and now > job.deadline:
             job.stop_with(TaskTimeout, now)
-        if job.dispatch.is_activation:
-            self._turns.look(self._runner.running(job), job, now)
+        if job.dispatch.is_turn_task:
+            self._turns.check(self._runner.running(job), job, now)
         if job.outlives_stop(now, self._stop_grace):
             self._give_up(job)
 

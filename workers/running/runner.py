@@ -18,7 +18,7 @@ from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, S
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code.engine import Engine, Running
 from orchestrator.sdk.names import also_called, type_names
-from orchestrator.sdk.tasks.context import enter
+from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
@@ -30,7 +30,7 @@ from orchestrator.workers.reporting.task_output import end_lines
 from orchestrator.workers.running.forks import end_fork
 from orchestrator.workers.running.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.running.job import Job
-from orchestrator.workers.running.task_runtime import NOTHING, JobOutlet, NoDatabase, Outbox, interruption
+from orchestrator.workers.running.task_runtime import NOTHING, JobRuntime, NoDatabase, Outbox, interruption
 
 log = get_logger("worker")
 
@@ -63,7 +63,7 @@ class Runner:
 
     def run(self, job: Job) -> AttemptReport:
         """Run a task, or a turn of a workflow's code, in the current thread; an asynchronous task on its own loop."""
-        if job.dispatch.is_activation:
+        if job.dispatch.is_turn_task:
             return self._activate(job)
         task = self.find(job)
         if task is None:
@@ -74,7 +74,7 @@ class Runner:
         try:
             job.interruptible(lambda reason: interrupt_thread(thread, reason))
             arguments, keywords = self._arguments(task, job)
-            enter(self._outlet(job))
+            enter_task(self._runtime(job))
             value = task.function(*arguments, **keywords)
             end_fork()
             return self._success(job, task, value)
@@ -86,7 +86,7 @@ class Runner:
             if job.interrupted_by is not None:
                 uninterrupted()
             end_lines(job)
-            enter(None)
+            enter_task(None)
 
     def _run_loop(self, job: Job) -> AttemptReport:
         """Run an asynchronous task on an event loop of its own, which goes on if the task stops it."""
@@ -148,7 +148,7 @@ class Runner:
         try:
             job.interruptible(lambda _: _ignore(loop.call_soon_threadsafe(current.cancel)))
             arguments, keywords = self._arguments(task, job)
-            enter(self._outlet(job))
+            enter_task(self._runtime(job))
             call = task.function(*arguments, **keywords)
             if job.options.soft_timeout is not None:
                 call = Interruptible(call, lambda: job.interrupted_by is SoftTimeout)
@@ -173,11 +173,11 @@ class Runner:
             keywords = task._signature.pick(keywords)
         arguments, keywords = task._signature.restore(arguments, keywords)
         if task._signature.wants_context:
-            task._signature.add_context(self._outlet(job).context(), arguments, keywords)
+            task._signature.add_context(self._runtime(job).context(), arguments, keywords)
         return arguments, keywords
 
-    def _outlet(self, job: Job) -> JobOutlet:
-        return JobOutlet(job, self._outbox, self._database)
+    def _runtime(self, job: Job) -> JobRuntime:
+        return JobRuntime(job, self._outbox, self._database)
 
     def _success(self, job: Job, task: Task[..., Any], value: Any) -> Succeeded | Failed:
         ended_at = time.monotonic()

@@ -95,7 +95,7 @@ class ProcessOutbox:
             return None
 
 
-class JobOutlet:
+class JobRuntime:
     """The way out for one running task."""
 
     __slots__ = ("_database", "_outbox", "job")
@@ -122,7 +122,7 @@ class JobOutlet:
             parallel_count=step.get("count"),
             deadline=None if left is None else datetime.now(UTC) + left,
             details=None if dispatch.details is None else decode_value(dispatch.details),
-            _outlet=self,
+            _runtime=self,
         )
 
     # -- tasks that it enqueues

@@ -16,9 +16,9 @@ from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import NotDeterministic
 from orchestrator.sdk.code.engine import Running
+from orchestrator.sdk.code.eviction import EndTurn
 from orchestrator.sdk.code.guards import is_own_code
 from orchestrator.sdk.code.places import place
-from orchestrator.sdk.code.putting_away import EndTurn
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.running.job import Job
 
@@ -49,12 +49,12 @@ class Turns:
         self._limit = limit
         self._verdicts: dict[int, Violation] = {}
 
-    def look(self, running: Running | None, job: Job, now: float) -> None:
+    def check(self, running: Running | None, job: Job, now: float) -> None:
         """Look at what runs of a job; end it if that takes too long."""
         if job.interrupted_by is not None:
             return
         if running is None:
-            self._look_from_outside(job, now)
+            self._check_isolated(job, now)
             return
         if not self._is_too_long(running, now):
             return
@@ -74,7 +74,7 @@ class Turns:
             commander.stop(error)
         job.stop_with(EndTurn, now)
 
-    def _look_from_outside(self, job: Job, now: float) -> None:
+    def _check_isolated(self, job: Job, now: float) -> None:
         """End what runs alone in a process of its own, which watches its turns itself, and has not ended it."""
         limit = _MOST_ALONE * self._limit
         if not job.dispatch.alone or job.starting or now - job.started_at < limit:

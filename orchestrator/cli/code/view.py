@@ -105,15 +105,15 @@ def draw_code(run: RunView, code: CodeView, now: datetime, _height: int | None =
     return Group(headline(run, now), *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
 
-def watch_code(app: Orchestrator, run: UUID, look: Callable[[UUID], tuple[RunView, CodeView]]) -> RunView:
+def watch_code(app: Orchestrator, run: UUID, read: Callable[[UUID], tuple[RunView, CodeView]]) -> RunView:
     """Follow a run, and those in which it goes on, and say what came of it."""
     while True:
-        ended = watch_drawn(app.run(run), partial(look, run), draw_code, _Teller())
+        ended = watch_drawn(app.run(run), partial(read, run), draw_code, _Teller())
         if ended.reason not in GOES_ON:
             break
         run = UUID(bytes=successor_id(run.bytes))
         echo(f"It goes on as run {run}.")
-    _, code = look(run)
+    _, code = read(run)
     if code.result is not None:
         echo(f"Result: {data_text(stored_value(code.result))}")
     print_error(ended, code)

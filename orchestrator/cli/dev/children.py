@@ -87,10 +87,10 @@ class Child:
         """How it ended; None while it runs."""
         return self._process.poll()
 
-    def stop(self, patience: float, urgent: threading.Event) -> None:
+    def stop(self, timeout: float, urgent: threading.Event) -> None:
         """Ask it to drain and wait for its end. When that is urgent, ask again; if it takes too long, kill it."""
         self._process.terminate()
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         asked_again = False
         while self.exit_code is None:
             if urgent.is_set() and not asked_again:

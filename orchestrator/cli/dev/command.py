@@ -18,7 +18,7 @@ import click
 
 from orchestrator.cli.dev.app_check import what_is_wrong
 from orchestrator.cli.dev.children import Child, Console, say
-from orchestrator.cli.dev.lookout import Lookout
+from orchestrator.cli.dev.warnings import WarningWatch
 from orchestrator.cli.system.api import PORT
 from orchestrator.cli.terminal.options import app_option, log_options
 from orchestrator.cli.terminal.reading import reading
@@ -168,7 +168,7 @@ class _Team:
         """Schedules that go from the code are deleted; from a database that others use, too, they are not."""
         self._interrupts = interrupts
         self._children: dict[str, Child] = {}
-        self._lookout = Lookout(settings)
+        self._warnings = WarningWatch(settings)
         self._changes = Changes(Path.cwd()) if reload and settings.app else None
         self._schedules_due = bool(settings.app)
         self._queues = {DEFAULT_QUEUE}
@@ -209,7 +209,7 @@ class _Team:
                     say("dev", what, logging.ERROR)
                     return 1
             self._apply_schedules()
-            for message in self._lookout.look():
+            for message in self._warnings.new_warnings():
                 say("dev", message, logging.WARNING)
             self._serve_more()
         return 0
@@ -225,7 +225,7 @@ class _Team:
 
     def _serve_more(self) -> None:
         """Start a worker of queues that a workflow has named since the first was started."""
-        more = sorted(self._lookout.unserved - self._queues) if self._settings.app else []
+        more = sorted(self._warnings.unserved - self._queues) if self._settings.app else []
         if more:
             self._queues.update(more)
             say("dev", f"a workflow names {', '.join(more)}: starting a worker for that")

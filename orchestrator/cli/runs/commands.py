@@ -23,10 +23,10 @@ from orchestrator.cli.terminal.data import parse_value
 from orchestrator.cli.terminal.ids import Shown
 from orchestrator.cli.terminal.options import app_option, json_option, moment, page_options, status_option
 from orchestrator.cli.terminal.output import console, echo, on_terminal, print_json, print_table
-from orchestrator.cli.terminal.patience import wait_told
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.cli.terminal.times import ago, between, present
+from orchestrator.cli.terminal.waiting import wait_with_notices
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound, did_you_mean
@@ -170,10 +170,10 @@ def show(run: UUID, as_json: bool) -> None:
         children = children_of(connection, run)
         code = insights.show_code(connection, run) if found.code else None
         successor = UUID(bytes=successor_id(run.bytes))
-        heir = insights.show_code(connection, successor) if found.reason == RESET else None
+        successor_view = insights.show_code(connection, successor) if found.reason == RESET else None
         shown = Shown(connection, "run", [child.id for child in children])
     now = present()
-    print_run(found, code, heir, now)
+    print_run(found, code, successor_view, now)
     if steps:
         echo()
         _print_steps(steps, now)
@@ -292,7 +292,7 @@ def _start_steps(application: Orchestrator, name: str, where: str) -> StoredWork
 def _wait(application: Orchestrator, handle: RunHandle[Any]) -> str:
     """Wait for the end of a run, say how it ended, and meanwhile what keeps it."""
     obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
-    status = wait_told(handle.wait_ended, obstacles)
+    status = wait_with_notices(handle.wait_ended, obstacles)
     echo(status, err=True)
     return status
 

@@ -30,16 +30,20 @@ def _limit(run: RunDetail) -> str:
     return f"its limit of {run.limit:,} at once: {who}{more}"
 
 
-def _goes_on(run: RunDetail, heir: CodeView | None) -> str | None:
+def _goes_on(run: RunDetail, successor_view: CodeView | None) -> str | None:
     """Say which run took the place of one that has ended, and how that came."""
     if run.reason not in GOES_ON:
         return None
-    how = f": it was reset, and is {repeated(heir.reset)}" if heir is not None and heir.reset is not None else ""
+    how = (
+        f": it was reset, and is {repeated(successor_view.reset)}"
+        if successor_view is not None and successor_view.reset is not None
+        else ""
+    )
     return f"{to_text(successor_id(run.id.bytes))}{how}"
 
 
-def print_run(run: RunDetail, code: CodeView | None, heir: CodeView | None, now: datetime) -> None:
-    """Print a run; `heir` is the one in whose place it goes on, if it was reset."""
+def print_run(run: RunDetail, code: CodeView | None, successor_view: CodeView | None, now: datetime) -> None:
+    """Print a run; `successor_view` is the one in whose place it goes on, if it was reset."""
     counters = {
         "open": run.open,
         "success": run.success,
@@ -56,7 +60,7 @@ def print_run(run: RunDetail, code: CodeView | None, heir: CodeView | None, now:
             "params": ", ".join(f"{name}={short_text(value)}" for name, value in run.params.items()),
             "status": run_state(run),
             **({} if code is None else code_fields(run, code, now)),
-            "goes on as": _goes_on(run, heir),
+            "goes on as": _goes_on(run, successor_view),
             "stuck": f"{run.stuck['kind']}: {run.stuck['message']}" if run.stuck else None,
             **({"waits for": _limit(run)} if run.held_by else {}),
             "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",

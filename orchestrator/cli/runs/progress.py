@@ -16,8 +16,8 @@ from rich.text import Text
 
 from orchestrator.cli.runs.view import Line, changes, draw, to_lines
 from orchestrator.cli.terminal.output import console, echo, on_terminal, text_column
-from orchestrator.cli.terminal.patience import Patience
 from orchestrator.cli.terminal.times import present
+from orchestrator.cli.terminal.waiting import ObstacleNotices
 from orchestrator.domain.states import ENDED_RUN_STATES
 from orchestrator.errors import ResultTimeout
 from orchestrator.harmless import one_line
@@ -41,29 +41,29 @@ _BAR = (
 T = TypeVar("T")
 
 
-def watch_run(look: Callable[[], RunView], *, quiet: bool = False) -> RunView:
+def watch_run(read: Callable[[], RunView], *, quiet: bool = False) -> RunView:
     """Show a run until it ends: a bar on a terminal, else a line for every change; return how it ended."""
     if quiet:
-        return _follow(look, lambda _: None)
+        return _follow(read, lambda _: None)
     if on_terminal():
-        return _with_bar(look)
-    return _follow(look, lambda run: echo(_line(run)))
+        return _with_bar(read)
+    return _follow(read, lambda run: echo(_line(run)))
 
 
-def watch_workflow(handle: RunHandle[Any], look: Callable[[], tuple[RunView, Sequence[StepView]]]) -> RunView:
+def watch_workflow(handle: RunHandle[Any], read: Callable[[], tuple[RunView, Sequence[StepView]]]) -> RunView:
     """Draw a workflow's run until it ends, live on a terminal, else a line for every change; return how it ended."""
-    return watch_drawn(handle, look, draw, _Teller())
+    return watch_drawn(handle, read, draw, _Teller())
 
 
 def watch_drawn(
     handle: RunHandle[Any],
-    look: Callable[[], tuple[RunView, T]],
+    read: Callable[[], tuple[RunView, T]],
     draw: Callable[[RunView, T, datetime, int | None, int], RenderableType],
     tell: Callable[[RunView, T, datetime], None],
 ) -> RunView:
     """Draw a run with its details until it ends or, where there is no terminal, tell what changes."""
     if not on_terminal():
-        return _follow_closely(handle, look, tell, None)
+        return _follow_closely(handle, read, tell, None)
     paper = console()
     with Live(console=paper, auto_refresh=False, vertical_overflow="crop") as live:
 
@@ -71,16 +71,16 @@ def watch_drawn(
             height = None if run.status in ENDED_RUN_STATES else paper.height  # what stays may scroll
             live.update(draw(run, details, now, height, paper.width), refresh=True)
 
-        return _follow_closely(handle, look, show, lambda text: paper.print(Text(text, style="yellow")))
+        return _follow_closely(handle, read, show, lambda text: paper.print(Text(text, style="yellow")))
 
 
-def watch_backfill(look: Callable[[], BackfillView]) -> BackfillView:
+def watch_backfill(read: Callable[[], BackfillView]) -> BackfillView:
     """Show a backfill until its last run has ended: a bar on a terminal, else a line for every change."""
 
     def follow(show: Callable[[BackfillView], None]) -> BackfillView:
         shown: BackfillView | None = None
         while True:
-            view = look()
+            view = read()
             if view != shown:
                 show(view)
                 shown = view
@@ -131,22 +131,22 @@ class _Teller:
 
 def _follow_closely(
     handle: RunHandle[Any],
-    look: Callable[[], tuple[RunView, T]],
+    read: Callable[[], tuple[RunView, T]],
     show: Callable[[RunView, T, datetime], None],
     say: Callable[[str], None] | None,
 ) -> RunView:
-    patience = Patience(partial(handle._client.backend.tasks.obstacles, handle._id), say)
+    notices = ObstacleNotices(partial(handle._client.backend.tasks.obstacles, handle._id), say)
     while True:
-        run, details = look()
+        run, details = read()
         show(run, details, present())
         if run.status in ENDED_RUN_STATES:
             return run
         with suppress(ResultTimeout):
             handle.wait_ended(_REFRESH)
-        patience.goes_on()
+        notices.goes_on()
 
 
-def _with_bar(look: Callable[[], RunView]) -> RunView:
+def _with_bar(read: Callable[[], RunView]) -> RunView:
     with Progress(*_BAR, console=console()) as progress:
         bar = progress.add_task("", remark="")
 
@@ -155,13 +155,13 @@ def _with_bar(look: Callable[[], RunView]) -> RunView:
                 bar, description=run.name, total=run.total, completed=run.total - run.open, remark=_remark(run)
             )
 
-        return _follow(look, show)
+        return _follow(read, show)
 
 
-def _follow(look: Callable[[], RunView], show: Callable[[RunView], None]) -> RunView:
+def _follow(read: Callable[[], RunView], show: Callable[[RunView], None]) -> RunView:
     shown: RunView | None = None
     while True:
-        run = look()
+        run = read()
         if run != shown:
             show(run)
             shown = run

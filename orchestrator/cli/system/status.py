@@ -48,7 +48,7 @@ def command(as_json: bool) -> None:
         on_postgres = trouble.of_postgres(
             insights.connections(connection), transactions, insights.dead_rows(connection)
         )
-    health, held = trouble.look_at_redis(settings, overview.events, queues)
+    health, held = trouble.check_redis(settings, overview.events, queues)
     on_redis = [*trouble.of_redis(health), *trouble.of_what_redis_holds(held)]
     troubles = [*trouble.of_the_system(overview, settings.lease, health.complaint), *on_redis, *on_postgres]
     if as_json:

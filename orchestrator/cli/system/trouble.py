@@ -15,11 +15,11 @@ from orchestrator.harmless import sentence
 from orchestrator.settings import Settings
 from orchestrator.store.insights import Connections, Events, LongTransaction, Overview, UnknownTasks, WorkerView
 from orchestrator.transport.connection import UNAVAILABLE, connect
-from orchestrator.transport.health import RedisHealth, look
+from orchestrator.transport.health import RedisHealth, check_health
 from orchestrator.transport.inspection import RedisView, inspect
 from orchestrator.transport.keys import Keys
 
-_PATIENCE = 2.0
+_TIMEOUT = 2.0
 _NEARLY = 0.9
 """From this part on, what is limited is said to run out."""
 
@@ -36,12 +36,12 @@ class Trouble:
     """The queue or the task, where there may be several such troubles."""
 
 
-def look_at_redis(settings: Settings, events: Events | None, queues: Iterable[str]) -> tuple[RedisHealth, RedisView]:
+def check_redis(settings: Settings, events: Events | None, queues: Iterable[str]) -> tuple[RedisHealth, RedisView]:
     """Return how Redis is doing and what it holds; that it cannot be used is part of the answer."""
     try:
-        with closing(connect(settings.require_redis(), patience=_PATIENCE)) as redis:
+        with closing(connect(settings.require_redis(), timeout=_TIMEOUT)) as redis:
             keys = Keys(settings.namespace)
-            health = look(redis, keys)
+            health = check_health(redis, keys)
             generation = events.generation if events else None
             return health, inspect(redis, keys, generation, queues) if health.reachable else RedisView()
     except (*UNAVAILABLE, ConfigurationError) as error:

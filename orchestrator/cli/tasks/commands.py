@@ -13,7 +13,7 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from orchestrator.cli.runs.ids import RUN
-from orchestrator.cli.tasks.words import bar, last_words, print_log, watch_task
+from orchestrator.cli.tasks.progress import bar, last_words, print_log, watch_task
 from orchestrator.cli.terminal.data import as_json as data_json
 from orchestrator.cli.terminal.data import call_of, call_text, data_text, short_text, stored_value
 from orchestrator.cli.terminal.ids import TASK, Shown, existing, task_argument

@@ -15,7 +15,7 @@ from orchestrator.cli.terminal.data import as_json as in_json
 from orchestrator.cli.terminal.data import data_text, parse_value
 from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import echo, echo_json, print_json
-from orchestrator.cli.terminal.patience import wait_told
+from orchestrator.cli.terminal.waiting import wait_with_notices
 from orchestrator.errors import UnknownTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.by_name import call_by_name
@@ -70,7 +70,7 @@ def command(name: str, arguments: tuple[str, ...], app: str | None, wait: bool, 
         document = {"id": handle.id}
         if wait:
             obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
-            result = wait_told(handle.result, obstacles)
+            result = wait_with_notices(handle.result, obstacles)
             if not as_json:
                 echo_json(data_text(result))
             document["result"] = in_json(result)

@@ -1,6 +1,6 @@
 """One turn of a workflow's code: what the leader sends to a worker, and what it reports back.
 
-The run's own task carries the turns: each activation is an attempt of it, and at most one is out at a time.
+The run's turn task carries the turns: each activation is an attempt of it, and at most one is out at a time.
 
     leader                                             worker
       │  Activation(after=0, cached=0, whole history) ──▶  begins or replays, runs until nothing is left to do
@@ -30,7 +30,7 @@ from orchestrator.domain.code.history import Event
 from orchestrator.domain.tasks.task import TaskError
 
 NO_HANDLER = ", for which the code has no handler yet"
-"""Follows the name of such an update in `Waiting.updates`."""
+"""Follows the name of such an update in `WaitingPlaces.updates`."""
 
 
 class Query(msgspec.Struct, frozen=True, array_like=True):
@@ -80,7 +80,7 @@ class Violation(msgspec.Struct, frozen=True, array_like=True):
     """The commands of the history and of the code around that place, as a diff."""
 
 
-class Waiting(msgspec.Struct, frozen=True, array_like=True):
+class WaitingPlaces(msgspec.Struct, frozen=True, array_like=True):
     """What only the worker knows of code that waits, for people to read; what is open stands in Postgres."""
 
     places: list[str] = []
@@ -107,7 +107,7 @@ class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     answers: list[Answer] = []
     cached: int = 0
     """The attempt under which the worker keeps the workflow now: this one if the code was shown any events."""
-    waiting: Waiting | None = None
+    waiting: WaitingPlaces | None = None
     """Where the code waits now, if it was shown any events."""
     version: int = 0
     """The version of the code that took this turn; 0 where an older worker does not say."""

@@ -200,7 +200,7 @@ class ContinueRun(msgspec.Struct, frozen=True, array_like=True, tag="continue_ru
     """The number of the last event that the code was shown: those that came with it after its end are not."""
 
 
-End = CompleteRun | FailRun | CancelRun | ContinueRun
+EndCommand = CompleteRun | FailRun | CancelRun | ContinueRun
 Command = (
     ScheduleTask
     | CancelTask
@@ -216,5 +216,5 @@ Command = (
     | SignalRun
     | RecordPatch
     | AnswerUpdate
-    | End
+    | EndCommand
 )

@@ -304,7 +304,7 @@ Fact = (
     | UpdateRequested
     | RunCancelRequested
 )
-End = RunCompleted | RunFailed | RunCancelled | RunContinued
+EndRecord = RunCompleted | RunFailed | RunCancelled | RunContinued
 Record = (
     TaskScheduled
     | TaskCancelRequested
@@ -320,9 +320,9 @@ Record = (
     | SignalSent
     | PatchRecorded
     | UpdateAnswered
-    | End
+    | EndRecord
 )
-Mark = ActivationApplied | RunReset | Reopened
+Marker = ActivationApplied | RunReset | Reopened
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -332,10 +332,10 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     """From 1, without gaps."""
     at: float
     """Unix seconds: the time of the tick that appended it; a copy keeps that of the original."""
-    what: Fact | Record | Mark
+    what: Fact | Record | Marker
 
 
-def weight(what: Fact | Record | Mark) -> int:
+def weight(what: Fact | Record | Marker) -> int:
     """Return how many bytes the value has that a fact brings, if it brings any."""
     match what:
         case TaskCompleted(result=value) | ChildCompleted(result=value) | PromiseResolved(value=value):

@@ -18,7 +18,7 @@ _BYTES_A_SECOND = 32_000_000
 _LONGEST_WAIT = 60.0
 
 
-class Way(Enum):
+class Delivery(Enum):
     """How events reach a worker."""
 
     MESSAGE = "in the message"
@@ -27,7 +27,7 @@ class Way(Enum):
     NEVER = "not at all"
 
 
-class Allotment:
+class HistoryBudget:
     """What one tick may send. Who comes while there is room goes, however large; so nobody has to wait for ever."""
 
     def __init__(self, in_pages: int) -> None:
@@ -36,18 +36,18 @@ class Allotment:
         self._in_messages = 0
         self._waiting = 0
 
-    def way(self, size: int) -> Way:
+    def delivery(self, size: int) -> Delivery:
         """Decide on one more, of so many bytes."""
         if size > LARGEST_HISTORY:
-            return Way.NEVER
+            return Delivery.NEVER
         if size <= PAGE and self._in_messages < MOST_IN_MESSAGES:
             self._in_messages += size
-            return Way.MESSAGE
+            return Delivery.MESSAGE
         if size > PAGE and self._in_pages < MOST_IN_PAGES:
             self._in_pages += size
-            return Way.PAGES
+            return Delivery.PAGES
         self._waiting += size
-        return Way.LATER
+        return Delivery.LATER
 
     @property
     def wait(self) -> float:

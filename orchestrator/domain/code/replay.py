@@ -71,7 +71,7 @@ class Ledger:
                 self._named[what.name] = event.number, what
             elif isinstance(what, _NAMED_RECORDS):
                 self._named[what.id] = event.number, what
-            elif isinstance(what, history.End):
+            elif isinstance(what, history.EndRecord):
                 self.end = what
             elif (claim := _claim(what)) is not None:
                 self._records[claim[:2]] = event.number, what  # type: ignore[assignment]  # a fact makes no claim
@@ -117,7 +117,7 @@ class Ledger:
                 self._compare_answer(*found, command.error)
             self._compare_values(found[0], "answer to an update", history.record(command), found[1])
 
-    def issue_end(self, command: commands.End, number: int) -> None:
+    def issue_end(self, command: commands.EndCommand, number: int) -> None:
         """Take the last command of all, which the code gives when it has been shown event `number`."""
         self._note(command)
         if isinstance(command, commands.FailRun) and number <= self.went_on:
@@ -248,7 +248,7 @@ _NAMED_RECORDS = (
 )
 
 
-def _claim(what: history.Fact | Record | history.Mark) -> Claim | None:
+def _claim(what: history.Fact | Record | history.Marker) -> Claim | None:
     """Return what a record says that is counted; None for all other events."""
     match what:
         case history.TaskScheduled(ordinal=ordinal, name=name):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.code.resets import Created, Cut, Ended, What, kind_of
+from orchestrator.domain.code.resets import Created, Cut, Ended, HistoryItem, kind_of
 
 
 class Fate(StrEnum):
@@ -26,7 +26,7 @@ class Fate(StrEnum):
     DROPPED = "is dropped"
 
 
-class Line(NamedTuple):
+class PreviewLine(NamedTuple):
     """So many things of a kind and name have the same fate."""
 
     number: int
@@ -34,11 +34,11 @@ class Line(NamedTuple):
     fate: Fate
 
 
-def preview(run: bytes, events: Sequence[Event], to: int) -> list[Line]:
+def preview(run: bytes, events: Sequence[Event], to: int) -> list[PreviewLine]:
     """Return what would become of everything if a run were reset to an event; WrongState if it cannot be."""
     cut = Cut(run, events, to)
     names = {event.what.id: _named(event.what) for event in events if isinstance(event.what, Created)}
-    settled = {fact.id for fact in cut.told_again() if isinstance(fact, Ended)}
+    settled = {fact.id for fact in cut.facts_after() if isinstance(fact, Ended)}
     fates: Counter[tuple[str, Fate]] = Counter()
     for event in cut.past:
         fate = _past(event.what, cut, settled)
@@ -50,10 +50,10 @@ def preview(run: bytes, events: Sequence[Event], to: int) -> list[Line]:
             about = names[event.what.id] if isinstance(event.what, Ended) else _named(event.what)
             fates[about, fate] += 1
     order = list(Fate)
-    return [Line(fates[key], *key) for key in sorted(fates, key=lambda key: (order.index(key[1]), key[0]))]
+    return [PreviewLine(fates[key], *key) for key in sorted(fates, key=lambda key: (order.index(key[1]), key[0]))]
 
 
-def _past(what: What, cut: Cut, settled: set[bytes]) -> Fate | None:
+def _past(what: HistoryItem, cut: Cut, settled: set[bytes]) -> Fate | None:
     """Return the fate of what was recorded up to the cut; what a later fact settles is told of there."""
     if isinstance(what, (history.OperationRecorded, history.SignalSent)):
         return Fate.KEPT
@@ -66,7 +66,7 @@ def _past(what: What, cut: Cut, settled: set[bytes]) -> Fate | None:
     return Fate.GOES_ON if what.id in cut.followed and cut.followed[what.id].detached else Fate.KEPT
 
 
-def _later(what: What, cut: Cut) -> Fate | None:
+def _later(what: HistoryItem, cut: Cut) -> Fate | None:
     match what:
         case history.SignalReceived():
             return Fate.TOLD
@@ -86,7 +86,7 @@ def _later(what: What, cut: Cut) -> Fate | None:
             return None
 
 
-def _named(what: What) -> str:
+def _named(what: HistoryItem) -> str:
     match what:
         case history.OperationRecorded(name=name):
             return f"operation {name}"

@@ -45,8 +45,8 @@ Ended = (
     | PromiseSettled
     | ChildEnded
 )
-What = history.Fact | history.Record | history.Mark
-T = TypeVar("T", bound=What)
+HistoryItem = history.Fact | history.Record | history.Marker
+T = TypeVar("T", bound=HistoryItem)
 
 _KINDS: dict[type, Kind] = {
     history.TaskScheduled: "task",
@@ -56,18 +56,18 @@ _KINDS: dict[type, Kind] = {
 }
 
 
-class NewRun(NamedTuple):
+class ResetBeginning(NamedTuple):
     """How the new run begins."""
 
     copy: list[Event]
     """The beginning of its history, up to the mark."""
-    told: list[Fact]
+    facts: list[Fact]
     """What it is told next."""
     promises: list[history.PromiseCreated]
     """Those that are open in it."""
     settled: list[str]
     """Names of promises that are not open any more."""
-    adopted: dict[bytes, bytes]
+    handed_over: dict[bytes, bytes]
     """Detached children whose ends the old run never learnt: their ids there, and here."""
 
     @property
@@ -110,28 +110,28 @@ class Cut:
         }
         """Updates whose senders were told that they failed."""
 
-    def told_again(self) -> list[Fact]:
+    def facts_after(self) -> list[Fact]:
         """Return what happened after the cut and holds for the new run as well, with ids of the old one."""
-        told: list[Fact] = []
+        facts: list[Fact] = []
         for event in self.later:
             match event.what:
                 case history.SignalReceived() as fact:
-                    told.append(fact)
+                    facts.append(fact)
                 case history.UpdateRequested(id=id) as fact if id not in self.refused:
-                    told.append(fact)
+                    facts.append(fact)
                 case history.PromiseResolved(id=id) | history.PromiseRejected(id=id) as fact if id in self.waiting:
-                    told.append(fact)
+                    facts.append(fact)
                 case history.ChildCompleted(id=id) | history.ChildFailed(id=id) | history.ChildCancelled(id=id) as fact:
                     if id in self.followed:
-                        told.append(fact)
-        return told
+                        facts.append(fact)
+        return facts
 
 
 def allowed(events: Sequence[Event]) -> list[int]:
     """Return the events that a run can be reset to: neither amid what its code commanded at once, nor its end."""
     found: list[int] = []
     for place, event in enumerate(events, 1):
-        if isinstance(event.what, history.End):
+        if isinstance(event.what, history.EndRecord):
             break
         if place == len(events) or not isinstance(events[place].what, history.Record):
             found.append(event.number)
@@ -156,7 +156,7 @@ def check(run: bytes, events: Sequence[Event], to: int) -> None:
     )
 
 
-def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, reason: str = "") -> NewRun:
+def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, reason: str = "") -> ResetBeginning:
     """Return how the run `new` begins that repeats `run` up to event `to`."""
     cut = Cut(run, events, to)
     ids = {run: new} | {
@@ -166,22 +166,22 @@ def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, 
     }
     copy = [Event(event.number, event.at, _copied(event.what, run, ids, cut.reopened)) for event in cut.past]
     copy.append(Event(to + 1, now, history.RunReset(run, to, reason)))
-    again = cut.told_again()
+    again = cut.facts_after()
     known = {fact.id for fact in again if isinstance(fact, Ended)}
-    told = [_renamed(fact, ids) for fact in again]
+    facts = [_renamed(fact, ids) for fact in again]
     made = [event.what for event in cut.past if isinstance(event.what, history.PromiseCreated)]
     lost = {child: what for child, what in cut.followed.items() if child not in known}
-    told += [history.ChildCancelled(ids[child]) for child, what in lost.items() if not what.detached]
-    return NewRun(
+    facts += [history.ChildCancelled(ids[child]) for child, what in lost.items() if not what.detached]
+    return ResetBeginning(
         copy,
-        told,
+        facts,
         [_renamed(promise, ids) for promise in cut.waiting.values() if promise.id not in known],
         sorted({promise.name for promise in made if promise.id not in cut.waiting or promise.id in known}),
         {child: ids[child] for child, what in lost.items() if what.detached},
     )
 
 
-def _copied(what: What, run: bytes, ids: dict[bytes, bytes], reopened: set[bytes]) -> What:
+def _copied(what: HistoryItem, run: bytes, ids: dict[bytes, bytes], reopened: set[bytes]) -> HistoryItem:
     if isinstance(what, history.RunStarted):
         return msgspec.structs.replace(what, origin=what.origin or run)
     if isinstance(what, Created) and what.id in reopened:

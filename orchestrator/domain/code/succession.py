@@ -20,7 +20,7 @@ SAID = (history.UpdateRequested, history.RunCancelRequested)
 """Facts that hold for whichever run goes on."""
 
 
-class Estate(NamedTuple):
+class CarriedOver(NamedTuple):
     """What the successor begins with."""
 
     facts: list[Fact]
@@ -29,7 +29,7 @@ class Estate(NamedTuple):
     """What the code has not learnt of promises that it waited for; `id` is the promise's in the old run."""
 
 
-def estate(events: Iterable[Event], command: ContinueRun) -> Estate:
+def carried_over(events: Iterable[Event], command: ContinueRun) -> CarriedOver:
     """Return what a run leaves, from those of its events that are signals, or that it has not been shown."""
     left = dict(command.signals)
     facts: list[Fact] = []
@@ -46,10 +46,10 @@ def estate(events: Iterable[Event], command: ContinueRun) -> Estate:
             facts.append(what)
         elif isinstance(what, PromiseSettled):
             settled.append(what)
-    return Estate(facts, settled)
+    return CarriedOver(facts, settled)
 
 
-def is_deaf(events: Iterable[Event], command: ContinueRun, began_at: float) -> bool:
+def ignores_cancel(events: Iterable[Event], command: ContinueRun, began_at: float) -> bool:
     """Say whether a run continues that began with a request to cancel itself, and never waited to hear of it.
 
     Its successor would do the same, and nobody could ever cancel it: so that one is ended without its code.

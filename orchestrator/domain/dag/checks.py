@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from orchestrator.domain.dag.circles import certain_children, certain_triggers
+from orchestrator.domain.dag.cycles import certain_children, certain_triggers
 from orchestrator.domain.dag.definition import Definition, Param, Step, misfit, queueing_problem, unknown_param
 from orchestrator.domain.dag.expression import Template, parse, parse_template
 from orchestrator.domain.dag.grammar import Path as ExpressionPath
@@ -134,10 +134,10 @@ def _starts(definition: Definition) -> Iterator[Problem]:
         yield from _given(("schedule",), definition.schedule.get("params", {}), "run", definition.params)
         if definition.schedule.get("overlap") == "queue" and (problem := queueing_problem(definition)):
             yield Problem(("schedule", "overlap"), problem)
-    circles = certain_triggers(definition)
+    certain = certain_triggers(definition)
     for place, trigger in enumerate(definition.on):
         path: Path = ("on", place)
-        if trigger.workflow == definition.name and trigger in circles:
+        if trigger.workflow == definition.name and trigger in certain:
             message = f"every run of {definition.name!r} that ends so would start the next, without end. Add a filter."
             yield Problem(path, message)
         if (trigger.workflow is None) is (trigger.event is None):

@@ -20,7 +20,7 @@ import msgspec
 
 from orchestrator.domain.dag.grammar import DEEPEST, WRAPPED, Path, read
 from orchestrator.domain.dag.operators import LARGEST, Evaluate, Fault, Names, describe, shortened
-from orchestrator.domain.dag.scope import Budget, Scope, TooMuch, scope_of
+from orchestrator.domain.dag.scope import EvaluationBudget, Scope, TooMuch, scope_of
 from orchestrator.errors import ExpressionError
 
 
@@ -82,7 +82,7 @@ _FEW = 10
 """Expressions in a template that cannot make much of little: each value that they name has a limited size itself."""
 
 
-def _check_size(value: Any, budget: Budget) -> None:
+def _check_size(value: Any, budget: EvaluationBudget) -> None:
     try:
         size = budget.weight(value)
     except TooMuch as reason:

@@ -13,7 +13,7 @@ from datetime import date, datetime
 from enum import IntEnum
 from typing import Any
 
-from orchestrator.domain.dag.scope import Budget, Scope
+from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.errors import did_you_mean
 
 LARGEST = 1_000_000
@@ -23,7 +23,7 @@ KEYWORDS = frozenset({"and", "or", "not", "in", "true", "false", "null"})
 
 Names = Mapping[str, Any]
 Evaluate = Callable[[Scope], Any]
-Operation = Callable[[Any, Any, Budget], Any]
+Operation = Callable[[Any, Any, EvaluationBudget], Any]
 Links = list[tuple[Operation, Evaluate]]
 """Operators of one level with what stands to the right of each."""
 
@@ -122,7 +122,7 @@ def chain(level: Level, first: Evaluate, links: Links) -> Evaluate:
     return value_of_all
 
 
-def _second(_: Any, value: Any, __: Budget) -> Any:
+def _second(_: Any, value: Any, __: EvaluationBudget) -> Any:
     return value
 
 
@@ -136,7 +136,7 @@ def fits(number: int | float) -> bool:
 
 
 def _arithmetic(verb: str, operation: Callable[[Any, Any], Any]) -> Operation:
-    def calculate(left: Any, right: Any, _: Budget) -> Any:
+    def calculate(left: Any, right: Any, _: EvaluationBudget) -> Any:
         if not _is_number(left) or not _is_number(right):
             raise Fault(f"cannot {verb} {describe(left)} and {describe(right)}: expected two numbers")
         try:
@@ -155,7 +155,7 @@ def _arithmetic(verb: str, operation: Callable[[Any, Any], Any]) -> Operation:
 _add_numbers = _arithmetic("add", operator.add)
 
 
-def _add(left: Any, right: Any, budget: Budget) -> Any:
+def _add(left: Any, right: Any, budget: EvaluationBudget) -> Any:
     if _is_number(left) and _is_number(right):
         return _add_numbers(left, right, budget)
     if type(left) is not type(right) or not isinstance(left, (str, list)):
@@ -177,17 +177,17 @@ def negate(value: Any) -> Any:
     return -value
 
 
-def _equal(left: Any, right: Any, budget: Budget) -> bool:
+def _equal(left: Any, right: Any, budget: EvaluationBudget) -> bool:
     budget.compare(left, right)
     return bool(left == right)
 
 
-def _not_equal(left: Any, right: Any, budget: Budget) -> bool:
+def _not_equal(left: Any, right: Any, budget: EvaluationBudget) -> bool:
     return not _equal(left, right, budget)
 
 
 def _ordering(operation: Callable[[Any, Any], Any]) -> Operation:
-    def compare(left: Any, right: Any, budget: Budget) -> Any:
+    def compare(left: Any, right: Any, budget: EvaluationBudget) -> Any:
         alike = type(left) is type(right) and isinstance(left, (str, date, datetime))
         if not alike and not (_is_number(left) and _is_number(right)):
             raise Fault(f"cannot order {describe(left)} and {describe(right)}: expected two numbers or two strings")
@@ -200,7 +200,7 @@ def _ordering(operation: Callable[[Any, Any], Any]) -> Operation:
     return compare
 
 
-def _in(left: Any, right: Any, budget: Budget) -> bool:
+def _in(left: Any, right: Any, budget: EvaluationBudget) -> bool:
     if isinstance(right, str) and not isinstance(left, str):
         raise Fault(f"cannot look for {describe(left)} in {describe(right)}: expected a string")
     if not isinstance(right, (str, list, tuple, Mapping)):
@@ -216,7 +216,7 @@ def _in(left: Any, right: Any, budget: Budget) -> bool:
     return left in right
 
 
-def not_in(left: Any, right: Any, budget: Budget) -> bool:
+def not_in(left: Any, right: Any, budget: EvaluationBudget) -> bool:
     """Say whether a value is not among others."""
     return not _in(left, right, budget)
 

@@ -33,7 +33,7 @@ class TooMuch(Exception):
     """Evaluating costs more than a run may cost the leader."""
 
 
-class Budget:
+class EvaluationBudget:
     """What evaluating has cost so far."""
 
     __slots__ = ("_began", "_members", "_weights", "most_data", "spent")
@@ -107,7 +107,7 @@ class Work:
         self._spent = 0
 
     @contextmanager
-    def on(self, budget: Budget) -> Iterator[bool]:
+    def on(self, budget: EvaluationBudget) -> Iterator[bool]:
         """Do something for a step, if there is room for it, and count what it costs."""
         before = budget.spent
         yield before <= ENOUGH_WORK and self._spent <= _MOST_AT_ONCE
@@ -120,11 +120,11 @@ class Scope(dict[str, Any]):
     def __init__(
         self,
         names: Mapping[str, Any],
-        budget: Budget | None = None,
+        budget: EvaluationBudget | None = None,
         unreadable: dict[str, str] | None = None,
     ) -> None:
         super().__init__(names)
-        self.budget = budget or Budget()
+        self.budget = budget or EvaluationBudget()
         self.unreadable = {} if unreadable is None else unreadable
 
     def __missing__(self, name: str) -> Any:

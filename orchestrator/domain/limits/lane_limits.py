@@ -20,7 +20,7 @@ class Granted(NamedTuple):
     """Fewer than were wanted: when its rate allows one more."""
 
 
-class Allowance:
+class LaneLimits:
     """What is in flight of each lane, and of all lanes of a gate; and the rates they keep."""
 
     def __init__(self, buckets: Buckets) -> None:

@@ -27,7 +27,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from orchestrator.domain.limits.buckets import Buckets
-from orchestrator.domain.limits.lane_limits import Allowance
+from orchestrator.domain.limits.lane_limits import LaneLimits
 from orchestrator.domain.limits.names import gate_of
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, TaskOptions
 
@@ -115,7 +115,7 @@ class Lanes:
     """The lanes in which something is ready, and what each of them may be given."""
 
     def __init__(self, buckets: Buckets) -> None:
-        self._allowance = Allowance(buckets)
+        self._limits = LaneLimits(buckets)
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._queues: dict[str, _Queue] = {}
         self._gates: dict[str, TaskOptions] = {}
@@ -224,18 +224,18 @@ class Lanes:
 
     def recount(self, lanes: Iterable[str]) -> None:
         """Start from what is in flight, one name for each task."""
-        self._allowance.recount(lanes)
+        self._limits.recount(lanes)
         for lane, waiting in list(self._full.items()):
-            if not all(self._allowance.is_full(lane, each.options) for each in waiting):
+            if not all(self._limits.is_full(lane, each.options) for each in waiting):
                 self._release(lane)
 
     def took_off(self, lane: str) -> None:
         """Take note that something of a lane runs of which nobody knew."""
-        self._allowance.count(lane, 1)
+        self._limits.count(lane, 1)
 
     def landed(self, lane: str, number: int = 1) -> None:
         """Take note that tasks of a lane are no longer in flight."""
-        self._allowance.count(lane, -number)
+        self._limits.count(lane, -number)
         self._release(lane)
 
     def _release(self, name: str) -> None:
@@ -305,7 +305,7 @@ class Lanes:
     def _take(self, lane: _Lane, wanted: int, now: float) -> int:
         """Count as many turns as a lane's own limits allow, and return how many. With fewer than are wanted, it waits
         where it will be found again."""
-        granted = self._allowance.take(lane.name, lane.options, wanted, now)
+        granted = self._limits.take(lane.name, lane.options, wanted, now)
         lane.waits = granted.is_full or granted.until is not None
         if granted.is_full:
             self._full[lane.name].append(lane)
@@ -317,7 +317,7 @@ class Lanes:
     def give_back(self, queue: str, name: str, unused: int, now: float) -> None:
         """Take back turns that a lane was given and could not use."""
         lane = self._lanes[queue, name]
-        self._allowance.spend(lane.name, lane.options, now, -unused)
+        self._limits.spend(lane.name, lane.options, now, -unused)
         lane.clock -= unused / lane.options.weight
         lane.waits = False
         self._doubt(lane, Rest.SOMETHING)
@@ -328,7 +328,7 @@ class Lanes:
         times = [time for time, _, _ in self._asleep[:1]]
         for place in self._queues.values():
             for gate, line in place.lines.items():
-                opens_at = self._allowance.opens_at(gate, self._gates[gate], now) if line else None
+                opens_at = self._limits.opens_at(gate, self._gates[gate], now) if line else None
                 if opens_at is not None:
                     times.append(opens_at)
         return min(times, default=None)
@@ -356,6 +356,6 @@ class Lanes:
         for gate, line in place.lines.items():
             while line and line[0][2] != line[0][3].ticket:
                 heapq.heappop(line)
-            if line and (best is None or line[0][:3] < best) and self._allowance.is_open(gate, self._gates[gate], now):
+            if line and (best is None or line[0][:3] < best) and self._limits.is_open(gate, self._gates[gate], now):
                 best, chosen = line[0][:3], line
         return chosen

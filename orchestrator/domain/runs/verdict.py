@@ -10,7 +10,7 @@ from orchestrator.domain.tasks.task import TaskError
 TIMED_OUT = "timed out"
 """The reason of a run that took longer than it may."""
 RAN_TOO_LONG = TaskError("RunTimedOut", "The run took longer than it may.")
-"""Why a run of code has failed whose own task was cancelled when its time was up."""
+"""Why a run of code has failed whose turn task was cancelled when its time was up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

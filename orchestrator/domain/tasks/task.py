@@ -126,8 +126,8 @@ class Dispatch(msgspec.Struct, frozen=True, array_like=True):
     """What an earlier attempt left for this one."""
 
     @property
-    def is_activation(self) -> bool:
-        """Say whether this is a turn of a workflow's code: a run's own task has the run's id."""
+    def is_turn_task(self) -> bool:
+        """Say whether this is a turn of a workflow's code: a run's turn task has the run's id."""
         return self.run_id == self.id
 
 
@@ -239,7 +239,7 @@ class Noted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
     details: bytes
 
 
-class TryAgain(msgspec.Struct, frozen=True):
+class RetryTask(msgspec.Struct, frozen=True):
     """The task goes back to pending."""
 
     delay: float
@@ -249,7 +249,7 @@ class TryAgain(msgspec.Struct, frozen=True):
     """Losses that are charged for this attempt."""
 
 
-class End(msgspec.Struct, frozen=True):
+class FailTask(msgspec.Struct, frozen=True):
     """The task ends as failed."""
 
     reason: str
@@ -257,22 +257,22 @@ class End(msgspec.Struct, frozen=True):
     losses: int = 0
 
 
-def after_failure(report: Failed, policy: RetryPolicy, failures: int, roll: float) -> TryAgain | End:
+def after_failure(report: Failed, policy: RetryPolicy, failures: int, roll: float) -> RetryTask | FailTask:
     """Decide what follows a failed attempt of a task that had failed `failures` times before it."""
     if not report.charged:
-        return TryAgain(delay=report.delay or 0.0)
+        return RetryTask(delay=report.delay or 0.0)
     failures += 1
     if report.retryable and has_tries_left(policy, failures):
         delay = backoff_delay(policy, failures, roll) if report.delay is None else report.delay
-        return TryAgain(delay=delay, failures=1)
-    return End(reason=report.error.kind, failures=1)
+        return RetryTask(delay=delay, failures=1)
+    return FailTask(reason=report.error.kind, failures=1)
 
 
 DEATHS_PER_LOSS = 10
 """Deaths of shared processes and machines that count as much as that of a process of its own."""
 
 
-def after_loss(alone: bool, losses: int, deaths: int, limit: int) -> TryAgain | End:
+def after_loss(alone: bool, losses: int, deaths: int, limit: int) -> RetryTask | FailTask:
     """Decide what follows the death of a task's process, after `losses` of its own processes and `deaths` of any.
 
     Only the death of a process that it had to itself is held against the task: where others were, in the same worker or
@@ -282,5 +282,5 @@ def after_loss(alone: bool, losses: int, deaths: int, limit: int) -> TryAgain | 
     """
     charged = 1 if alone else 0
     if losses + charged >= limit or deaths + 1 >= DEATHS_PER_LOSS * limit:
-        return End(reason="worker lost", losses=charged)
-    return TryAgain(delay=0.0, losses=charged)
+        return FailTask(reason="worker lost", losses=charged)
+    return RetryTask(delay=0.0, losses=charged)

@@ -1,6 +1,6 @@
 """Apply what the code of workflows commands: the batches that activations report.
 
-A batch is applied only if it comes from the current attempt of the run's own task, so it is applied once, whatever is
+A batch is applied only if it comes from the current attempt of the run's turn task, so it is applied once, whatever is
 reported twice or late. All batches of a tick are applied together, one statement for each kind of command.
 """
 
@@ -17,19 +17,19 @@ from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.scheduler.code.requests import meet_promises, pass_on_signals
-from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, json_text, reply, stick
+from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, json_text, mark_stuck, reply
 from orchestrator.scheduler.news import News
-from orchestrator.scheduler.tasks.creation import adopt_children, cancel_tasks, error_json
+from orchestrator.scheduler.tasks.creation import cancel_tasks, create_enqueued, error_json
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
-from orchestrator.store.code.histories import Turn, What
+from orchestrator.store.code.histories import HistoryItem, Turn
 from orchestrator.store.code.runs import NewCodeRun
-from orchestrator.store.runs import families
+from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import life as runs
 from orchestrator.store.tasks import transitions
-from orchestrator.store.tasks.transitions import Ending, Moved, Success
+from orchestrator.store.tasks.transitions import AttemptEnd, Moved, Success
 
 _NOTHING = b"\xc0"
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
@@ -42,14 +42,14 @@ def apply_activations(
     turns: list[Turn] = []
     ends: list[tuple[str, Activated]] = []
     stuck: list[tuple[bytes, int, Violation]] = []
-    absent: list[transitions.Again] = []
+    absent: list[transitions.Requeue] = []
     batches: dict[bytes, list[Command]] = {}
     for worker, report in reports:
         if report.missing:
-            absent.append(transitions.Again(report.id, report.attempt, code.pause(report.id, report.attempt)))
+            absent.append(transitions.Requeue(report.id, report.attempt, code.pause(report.id, report.attempt)))
         elif report.stuck is not None:
             stuck.append((report.id, report.attempt, report.stuck))
-        elif report.commands and isinstance(report.commands[-1], commands.End):
+        elif report.commands and isinstance(report.commands[-1], commands.EndCommand):
             ends.append((worker, report))
             batches[report.id] = report.commands
         else:
@@ -61,12 +61,12 @@ def apply_activations(
         news.note(moved, by_worker=True)
         accepted.update(task.id for task in moved)
     if ends:
-        accepted |= _end_own_tasks(tx, news, ends, inline_result)
+        accepted |= _end_turn_tasks(tx, news, ends, inline_result)
     if absent:
         news.wakeups.delayed |= any(row.delay > 0 for row in absent)
-        news.note(transitions.again(tx.connection, absent, tx.now), by_worker=True)
+        news.note(transitions.requeue(tx.connection, absent, tx.now), by_worker=True)
     if stuck:
-        stick(tx, news, stuck)
+        mark_stuck(tx, news, stuck)
     _carry_out(tx, news, code.nesting, {run: batch for run, batch in batches.items() if run in accepted})
     answers = [answer for _, report in reports for answer in report.answers]
     reply(tx, news, [Answered(answer.id, answer.result, answer.error) for answer in answers])
@@ -74,7 +74,7 @@ def apply_activations(
 
 def _turn(worker: str, report: Activated) -> Turn:
     seen = report.cached == report.attempt
-    events: list[What] = [history.ActivationApplied(report.through)] if seen else []
+    events: list[HistoryItem] = [history.ActivationApplied(report.through)] if seen else []
     events.extend(history.record(command) for command in report.commands)
     opened = sum(isinstance(command, _OPENING) for command in report.commands)
     waiting = None if report.waiting is None else json_text(report.waiting)
@@ -88,24 +88,24 @@ def _turn(worker: str, report: Activated) -> Turn:
 _OPENING = (commands.ScheduleTask, commands.StartChildRun)
 
 
-def _end_own_tasks(
+def _end_turn_tasks(
     tx: Transaction, news: News, reports: Sequence[tuple[str, Activated]], inline_result: int
 ) -> set[bytes]:
-    """End the own tasks of runs whose code has ended, as it did, and record its last batch; the runs end with them."""
+    """End the turn tasks of runs whose code has ended, as it did, and record its last batch; the runs end with them."""
     successes: list[Success] = []
-    endings: dict[TaskState, list[Ending]] = {TaskState.FAILED: [], TaskState.CANCELLED: []}
+    endings: dict[TaskState, list[AttemptEnd]] = {TaskState.FAILED: [], TaskState.CANCELLED: []}
     errors: dict[bytes, TaskError] = {}
     continuing: dict[bytes, commands.ContinueRun] = {}
-    events: dict[bytes, list[What]] = {}
+    events: dict[bytes, list[HistoryItem]] = {}
     for worker, report in reports:
         last = report.commands[-1]
         if isinstance(last, commands.FailRun):
             errors[report.id] = last.error
-            ending = Ending(report.id, report.attempt, last.error.kind, error_json(last.error), worker=worker)
+            ending = AttemptEnd(report.id, report.attempt, last.error.kind, error_json(last.error), worker=worker)
             endings[TaskState.FAILED].append(ending._replace(duration=report.duration))
         elif isinstance(last, commands.CancelRun):
             errors[report.id] = _CANCELLED
-            ending = Ending(report.id, report.attempt, "cancelled", error_json(_CANCELLED), worker=worker)
+            ending = AttemptEnd(report.id, report.attempt, "cancelled", error_json(_CANCELLED), worker=worker)
             endings[TaskState.CANCELLED].append(ending._replace(duration=report.duration))
         else:
             if isinstance(last, commands.ContinueRun):
@@ -207,7 +207,7 @@ def _carry_out(tx: Transaction, news: News, nesting: Nesting, batches: Mapping[b
     wanted = _Wanted()
     outliving: dict[bytes, dict[str, int]] = {}
     for run, batch in batches.items():
-        if batch and isinstance(batch[-1], commands.End):
+        if batch and isinstance(batch[-1], commands.EndCommand):
             counted = sum(wanted.add_last(run, command) for command in batch)
             if counted:
                 outliving[run] = {"total": counted, "opened": counted}
@@ -217,7 +217,7 @@ def _carry_out(tx: Transaction, news: News, nesting: Nesting, batches: Mapping[b
     if outliving:
         runs.count(tx.connection, outliving)
     if wanted.tasks:
-        adopt_children(tx, news, wanted.tasks)
+        create_enqueued(tx, news, wanted.tasks)
     if wanted.cancelled_tasks:
         cancel_tasks(tx, news, wanted.cancelled_tasks)
     if wanted.timers:
@@ -244,7 +244,7 @@ def _carry_out(tx: Transaction, news: News, nesting: Nesting, batches: Mapping[b
 
 def _start_children(tx: Transaction, news: News, nesting: Nesting, children: Sequence[NewCodeRun]) -> None:
     """Start the runs that others want; those that would stand too deep, or be too many, have failed."""
-    places = families.places(tx.connection, {child.parent for child in children if child.parent is not None})
+    places = ancestry.places(tx.connection, {child.parent for child in children if child.parent is not None})
     refused: dict[bytes, str] = {}
     roots: Counter[bytes] = Counter()
     for child in children:
@@ -253,14 +253,14 @@ def _start_children(tx: Transaction, news: News, nesting: Nesting, children: Seq
             refused[child.id] = nesting.too_deep(child.started.workflow, depth + 1)
         elif root:
             roots[root] += 1
-    full = families.grow(tx.connection, roots, nesting.descendants) if roots else set()
+    full = ancestry.count_descendants(tx.connection, roots, nesting.descendants) if roots else set()
     for child in children:
         if places.get(child.parent or b"", (b"", 0))[0] in full:
             refused.setdefault(child.id, nesting.too_many(child.started.workflow))
     for child in children:
         if child.id in refused and child.parent is not None:
             failed = history.ChildFailed(child.id, TaskError("InvalidWorkflow", refused[child.id]))
-            news.runs.told.append((child.parent, RunState.FAILED, failed))
+            news.runs.child_outcomes.append((child.parent, RunState.FAILED, failed))
     started = [child for child in children if child.id not in refused]
     if started:
         code_runs.start(tx.connection, started, tx.now)

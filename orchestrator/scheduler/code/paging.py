@@ -37,7 +37,7 @@ _PER_TICK = 4_000_000
 
 Reading = Callable[[], AbstractContextManager[Connection]]
 Turn = tuple[bytes, int]
-"""A run and the attempt of its own task."""
+"""A run and the attempt of its turn task."""
 
 
 @dataclass

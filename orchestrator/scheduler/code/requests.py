@@ -15,7 +15,7 @@ from orchestrator.domain.code.history import Fact
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.scheduler.code.runs import reply, tell
+from orchestrator.scheduler.code.runs import append_facts, reply
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, resolutions
@@ -24,7 +24,7 @@ from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
 from orchestrator.store.code.resolutions import Kept
 from orchestrator.store.code.runs import NewCodeRun
-from orchestrator.store.inbox import Item, Wish
+from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -33,13 +33,13 @@ _MOST_NAMES = 10
 """Of promises that are open, for who names one that is not."""
 
 
-def signal(tx: Transaction, news: News, items: Sequence[Item]) -> None:
+def signal(tx: Transaction, news: News, items: Sequence[Request]) -> None:
     """Hand signals to runs. Those that were to start a run if there is none, and came too late, start one."""
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for item in items:
         facts[item.target].append(_signal(item))
-    heard = tell(tx, facts)
-    late: dict[str, list[Item]] = defaultdict(list)
+    heard = append_facts(tx, facts)
+    late: dict[str, list[Request]] = defaultdict(list)
     for item in items:
         if item.target in heard:
             continue
@@ -57,19 +57,19 @@ def pass_on_signals(tx: Transaction, signals: Sequence[tuple[bytes, history.Sign
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for run, fact in signals:
         facts[latest[run]].append(fact)
-    heard = tell(tx, facts)
+    heard = append_facts(tx, facts)
     for run, fact in signals:
         if latest[run] not in heard:
             log.warning("run %s has ended, or never was, and signal %s does not reach it", to_text(run), fact.name)
 
 
-def _start_with(tx: Transaction, news: News, late: Mapping[str, Sequence[Item]]) -> None:
+def _start_with(tx: Transaction, news: News, late: Mapping[str, Sequence[Request]]) -> None:
     """Give signals to the runs that have the chosen ids by now, or begin runs with them; leave word of where they went.
 
     Those who sent a signal find a run that begins with it under the id that they gave.
     """
     holders = run_keys.holders(tx.connection, list(late))
-    heard = tell(tx, {run: [_signal(item) for item in late[key]] for key, run in holders.items()})
+    heard = append_facts(tx, {run: [_signal(item) for item in late[key]] for key, run in holders.items()})
     new = {key: _run_with(items) for key, items in late.items() if holders.get(key) not in heard}
     over = [(holders[key], run.id) for key, run in new.items() if key in holders]
     passed = run_keys.pass_on(tx.connection, over) if over else set()
@@ -84,7 +84,7 @@ def _start_with(tx: Transaction, news: News, late: Mapping[str, Sequence[Item]])
         _start_with(tx, news, {key: items for key, items in late.items() if key not in went})
 
 
-def _run_with(items: Sequence[Item]) -> NewCodeRun:
+def _run_with(items: Sequence[Request]) -> NewCodeRun:
     """Return the run that begins with signals, as the first of them wants it."""
     start = items[0].body["start"]
     started = history.RunStarted(start["workflow"], start["version"], _data(start["payload"]), start["queue"])
@@ -94,15 +94,15 @@ def _run_with(items: Sequence[Item]) -> NewCodeRun:
     )
 
 
-def _new_id(item: Item) -> bytes:
+def _new_id(item: Request) -> bytes:
     return _data(item.body["start"]["id"])
 
 
-def _signal(item: Item) -> history.SignalReceived:
+def _signal(item: Request) -> history.SignalReceived:
     return history.SignalReceived(item.body["name"], _data(item.body["value"]))
 
 
-def settle_promises(tx: Transaction, news: News, items: Sequence[Item]) -> None:
+def settle_promises(tx: Transaction, news: News, items: Sequence[Request]) -> None:
     """Resolve or reject promises: of those of a name, the oldest; what comes before the first of a name is kept.
 
     Whoever comes too late is told so; who comes too early, which promises the run does wait for.
@@ -131,7 +131,7 @@ def settle_promises(tx: Transaction, news: News, items: Sequence[Item]) -> None:
         settled.add((item.target, name))
     if gone:
         expectations.forget_promises(tx.connection, gone)
-        tell(tx, facts)
+        append_facts(tx, facts)
     stored = resolutions.keep(tx.connection, list(early.values())) if early else set()
     answers += [
         Answered(request, _others(open_promises, kept.run))
@@ -165,11 +165,11 @@ def meet_promises(tx: Transaction, created: Sequence[NewPromise]) -> None:
     if met:
         resolutions.remove(tx.connection, met)
         expectations.forget_promises(tx.connection, gone)
-        tell(tx, facts)
+        append_facts(tx, facts)
 
 
-def _resolution(item: Item) -> Resolution:
-    if item.kind == Wish.RESOLVE:
+def _resolution(item: Request) -> Resolution:
+    if item.kind == RequestKind.RESOLVE:
         return Resolution(item.body["name"], _data(item.body["value"]))
     return Resolution(item.body["name"], error=TaskError("PromiseRejected", item.body["reason"]))
 
@@ -185,16 +185,16 @@ def _over(run: bytes) -> TaskError:
     return TaskError("WrongState", f"Run {to_text(run)} has ended.")
 
 
-def update(tx: Transaction, items: Sequence[Item]) -> None:
+def update(tx: Transaction, items: Sequence[Request]) -> None:
     """Hand updates to runs; their code answers."""
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for item in items:
         request = _data(item.body["request"])
         facts[item.target].append(history.UpdateRequested(request, item.body["name"], _data(item.body["value"])))
-    tell(tx, facts)  # who asked a run that has ended meanwhile sees that it has
+    append_facts(tx, facts)  # who asked a run that has ended meanwhile sees that it has
 
 
-def queries(items: Iterable[Item]) -> Iterator[tuple[bytes, Query]]:
+def queries(items: Iterable[Request]) -> Iterator[tuple[bytes, Query]]:
     """Yield runs, and what is asked of their code."""
     for item in items:
         yield item.target, Query(_data(item.body["request"]), item.body["name"], _data(item.body["value"]))
@@ -205,11 +205,19 @@ def _data(text: str) -> bytes:
 
 
 ABOUT_CODE = frozenset(
-    {Wish.SIGNAL, Wish.RESOLVE, Wish.REJECT, Wish.UPDATE, Wish.QUERY, Wish.TERMINATE, Wish.CANCEL_RUN}
+    {
+        RequestKind.SIGNAL,
+        RequestKind.RESOLVE,
+        RequestKind.REJECT,
+        RequestKind.UPDATE,
+        RequestKind.QUERY,
+        RequestKind.TERMINATE,
+        RequestKind.CANCEL_RUN,
+    }
 )
 """What goes to the run in which its target goes on."""
-CODE_WISHES: dict[str, Callable[[Transaction, News, Sequence[Item]], None]] = {
-    Wish.SIGNAL: signal,
-    Wish.RESOLVE: settle_promises,
-    Wish.REJECT: settle_promises,
+CODE_REQUESTS: dict[str, Callable[[Transaction, News, Sequence[Request]], None]] = {
+    RequestKind.SIGNAL: signal,
+    RequestKind.RESOLVE: settle_promises,
+    RequestKind.REJECT: settle_promises,
 }

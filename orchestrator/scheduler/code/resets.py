@@ -19,13 +19,13 @@ import msgspec
 from orchestrator.domain.code import history
 from orchestrator.domain.code.history import Event, Outcome
 from orchestrator.domain.code.promises import Resolution
-from orchestrator.domain.code.resets import NewRun, reset
+from orchestrator.domain.code.resets import ResetBeginning, reset
 from orchestrator.domain.ids import derived_id, successor_id, to_text
-from orchestrator.domain.runs.happened import OwnEnd
+from orchestrator.domain.runs.changes import TurnTaskEnd
 from orchestrator.domain.runs.verdict import TIMED_OUT
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import WrongState
-from orchestrator.scheduler.code.ends import told_to_parent
+from orchestrator.scheduler.code.ends import fact_for_parent
 from orchestrator.scheduler.code.runs import reply
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.advance import Runs
@@ -35,10 +35,10 @@ from orchestrator.store.code import expectations, histories, resets, resolutions
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
-from orchestrator.store.code.resets import Handover, Head
+from orchestrator.store.code.resets import CodeRunRow, Handover
 from orchestrator.store.code.resolutions import Kept
 from orchestrator.store.code.runs import NewCodeRun
-from orchestrator.store.inbox import Item
+from orchestrator.store.inbox import Request
 from orchestrator.store.runs import life as store
 from orchestrator.telemetry import get_logger
 
@@ -51,17 +51,17 @@ MOST_EVENTS = 20_000
 class _Planned(NamedTuple):
     """A reset that can be done."""
 
-    head: Head
+    head: CodeRunRow
     new: bytes
-    begins: NewRun
+    begins: ResetBeginning
     timeout: float | None
 
 
-def reset_runs(tx: Transaction, news: News, runs: Runs, items: Sequence[Item]) -> set[int]:
+def reset_runs(tx: Transaction, news: News, runs: Runs, items: Sequence[Request]) -> set[int]:
     """Start runs that repeat others up to an event; return the requests whose turn has not come yet."""
     last = code_runs.latest(tx.connection, {item.target for item in items})
     heads = resets.heads(tx.connection, {*last, *last.values()})
-    chosen: dict[bytes, Item] = {}
+    chosen: dict[bytes, Request] = {}
     parents: set[bytes | None] = set()
     waiting: set[int] = set()
     answers: list[Answered] = []
@@ -103,7 +103,7 @@ def reset_runs(tx: Transaction, news: News, runs: Runs, items: Sequence[Item]) -
     return waiting
 
 
-def _refusal(run: bytes, last: bytes, heads: Mapping[bytes, Head]) -> TaskError | None:
+def _refusal(run: bytes, last: bytes, heads: Mapping[bytes, CodeRunRow]) -> TaskError | None:
     """Say why a run cannot be reset, whatever the event."""
     if run not in heads:
         return _not_found(run)
@@ -129,7 +129,7 @@ def _time_it_had(events: Sequence[Event]) -> float | None:
 
 
 def _end(tx: Transaction, news: News, runs: Runs, ids: list[bytes]) -> None:
-    """End open runs: with their own tasks, as all runs of code do. What is open in them follows in slices."""
+    """End open runs: with their turn tasks, as all runs of code do. What is open in them follows in slices."""
     if ids:
         cancel_tasks(tx, news, ids)
         runs.advance(tx, news, resetting=ids)
@@ -137,7 +137,7 @@ def _end(tx: Transaction, news: News, runs: Runs, ids: list[bytes]) -> None:
 
 def _start(tx: Transaction, news: News, planned: Sequence[_Planned], last: Mapping[bytes, bytes]) -> None:
     """Start the new runs, with everything that belongs to them."""
-    ends, adopted = _adopt(tx, planned)
+    ends, handed_over = _hand_over_children(tx, planned)
     started = code_runs.start(tx.connection, [_new_run(plan, ends[plan.new]) for plan in planned], tx.now)
     planned = [plan for plan in planned if plan.new in started]
     expectations.create_promises(
@@ -149,8 +149,8 @@ def _start(tx: Transaction, news: News, planned: Sequence[_Planned], last: Mappi
         ],
     )
     run_keys.pass_on(tx.connection, [(last[plan.head.id], plan.new) for plan in planned])
-    if adopted:
-        store.count(tx.connection, adopted)
+    if handed_over:
+        store.count(tx.connection, handed_over)
     news.wakeups.delayed |= any(plan.timeout is not None for plan in planned)
 
 
@@ -172,7 +172,7 @@ def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewCodeRun:
     head, begins = plan.head, plan.begins
     return NewCodeRun(
         plan.new,
-        [*(event.what for event in begins.copy), *begins.told, *ends],
+        [*(event.what for event in begins.copy), *begins.facts, *ends],
         plan.timeout,
         head.position if head.open else None,
         head.child_id if head.open else None,
@@ -189,7 +189,7 @@ def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewCodeRun:
     )
 
 
-def _adopt(
+def _hand_over_children(
     tx: Transaction, planned: Sequence[_Planned]
 ) -> tuple[dict[bytes, list[Outcome]], dict[bytes, dict[str, int]]]:
     """Let the new runs wait for detached children of the old ones.
@@ -199,23 +199,27 @@ def _adopt(
     facts: dict[bytes, list[Outcome]] = defaultdict(list)
     counters: dict[bytes, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     handovers = [
-        Handover(plan.head.id, old, plan.new, new) for plan in planned for old, new in plan.begins.adopted.items()
+        Handover(plan.head.id, old, plan.new, new) for plan in planned for old, new in plan.begins.handed_over.items()
     ]
-    found = {child.heir_id: child for child in resets.adopt(tx.connection, handovers)} if handovers else {}
+    found = (
+        {child.successor_child: child for child in resets.hand_over_children(tx.connection, handovers)}
+        if handovers
+        else {}
+    )
     for one in handovers:
-        child = found.get(one.heir_id)
+        child = found.get(one.successor_child)
         if child is None:
             gone = TaskError("NotFound", "The child was forgotten, or another run waits for it by now.")
-            facts[one.heir].append(history.ChildFailed(one.heir_id, gone))
+            facts[one.successor].append(history.ChildFailed(one.successor_child, gone))
         elif child.task_state is not None:
-            own = OwnEnd(child.id, child.task_state, child.result, child.error)
-            facts[one.heir].append(told_to_parent(one.heir_id, child.state, own))
+            turn_task = TurnTaskEnd(child.id, child.task_state, child.result, child.error)
+            facts[one.successor].append(fact_for_parent(one.successor_child, child.state, turn_task))
         else:
-            for run, by in ((one.run, -1), (one.heir, 1)):
+            for run, by in ((one.run, -1), (one.successor, 1)):
                 counters[run]["total"] += by
                 counters[run]["opened"] += by
     return facts, counters
 
 
-def _request(item: Item) -> bytes:
+def _request(item: Request) -> bytes:
     return base64.b64decode(item.body["request"])

@@ -11,17 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from orchestrator.domain.code import history
-from orchestrator.domain.code.activation import Activation, Query, Violation, Waiting
+from orchestrator.domain.code.activation import Activation, Query, Violation, WaitingPlaces
 from orchestrator.domain.code.history import Event, Fact
-from orchestrator.domain.code.history_budget import LARGEST_HISTORY, Allotment, Way
+from orchestrator.domain.code.history_budget import LARGEST_HISTORY, Delivery, HistoryBudget
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.runs.happened import Happened
+from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.runs.verdict import TIMED_OUT
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.paging import Paging
-from orchestrator.scheduler.fleet.knowers import Crowd
+from orchestrator.scheduler.fleet.capabilities import Crowd
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.news import News, Paged
@@ -35,7 +35,7 @@ from orchestrator.store.code.turns import Unshown
 from orchestrator.store.runs import stuck
 from orchestrator.store.runs.life import Delta
 from orchestrator.store.tasks import transitions
-from orchestrator.store.tasks.transitions import Again, Claimed
+from orchestrator.store.tasks.transitions import Claimed, Requeue
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Ended, encode
 from orchestrator.transport.keys import private_queue
@@ -88,12 +88,12 @@ class CodeRuns(Remembering):
                 refused.append(Answered(query.id, None, error))
         reply(tx, news, refused)
 
-    def ended(self, tx: Transaction, news: News, heirs: Mapping[bytes, bytes]) -> None:
+    def ended(self, tx: Transaction, news: News, successors: Mapping[bytes, bytes]) -> None:
         """Pass queries that no code has heard to the runs in which others go on; those who asked others are told."""
         asked = self._asked(news)
-        waiting = [(heirs[run], query) for run in heirs for query in asked.get(run, {}).values()]
+        waiting = [(successors[run], query) for run in successors for query in asked.get(run, {}).values()]
         if waiting:
-            news.code.heard.extend(heirs)
+            news.code.heard.extend(successors)
             self.ask(tx, news, waiting)
 
     def _asked(self, news: News) -> _Asked:
@@ -118,34 +118,34 @@ class CodeRuns(Remembering):
 
     # -- out
 
-    def equip(self, tx: Transaction, news: News) -> None:
+    def attach_events(self, tx: Transaction, news: News) -> None:
         """Put the events to be shown into the claimed activations, and send each to the worker that has its code.
 
         What is too large for one message goes in pages, and what there is no room for is put off.
         """
-        claimed = [task for task in news.outgoing.claimed if task.is_activation]
+        claimed = [task for task in news.outgoing.claimed if task.is_turn_task]
         if not claimed:
             return
         asked = self._asked(news)
-        equipped: dict[bytes, Claimed] = {}
+        with_events: dict[bytes, Claimed] = {}
         isolate(
             tx,
             news,
             claimed,
-            lambda fresh, some: equipped.update(self._equipped(tx, fresh, some, asked)),
-            lambda task, error: stick(tx, news, [(task.id, task.attempt, _unreadable(error))]),
+            lambda fresh, some: with_events.update(self._with_events(tx, fresh, some, asked)),
+            lambda task, error: mark_stuck(tx, news, [(task.id, task.attempt, _unreadable(error))]),
         )
         news.outgoing.claimed = [
-            equipped.get(task.id, task)
+            with_events.get(task.id, task)
             for task in news.outgoing.claimed
-            if task.id in equipped or not task.is_activation
+            if task.id in with_events or not task.is_turn_task
         ]
 
-    def _equipped(self, tx: Transaction, news: News, some: Sequence[Claimed], asked: _Asked) -> dict[bytes, Claimed]:
+    def _with_events(self, tx: Transaction, news: News, some: Sequence[Claimed], asked: _Asked) -> dict[bytes, Claimed]:
         """Return those of the claimed activations that go in one message, with their events."""
         claimed = {task.id: task for task in some}
         at_home = {run: self._is_at_home(task) for run, task in claimed.items()}
-        allotment = Allotment(self.paging.size)
+        budget = HistoryBudget(self.paging.size)
         small: dict[bytes, tuple[Claimed, Unshown]] = {}
         later: list[tuple[bytes, int, float]] = []
         crowded: list[tuple[Claimed, Crowd]] = []
@@ -158,20 +158,20 @@ class CodeRuns(Remembering):
                 crowded.append((task, placed))
                 continue
             task = placed
-            way = allotment.way(run.size)
-            if way is not Way.LATER and run.id in asked:
+            delivery = budget.delivery(run.size)
+            if delivery is not Delivery.LATER and run.id in asked:
                 news.code.heard.append(run.id)
-            if way is Way.MESSAGE:
+            if delivery is Delivery.MESSAGE:
                 small[run.id] = task, run
-            elif way is Way.PAGES:
+            elif delivery is Delivery.PAGES:
                 news.outgoing.paged.append(Paged(task, _activation(run, [], asked), run))
-            elif way is Way.LATER:
-                later.append((run.id, task.attempt, allotment.wait))
+            elif delivery is Delivery.LATER:
+                later.append((run.id, task.attempt, budget.wait))
             else:
                 too_long.append((run.id, task.attempt, _too_long(run.size)))
         unread = [run for _, run in small.values() if run.events is None]
         read = turns.events(tx.connection, unread) if unread else {}
-        equipped = {
+        with_events = {
             task.id: task._replace(payload=encode(_activation(run, read.get(run.id, run.events or []), asked)))
             for task, run in small.values()
         }
@@ -180,33 +180,33 @@ class CodeRuns(Remembering):
         if later:
             turns.put_off(tx.connection, later, tx.now)
         if too_long:
-            stick(tx, news, too_long)
-        return equipped
+            mark_stuck(tx, news, too_long)
+        return with_events
 
     def _placed(self, task: Claimed, run: Unshown) -> Claimed | Crowd:
         """Return a turn as it is sent: to a worker that has its version, if only some have; if they are full, it waits.
 
         Where nobody has the version, the code of another may do.
         """
-        knowers = self._fleet.knowers
-        if task.to is not None or task.queue not in knowers.mixed:
+        capabilities = self._fleet.capabilities
+        if task.to is not None or task.queue not in capabilities.mixed:
             return task
         crowd = Crowd(task.queue, task.name, f"{run.workflow}@{run.version}")
-        kinds = knowers.who(task.queue, crowd.wanted)
+        kinds = capabilities.who(task.queue, crowd.wanted)
         if kinds == frozenset():
             crowd = Crowd(task.queue, task.name)
-            kinds = knowers.who(task.queue, task.name)
+            kinds = capabilities.who(task.queue, task.name)
         if kinds is None:
             return task
-        worker = knowers.place(task.queue, kinds)
+        worker = capabilities.place(task.queue, kinds)
         return crowd if worker is None else task._replace(to=worker)
 
     def _keep_back(self, tx: Transaction, news: News, crowded: Sequence[tuple[Claimed, Crowd]]) -> None:
         """Let turns wait for a worker that has their version: another might find that its code does not fit."""
-        held = [Again(task.id, task.attempt, _CROWDED, hold=crowd.hold) for task, crowd in crowded]
-        transitions.again(tx.connection, held, tx.now)
+        held = [Requeue(task.id, task.attempt, _CROWDED, hold=crowd.hold) for task, crowd in crowded]
+        transitions.requeue(tx.connection, held, tx.now)
         news.capacity.crowds.update((crowd, True) for _, crowd in crowded)
-        self._fleet.knowers.grows = True
+        self._fleet.capabilities.grows = True
 
     def pause(self, run: bytes, attempt: int) -> float:
         """Return how many seconds pass before what an attempt did not find is sent again."""
@@ -246,7 +246,7 @@ def _too_long(size: int) -> Violation:
 # -- facts
 
 
-def tell(
+def append_facts(
     tx: Transaction, facts: Mapping[bytes, Sequence[Fact]], deltas: Mapping[bytes, Delta] | None = None
 ) -> set[bytes]:
     """Tell runs what happened, and change the counters of those that are open to hear it; return these."""
@@ -255,7 +255,7 @@ def tell(
 
 def ask_to_cancel(tx: Transaction, ids: Iterable[bytes], reason: str) -> None:
     """Ask runs to cancel themselves."""
-    tell(tx, {run: [history.RunCancelRequested(reason)] for run in ids})
+    append_facts(tx, {run: [history.RunCancelRequested(reason)] for run in ids})
 
 
 def fire_timers(tx: Transaction, news: News, backlog: Backlog, limit: int, grace: float) -> None:
@@ -272,8 +272,8 @@ def fire_timers(tx: Transaction, news: News, backlog: Backlog, limit: int, grace
         tx,
         news,
         list(facts.items()),
-        lambda _, some: tell(tx, dict(some)),
-        lambda told, error: backlog.set_aside(tx, news, told[0], [Happened(facts=told[1])], error),
+        lambda _, some: append_facts(tx, dict(some)),
+        lambda told, error: backlog.set_aside(tx, news, told[0], [RunChanges(facts=told[1])], error),
     )
 
 
@@ -286,17 +286,17 @@ def reply(tx: Transaction, news: News, answers: Sequence[Answered]) -> None:
             news.outgoing.ended.append(Ended(answer.id, state, answer.result, answer.error))
 
 
-def stick(tx: Transaction, news: News, reasons: Sequence[tuple[bytes, int, Violation]]) -> None:
+def mark_stuck(tx: Transaction, news: News, reasons: Sequence[tuple[bytes, int, Violation]]) -> None:
     """Note that the code of runs cannot go on, for people to see. They have not failed."""
     rows = [(run, attempt, json_text(violation)) for run, attempt, violation in reasons]
-    moved = stuck.stick(tx.connection, rows)
+    moved = stuck.mark_stuck(tx.connection, rows)
     news.note(moved, by_worker=True)
     messages = {run: violation.message for run, _, violation in reasons}
     for task in moved:
         log.error("run %s is stuck: %s", to_text(task.id), messages[task.id])
 
 
-def json_text(known: Violation | Waiting) -> str:
+def json_text(known: Violation | WaitingPlaces) -> str:
     """Return what a worker has found out about a run as it is stored: its fields by name."""
     fields = {name: getattr(known, name) for name in known.__struct_fields__}
     return msgspec.json.encode(fields).decode()

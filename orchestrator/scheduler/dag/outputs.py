@@ -12,10 +12,10 @@ from sqlalchemy import Connection
 
 from orchestrator.domain import zoned
 from orchestrator.domain.dag.plan import StepState, step_output
-from orchestrator.domain.dag.scope import Budget, Scope
+from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.domain.dag.steps import StepProgram
+from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.planned import DagRun
-from orchestrator.scheduler.dag.recent import Recent
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Key
 
@@ -33,7 +33,7 @@ Place = tuple[DagRun, int]
 
 
 @dataclass
-class Found:
+class StepOutputs:
     """What expressions of steps may name, by run, as far as it can be read at once."""
 
     names: dict[bytes, Scope]
@@ -50,7 +50,7 @@ class Outputs:
     def __init__(self, max_payload: int) -> None:
         self._max_payload = max_payload
         self._most_bytes = _MOST_PAYLOADS * max_payload
-        self._kept: Recent[Key, Any] = Recent(_KEPT_BYTES)
+        self._kept: LruCache[Key, Any] = LruCache(_KEPT_BYTES)
 
     def forget(self) -> None:
         """A tick failed: what ended in it may end otherwise."""
@@ -63,19 +63,21 @@ class Outputs:
         needs: Callable[[StepProgram], Iterable[int]] | None = None,
         *,
         is_urgent: bool = False,
-    ) -> Found:
+    ) -> StepOutputs:
         """Return what expressions of these steps may name, as far as it `needs`; one query for all of them.
 
         Without `needs`, these steps themselves are named. If it is urgent, no step is late.
         """
         needed: dict[Key, Place] = {}
         again: set[Key] = set()
-        found = Found({})
+        found = StepOutputs({})
         of_steps: list[tuple[Place, list[Key]]] = []
         rooms: dict[bytes, int] = defaultdict(lambda: _MOST_OUTPUTS)
         for run, place in wanted:
             if run.id not in found.names:
-                found.names[run.id] = Scope({"params": run.params, "run": run.info}, Budget(self._max_payload))
+                found.names[run.id] = Scope(
+                    {"params": run.params, "run": run.info}, EvaluationBudget(self._max_payload)
+                )
             keys: list[Key] = []
             for other in [place] if needs is None else needs(run.compiled.programs[place]):
                 key = run.id, run.compiled.graph.steps[other].name

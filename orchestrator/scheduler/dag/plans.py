@@ -24,24 +24,24 @@ from orchestrator.domain.dag.scope import Scope, Work
 from orchestrator.domain.dag.steps import FanOut, Skip
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.plain import REFUSALS
-from orchestrator.domain.runs.happened import Happened
+from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.outputs import Outputs, Place
 from orchestrator.scheduler.dag.planned import Compiled, DagRun
-from orchestrator.scheduler.dag.recent import Recent
 from orchestrator.scheduler.dag.retries import reopen_held, retry_plan
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.runs.backlog import Backlog
-from orchestrator.scheduler.tasks.creation import adopt
+from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.dag.plans import NewRun
 from orchestrator.store.dag.workflows import Stored
-from orchestrator.store.runs import families
+from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import retries as run_retries
 
 _PLANNED_STEPS = 200_000
@@ -74,8 +74,8 @@ class Dags(Remembering):
         self._max_payload = max_payload
         self._nesting = nesting or Nesting()
         self._slice = slice_size
-        self._compiled: Recent[tuple[str, int], Compiled] = Recent(_COMPILED_STEPS)
-        self._runs: Recent[bytes, DagRun] = Recent(_PLANNED_STEPS)
+        self._compiled: LruCache[tuple[str, int], Compiled] = LruCache(_COMPILED_STEPS)
+        self._runs: LruCache[bytes, DagRun] = LruCache(_PLANNED_STEPS)
         self._outputs = Outputs(max_payload)
         self._latest: dict[str, Stored | None] = {}
         """Workflows of which child runs are being created."""
@@ -96,15 +96,15 @@ class Dags(Remembering):
         self,
         tx: Transaction,
         news: News,
-        happened: Mapping[bytes, Sequence[Happened]],
+        changes: Mapping[bytes, Sequence[RunChanges]],
     ) -> dict[bytes, Saved]:
         """Bring runs up to date with what happened to them; return what the rows of those with a plan remember."""
-        runs = self._load(tx, happened) if happened else []
+        runs = self._load(tx, changes) if changes else []
         settled: list[DagRun] = []
         for run in runs:
-            for one in happened[run.id]:
-                _tell(run, one)
-            if not any(one.is_retried for one in happened[run.id]) or self._retry(tx, news, run):
+            for one in changes[run.id]:
+                _apply_to_plan(run, one)
+            if not any(one.is_retried for one in changes[run.id]) or self._retry(tx, news, run):
                 settled.append(run)
         self._settle(tx, news, settled)
         going_on = {run.id for run in settled if run.plan.has_more}
@@ -118,7 +118,7 @@ class Dags(Remembering):
         is_late = bool(self._backlog.waiting(tx, [run.id]))
         if not is_late and retry_plan(tx, news, run.id, run.plan, 10 * self._slice):
             return True
-        self._backlog.add(tx, news, [(run.id, Happened(is_retried=True))])
+        self._backlog.add(tx, news, [(run.id, RunChanges(is_retried=True))])
         return False
 
     def sizes(self, versions: Mapping[bytes, tuple[str, int]]) -> Callable[[bytes], int]:
@@ -255,7 +255,7 @@ class Dags(Remembering):
         if tasks:
             retried = {run.id for run, _ in [*singles, *fans] if run.plan.retried}
             before = [task.id for task in tasks if task.run_id in retried] if retried else []
-            adopt(tx, news, tasks, run_retries.past_attempts(tx.connection, before) if before else {})
+            create_tasks(tx, news, tasks, run_retries.past_attempts(tx.connection, before) if before else {})
         if children:
             children = self._within_limits(tx, children, [*singles, *fans], failed)
             dags.start(tx.connection, children)
@@ -273,7 +273,7 @@ class Dags(Remembering):
     ) -> list[NewRun]:
         """Return the child runs that may be started; a tree of runs that has grown too large gets no more."""
         roots = Counter(child.root for child in children if child.root is not None)
-        full = families.grow(tx.connection, roots, self._nesting.descendants)
+        full = ancestry.count_descendants(tx.connection, roots, self._nesting.descendants)
         if not full:
             return children
         refused = Counter((child.parent_run, child.parent_step) for child in children if child.root in full)
@@ -356,24 +356,24 @@ class Dags(Remembering):
         )
 
 
-def _tell(run: DagRun, happened: Happened) -> None:
+def _apply_to_plan(run: DagRun, changes: RunChanges) -> None:
     """Tell a plan what happened."""
     plan, index = run.plan, run.compiled.graph.index
-    if happened.begun:
+    if changes.begun:
         plan.begin()
-    for (step, state), number in happened.ended.items():
+    for (step, state), number in changes.ended.items():
         plan.task_ended(index[step], STATE_OF_TASK[state], number)
-    if happened.stopped:
+    if changes.stopped:
         plan.stop()
-    if happened.closed:
+    if changes.closed:
         plan.close()
-    if happened.reopened:
+    if changes.reopened:
         plan.reopen(
             (index[step], STATE_OF_TASK[state])
-            for (step, state), number in happened.reopened.items()
+            for (step, state), number in changes.reopened.items()
             for _ in range(number)
         )
-    if happened.is_expanding:
+    if changes.is_expanding:
         plan.resume()
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from orchestrator.scheduler.remembering import Remembering
 from orchestrator.store.tasks import transitions
-from orchestrator.store.tasks.transitions import Claimed, Mark
+from orchestrator.store.tasks.transitions import Claimed, ClaimPosition
 
 _SLOW = 0.05
 """Seconds; a claim from the front that takes less is made every time."""
@@ -32,45 +32,45 @@ class Claims(Remembering):
         self._monotonic = monotonic
         self._is_slow = False
         self._front_at = 0.0
-        self._marks: dict[str, Mark] = {}
+        self._positions: dict[str, ClaimPosition] = {}
 
     def claim(self, connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
         """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first."""
         began = self._monotonic()
-        if self._is_slow and began < self._front_at and rooms.keys() <= self._marks.keys():
-            found = transitions.claim_behind(connection, rooms, self._marks, now)
+        if self._is_slow and began < self._front_at and rooms.keys() <= self._positions.keys():
+            found = transitions.claim_behind(connection, rooms, self._positions, now)
             for queue, room in rooms.items():
-                self._move_mark(queue, room, [task for task in found if task.queue == queue])
+                self._move_position(queue, room, [task for task in found if task.queue == queue])
             return found
         newest = transitions.newest(connection) if self._is_slow else None
         found = transitions.claim(connection, rooms, now)
         took = self._monotonic() - began
         self._is_slow = took >= _SLOW
         self._front_at = began + took + _PAUSE * took
-        self._marks = {}
+        self._positions = {}
         if newest is not None:
             for queue, room in rooms.items():
-                self._set_mark(queue, room, newest, [task for task in found if task.queue == queue])
+                self._set_position(queue, room, newest, [task for task in found if task.queue == queue])
         return found
 
     def rolled_back(self) -> None:
         """What stands before the marks was not claimed."""
-        self._marks = {}
+        self._positions = {}
 
-    def _set_mark(self, queue: str, room: int, newest: int, found: Sequence[Claimed]) -> None:
+    def _set_position(self, queue: str, room: int, newest: int, found: Sequence[Claimed]) -> None:
         """After a claim from the front, which has seen everything up to the newest task."""
         if len(found) < room:
-            self._marks[queue] = Mark(found[-1].priority if found else 0, newest, emptied=True)
+            self._positions[queue] = ClaimPosition(found[-1].priority if found else 0, newest, emptied=True)
         else:
-            self._marks[queue] = Mark(found[-1].priority, found[-1].seq, emptied=False)
+            self._positions[queue] = ClaimPosition(found[-1].priority, found[-1].seq, emptied=False)
 
-    def _move_mark(self, queue: str, room: int, found: Sequence[Claimed]) -> None:
+    def _move_position(self, queue: str, room: int, found: Sequence[Claimed]) -> None:
         """After a claim from behind the mark."""
-        mark = self._marks[queue]
-        if len(found) < room and not mark.emptied:
+        position = self._positions[queue]
+        if len(found) < room and not position.emptied:
             self._front_at = 0.0  # less urgent ones wait there, and slots are free
         if not found:
             return
-        emptied = mark.emptied and len(found) < room
+        emptied = position.emptied and len(found) < room
         seq = max(task.seq for task in found) if emptied else found[-1].seq
-        self._marks[queue] = Mark(found[-1].priority, seq, emptied)
+        self._positions[queue] = ClaimPosition(found[-1].priority, seq, emptied)

@@ -13,7 +13,7 @@ from orchestrator.domain.limits.names import queue_bucket
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.scheduler.code.runs import CodeRuns
 from orchestrator.scheduler.dispatch.claims import Claims
-from orchestrator.scheduler.fleet.knowers import Crowd
+from orchestrator.scheduler.fleet.capabilities import Crowd
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.news import News
@@ -22,7 +22,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import queues
 from orchestrator.store.limits.queues import QueueRow
 from orchestrator.store.tasks import transitions, unique, waiting
-from orchestrator.store.tasks.transitions import Again, Claimed
+from orchestrator.store.tasks.transitions import Claimed, Requeue
 from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import LARGEST_BUNDLE, encode
 
@@ -56,7 +56,7 @@ class Dispatcher(Remembering):
         self._rates: dict[str, float] = {}
         self._measured_at = 0.0
         self._finished: Counter[str] = Counter()
-        fleet.knowers.rates = self._rates
+        fleet.capabilities.rates = self._rates
 
     @property
     def in_flight(self) -> int:
@@ -66,7 +66,7 @@ class Dispatcher(Remembering):
     def recount(self, in_flight: Sequence[InFlight]) -> None:
         """Start from what Postgres says is in flight."""
         self._outstanding = Counter(task.queue for task in in_flight)
-        self._fleet.knowers.recount(task.id for task in in_flight)
+        self._fleet.capabilities.recount(task.id for task in in_flight)
         self._lanes.recount(task.lane for task in in_flight if task.lane is not None)
 
     def claim(self, tx: Transaction, news: News, unknown_timeout: float) -> None:
@@ -77,8 +77,8 @@ class Dispatcher(Remembering):
         rooms = self._rooms(tx, news)
         if not rooms:
             return
-        if self._fleet.knowers.mixed:
-            self._fleet.knowers.begin(news.over())
+        if self._fleet.capabilities.mixed:
+            self._fleet.capabilities.begin(news.over())
             self._keep_back(tx, rooms, unknown_timeout)
         plain = {queue: room for queue, room in rooms.items() if not self._lanes.serves(queue)}
         found = self._claims.claim(tx.connection, plain, tx.now) if plain else []
@@ -87,15 +87,15 @@ class Dispatcher(Remembering):
         self._weigh(found)
         unknown: list[Claimed] = []
         crowded: list[Claimed] = []
-        if self._fleet.knowers.mixed:
+        if self._fleet.capabilities.mixed:
             self._place(news, found, unknown, crowded)
         else:
             for task in found:
                 (news.outgoing.claimed if self._fleet.knows(task.queue, task.name) else unknown).append(task)
         if unknown or crowded:
-            held = [Again(task.id, task.attempt, unknown_timeout, hold="unknown") for task in unknown]
-            held += [Again(task.id, task.attempt, unknown_timeout, hold="crowded") for task in crowded]
-            transitions.again(tx.connection, held, tx.now)
+            held = [Requeue(task.id, task.attempt, unknown_timeout, hold="unknown") for task in unknown]
+            held += [Requeue(task.id, task.attempt, unknown_timeout, hold="crowded") for task in crowded]
+            transitions.requeue(tx.connection, held, tx.now)
             for task in (*unknown, *crowded):
                 self._lanes.refuse(task)
         self._spend(tx, news)
@@ -104,30 +104,30 @@ class Dispatcher(Remembering):
         if keyed:
             unique.free(tx.connection, keyed, ended=False)
 
-    def _keep_back(self, tx: Transaction, rooms: Mapping[str, int], patience: float) -> None:
+    def _keep_back(self, tx: Transaction, rooms: Mapping[str, int], unknown_timeout: float) -> None:
         """Take tasks for which there is no place from the front of their queues, so that others come to their turn."""
-        knowers = self._fleet.knowers
+        capabilities = self._fleet.capabilities
         full: dict[str, list[str]] = defaultdict(list)
-        for crowd in knowers.crowds:
-            if not crowd.wanted and crowd.queue in rooms and knowers.room(crowd) == 0:
+        for crowd in capabilities.crowds:
+            if not crowd.wanted and crowd.queue in rooms and capabilities.room(crowd) == 0:
                 full[crowd.queue].append(crowd.name)
-        if full and waiting.keep_back(tx.connection, full, tx.now + timedelta(seconds=patience), self._batch):
-            knowers.grows = True
+        if full and waiting.keep_back(tx.connection, full, tx.now + timedelta(seconds=unknown_timeout), self._batch):
+            capabilities.grows = True
 
     def _place(self, news: News, found: Sequence[Claimed], unknown: list[Claimed], crowded: list[Claimed]) -> None:
         """Send what only some workers know to one of them, and keep back what finds no place; turns of code later."""
-        knowers = self._fleet.knowers
+        capabilities = self._fleet.capabilities
         for task in found:
-            kinds = knowers.who(task.queue, task.name) if task.queue in knowers.mixed else None
+            kinds = capabilities.who(task.queue, task.name) if task.queue in capabilities.mixed else None
             if not self._fleet.knows(task.queue, task.name):
                 unknown.append(task)
-            elif kinds is None or task.is_activation:
+            elif kinds is None or task.is_turn_task:
                 news.outgoing.claimed.append(task)
-            elif (worker := knowers.place(task.queue, kinds)) is not None:
+            elif (worker := capabilities.place(task.queue, kinds)) is not None:
                 news.outgoing.claimed.append(task._replace(to=worker))
             else:
                 crowded.append(task)
-                news.capacity.crowds[Crowd(task.queue, task.name)] = knowers.grows = True
+                news.capacity.crowds[Crowd(task.queue, task.name)] = capabilities.grows = True
 
     def _rooms(self, tx: Transaction, news: News) -> dict[str, int]:
         """Return how many tasks each queue may be given now."""
@@ -173,11 +173,11 @@ class Dispatcher(Remembering):
             if limits is not None and limits.rate is not None:
                 self._lanes.buckets.spend(queue_bucket(queue), limits.rate, tx.now.timestamp(), count)
 
-    def patience(self, now: datetime) -> float:
+    def due_in(self, now: datetime) -> float:
         """Return how many seconds may pass before a rate allows more; infinite if none is waited for."""
-        if self._fleet.knowers.grows:
+        if self._fleet.capabilities.grows:
             return 0.0
-        seconds = self._lanes.patience(now.timestamp())
+        seconds = self._lanes.due_in(now.timestamp())
         times = [] if seconds is None else [seconds]
         for limits in (self._settings or {}).values():
             if limits.rate is not None and not limits.paused:
@@ -209,15 +209,15 @@ class Dispatcher(Remembering):
             self._measured_at = monotonic
 
     def _remember_places(self, news: News) -> None:
-        knowers = self._fleet.knowers
+        capabilities = self._fleet.capabilities
         for crowd, is_kept_back in news.capacity.crowds.items():
-            (knowers.crowds.add if is_kept_back else knowers.crowds.discard)(crowd)
+            (capabilities.crowds.add if is_kept_back else capabilities.crowds.discard)(crowd)
         for worker, name in set(news.capacity.denied):
-            knowers.deny(worker, name)
+            capabilities.deny(worker, name)
         placed = {}
-        if knowers.mixed:
+        if capabilities.mixed:
             placed = {task.id: task.to for task in news.sent() if task.to is not None and task.worker is None}
-        knowers.committed(placed, news.over())
+        capabilities.committed(placed, news.over())
 
     def messages(self, claimed: Sequence[Claimed]) -> dict[str, list[bytes]]:
         """Return the claimed tasks as messages by queue. A long line is bundled; a short one is spread."""

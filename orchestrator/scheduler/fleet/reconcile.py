@@ -41,7 +41,7 @@ from orchestrator.transport.leader import LeaderStreams, Message
 
 _MINIMUM_AGE = 1.0
 """Seconds since the dispatch before anyone asks: a fast queue is never read through."""
-_PRIVATE_PATIENCE = 2.0
+_UNRECEIVED_AFTER = 2.0
 """Seconds that the worker with a workflow in memory has to receive a message, before any worker may have it."""
 
 
@@ -95,8 +95,8 @@ class Reconciler:
 
         Where a task is about to be given up for lost, they are those of all workers: another leader may have placed it.
         """
-        placed = {worker for task in tasks if (worker := self._fleet.knowers.holder(task.id)) is not None}
-        homes = {task.worker for task in tasks if task.own and task.worker}
+        placed = {worker for task in tasks if (worker := self._fleet.capabilities.holder(task.id)) is not None}
+        homes = {task.worker for task in tasks if task.is_turn_task and task.worker}
         early = self._fleet.fair_time - self._fleet.ttl / 2
         if any(self._missing_since.get((task.id, task.attempt), math.inf) <= early for task in tasks):
             homes |= set(self._fleet.beats)
@@ -107,9 +107,9 @@ class Reconciler:
         entries: dict[str, set[str]] = defaultdict(set)
         for task in suspicion.tasks:
             queue, message = suspicion.where.get((task.id, task.attempt), ("", None))
-            if message is None or message.consumer is not None or task.own:
+            if message is None or message.consumer is not None or task.is_turn_task:
                 continue
-            if is_private(queue) and task.age > _PRIVATE_PATIENCE:
+            if is_private(queue) and task.age > _UNRECEIVED_AFTER:
                 entries[queue].add(message.entry)
         for queue, unreceived in entries.items():
             taken = streams.take_back(generation, queue, sorted(unreceived))
@@ -127,7 +127,7 @@ class Reconciler:
             if message is not None and message.consumer is None:
                 if (queue, message.entry) in suspicion.taken_back:
                     reports.append(("reconcile", "nobody", Returned(task.id, task.attempt, "not received")))
-                elif is_private(queue) and task.own and task.age > _PRIVATE_PATIENCE:
+                elif is_private(queue) and task.is_turn_task and task.age > _UNRECEIVED_AFTER:
                     reports.append(("reconcile", "nobody", Returned(task.id, task.attempt, "not received")))
                     withdraw[queue].append(message.entry)
                 continue

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from orchestrator.scheduler.fleet.knowers import ANY_FUNCTION, Knowers
+from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities
 from orchestrator.transport.codec import Heartbeat, unpack_attempts
 
-Names = Callable[[str], "list[str] | None"]
+ReadNames = Callable[[str], "list[str] | None"]
 
 
 class Fleet:
@@ -31,11 +31,11 @@ class Fleet:
         self._numbers: dict[str, int] = {}
         self._names: dict[str, frozenset[str]] = {}
         self.beats: dict[str, Heartbeat] = {}
-        self.knowers = Knowers()
+        self.capabilities = Capabilities()
         self._slots: dict[str, int] = {}
         self._known: dict[str, frozenset[str]] = {}
 
-    def look(self, beats: Sequence[Heartbeat], monotonic: float, names: Names) -> None:
+    def observe(self, beats: Sequence[Heartbeat], monotonic: float, names: ReadNames) -> None:
         """Take in the heartbeats of a successful look at this time of the leader's own clock."""
         if self._last_look is not None:
             self.fair_time += min(monotonic - self._last_look, self.ttl / 2)
@@ -106,8 +106,8 @@ class Fleet:
 
     def knows(self, queue: str, name: str) -> bool:
         """Say whether a live worker of this queue knows a task."""
-        if queue in self.knowers.mixed:
-            return self.knowers.who(queue, name) != frozenset()
+        if queue in self.capabilities.mixed:
+            return self.capabilities.who(queue, name) != frozenset()
         known = self._known.get(queue, frozenset())
         return name in known or (":" in name and ANY_FUNCTION in known)
 
@@ -133,4 +133,4 @@ class Fleet:
                 known[queue] |= self._names.get(beat.names, frozenset())
         self._slots = dict(slots)
         self._known = {queue: frozenset(names) for queue, names in known.items()}
-        self.knowers.index(at_work, self._names, self.fair_time)
+        self.capabilities.index(at_work, self._names, self.fair_time)

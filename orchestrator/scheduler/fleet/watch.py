@@ -47,7 +47,7 @@ class _Recorded:
     """What was mirrored, if anything."""
 
 
-class Watch(Remembering):
+class FleetWatch(Remembering):
     """The leader's dealings with single workers."""
 
     def __init__(
@@ -70,10 +70,10 @@ class Watch(Remembering):
         self._monotonic = monotonic
         self.due_at = 0.0
 
-    def look(self) -> None:
+    def read_heartbeats(self) -> None:
         """Read all heartbeats."""
         monotonic = self._monotonic()
-        self._fleet.look(self._streams.fleet(), monotonic, self._streams.names)
+        self._fleet.observe(self._streams.fleet(), monotonic, self._streams.names)
         self._fleet.forget_dead()
         self._looked = True
         self.due_at = monotonic + self._settings.heartbeat
@@ -105,7 +105,7 @@ class Watch(Remembering):
         attempts = {(task.id, task.attempt) for task in tasks}
         found: dict[str, list[str]] = {}
         dispatched = [task for task in tasks if task.before == "dispatched"]
-        placed = {worker for task in dispatched if (worker := self._fleet.knowers.holder(task.id)) is not None}
+        placed = {worker for task in dispatched if (worker := self._fleet.capabilities.holder(task.id)) is not None}
         for queue in {*(task.queue for task in dispatched), *map(private_queue, placed)}:
             for message in self._streams.messages(generation, queue):
                 try:

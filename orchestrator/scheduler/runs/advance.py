@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from orchestrator.domain.code.history import Fact, Outcome
 from orchestrator.domain.ids import is_derived
-from orchestrator.domain.runs.happened import Happened, total
+from orchestrator.domain.runs.changes import RunChanges, total
 from orchestrator.domain.runs.verdict import TIMED_OUT, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
 from orchestrator.scheduler.budget import COST, TooSlow
 from orchestrator.scheduler.code.ends import RunEnd, end_runs, task_fact
-from orchestrator.scheduler.code.runs import CodeRuns, tell
+from orchestrator.scheduler.code.runs import CodeRuns, append_facts
 from orchestrator.scheduler.dag.plans import Dags, Saved
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.news import News
@@ -25,7 +25,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
-from orchestrator.store.runs import families
+from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs.life import RunRow
 from orchestrator.store.runs.untold import Waited
@@ -33,7 +33,7 @@ from orchestrator.transport.codec import Ended
 
 Deltas = dict[bytes, dict[str, int]]
 Facts = dict[bytes, list[Fact]]
-Told = tuple[bytes, Sequence[Happened]]
+RunAndChanges = tuple[bytes, Sequence[RunChanges]]
 """A run, and what happened to it since it was last told."""
 
 WAITS_FOR_ITSELF = "waits for itself: runs above it hold its limit of {} at once"
@@ -64,18 +64,18 @@ class Runs:
     def _begin(self, tx: Transaction, news: News, ids: Sequence[bytes], limit: int) -> None:
         begun, waiting, cancelled = runs.begin_or_park(tx.connection, tx.now, ids)
         self.follow_ends(tx, news, [(row, row.state) for row in cancelled], silent={row.id for row in cancelled})
-        self._refuse_circles(tx, news, [row.id for row in waiting if row.parent_run is not None], limit)
+        self._refuse_cycles(tx, news, [row.id for row in waiting if row.parent_run is not None], limit)
         self.conclude(tx, news, [row for row in begun if not row.is_planned])
         planned = [row for row in begun if row.is_planned]
         self.backlog.release(tx, [row.id for row in planned if row.again])
-        again = Happened(closed=True, is_retried=True)
+        again = RunChanges(closed=True, is_retried=True)
         self.tell(
-            tx, news, [(row.id, [again if row.again else Happened(begun=True)]) for row in planned], is_urgent=True
+            tx, news, [(row.id, [again if row.again else RunChanges(begun=True)]) for row in planned], is_urgent=True
         )
 
-    def _refuse_circles(self, tx: Transaction, news: News, waiting: list[bytes], limit: int) -> None:
+    def _refuse_cycles(self, tx: Transaction, news: News, waiting: list[bytes], limit: int) -> None:
         """End child runs that wait for a limit which those hold that wait for them."""
-        found = families.waiting_for_themselves(tx.connection, waiting, limit) if waiting else {}
+        found = ancestry.waiting_for_themselves(tx.connection, waiting, limit) if waiting else {}
         if found:
             reasons = {run: WAITS_FOR_ITSELF.format(number) for run, number in found.items()}
             self.follow_ends(tx, news, [(row, RunState.FAILED) for row in runs.refuse(tx.connection, reasons, tx.now)])
@@ -86,24 +86,29 @@ class Runs:
         Runs that are `resetting` end because others repeat them from an earlier event.
         """
         while news.tasks.moved or news.runs:
-            happened = _fold(news)
-            if happened:
-                self.tell(tx, news, [(run, [one]) for run, one in happened.items()])
-            going_on, own_ends = news.runs.continuing, news.runs.own_ends
-            ends = [RunEnd(own, going_on.pop(own.id, None), own.id in resetting) for own in own_ends]
-            own_ends.clear()
+            changes = _fold(news)
+            if changes:
+                self.tell(tx, news, [(run, [one]) for run, one in changes.items()])
+            going_on, turn_task_ends = news.runs.continuing, news.runs.turn_task_ends
+            ends = [
+                RunEnd(turn_task, going_on.pop(turn_task.id, None), turn_task.id in resetting)
+                for turn_task in turn_task_ends
+            ]
+            turn_task_ends.clear()
             isolate(
                 tx,
                 news,
                 ends,
                 lambda fresh, some: end_runs(tx, fresh, some, self.triggers, self.code),
-                lambda end, error: self.backlog.set_aside(tx, news, end.own.id, [end.happened], error),
+                lambda end, error: self.backlog.set_aside(tx, news, end.turn_task.id, [end.changes], error),
             )
 
     def expand(self, tx: Transaction, news: News, limit: int) -> None:
         """Create more tasks of large fan-outs."""
         expanding = self.backlog.expanding(tx, limit)
-        self.tell(tx, news, [(run, [Happened(is_expanding=True)]) for run in expanding], is_marked=True, is_urgent=True)
+        self.tell(
+            tx, news, [(run, [RunChanges(is_expanding=True)]) for run in expanding], is_marked=True, is_urgent=True
+        )
         self.advance(tx, news)
 
     def catch_up(self, tx: Transaction, news: News) -> None:
@@ -126,10 +131,16 @@ class Runs:
     def _tell_waited(self, tx: Transaction, news: News, some: Sequence[Waited]) -> None:
         self.backlog.remove(tx, some)
         # A run that was set aside is no longer marked as one that expands.
-        self._tell(tx, news, [(one.run, [*one.happened, Happened(is_expanding=True)]) for one in some])
+        self._tell(tx, news, [(one.run, [*one.changes, RunChanges(is_expanding=True)]) for one in some])
 
     def tell(
-        self, tx: Transaction, news: News, some: Sequence[Told], *, is_marked: bool = False, is_urgent: bool = False
+        self,
+        tx: Transaction,
+        news: News,
+        some: Sequence[RunAndChanges],
+        *,
+        is_marked: bool = False,
+        is_urgent: bool = False,
     ) -> None:
         """Tell runs what happened to them, as far as there is time; what happened to those that wait, waits with them.
 
@@ -137,14 +148,14 @@ class Runs:
         little time there is.
         """
         waiting = self.backlog.waiting(tx, [run for run, _ in some])
-        late: list[Told] = []
+        late: list[RunAndChanges] = []
         if waiting:
             late = [told for told in some if told[0] in waiting]
             some = [told for told in some if told[0] not in waiting]
         some = [told for told in some if not self.is_refused(tx, news, *told)]
         self._tell_some(tx, news, [told for told in some if not _is_for_plan(told)])
         planned = {told[0]: told for told in some if _is_for_plan(told)}
-        long = [run for run, (_, happened) in planned.items() if any(one.is_for_all_steps for one in happened)]
+        long = [run for run, (_, changes) in planned.items() if any(one.is_for_all_steps for one in changes)]
         steps = self.dags.sizes(dags.versions(tx.connection, long) if long else {})
         for number, slice_ in enumerate(_slices(tx, list(planned), steps)):
             part = [planned[run] for run in slice_]
@@ -153,19 +164,19 @@ class Runs:
             else:
                 self._tell_some(tx, news, part)
         if late and not is_marked:
-            self.backlog.add(tx, news, [(run, one) for run, happened in late for one in happened])
+            self.backlog.add(tx, news, [(run, one) for run, changes in late for one in changes])
 
-    def is_refused(self, tx: Transaction, news: News, run: bytes, happened: Sequence[Happened] = ()) -> bool:
+    def is_refused(self, tx: Transaction, news: News, run: bytes, changes: Sequence[RunChanges] = ()) -> bool:
         """Say whether a run takes too long to be told anything; then it is set aside."""
         if run not in tx.budget.refused:
             return False
         self.backlog.set_aside(
-            tx, news, run, happened, TooSlow("Planning it takes longer than everybody else can wait.")
+            tx, news, run, changes, TooSlow("Planning it takes longer than everybody else can wait.")
         )
         tx.budget.met.add(run)
         return True
 
-    def _tell_some(self, tx: Transaction, news: News, some: Sequence[Told]) -> None:
+    def _tell_some(self, tx: Transaction, news: News, some: Sequence[RunAndChanges]) -> None:
         isolate(
             tx,
             news,
@@ -174,21 +185,21 @@ class Runs:
             lambda told, error: self.backlog.set_aside(tx, news, *told, error),
         )
 
-    def _tell(self, tx: Transaction, news: News, some: Sequence[Told]) -> None:
+    def _tell(self, tx: Transaction, news: News, some: Sequence[RunAndChanges]) -> None:
         """Tell runs what happened to them: count, plan, and end what is complete."""
         with tx.budget.charging(run for run, _ in some):
             self._count_and_plan(tx, news, some)
 
-    def _count_and_plan(self, tx: Transaction, news: News, some: Sequence[Told]) -> None:
+    def _count_and_plan(self, tx: Transaction, news: News, some: Sequence[RunAndChanges]) -> None:
         saved = self.dags.advance(tx, news, dict(told for told in some if _is_for_plan(told)))
         deltas: Deltas = {
-            run: total(happened) for run, happened in some if run in saved or any(h.delta or h.facts for h in happened)
+            run: total(changes) for run, changes in some if run in saved or any(h.delta or h.facts for h in changes)
         }
-        facts = {run: [fact for one in happened for fact in one.facts] for run, happened in some}
+        facts = {run: [fact for one in changes for fact in one.facts] for run, changes in some}
         self._save(tx, news, deltas, saved, {run: learned for run, learned in facts.items() if learned})
-        for run, happened in some:
-            news.runs.own_ends.extend(one.own_end for one in happened if one.own_end is not None)
-            news.runs.continuing.update((run, one.continuing) for one in happened if one.continuing is not None)
+        for run, changes in some:
+            news.runs.turn_task_ends.extend(one.turn_task_end for one in changes if one.turn_task_end is not None)
+            news.runs.continuing.update((run, one.continuing) for one in changes if one.continuing is not None)
 
     def conclude(self, tx: Transaction, news: News, rows: Iterable[RunRow], *, hooks: bool = True) -> None:
         """End the runs among these that are complete, and tell their parents and lanes. Code ends its runs itself."""
@@ -254,17 +265,17 @@ class Runs:
         # What code waits for has a derived id, and so has a step of a plan. One statement tells and counts; runs that
         # turn out to be none of code, or to have ended, are counted like all others.
         of_code = {run: some for run, some in facts.items() if run not in saved and _is_for_code(some[0])}
-        told = tell(tx, of_code, deltas)
+        told = append_facts(tx, of_code, deltas)
         rest = {run: delta for run, delta in deltas.items() if run not in told}
         if rest:
             plans = {run: (plan.state, plan.expanding) for run, plan in saved.items()}
             rows = runs.count(tx.connection, rest, plans)
             untold = facts.keys() - of_code.keys()
-            tell(tx, {row.id: facts[row.id] for row in rows if row.code and row.id in untold})
+            append_facts(tx, {row.id: facts[row.id] for row in rows if row.code and row.id in untold})
             self.conclude(tx, news, rows)
 
 
-def _is_for_plan(told: Told) -> bool:
+def _is_for_plan(told: RunAndChanges) -> bool:
     """Say whether a plan has to be told. All else is quickly done: as quickly as it is put off."""
     return any(one.is_for_plan for one in told[1])
 
@@ -283,46 +294,46 @@ def _slices(tx: Transaction, some: Sequence[bytes], steps: Callable[[bytes], int
         yield slice_
 
 
-def _fold(news: News) -> dict[bytes, Happened]:
+def _fold(news: News) -> dict[bytes, RunChanges]:
     """Sum up, by run, what moved: counters, for runs with a definition what ended or was opened again, and for those
     that may be runs of code what that learns.
     """
-    found: dict[bytes, Happened] = {}
+    found: dict[bytes, RunChanges] = {}
 
-    def of(run: bytes) -> Happened:
-        happened = found.get(run)
-        if happened is None:
-            happened = found[run] = Happened(Counter(), ended=Counter(), reopened=Counter(), facts=[])
-        return happened
+    def of(run: bytes) -> RunChanges:
+        changes = found.get(run)
+        if changes is None:
+            changes = found[run] = RunChanges(Counter(), ended=Counter(), reopened=Counter(), facts=[])
+        return changes
 
     for task in news.tasks.moved:
         if task.run_id is None:
             continue
-        happened = of(task.run_id)
+        changes = of(task.run_id)
         if task.state in ENDED_TASK_STATES:
-            happened.delta[task.state] += 1
-            happened.delta["opened"] -= 1
+            changes.delta[task.state] += 1
+            changes.delta["opened"] -= 1
             if task.step is not None:
-                happened.ended[task.step, task.state] += 1
+                changes.ended[task.step, task.state] += 1
             else:
-                happened.facts.append(task_fact(task, *news.tasks.outcomes.pop(task.id, (None, None))))
+                changes.facts.append(task_fact(task, *news.tasks.outcomes.pop(task.id, (None, None))))
         elif task.before in ENDED_TASK_STATES:
-            happened.delta[task.before] -= 1
-            happened.delta["opened"] += 1
+            changes.delta[task.before] -= 1
+            changes.delta["opened"] += 1
             if task.step is not None:
-                happened.reopened[task.step, task.before] += 1
+                changes.reopened[task.step, task.before] += 1
     for run, step, state in news.runs.children:
-        happened = of(run)
-        happened.delta[state] += 1
-        happened.delta["opened"] -= 1
-        happened.ended[step, state] += 1
-    for run, state, fact in news.runs.told:
-        happened = of(run)
-        happened.delta[state] += 1
-        happened.delta["opened"] -= 1
-        happened.facts.append(fact)
+        changes = of(run)
+        changes.delta[state] += 1
+        changes.delta["opened"] -= 1
+        changes.ended[step, state] += 1
+    for run, state, fact in news.runs.child_outcomes:
+        changes = of(run)
+        changes.delta[state] += 1
+        changes.delta["opened"] -= 1
+        changes.facts.append(fact)
     news.tasks.moved.clear()
-    news.runs.told.clear()
+    news.runs.child_outcomes.clear()
     news.runs.children.clear()
     return found
 

@@ -13,7 +13,7 @@ import msgspec
 
 import orchestrator
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.runs.happened import Happened
+from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.scheduler.budget import COST
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.remembering import Remembering
@@ -53,7 +53,7 @@ class Backlog(Remembering):
         self._are_many = False
         self._pending = runs.pending()
         self._expanding = dags.expanding()
-        self._line = untold.Line()
+        self._line = untold.UntoldQueue()
         self._last_cancelled = bytes(16)
         self._has_older = True
         """Another release may have set runs aside, which this one tries again."""
@@ -122,7 +122,7 @@ class Backlog(Remembering):
             news.wakeups.has_requests = True
 
     def add(
-        self, tx: Transaction, news: News, some: Iterable[tuple[bytes, Happened]], *, is_over: bool = False
+        self, tx: Transaction, news: News, some: Iterable[tuple[bytes, RunChanges]], *, is_over: bool = False
     ) -> None:
         """Keep what happened to runs for another tick; of runs that are over, until they have begun again."""
         rows = list(some)
@@ -131,7 +131,7 @@ class Backlog(Remembering):
         news.wakeups.has_requests = True
 
     def set_aside(
-        self, tx: Transaction, news: News, run: bytes, happened: Sequence[Happened], error: Exception
+        self, tx: Transaction, news: News, run: bytes, changes: Sequence[RunChanges], error: Exception
     ) -> None:
         """Let a run be stuck that cannot be told what happened to it; nobody else waits for it.
 
@@ -143,7 +143,7 @@ class Backlog(Remembering):
         log.error("run %s is stuck, and nobody waits for it: %s", to_text(run), told)
         stuck.set_aside(tx.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
         self._note(wait=[run])
-        self.add(tx, news, [(run, one) for one in happened])
+        self.add(tx, news, [(run, one) for one in changes])
 
     def next(self, tx: Transaction, sizes: Sizes) -> list[Waited]:
         """Return what the next runs in the line are to be told.
@@ -178,7 +178,7 @@ class Backlog(Remembering):
         if late:
             untold.release(tx.connection, list(late))
 
-    def take_of(self, tx: Transaction, runs: Sequence[bytes]) -> Mapping[bytes, Sequence[Happened]]:
+    def take_of(self, tx: Transaction, runs: Sequence[bytes]) -> Mapping[bytes, Sequence[RunChanges]]:
         """Return all that these runs have not been told; they are no longer stuck."""
         taken = untold.take_of(tx.connection, runs)
         self._note(go_on=runs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.domain.runs.happened import Happened, total
+from orchestrator.domain.runs.changes import RunChanges, total
 from orchestrator.domain.runs.verdict import TIMED_OUT
 from orchestrator.domain.states import RunState
 from orchestrator.scheduler.dag.plans import Dags
@@ -96,5 +96,5 @@ class Cancels:
         for row in rows:
             if row.reason == TIMED_OUT:  # it can be retried: then its plan is told after all, and counts by itself
                 counted[row.id].update(rest[row.id])
-                end = Happened({name: -number for name, number in counted[row.id].items()}, stopped=True)
+                end = RunChanges({name: -number for name, number in counted[row.id].items()}, stopped=True)
                 self.backlog.add(tx, news, [(row.id, one) for one in [*untold.get(row.id, ()), end]], is_over=True)

@@ -14,7 +14,7 @@ from orchestrator.store.tasks import revival
 from orchestrator.store.tasks.revival import Revived
 
 
-def retry_run(tx: Transaction, news: News, runs: Runs, item: inbox.Item, limit: int) -> bool:
+def retry_run(tx: Transaction, news: News, runs: Runs, item: inbox.Request, limit: int) -> bool:
     """Let a failed run stand in line again, or open a slice of its tasks if it has no workflow; say if that is all."""
     if run_retries.requeue(tx.connection, [item.target]):
         news.wakeups.runs_to_begin = True
@@ -22,7 +22,7 @@ def retry_run(tx: Transaction, news: News, runs: Runs, item: inbox.Item, limit: 
     return _retry_plain(tx, news, runs, item, limit)
 
 
-def _retry_plain(tx: Transaction, news: News, runs: Runs, item: inbox.Item, limit: int) -> bool:
+def _retry_plain(tx: Transaction, news: News, runs: Runs, item: inbox.Request, limit: int) -> bool:
     """Open a slice of the tasks of a run without a workflow that had not succeeded when this was asked."""
     asked_at = tx.now - timedelta(seconds=item.age)
     ids = store.retryable_tasks(tx.connection, item.target, asked_at, limit)

@@ -20,7 +20,7 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.news import News
-from orchestrator.scheduler.tasks.creation import adopt
+from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import histories
 from orchestrator.store.code.runs import EndedRun
@@ -28,7 +28,7 @@ from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.dag.plans import NewRun, WorkflowRun
 from orchestrator.store.dag.workflows import Triggered
-from orchestrator.store.runs import families
+from orchestrator.store.runs import ancestry
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -49,7 +49,7 @@ class Posted(NamedTuple):
     root: bytes | None = None
 
 
-class Waiting(NamedTuple):
+class TriggeredWorkflow(NamedTuple):
     """A workflow that something starts."""
 
     name: str
@@ -64,7 +64,7 @@ class Triggers:
         self._dags = dags
         self._nesting = nesting or Nesting()
         self._stamp: object = None
-        self._waiting: list[Waiting] = []
+        self._waiting: list[TriggeredWorkflow] = []
         self._awaited: set[str | None] = set()
         """Workflows for whose ends others wait."""
 
@@ -81,7 +81,7 @@ class Triggers:
             hooks.extend(_hooks(definition, run, state, body, tx.now))
             posted.append(Posted(run.id, None, body, run.workflow, state, run.depth, run.root))
         if hooks:
-            adopt(tx, news, hooks)
+            create_tasks(tx, news, hooks)
         if posted:
             self._fire(tx, news, posted)
 
@@ -111,7 +111,7 @@ class Triggers:
             dags.start(tx.connection, started)
             news.wakeups.runs_to_begin = True
 
-    def _start(self, tx: Transaction, waiting: Waiting, place: int, event: Posted) -> Iterable[NewRun]:
+    def _start(self, tx: Transaction, waiting: TriggeredWorkflow, place: int, event: Posted) -> Iterable[NewRun]:
         depth = event.depth + 1
         try:
             if depth > self._nesting.depth:
@@ -127,7 +127,7 @@ class Triggers:
     def _within_limits(self, tx: Transaction, started: list[NewRun]) -> list[NewRun]:
         """Return the runs that may be started; a chain of runs that has grown too large gets no more."""
         roots = Counter(run.root for run in started if run.root is not None)
-        full = families.grow(tx.connection, roots, self._nesting.descendants) if roots else set()
+        full = ancestry.count_descendants(tx.connection, roots, self._nesting.descendants) if roots else set()
         for run in started:
             if run.root in full:
                 log.warning("%s", self._nesting.too_many(run.workflow))
@@ -141,10 +141,10 @@ class Triggers:
             self._stamp = stamp
 
 
-def _readable(found: Iterable[Triggered]) -> Iterable[Waiting]:
+def _readable(found: Iterable[Triggered]) -> Iterable[TriggeredWorkflow]:
     for workflow in found:
         try:
-            yield Waiting(workflow.name, workflow.version, _triggers.decode(workflow.triggers))
+            yield TriggeredWorkflow(workflow.name, workflow.version, _triggers.decode(workflow.triggers))
         except REFUSALS as error:  # of another release; whatever ends is not to blame
             log.error("what starts workflow %s cannot be read, so nothing does: %s", workflow.name, error)
 

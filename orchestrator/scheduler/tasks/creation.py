@@ -10,7 +10,7 @@ from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.tasks import enqueue, results, transitions, unique
-from orchestrator.store.tasks.transitions import Ending
+from orchestrator.store.tasks.transitions import AttemptEnd
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -18,28 +18,28 @@ log = get_logger("scheduler")
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 
-def adopt_children(tx: Transaction, news: News, children: Sequence[NewTask]) -> None:
+def create_enqueued(tx: Transaction, news: News, children: Sequence[NewTask]) -> None:
     """Create what running tasks enqueue. Whoever needs a key may have to wait for it, and does so in the inbox."""
     with_keys = [child for child in children if child.unique is not None]
     if with_keys:
         unique.defer(tx.connection, with_keys)
         news.wakeups.has_requests = True
-    adopt(tx, news, [child for child in children if child.unique is None])
+    create_tasks(tx, news, [child for child in children if child.unique is None])
 
 
-def adopt(
+def create_tasks(
     tx: Transaction, news: News, children: Sequence[NewTask], attempts: Mapping[bytes, int] | None = None
 ) -> None:
     """Create tasks, once; `attempts` of tasks that were taken back go on counting from there."""
     if children:
         news.wakeups.delayed |= any(child.delay > 0 or child.expires is not None for child in children)
         news.wakeups.has_requests |= any(child.lane is not None for child in children)
-        enqueue.adopt_tasks(tx.connection, children, tx.now, attempts)
+        enqueue.create_tasks(tx.connection, children, tx.now, attempts)
 
 
 def cancel_tasks(tx: Transaction, news: News, ids: list[bytes]) -> None:
     """End tasks wherever they stand; running attempts are revoked after the commit."""
-    endings = [Ending(task, None, "cancelled", error_json(_CANCELLED)) for task in dict.fromkeys(ids)]
+    endings = [AttemptEnd(task, None, "cancelled", error_json(_CANCELLED)) for task in dict.fromkeys(ids)]
     moved = transitions.end(tx.connection, TaskState.CANCELLED, endings, tx.now)
     revoked = [task for task in moved if task.before in IN_FLIGHT_STATES]
     news.note(moved, errors={task.id: _CANCELLED for task in moved}, lingering={task.id for task in revoked})
@@ -51,7 +51,7 @@ def error_json(error: TaskError) -> str:
     return error.to_json()
 
 
-def tell_failed(tx: Transaction, errors: Mapping[bytes, TaskError]) -> None:
+def log_failed(tx: Transaction, errors: Mapping[bytes, TaskError]) -> None:
     """Log that tasks failed without a worker who could tell of it: one line, however many there are."""
     for task, error in errors.items():
         others = f", and {len(errors) - 1:,} others likewise" if len(errors) > 1 else ""

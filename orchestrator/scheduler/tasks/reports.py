@@ -12,30 +12,30 @@ from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.reports import AttemptReport, Report, fold, fold_notes
 from orchestrator.domain.tasks.task import (
     DEATHS_PER_LOSS,
-    End,
     Enqueued,
     Failed,
+    FailTask,
     Lost,
     NewTask,
     Noted,
+    RetryTask,
     Returned,
     Started,
     Succeeded,
     TaskError,
-    TryAgain,
     after_failure,
     after_loss,
     parse_options,
 )
 from orchestrator.scheduler.code.batches import apply_activations
-from orchestrator.scheduler.code.runs import CodeRuns, stick
+from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.news import News
-from orchestrator.scheduler.tasks.creation import adopt_children, error_json, tell_failed
+from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, waiting
-from orchestrator.store.tasks.transitions import Again, Beginning, Ending, Moved, Success
+from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Moved, Requeue, Success
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import encode
 from orchestrator.transport.quarantine import Refused
@@ -79,26 +79,26 @@ class Reports:
                 notes.append(report)
             else:
                 attempts.append((worker, report))
-        started: list[Beginning] = []
+        started: list[AttemptStart] = []
         succeeded: list[tuple[str, Succeeded]] = []
         activated: list[tuple[str, Activated]] = []
         unhappy: list[tuple[str, Failed | Lost]] = []
-        again: list[Again] = []
+        again: list[Requeue] = []
         for worker, report in fold(attempts).values():
             if isinstance(report, Succeeded):
                 succeeded.append((worker, report))
             elif isinstance(report, Activated):
                 activated.append((worker, report))
             elif isinstance(report, Started):
-                started.append(Beginning(report.id, report.attempt, report.age, worker))
+                started.append(AttemptStart(report.id, report.attempt, report.age, worker))
             elif isinstance(report, Returned):
-                again.append(Again(report.id, report.attempt, report.delay))
+                again.append(Requeue(report.id, report.attempt, report.delay))
                 if report.unknown:
                     news.capacity.denied.append((worker, report.unknown))
             else:
                 unhappy.append((worker, report))
         if children:
-            adopt_children(tx, news, children)
+            create_enqueued(tx, news, children)
         if notes:  # before their attempts end, and with them the right to leave anything
             details.save(tx.connection, fold_notes(notes).values())
         if succeeded:
@@ -111,15 +111,15 @@ class Reports:
         lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
         if again:
             news.wakeups.delayed |= any(row.delay > 0 for row in again)
-            repeated = transitions.again(tx.connection, again, tx.now)
+            repeated = transitions.requeue(tx.connection, again, tx.now)
             news.note(repeated, lingering=lingering)
-            _tell_lost(unhappy, repeated)
+            _log_lost(unhappy, repeated)
         if endings:
             errors = {ending.id: error for ending, error in endings}
             moved = transitions.end(tx.connection, TaskState.FAILED, [ending for ending, _ in endings], tx.now)
             news.note(moved, errors=errors, by_worker=True, lingering=lingering)
             lost = {report.id for _, report in unhappy if isinstance(report, Lost)}
-            tell_failed(tx, {task.id: errors[task.id] for task in moved if task.id in lost})
+            log_failed(tx, {task.id: errors[task.id] for task in moved if task.id in lost})
 
 
 def _succeed(tx: Transaction, news: News, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
@@ -129,14 +129,14 @@ def _succeed(tx: Transaction, news: News, succeeded: Sequence[tuple[str, Succeed
     news.note(moved, results=results, by_worker=True, inline_result=inline_result)
     with_children = {report.id: report.children for _, report in succeeded if report.children}
     if with_children:
-        adopt_children(tx, news, [child for task in moved for child in with_children.get(task.id, ())])
+        create_enqueued(tx, news, [child for task in moved for child in with_children.get(task.id, ())])
 
 
 def _decide(
-    tx: Transaction, news: News, unhappy: Sequence[tuple[str, Failed | Lost]], again: list[Again], loss_limit: int
-) -> list[tuple[Ending, TaskError]]:
+    tx: Transaction, news: News, unhappy: Sequence[tuple[str, Failed | Lost]], again: list[Requeue], loss_limit: int
+) -> list[tuple[AttemptEnd, TaskError]]:
     """Sort failed and lost attempts into those tried again and those that end their task."""
-    endings: list[tuple[Ending, TaskError]] = []
+    endings: list[tuple[AttemptEnd, TaskError]] = []
     stuck: list[tuple[bytes, int, Violation]] = []
     policies = waiting.policies(tx.connection, [report.id for _, report in unhappy])
     lost = [report.id for _, report in unhappy if isinstance(report, Lost)]
@@ -155,9 +155,9 @@ def _decide(
             outcome, error, duration = "lost", lost_error(report, policy.losses, before, loss_limit), None
             decision = after_loss(report.alone, policy.losses, before, loss_limit)
         text = error_json(error)
-        if isinstance(decision, TryAgain):
+        if isinstance(decision, RetryTask):
             again.append(
-                Again(
+                Requeue(
                     report.id,
                     report.attempt,
                     decision.delay,
@@ -170,11 +170,11 @@ def _decide(
                     duration=duration,
                 )
             )
-        elif policy.own:  # whatever becomes of the code of a workflow, its run is never failed by it
+        elif policy.is_turn_task:  # whatever becomes of the code of a workflow, its run is never failed by it
             stuck.append((report.id, report.attempt, Violation(0, error.kind, error.message, error.traceback)))
         else:
-            assert isinstance(decision, End)
-            ending = Ending(
+            assert isinstance(decision, FailTask)
+            ending = AttemptEnd(
                 report.id,
                 report.attempt,
                 decision.reason,
@@ -186,7 +186,7 @@ def _decide(
             )
             endings.append((ending, error))
     if stuck:
-        stick(tx, news, stuck)
+        mark_stuck(tx, news, stuck)
     return endings
 
 
@@ -213,7 +213,7 @@ def _died_of(report: Lost) -> str:
     return report.reason or "killed, out of memory, or crashed"
 
 
-def _tell_lost(unhappy: Sequence[tuple[str, Failed | Lost]], repeated: Sequence[Moved]) -> None:
+def _log_lost(unhappy: Sequence[tuple[str, Failed | Lost]], repeated: Sequence[Moved]) -> None:
     """Log which workers were lost with attempts that others run again: one line each."""
     lost = {report.id: (worker, report) for worker, report in unhappy if isinstance(report, Lost) and not report.alone}
     counts: Counter[tuple[str, str]] = Counter()

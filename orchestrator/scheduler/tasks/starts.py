@@ -12,15 +12,15 @@ from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, of_task
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.errors import Duplicate, InvalidWorkflow, NotFound, PayloadError
-from orchestrator.scheduler.code.runs import tell
+from orchestrator.scheduler.code.runs import append_facts
 from orchestrator.scheduler.news import News
-from orchestrator.scheduler.tasks.creation import adopt
+from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered
-from orchestrator.store.code.histories import What
+from orchestrator.store.code.histories import HistoryItem
 from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
@@ -65,7 +65,7 @@ def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[by
 
 def _start_many(tx: Transaction, news: News, run: bytes, start: StartMany) -> None:
     if enqueue.insert_run(tx.connection, run, start.name, len(start.tasks)):
-        adopt(tx, news, start.tasks)
+        create_tasks(tx, news, start.tasks)
         news.wakeups.runs_to_begin = True
 
 
@@ -110,7 +110,7 @@ def _holder(tx: Transaction, run: bytes, start: StartCode) -> bytes:
         return run
     if start.signal is not None:
         if expectations.find_answer(tx.connection, run) is None:  # else this is asked again, and it has the signal
-            tell(tx, {held[0]: [start.signal]})
+            append_facts(tx, {held[0]: [start.signal]})
             expectations.answer(tx.connection, [Answered(run, held[0])], tx.now)
     elif start.on_conflict != "return":
         raise Duplicate(
@@ -122,7 +122,7 @@ def _holder(tx: Transaction, run: bytes, start: StartCode) -> bytes:
 
 
 def _run_of_code(run: bytes, start: StartCode) -> NewCodeRun:
-    facts: list[What] = [start.started]
+    facts: list[HistoryItem] = [start.started]
     if start.signal is not None:
         facts.append(start.signal)
     return NewCodeRun(run, facts, start.timeout, tags=start.tags, pinned=start.pinned)

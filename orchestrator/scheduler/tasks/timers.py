@@ -11,11 +11,11 @@ from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import json_text
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.news import News
-from orchestrator.scheduler.tasks.creation import error_json, tell_failed
+from orchestrator.scheduler.tasks.creation import error_json, log_failed
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.runs import stuck
 from orchestrator.store.tasks import transitions, waiting
-from orchestrator.store.tasks.transitions import Ending
+from orchestrator.store.tasks.transitions import AttemptEnd
 
 
 def fire_due(tx: Transaction, limit: int) -> None:
@@ -30,9 +30,9 @@ def expire(tx: Transaction, news: News, limit: int) -> None:
         for task, waited in waiting.expired(tx.connection, tx.now, limit)
     }
     if errors:
-        endings = [Ending(task, None, "expired", error_json(error)) for task, error in errors.items()]
+        endings = [AttemptEnd(task, None, "expired", error_json(error)) for task, error in errors.items()]
         news.note(transitions.end(tx.connection, TaskState.FAILED, endings, tx.now), errors=errors)
-        tell_failed(tx, errors)
+        log_failed(tx, errors)
 
 
 def fail_unknown(tx: Transaction, news: News, fleet: Fleet, limit: int) -> None:
@@ -55,11 +55,11 @@ def fail_unknown(tx: Transaction, news: News, fleet: Fleet, limit: int) -> None:
             )
     if errors:
         # Code that has begun is not failed because nobody has it at the moment: its run waits for somebody who has.
-        for run in stuck.stick_unknown(tx.connection, [(task, _stuck(error)) for task, error in errors.items()]):
+        for run in stuck.mark_unknown(tx.connection, [(task, _stuck(error)) for task, error in errors.items()]):
             del errors[run]
-        endings = [Ending(task, None, "unknown task", error_json(error)) for task, error in errors.items()]
+        endings = [AttemptEnd(task, None, "unknown task", error_json(error)) for task, error in errors.items()]
         news.note(transitions.end(tx.connection, TaskState.FAILED, endings, tx.now), errors=errors)
-        tell_failed(tx, errors)
+        log_failed(tx, errors)
 
 
 def _stuck(error: TaskError) -> str:
@@ -70,16 +70,16 @@ def release_known(tx: Transaction, news: News, fleet: Fleet, limit: int) -> None
     """Make tasks ready again that were held back because no worker knew them, and now one does."""
     known = fleet.known()
     if known:
-        denied = fleet.knowers.denied()
+        denied = fleet.capabilities.denied()
         released = waiting.release_known(tx.connection, sorted(known), limit, denied=denied)
         news.wakeups.has_requests |= bool(released)
 
 
 def release_crowded(tx: Transaction, news: News, fleet: Fleet, over: Iterable[bytes], limit: int) -> None:
     """Make tasks ready again that only some workers know, as many as these have places for now that some are over."""
-    knowers = fleet.knowers
-    knowers.begin(over)
-    rooms = {crowd: knowers.room(crowd) for crowd in knowers.crowds}
+    capabilities = fleet.capabilities
+    capabilities.begin(over)
+    rooms = {crowd: capabilities.room(crowd) for crowd in capabilities.crowds}
     wanted = {crowd: limit if room is None else min(limit, room) for crowd, room in rooms.items() if room != 0}
     if wanted:
         released = waiting.release_crowded(

@@ -19,7 +19,7 @@ from orchestrator.sdk.backend.queues import QueueBackend
 from orchestrator.sdk.backend.runs import RunBackend
 from orchestrator.sdk.backend.schedules import ScheduleBackend
 from orchestrator.sdk.backend.tasks import TaskBackend
-from orchestrator.sdk.backend.waiting import Waiting
+from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.backend.workflows import WorkflowBackend
 from orchestrator.settings import Settings
 
@@ -31,7 +31,7 @@ class Backend:
 
     def __init__(self, settings: Settings) -> None:
         self.connections = Connections(settings)
-        self.waiting = Waiting(settings, partial(obstacles, self.connections))
+        self.waiting = EndWaiters(settings, partial(obstacles, self.connections))
         self.tasks = TaskBackend(self.connections, self.waiting)
         self.code = CodeBackend(self.connections, self.waiting, settings.max_payload)
         """Runs of workflows as code."""

@@ -6,22 +6,22 @@ from orchestrator.domain.ids import to_text
 from orchestrator.errors import Unavailable, WrongState
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.store import inbox, insights
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 
 
-def check_state(wish: Wish, target: bytes, state: str, *, allowed: bool) -> None:
-    """Say that the state of its target rules a wish out, where it does."""
+def check_state(kind: RequestKind, target: bytes, state: str, *, allowed: bool) -> None:
+    """Say that the state of its target rules a request out, where it does."""
     if not allowed:
-        verb, what = wish.split(" ")
+        verb, what = kind.split(" ")
         raise WrongState(f"Cannot {verb} {what} {to_text(target)}: it is in state {state!r}.")
 
 
-def ask(connections: Connections, wish: Wish, target: bytes, state: str, *, allowed: bool) -> None:
-    """Put a wish into the inbox, or say that the state of its target rules it out."""
-    check_state(wish, target, state, allowed=allowed)
-    with connections.writing(f"the request to {wish} {to_text(target)} was stored") as connection:
-        inbox.add(connection, wish, target)
-    connections.retries += wish == Wish.RETRY_RUN
+def ask(connections: Connections, kind: RequestKind, target: bytes, state: str, *, allowed: bool) -> None:
+    """Put a request into the inbox, or say that the state of its target rules it out."""
+    check_state(kind, target, state, allowed=allowed)
+    with connections.writing(f"the request to {kind} {to_text(target)} was stored") as connection:
+        inbox.add(connection, kind, target)
+    connections.retries += kind == RequestKind.RETRY_RUN
     connections.nudge()
 
 

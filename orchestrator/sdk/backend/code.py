@@ -27,7 +27,7 @@ from orchestrator.errors import (
 )
 from orchestrator.sdk.backend.asking import overdue
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.backend.waiting import Look, Waiting
+from orchestrator.sdk.backend.waiting import EndWaiters, FindEnd
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_name
@@ -38,10 +38,10 @@ from orchestrator.store.code import expectations, histories, signals
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import reads as code_reads
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.reads import Outcome
+from orchestrator.store.code.reads import CodeRunOutcome
 from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.code.signals import Sent
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import stuck
 from orchestrator.store.tasks import results
 from orchestrator.transport.codec import Ended
@@ -53,7 +53,7 @@ _ASK_AGAIN = 5.0
 class CodeBackend:
     """What a client can do with runs of code."""
 
-    def __init__(self, connections: Connections, waiting: Waiting, max_payload: int) -> None:
+    def __init__(self, connections: Connections, waiting: EndWaiters, max_payload: int) -> None:
         self._connections = connections
         self._waiting = waiting
         self._limit = max_payload
@@ -92,8 +92,10 @@ class CodeBackend:
             elif signal is not None:
                 start = {"key": full_key, "id": run_id, "timeout": timeout, "tags": tags, "pinned": pinned}
                 start |= {name: getattr(started, name) for name in ("workflow", "version", "payload", "queue")}
-                wish = self._wish(connection, Wish.SIGNAL, held[0], name=signal.name, value=signal.value, start=start)
-                sent = Sent(held[0], run_id, wish)
+                request = self._add_request(
+                    connection, RequestKind.SIGNAL, held[0], name=signal.name, value=signal.value, start=start
+                )
+                sent = Sent(held[0], run_id, request)
             elif on_conflict != "return":
                 raise Duplicate(
                     f"Workflow {started.workflow!r} has run {to_text(held[0])} ({held[1]}) under the id {key!r}. "
@@ -121,7 +123,7 @@ class CodeBackend:
     def signal(self, run: bytes, name: str, value: Any) -> None:
         """Send a signal to the run, or to the one in which it goes on."""
         data = encode_value(value, f"Signal {name!r}", self._limit)
-        self._tell(run, Wish.SIGNAL, "signal", name=check_name("signal", name), value=data)
+        self._tell(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=data)
 
     def resolve(self, run: bytes, promise: str, value: Any) -> Steps[Any]:
         """Resolve the oldest open promise of a name.
@@ -129,44 +131,44 @@ class CodeBackend:
         Return None or, where that is kept for one to come, the names of the first promises that are open.
         """
         data = encode_value(value, f"Promise {promise!r}", self._limit)
-        return self._request(run, Wish.RESOLVE, "resolve a promise of", None, name=promise, value=data)
+        return self._request(run, RequestKind.RESOLVE, "resolve a promise of", None, name=promise, value=data)
 
     def reject(self, run: bytes, promise: str, reason: str) -> Steps[Any]:
         """Reject the oldest open promise of a name; return the same."""
-        return self._request(run, Wish.REJECT, "reject a promise of", None, name=promise, reason=reason)
+        return self._request(run, RequestKind.REJECT, "reject a promise of", None, name=promise, reason=reason)
 
     def query(
         self, run: bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
     ) -> Steps[Any]:
         """Ask the code something."""
         payload = encode_call(name, args, kwargs, self._limit)
-        return self._request(run, Wish.QUERY, "query", timeout, name=name, value=payload)
+        return self._request(run, RequestKind.QUERY, "query", timeout, name=name, value=payload)
 
     def update(
         self, run: bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
     ) -> Steps[Any]:
         """Ask the code to do something."""
         payload = encode_call(name, args, kwargs, self._limit)
-        return self._request(run, Wish.UPDATE, "update", timeout, name=name, value=payload)
+        return self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=payload)
 
     def cancel(self, run: bytes) -> None:
         """Ask the run, or the one in which it goes on, to cancel itself; one that has been cancelled stays so."""
         run, outcome = self._last(run)
         if outcome.status != RunState.CANCELLED:
-            self._tell(run, Wish.CANCEL_RUN, "cancel")
+            self._tell(run, RequestKind.CANCEL_RUN, "cancel")
 
     def terminate(self, run: bytes) -> None:
         """End a run without asking its code."""
-        self._tell(run, Wish.TERMINATE, "terminate")
+        self._tell(run, RequestKind.TERMINATE, "terminate")
 
     def reset(self, run: bytes, to: int, reason: str) -> Steps[bytes]:
         """Start a run that repeats another one, open or not, up to an event; return the new one when it is there."""
         resets.check(run, self.history(run).events, to)  # so that a mistake is told at once, whether or not one leads
         request = new_id()
         with self._connections.writing(f"the request to reset run {to_text(run)} was stored") as connection:
-            self._wish(connection, Wish.RESET, run, request=request, to=to, reason=reason)
+            self._add_request(connection, RequestKind.RESET, run, request=request, to=to, reason=reason)
         self._connections.nudge()
-        answer = yield from self._waiting.wait(request, lambda: self._look_for_answer(request), None)
+        answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), None)
         assert answer is not None, "it is waited for without a limit"
         if answer.error is not None:
             raise (NotFound if answer.error.kind == "NotFound" else WrongState)(answer.error.message)
@@ -184,30 +186,32 @@ class CodeBackend:
                     f"workflow as code can try again. To do all of it again: orchestrator runs rerun {to_text(run)}; "
                     f"to keep what was done up to an event: orchestrator runs reset {to_text(run)} --to EVENT"
                 )
-            inbox.add(connection, Wish.RETRY_RUN, run)
+            inbox.add(connection, RequestKind.RETRY_RUN, run)
         self._connections.nudge()
         return True
 
-    def _tell(self, run: bytes, wish: Wish, verb: str, **body: Any) -> bytes:
-        """Put a wish for an open run into the inbox; return the run, which may be a successor."""
+    def _tell(self, run: bytes, request_kind: RequestKind, verb: str, **body: Any) -> bytes:
+        """Put a request for an open run into the inbox; return the run, which may be a successor."""
         run = self._open(run, verb)
         with self._connections.writing(f"the request to {verb} run {to_text(run)} was stored") as connection:
-            self._wish(connection, wish, run, **body)
+            self._add_request(connection, request_kind, run, **body)
         self._connections.nudge()
         return run
 
     @staticmethod
-    def _wish(connection: Connection, wish: Wish, run: bytes, **body: Any) -> int:
-        return inbox.add(connection, wish, run, msgspec.json.encode(body).decode())
+    def _add_request(connection: Connection, request_kind: RequestKind, run: bytes, **body: Any) -> int:
+        return inbox.add(connection, request_kind, run, msgspec.json.encode(body).decode())
 
-    def _request(self, run: bytes, wish: Wish, verb: str, timeout: float | None, **body: Any) -> Steps[Any]:
+    def _request(
+        self, run: bytes, request_kind: RequestKind, verb: str, timeout: float | None, **body: Any
+    ) -> Steps[Any]:
         """Ask for something that is answered, and return the answer."""
         request = new_id()
-        run = self._tell(run, wish, verb, request=request, **body)
+        run = self._tell(run, request_kind, verb, request=request, **body)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _ASK_AGAIN if deadline is None else min(_ASK_AGAIN, deadline - time.monotonic())
-            answer = yield from self._waiting.wait(request, lambda: self._look_for_answer(request), max(0.0, left))
+            answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), max(0.0, left))
             if answer is not None:
                 break
             if deadline is not None and time.monotonic() >= deadline:
@@ -215,8 +219,8 @@ class CodeBackend:
                     f"No answer to {verb} run {to_text(run)} within {timeout:g} s. {self.overdue(run, body['name'])}."
                 )
             self._open(run, verb)
-            if wish is Wish.QUERY:
-                self._tell(run, wish, verb, request=request, **body)
+            if request_kind is RequestKind.QUERY:
+                self._tell(run, request_kind, verb, request=request, **body)
         if answer.error is not None:
             kind = WrongState if answer.error.kind == "WrongState" else OrchestratorError
             refused = kind(_told(verb, body["name"], answer.error))
@@ -224,7 +228,7 @@ class CodeBackend:
             raise refused
         return decode_value(answer.result or b"\xc0")
 
-    def _look_for_answer(self, request: bytes) -> Ended | None:
+    def _find_answer(self, request: bytes) -> Ended | None:
         with self._connections.reading() as connection:
             found = expectations.find_answer(connection, request)
         if found is None:
@@ -276,7 +280,7 @@ class CodeBackend:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ended = yield from self._waiting.wait(run, self._looking(run, sent), left)
+            ended = yield from self._waiting.wait(run, self._end_finder(run, sent), left)
             following = None if ended is None else self._following(run, ended, sent)
             if following is None:
                 return ended
@@ -301,8 +305,8 @@ class CodeBackend:
         with self._connections.reading() as connection:
             return signals.reached(connection, sent)
 
-    def _looking(self, run: bytes, sent: Sent | None) -> Look:
-        def look() -> Ended | None:
+    def _end_finder(self, run: bytes, sent: Sent | None) -> FindEnd:
+        def find_end() -> Ended | None:
             outcome = self._outcome(run)
             if outcome.status not in ENDED_RUN_STATES or (sent is not None and self.reached(sent) is None):
                 return None
@@ -310,9 +314,9 @@ class CodeBackend:
                 return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))
             return Ended(run, outcome.status, outcome.result, outcome.error)
 
-        return look
+        return find_end
 
-    def _outcome(self, run: bytes) -> Outcome:
+    def _outcome(self, run: bytes) -> CodeRunOutcome:
         with self._connections.reading() as connection:
             found = code_reads.outcome(connection, run)
             is_there = found is not None or results.progress(connection, run) is not None
@@ -326,7 +330,7 @@ class CodeBackend:
             )
         return found
 
-    def _last(self, run: bytes) -> tuple[bytes, Outcome]:
+    def _last(self, run: bytes) -> tuple[bytes, CodeRunOutcome]:
         outcome = self._outcome(run)
         while outcome.reason in code_runs.GOES_ON:
             with self._connections.reading() as connection:

@@ -17,12 +17,12 @@ from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_m
 from orchestrator.sdk.backend.asking import ask
 from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.backend.waiting import Waiting
+from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs import stuck
 from orchestrator.store.tasks import enqueue, results
@@ -32,7 +32,7 @@ from orchestrator.transport.codec import Ended
 class RunBackend:
     """What a client can do with runs."""
 
-    def __init__(self, connections: Connections, waiting: Waiting, code: CodeBackend) -> None:
+    def __init__(self, connections: Connections, waiting: EndWaiters, code: CodeBackend) -> None:
         self._connections = connections
         self._waiting = waiting
         self._code = code
@@ -74,7 +74,7 @@ class RunBackend:
         state, _ = self.progress(run)
         if state == RunState.CANCELLED:
             return
-        ask(self._connections, Wish.CANCEL_RUN, run, state, allowed=state not in ENDED_RUN_STATES)
+        ask(self._connections, RequestKind.CANCEL_RUN, run, state, allowed=state not in ENDED_RUN_STATES)
 
     def retry(self, run: bytes) -> None:
         """Ask the leader to try a failed run again, or to let a stuck run try again."""
@@ -86,7 +86,7 @@ class RunBackend:
                 state = "stuck" if stuck.reason(connection, run) is not None else state
         elif state == RunState.FAILED:
             self._refuse_child(run)
-        ask(self._connections, Wish.RETRY_RUN, run, state, allowed=state in (RunState.FAILED, "stuck"))
+        ask(self._connections, RequestKind.RETRY_RUN, run, state, allowed=state in (RunState.FAILED, "stuck"))
 
     def _refuse_child(self, run: bytes) -> None:
         with self._connections.reading() as connection:
@@ -130,8 +130,8 @@ class RunBackend:
 
     def wait(self, run: bytes, timeout: float | None) -> Steps[Ended | None]:
         """Wait until a run ends; None if it has not by then."""
-        return self._waiting.wait(run, lambda: self._look(run), timeout)
+        return self._waiting.wait(run, lambda: self._find_end(run), timeout)
 
-    def _look(self, run: bytes) -> Ended | None:
+    def _find_end(self, run: bytes) -> Ended | None:
         state, _ = self.progress(run)
         return Ended(run, state) if state in ENDED_RUN_STATES else None

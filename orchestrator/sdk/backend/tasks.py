@@ -13,11 +13,11 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import Duplicate, InvalidTask, NotFound, WrongState
 from orchestrator.sdk.backend.asking import ask, check_state, obstacles, overdue
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.backend.waiting import Waiting
+from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.tasks.options import shown
 from orchestrator.sdk.tasks.progress import TaskProgress, read_progress
 from orchestrator.sdk.waiting.steps import Steps, Stream
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import borrowed
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.tasks import enqueue, redrive, results, revival, unique
@@ -32,7 +32,7 @@ _RETRIED = (TaskState.FAILED, TaskState.SKIPPED)
 class TaskBackend:
     """What a client can do with tasks."""
 
-    def __init__(self, connections: Connections, waiting: Waiting) -> None:
+    def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
         self._connections = connections
         self._waiting = waiting
 
@@ -87,7 +87,7 @@ class TaskBackend:
         state = self.status(task)
         if state == TaskState.CANCELLED:
             return
-        ask(self._connections, Wish.CANCEL_TASK, task, state, allowed=state not in ENDED_TASK_STATES)
+        ask(self._connections, RequestKind.CANCEL_TASK, task, state, allowed=state not in ENDED_TASK_STATES)
 
     def retry(self, task: bytes) -> None:
         """Ask the leader to open a failed task again, unless another has taken its key meanwhile."""
@@ -99,8 +99,8 @@ class TaskBackend:
                 f"Cannot retry task {to_text(task)} by itself: its run has ended, and timed out, has a limit of its "
                 f"workflow or is a step of another run. Retry the run: orchestrator runs retry {run}"
             )
-        check_state(Wish.RETRY_TASK, task, state, allowed=state in _RETRIED)
-        what = f"the request to {Wish.RETRY_TASK} {to_text(task)} was stored"
+        check_state(RequestKind.RETRY_TASK, task, state, allowed=state in _RETRIED)
+        what = f"the request to {RequestKind.RETRY_TASK} {to_text(task)} was stored"
         with self._connections.writing(what, transaction=True) as connection:
             held = revival.ask(connection, task)
         if held is not None:
@@ -149,16 +149,16 @@ class TaskBackend:
 
     def wait(self, task: bytes, timeout: float | None) -> Steps[Ended | None]:
         """Wait until a task ends; None if it has not by then."""
-        return self._waiting.wait(task, lambda: self._look(task), timeout)
+        return self._waiting.wait(task, lambda: self._find_end(task), timeout)
 
     def wait_each(self, tasks: Sequence[bytes], timeout: float | None) -> Stream[Ended]:
         """Yield tasks as they end, those that have ended already first; stop when the time is up."""
-        return self._waiting.each(tasks, self._look_at_many, timeout)
+        return self._waiting.each(tasks, self._find_ends, timeout)
 
-    def _look(self, task: bytes) -> Ended | None:
-        return next(iter(self._look_at_many([task])), None)
+    def _find_end(self, task: bytes) -> Ended | None:
+        return next(iter(self._find_ends([task])), None)
 
-    def _look_at_many(self, tasks: Sequence[bytes]) -> list[Ended]:
+    def _find_ends(self, tasks: Sequence[bytes]) -> list[Ended]:
         with self._connections.reading() as connection:
             found = results.outcomes(connection, tasks)
         ends: list[Ended] = []

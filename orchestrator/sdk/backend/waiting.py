@@ -40,13 +40,13 @@ _LOOK_AT_ONCE = 5_000
 """Ids that one look asks for."""
 
 T = TypeVar("T")
-Look = Callable[[], "Ended | None"]
+FindEnd = Callable[[], "Ended | None"]
 """Looks in Postgres whether something has ended."""
-LookAtMany = Callable[[Sequence[bytes]], Sequence[Ended]]
+FindEnds = Callable[[Sequence[bytes]], Sequence[Ended]]
 """Looks in Postgres which of these have ended."""
 
 
-class Waiting:
+class EndWaiters:
     """Everyone in this process who waits for something to end."""
 
     def __init__(self, settings: Settings, obstacles: Callable[[bytes], list[str]]) -> None:
@@ -70,8 +70,8 @@ class Waiting:
         """What is announced to this process."""
         return self._announcements()
 
-    def wait(self, identifier: bytes, look: Look, timeout: float | None) -> Steps[Ended | None]:
-        """Wait until `look` finds an end, or one is announced; None if there is none by then."""
+    def wait(self, identifier: bytes, find_end: FindEnd, timeout: float | None) -> Steps[Ended | None]:
+        """Wait until `find_end` finds an end, or one is announced; None if there is none by then."""
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = Pause()
         heard: list[Ended | None] = []
@@ -82,20 +82,20 @@ class Waiting:
 
         self.announcements.listen(identifier, wake)
         try:
-            found = self._try(look)
+            found = self._try(find_end)
             while found is None:
                 pause.seconds = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
                 if pause.seconds <= 0:
                     return None
                 yield pause
-                found = _complete(heard) or self._try(look)
+                found = _complete(heard) or self._try(find_end)
                 if found is None and pause.seconds == _LOOK_AGAIN and not heard:
-                    self._tell_why(identifier)
+                    self._log_why(identifier)
             return found
         finally:
             self.announcements.forget(identifier, wake)
 
-    def _tell_why(self, identifier: bytes) -> None:
+    def _log_why(self, identifier: bytes) -> None:
         """Log what keeps one from its end; one waiter asks in five seconds, and nothing is said twice in sixty."""
         now = time.monotonic()
         if now < self._ask_at:
@@ -107,7 +107,7 @@ class Waiting:
                     log.warning("waiting for %s: %s", to_text(identifier), obstacle)
                     self._told[obstacle] = now
 
-    def each(self, identifiers: Sequence[bytes], look: LookAtMany, timeout: float | None) -> Stream[Ended]:
+    def each(self, identifiers: Sequence[bytes], find_ends: FindEnds, timeout: float | None) -> Stream[Ended]:
         """Yield ends as they come, those that have come already first; stop when the time is up."""
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = Pause()
@@ -123,7 +123,7 @@ class Waiting:
                 self.announcements.listen(identifier, wake)
             heard.append(None)  # whatever ended before, nobody announces again
             while left:
-                for ended in self._ends(left, heard, look):
+                for ended in self._ends(left, heard, find_ends):
                     del left[ended.id]
                     self.announcements.forget(ended.id, wake)
                     yield ended
@@ -133,12 +133,12 @@ class Waiting:
                 yield pause
                 if not heard:
                     heard.append(None)
-                    self._tell_why(next(iter(left)))
+                    self._log_why(next(iter(left)))
         finally:
             for identifier in left:
                 self.announcements.forget(identifier, wake)
 
-    def _ends(self, left: Mapping[bytes, None], heard: deque[Ended | None], look: LookAtMany) -> list[Ended]:
+    def _ends(self, left: Mapping[bytes, None], heard: deque[Ended | None], find_ends: FindEnds) -> list[Ended]:
         """Return those that have ended, from what was announced or, where that does not say it all, from Postgres."""
         ends: dict[bytes, Ended] = {}
         unclear: dict[bytes, None] = {}
@@ -152,16 +152,16 @@ class Waiting:
                 unclear[ended.id] = None
         ask = [identifier for identifier in unclear if identifier in left and identifier not in ends]
         for start in range(0, len(ask), _LOOK_AT_ONCE):
-            found = self._try(partial(look, ask[start : start + _LOOK_AT_ONCE]))
+            found = self._try(partial(find_ends, ask[start : start + _LOOK_AT_ONCE]))
             if found is None:
                 break  # the next look asks for all of them
             ends.update((ended.id, ended) for ended in found)
         return [ended for identifier, ended in ends.items() if identifier in left]
 
-    def _try(self, look: Callable[[], T]) -> T | None:
+    def _try(self, find_end: Callable[[], T]) -> T | None:
         """Look; while Postgres is away, nothing has ended that anyone could know of, and the wait goes on."""
         try:
-            found = look()
+            found = find_end()
         except Unavailable as error:
             self._postgres.failed(first_line(error))
             return None

@@ -14,7 +14,7 @@ from orchestrator.sdk.backend.connections import Connections
 from orchestrator.store import inbox
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 
 
 class WorkflowBackend:
@@ -90,5 +90,5 @@ class WorkflowBackend:
                 f"Pass a reference to the data instead, or raise the setting max_payload."
             )
         with self._connections.writing(f"event {name!r} was stored") as connection:
-            inbox.add(connection, Wish.EVENT, event_id, body)
+            inbox.add(connection, RequestKind.EVENT, event_id, body)
         self._connections.nudge()

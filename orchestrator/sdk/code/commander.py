@@ -12,13 +12,13 @@ from orchestrator.domain.code.replay import Ledger
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import DeterminismViolation, InvalidWorkflow, OrchestratorError
+from orchestrator.sdk.code.eviction import Evicted
 from orchestrator.sdk.code.inside import running
 from orchestrator.sdk.code.loop import Loop, Timer
-from orchestrator.sdk.code.putting_away import PutAway
 from orchestrator.sdk.code.signals import Mailbox
 
 logger = logging.getLogger("orchestrator.workflow")
-Outcome = (
+Settled = (
     history.TaskCompleted
     | history.TaskFailed
     | history.TaskCancelled
@@ -35,7 +35,7 @@ class Expected(Protocol):
 
     id: bytes
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: Settled) -> None:
         """Take what came of it."""
 
 
@@ -75,11 +75,11 @@ class Commander:
         """What the code has raised while it was shown what it had been shown before."""
         self.ended = False
         self.closed = False
-        """The code is put away: what it still does counts for nothing."""
+        """The code is evicted: what it still does counts for nothing."""
         self.mailboxes: dict[str, Mailbox] = {}
         self._timers: dict[bytes, tuple[Timer, commands.StartTimer | None]] = {}
         self._pending: dict[bytes, Expected] = {}
-        self._early: dict[bytes, Outcome | history.TimerFired] = {}
+        self._early: dict[bytes, Settled | history.TimerFired] = {}
         """What came of things that the code has not asked for yet: it asked sooner when the history was made."""
 
     @property
@@ -159,7 +159,7 @@ class Commander:
     def check_writable(self) -> None:
         """Refuse what the code may not do at the moment."""
         if self.closed:
-            raise PutAway
+            raise Evicted
         if self.read_only:
             self.check_unseen("commanding something")
 
@@ -211,7 +211,7 @@ class Commander:
         self.began_at = self.now
         self.origin = fact.origin or self.run_id
 
-    def settle(self, fact: Outcome) -> None:
+    def settle(self, fact: Settled) -> None:
         """Settle what the code waits for."""
         future = self._pending.pop(fact.id, None)
         if future is None:

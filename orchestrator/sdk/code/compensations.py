@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.sdk.code.putting_away import UNSTOPPABLE
+from orchestrator.sdk.code.eviction import UNSTOPPABLE
 
 
 class Compensations:

@@ -20,10 +20,10 @@ from orchestrator.errors import OperationFailed
 from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.compensations import Compensations
 from orchestrator.sdk.code.continuing import ContinueAsNew
-from orchestrator.sdk.code.entering import outside
 from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
 from orchestrator.sdk.code.handlers import Handlers
-from orchestrator.sdk.code.looking import Chance
+from orchestrator.sdk.code.read_only import RunRandom
+from orchestrator.sdk.code.scope import outside
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.tasks.failure import describe
@@ -76,7 +76,7 @@ class WorkflowContext:
         self._state: dict[str, bytes] = {}
         self._patches: dict[str, bool] = {}
         self._uuids = 0
-        self.random: random.Random = Chance(commander)
+        self.random: random.Random = RunRandom(commander)
         """A random number generator, seeded by the run: the same numbers on every replay."""
         self.logger = _Logger(commander)
         """Logs like any logger, and is silent on replay."""

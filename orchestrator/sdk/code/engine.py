@@ -101,14 +101,14 @@ class Engine:
         return self._running.get((identifier, attempt))
 
     def evict(self, run_id: bytes) -> None:
-        """Put a run away; its next activation replays it."""
+        """Evict a run; its next activation replays it."""
         with self._lock:
             cached = self._cache.pop(run_id, None)
         if cached is not None:
             cached.flow.close()
 
     def close(self) -> None:
-        """Put all runs away."""
+        """Evict all runs."""
         for run_id in list(self._cache):
             self.evict(run_id)
 

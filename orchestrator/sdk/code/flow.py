@@ -11,13 +11,13 @@ from orchestrator.domain.code.activation import Answer, Query
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.history import Event
 from orchestrator.errors import InvalidTask, NotDeterministic
-from orchestrator.sdk.code.commander import Commander, Outcome
+from orchestrator.sdk.code.commander import Commander, Settled
 from orchestrator.sdk.code.compensations import Compensations
 from orchestrator.sdk.code.context import WorkflowContext
 from orchestrator.sdk.code.continuing import ContinueAsNew, continuation
-from orchestrator.sdk.code.entering import inside
+from orchestrator.sdk.code.eviction import UNSTOPPABLE, end_coroutines
 from orchestrator.sdk.code.handlers import Handlers
-from orchestrator.sdk.code.putting_away import UNSTOPPABLE, put_away
+from orchestrator.sdk.code.scope import inside
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.values.payload import decode_call, encode_value
@@ -73,11 +73,11 @@ class Flow:
         return answer
 
     def close(self) -> None:
-        """Put the code away. Its `finally` blocks run, but what they command is not done."""
+        """Evict the code. Its `finally` blocks run, but what they command is not done."""
         self.commander.closed = True
         self.commander.loop.close()
         with inside(self.commander, watched=False):
-            put_away(*self.commander.loop.suspended)
+            end_coroutines(*self.commander.loop.suspended)
 
     # -- facts
 
@@ -150,7 +150,7 @@ class Flow:
             commander.ledger.issue_once(answer, answer.id)
         commander.ledger.issue_end(end, commander.number)
 
-    def _end(self, main: asyncio.Task[Any]) -> commands.End:
+    def _end(self, main: asyncio.Task[Any]) -> commands.EndCommand:
         commander = self.commander
         try:
             return commands.CompleteRun(main.result())
@@ -179,6 +179,6 @@ _SHOW: dict[type, Callable[[Flow, Any], None]] = {
     history.RunCancelRequested: Flow._cancel,
     history.TimerFired: lambda flow, fact: flow.commander.fire(fact),
     history.SignalReceived: lambda flow, fact: flow.commander.signal(fact),
-    **dict.fromkeys(get_args(Outcome), lambda flow, fact: flow.commander.settle(fact)),
+    **dict.fromkeys(get_args(Settled), lambda flow, fact: flow.commander.settle(fact)),
 }
 """What is done with each fact that the code is shown."""

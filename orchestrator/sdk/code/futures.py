@@ -11,7 +11,7 @@ import msgspec
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import Command
 from orchestrator.errors import PayloadError, PromiseRejected, RunFailed, TaskCancelled, TaskFailed
-from orchestrator.sdk.code.commander import Commander, Outcome
+from orchestrator.sdk.code.commander import Commander, Settled
 from orchestrator.sdk.code.loop import OrderedFuture
 from orchestrator.sdk.values.payload import decode_value
 
@@ -84,7 +84,7 @@ class DurableFuture(OrderedFuture[T]):
             self._commander.forget(self.id)
             self._break(TimeoutError(f"{self._what} had no answer within {seconds:g} s."))
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: Settled) -> None:
         """Take what came of it."""
         self._stop_timer()
         if self._cancelling:

@@ -15,8 +15,8 @@ from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
 from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.continuing import ContinueAsNew, continuation
-from orchestrator.sdk.code.looking import looking
-from orchestrator.sdk.code.putting_away import UNSTOPPABLE
+from orchestrator.sdk.code.eviction import UNSTOPPABLE
+from orchestrator.sdk.code.read_only import read_only
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.values.payload import decode_call, encode_value
 from orchestrator.sdk.values.signature import Signature
@@ -71,7 +71,7 @@ class Handlers:
         try:
             handler = _find(self._queries, "query", query.name)
             arguments, keywords = handler.arguments(query.payload)
-            with looking(self._commander, f"query {query.name!r}"):
+            with read_only(self._commander, f"query {query.name!r}"):
                 value = handler.function(*arguments, **keywords)
                 if self._commander.spoilt:
                     self._commander.check_unseen("what it tried, although it caught the error")
@@ -99,7 +99,7 @@ class Handlers:
             handler = _find(self._updates, "update", request.name)
             arguments, keywords = handler.arguments(request.payload)
             if handler.validate is not None:
-                with looking(self._commander, f"validator of update {request.name!r}"):
+                with read_only(self._commander, f"validator of update {request.name!r}"):
                     handler.validate(*arguments, **keywords)
         except Exception as error:  # noqa: BLE001  # whatever it raises is the reason of the refusal
             self._commander.issue_once(AnswerUpdate(request.id, error=describe(error)), request.id, anyway=True)

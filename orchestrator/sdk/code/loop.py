@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from orchestrator.errors import InvalidWorkflow, NotDeterministic
-from orchestrator.sdk.code.putting_away import UNSTOPPABLE, PutAway
+from orchestrator.sdk.code.eviction import UNSTOPPABLE, Evicted
 
 T = TypeVar("T")
 LONGEST_WAIT = 100 * 365 * 86_400.0
@@ -119,7 +119,7 @@ class Loop(asyncio.AbstractEventLoop):
         """Run a timer's callback in its turn."""
         self._ready.append(timer)
 
-    def adopt(self, generator: AsyncGenerator[Any, Any]) -> None:
+    def keep_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Keep an asynchronous generator alive: when it is collected must not matter."""
         if len(self._generators) % 100 == 99:
             self._generators = [one for one in self._generators if one.ag_frame is not None]
@@ -157,7 +157,7 @@ class Loop(asyncio.AbstractEventLoop):
         self._closed = True
         self._ready.clear()
         for task in self._tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # it was put away on purpose
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # it was evicted on purpose
 
     # -- what asyncio wants of a loop
 
@@ -202,7 +202,7 @@ class Loop(asyncio.AbstractEventLoop):
             coro = _wait_for(coro)
         if self._closed:
             coro.close()
-            raise PutAway
+            raise Evicted
         if self.sealed:
             coro.close()
             self._timers.check_unseen("a new task")
@@ -225,7 +225,7 @@ class Loop(asyncio.AbstractEventLoop):
         return True
 
     def is_closed(self) -> bool:
-        return False  # a coroutine that is being put away may still ask
+        return False  # a coroutine that is being evicted may still ask
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> NoReturn:  # type: ignore[override]  # noqa: ARG002
         raise NotDeterministic(

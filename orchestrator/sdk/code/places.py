@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from orchestrator.domain.code.activation import Waiting
+from orchestrator.domain.code.activation import WaitingPlaces
 from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.guards import is_own_code
 
@@ -30,11 +30,11 @@ def _place(code: CodeType, number: int) -> str:
     return f"{Path(code.co_filename).name}, line {number}, in {code.co_name}"
 
 
-def waiting(commander: Commander, updates: Iterable[str]) -> Waiting:
+def waiting(commander: Commander, updates: Iterable[str]) -> WaitingPlaces:
     """Return where the code of a run waits, which costs the same however much it waits for; and its open updates."""
     places = (_place_of(coroutine) for coroutine in commander.loop.first_suspended(_MOST))
     signals = (box.name for box in commander.mailboxes.values() if box.is_awaited)
-    return Waiting(
+    return WaitingPlaces(
         list(dict.fromkeys(filter(None, places))),
         list(islice(signals, _MOST)),
         list(islice(updates, _MOST)),

@@ -23,7 +23,7 @@ ID_FIELDS = ("id", "parent", "continued_from", "origin", "run")
 """Fields that hold an id; all others that hold bytes hold an encoded value."""
 _KINDS = {
     kind.__struct_config__.tag: kind
-    for kind in (*get_args(history.Fact), *get_args(history.Record), *get_args(history.Mark))
+    for kind in (*get_args(history.Fact), *get_args(history.Record), *get_args(history.Marker))
 }
 _encode = zoned.encode
 _decode = zoned.decode

@@ -16,7 +16,7 @@ from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.inside import inside_workflow
 from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.context import current_outlet
+from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
 from orchestrator.sdk.values.payload import encode_value
 from orchestrator.sdk.waiting.twins import twin
@@ -66,13 +66,15 @@ class Starting(Generic[P, R]):
             )
         started = self._begin(*args, **kwargs)
         tags = msgspec.json.encode(self._tags).decode()
-        outlet = current_outlet()
-        if outlet is not None:
+        runtime = current_runtime()
+        if runtime is not None:
             key = None if self._id is None else scoped(name, self._id)
             signal = self._encoded_signal()
             start = StartCode(started, self._timeout, tags, key, self._on_conflict, signal, self._pinned)
-            wanted = outlet.next_id()
-            return WorkflowHandle(client, outlet.enqueue([as_task(wanted, start)]).get(wanted, wanted), self._signature)
+            wanted = runtime.next_id()
+            return WorkflowHandle(
+                client, runtime.enqueue([as_task(wanted, start)]).get(wanted, wanted), self._signature
+            )
         run_id, sent = client.backend.code.start(
             new_id(),
             started,

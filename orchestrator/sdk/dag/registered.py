@@ -140,11 +140,11 @@ def _with_task(hook: Hook, tasks: Mapping[str, Task[..., Any]]) -> Hook:
     if task is None:
         return hook
     check_fit(task)
-    patience: dict[str, Any] = {"retries": HOOK_OPTIONS.retry.max}
+    hook_defaults: dict[str, Any] = {"retries": HOOK_OPTIONS.retry.max}
     if task._call_options.soft_timeout is None:
-        patience["timeout"] = HOOK_OPTIONS.timeout
+        hook_defaults["timeout"] = HOOK_OPTIONS.timeout
     options = with_options(
-        task._call_options, {name: value for name, value in patience.items() if name not in task._chosen}
+        task._call_options, {name: value for name, value in hook_defaults.items() if name not in task._chosen}
     )
     advice = "Give it a fixed one, or let the hook run a task that enqueues this one."
     registered = _registered(task, options, {}, "the end of a run", advice)
@@ -163,10 +163,10 @@ def _registered(
     if options.is_computed:
         if unknown:
             name = "concurrency_key" if callable(options.concurrency_key) else "weight"
-            way_out = advice if name == "concurrency_key" else "Give it a number."
+            remedy = advice if name == "concurrency_key" else "Give it a number."
             raise InvalidTask(
                 f"Task {task.name!r}: option {name} is a function, and what it needs is known only when a run gets "
-                f"there: {unknown}. {way_out}"
+                f"there: {unknown}. {remedy}"
             )
         task._signature.check((), known)
         options = _fixed(task, options, known)

@@ -16,7 +16,7 @@ from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.workflow import Registry
 from orchestrator.sdk.dag.registered import take_over
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.context import Outlet, current_outlet
+from orchestrator.sdk.tasks.context import TaskRuntime, current_runtime
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
 from orchestrator.sdk.waiting.twins import twin
@@ -102,9 +102,9 @@ class StoredWorkflow:
 
     def start(self, /, **params: Any) -> RunHandle[Any]:
         """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
-        outlet = current_outlet()
-        if outlet is not None:
-            return RunHandle(self._client, self._start_in_task(outlet, params))
+        runtime = current_runtime()
+        if runtime is not None:
+            return RunHandle(self._client, self._start_in_task(runtime, params))
         run_id = self._client.backend.workflows.start(
             self.name, params, new_id(), key=self._options.key, tags=self._options.tags
         )
@@ -113,12 +113,12 @@ class StoredWorkflow:
     adefinition = twin(definition)
     astart = twin(start)
 
-    def _start_in_task(self, outlet: Outlet, params: Mapping[str, Any]) -> bytes:
+    def _start_in_task(self, runtime: TaskRuntime, params: Mapping[str, Any]) -> bytes:
         """Have the leader start a run, and return which one it is: a worker has no database."""
         what = f"The parameters of workflow {self.name!r}"
         if problem := unstorable(params):
             raise PayloadError(f"{what} cannot be kept as JSON: {problem}.")
         check_size(stored_json(params), what, self._client.settings.max_payload)
         start = StartSteps(self.name, stored_json(params), self._options.key, tuple(self._options.tags))
-        wanted = outlet.next_id()
-        return outlet.enqueue([as_task(wanted, start)]).get(wanted, wanted)
+        wanted = runtime.next_id()
+        return runtime.enqueue([as_task(wanted, start)]).get(wanted, wanted)

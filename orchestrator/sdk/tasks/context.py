@@ -61,7 +61,7 @@ class TaskContext:
     """When the attempt times out; None if it may run for ever."""
     details: Any = None
     """What an earlier attempt left with `heartbeat`, as plain data; None if nothing."""
-    _outlet: Outlet | None = field(default=None, repr=False, compare=False)
+    _runtime: TaskRuntime | None = field(default=None, repr=False, compare=False)
     """The way out of the worker."""
 
     # -- saying how it goes
@@ -72,8 +72,8 @@ class TaskContext:
             raise InvalidTask(f"Progress of task {self.task_name!r}: expected from 0 to 1, found {fraction!r}.")
         if not isinstance(text, str):
             raise InvalidTask(f"Progress of task {self.task_name!r}: expected a text, found {text!r:.200}.")
-        if self._outlet is not None:
-            self._outlet.progress(float(fraction), text[:_TEXT_LIMIT])
+        if self._runtime is not None:
+            self._runtime.progress(float(fraction), text[:_TEXT_LIMIT])
 
     def log(self, text: str, level: Level = "info") -> None:
         """Say something to whoever watches the task; its last lines are kept for an hour."""
@@ -81,8 +81,8 @@ class TaskContext:
             raise InvalidTask(f"Log level: expected one of {', '.join(get_args(Level))}, found {level!r}.")
         if not isinstance(text, str):
             raise InvalidTask(f"Log of task {self.task_name!r}: expected a text, found {text!r:.200}.")
-        if self._outlet is not None:
-            self._outlet.log(level, text[:_TEXT_LIMIT])
+        if self._runtime is not None:
+            self._runtime.log(level, text[:_TEXT_LIMIT])
 
     def heartbeat(self, details: Any) -> None:
         """Leave something for the next attempt, in place of what was left before: it finds it in `details`.
@@ -96,19 +96,19 @@ class TaskContext:
                 f"What task {self.task_name!r} leaves for its next attempt: {len(data):,} bytes, and at most "
                 f"{_DETAILS_LIMIT:,} are allowed. Leave a position or a reference, not the data itself."
             )
-        if self._outlet is not None:
-            self._outlet.leave(data)
+        if self._runtime is not None:
+            self._runtime.leave(data)
 
     # -- being told to stop
 
     @property
     def cancelled(self) -> bool:
         """Say whether the attempt has been told to stop: cancelled, timed out, or no longer the current one."""
-        return self._outlet is not None and self._outlet.interruption() is not None
+        return self._runtime is not None and self._runtime.interruption() is not None
 
     def check_cancelled(self) -> None:
         """Raise TaskAborted or TaskTimeout if the attempt has been told to stop."""
-        reason = None if self._outlet is None else self._outlet.interruption()
+        reason = None if self._runtime is None else self._runtime.interruption()
         if reason is not None:
             raise reason
 
@@ -121,19 +121,19 @@ class TaskContext:
 
     def enqueue(self, task: Enqueued[P, H], /, *args: P.args, **kwargs: P.kwargs) -> H:
         """Enqueue a child of this task: the same as `task.enqueue`, also in a thread that the task has started."""
-        before = _outlet.set(self._outlet)
+        before = _runtime.set(self._runtime)
         try:
             return task.enqueue(*args, **kwargs)
         finally:
-            _outlet.reset(before)
+            _runtime.reset(before)
 
     async def aenqueue(self, task: Enqueued[P, H], /, *args: P.args, **kwargs: P.kwargs) -> H:
         """Do the same as `enqueue` without blocking the event loop."""
-        before = _outlet.set(self._outlet)
+        before = _runtime.set(self._runtime)
         try:
             return await task.aenqueue(*args, **kwargs)
         finally:
-            _outlet.reset(before)
+            _runtime.reset(before)
 
     def transaction(self) -> AbstractContextManager[Connection]:
         """Open a transaction with which the task completes: what it writes there happens exactly once.
@@ -141,17 +141,17 @@ class TaskContext:
         At the end of the block everything written through the connection, the tasks enqueued there and the success
         of this task commit together, if this attempt still counts; else nothing does, and AttemptOver is raised.
         """
-        return self._way_out("ctx.transaction()").transaction()
+        return self._require_runtime("ctx.transaction()").transaction()
 
     def complete(self, result: R) -> R:
         """Set the task's result, inside the block of `transaction`; return it."""
-        self._way_out("ctx.complete()").complete(result)
+        self._require_runtime("ctx.complete()").complete(result)
         return result
 
-    def _way_out(self, what: str) -> Outlet:
-        if self._outlet is None:
+    def _require_runtime(self, what: str) -> TaskRuntime:
+        if self._runtime is None:
             raise OrchestratorError(f"{what} works only in a task that a worker runs; this context was made by hand.")
-        return self._outlet
+        return self._runtime
 
 
 class Enqueued(Protocol[P, Handle]):
@@ -164,7 +164,7 @@ class Enqueued(Protocol[P, Handle]):
         """Do the same as `enqueue` without blocking the event loop."""
 
 
-class Outlet(Protocol):
+class TaskRuntime(Protocol):
     """The way out of a worker, which has no database: tasks that a task enqueues go through the events stream."""
 
     def context(self) -> TaskContext:
@@ -201,29 +201,29 @@ class Outlet(Protocol):
         """Set the result that the transaction records."""
 
 
-_outlet: ContextVar[Outlet | None] = ContextVar("orchestrator_outlet", default=None)
+_runtime: ContextVar[TaskRuntime | None] = ContextVar("orchestrator_runtime", default=None)
 
 
 def current_task() -> TaskContext | None:
     """Return the context of the task around the current code, or None outside of one."""
-    outlet = _outlet.get()
-    return None if outlet is None else outlet.context()
+    runtime = _runtime.get()
+    return None if runtime is None else runtime.context()
 
 
-def current_outlet() -> Outlet | None:
+def current_runtime() -> TaskRuntime | None:
     """Return the way out of the worker, or None outside of a task."""
-    return _outlet.get()
+    return _runtime.get()
 
 
 def refuse_inside_task(awaited: str) -> None:
     """Refuse to wait inside a task."""
-    if current_outlet() is not None:
+    if current_runtime() is not None:
         raise OrchestratorError(
             f"A task cannot wait for {awaited}: it would hold a slot while it waits, and a full fleet would wait for "
             f"itself. Let a workflow schedule both, or let the task enqueue what follows."
         )
 
 
-def enter(outlet: Outlet | None) -> None:
-    """Make this the outlet of the task that the current thread or coroutine runs; None when it has ended."""
-    _outlet.set(outlet)
+def enter_task(runtime: TaskRuntime | None) -> None:
+    """Make this the runtime of the task that the current thread or coroutine runs; None when it has ended."""
+    _runtime.set(runtime)

@@ -21,7 +21,7 @@ from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.code.inside import inside_workflow
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.names import module_name
-from orchestrator.sdk.tasks.context import current_outlet
+from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.given import GivenOptions
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, shown, with_options
@@ -121,7 +121,7 @@ class Task(Generic[P, R]):
         The arguments are those of the function, and are checked before anything is written.
         """
         task = self._new(args, kwargs)
-        hand_over = self._way_out()
+        hand_over = self._enqueue_path()
         if hand_over is None:
             return Handle(self._client, self._client.backend.tasks.enqueue(task), self._signature)
         return Handle(self._client, hand_over([task]).get(task.id, task.id), self._signature)
@@ -174,11 +174,11 @@ class Task(Generic[P, R]):
                 f"Use `await {getattr(self, '__name__', self.name)}.schedule(…)`."
             )
 
-    def _way_out(self) -> Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None:
+    def _enqueue_path(self) -> Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None:
         """Return how the task that is running here, if any, hands over what it enqueues with these options."""
-        outlet = current_outlet()
-        if outlet is not None:
-            return outlet.enqueue_on_success if self._call_options.on_success is True else outlet.enqueue
+        runtime = current_runtime()
+        if runtime is not None:
+            return runtime.enqueue_on_success if self._call_options.on_success is True else runtime.enqueue
         if self._call_options.on_success is True:
             raise InvalidTask("Option on_success=True: only inside a task that runs in a worker; this is not one.")
         return None
@@ -192,9 +192,9 @@ class Task(Generic[P, R]):
     ) -> NewTask:
         """Check a call and return it as data; nothing is written."""
         self._refuse_in_workflow("enqueued")
-        outlet = current_outlet()
-        identifier = new_id() if outlet is None else outlet.next_id()
-        task = self._described(identifier, args, kwargs, run_id, position, in_task=outlet is not None)
+        runtime = current_runtime()
+        identifier = new_id() if runtime is None else runtime.next_id()
+        task = self._described(identifier, args, kwargs, run_id, position, in_task=runtime is not None)
         self._signature.check_types(args, kwargs, task.payload)
         return task
 

@@ -18,7 +18,7 @@ from orchestrator.store import database
 from orchestrator.store.namespaces import borrowed
 from orchestrator.store.tasks import completions, enqueue, unique
 
-_KEY_PATIENCE = 10.0
+_KEY_TIMEOUT = 10.0
 """Seconds to wait for a unique key that another transaction may be taking."""
 _POOL = 5
 """Connections that the tasks of one worker process share; one that needs another waits for it."""
@@ -99,12 +99,12 @@ class TaskTransaction:
 
     def _await_key(self, key: UniqueKey) -> None:
         """Keep others from taking a key until this transaction has ended; not for ever, or two could wait in a ring."""
-        give_up_at = time.monotonic() + _KEY_PATIENCE
+        give_up_at = time.monotonic() + _KEY_TIMEOUT
         while not unique.try_key(self.connection, key):
             if time.monotonic() > give_up_at:
                 raise Unavailable(
                     f"Another transaction may be taking the key {key.key!r} and has not ended within "
-                    f"{_KEY_PATIENCE:g} s, so nobody knows yet which task has it."
+                    f"{_KEY_TIMEOUT:g} s, so nobody knows yet which task has it."
                 )
             time.sleep(0.02)
 

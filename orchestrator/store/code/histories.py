@@ -19,9 +19,9 @@ from orchestrator.store.runs.life import Delta
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
 from orchestrator.store.tasks.transitions import Moved, current_attempt
 
-What = history.Fact | history.Record | history.Mark
+HistoryItem = history.Fact | history.Record | history.Marker
 _encode = msgspec.msgpack.Encoder().encode
-_decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(What)
+_decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(HistoryItem)
 FACTS = [str(fact.__struct_config__.tag) for fact in get_args(history.Fact)]
 """The kinds of events that code is shown."""
 
@@ -29,7 +29,7 @@ EVENTS = Batch("e", "run_id uuid, place int, kind text, data bytea")
 """The events of a batch; `place` counts from 1 within a run."""
 
 
-def event_rows(run: bytes, events: Iterable[What]) -> list[tuple[bytes, int, str, bytes]]:
+def event_rows(run: bytes, events: Iterable[HistoryItem]) -> list[tuple[bytes, int, str, bytes]]:
     """Return the rows of `EVENTS` that the events of a run are."""
     return [(run, place, str(what.__struct_config__.tag), _encode(what)) for place, what in enumerate(events, 1)]
 
@@ -65,7 +65,7 @@ SELECT id FROM ahead
 
 def append(
     connection: Connection,
-    events: Mapping[bytes, Sequence[What]],
+    events: Mapping[bytes, Sequence[HistoryItem]],
     now: datetime,
     *,
     wake: bool = True,
@@ -93,7 +93,7 @@ class Turn(NamedTuple):
     """The code was shown events; else it only answered queries."""
     cached: int
     worker: str
-    events: Sequence[What]
+    events: Sequence[HistoryItem]
     """To be appended: a mark and records."""
     opened: int
     """Tasks and child runs that it starts."""
@@ -140,7 +140,7 @@ SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS bef
 
 
 def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> list[Moved]:
-    """Put the runs' own tasks back to sleep, or to ready where facts came meanwhile, and append what the code did."""
+    """Put the runs' turn tasks back to sleep, or to ready where facts came meanwhile, and append what the code did."""
     given = [
         (
             turn.id,
@@ -209,7 +209,7 @@ SELECT /* histories.said_by_code */ data FROM orchestrator.histories
 """)
 
 
-def said_by_code(connection: Connection, run: bytes, *, with_timers: bool) -> list[What]:
+def said_by_code(connection: Connection, run: bytes, *, with_timers: bool) -> list[HistoryItem]:
     """Return how a run began, that it repeats another one if it does, what its code has set and cleared for people to
     see, and the timers that it started.
     """

@@ -47,7 +47,7 @@ def holders(connection: Connection, keys: Sequence[str]) -> dict[str, bytes]:
     return dict(_HOLDERS(connection, keys=keys))
 
 
-class Found(NamedTuple):
+class KeyedRun(NamedTuple):
     """A run, and the id of their own that somebody gave it."""
 
     run: UUID
@@ -55,7 +55,7 @@ class Found(NamedTuple):
     key: str
 
 
-_FIND = Statement[Found](f"""
+_FIND = Statement[KeyedRun](f"""
 SELECT /* run_keys.find */ r.id AS run, r.workflow, {OWN_ID} AS key
   FROM orchestrator.run_keys k JOIN orchestrator.runs r ON r.id = k.run_id
  WHERE k.key = %(id)s OR (right(k.key, %(length)s) = %(id)s AND {OWN_ID} = %(id)s)
@@ -64,7 +64,7 @@ SELECT id, workflow, key FROM orchestrator.runs WHERE key = %(id)s
 """)
 
 
-def find(connection: Connection, key: str) -> list[Found]:
+def find(connection: Connection, key: str) -> list[KeyedRun]:
     """Return the runs that have a chosen id, or idempotency key: one a workflow. `workflow/id` is that of one."""
     return _FIND(connection, id=key, length=len(key))
 

@@ -21,7 +21,7 @@ SELECT /* code_reads.outcome */ r.status, r.reason, t.result, t.error, r.stuck, 
 """)
 
 
-class Outcome(NamedTuple):
+class CodeRunOutcome(NamedTuple):
     """Where a run stands, and how it ended."""
 
     status: str
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     stuck: dict[str, Any] | None
 
 
-def outcome(connection: Connection, run: bytes) -> Outcome | None:
+def outcome(connection: Connection, run: bytes) -> CodeRunOutcome | None:
     """Return where a run of a workflow as code stands, or None if there is no such run."""
     row = _OUTCOME.first(connection, id=run)
     if row is None or not row.code:
@@ -39,7 +39,7 @@ def outcome(connection: Connection, run: bytes) -> Outcome | None:
     error = TaskError.stored(row.error)
     if row.status == RunState.FAILED and row.task_status == TaskState.CANCELLED:
         error = RAN_TOO_LONG
-    return Outcome(row.status, row.reason, None if row.result is None else bytes(row.result), error, row.stuck)
+    return CodeRunOutcome(row.status, row.reason, None if row.result is None else bytes(row.result), error, row.stuck)
 
 
 _WAITING = Statement[dict[str, Any] | None](

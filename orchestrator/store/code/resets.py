@@ -13,7 +13,7 @@ from orchestrator.store.code.runs import GOES_ON
 from orchestrator.store.sql import Batch, Prepared
 
 
-class Head(NamedTuple):
+class CodeRunRow(NamedTuple):
     """A run of code, without its history."""
 
     id: bytes
@@ -36,7 +36,7 @@ class Head(NamedTuple):
     """Of the code that took its last turn."""
 
 
-_HEADS = Prepared[Head](f"""
+_HEADS = Prepared[CodeRunRow](f"""
 SELECT /* resets.heads */ r.id, r.ended_at IS NULL AS open, r.last_event AS events, r.parent_run AS parent,
        r.parent_position AS position, coalesce(r.child_id, r.id) AS child_id, r.detached, r.tags::text[] AS tags,
        CASE WHEN r.reason = '{TIMED_OUT}' THEN NULL
@@ -51,7 +51,7 @@ SELECT /* resets.heads */ r.id, r.ended_at IS NULL AS open, r.last_event AS even
 """)
 
 
-def heads(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, Head]:
+def heads(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, CodeRunRow]:
     """Return those of these runs that are runs of code."""
     return {head.id: head for head in _HEADS(connection, ids=runs)}
 
@@ -62,8 +62,8 @@ class Handover(NamedTuple):
     run: bytes
     child_id: bytes
     """The id under which that run waits for it."""
-    heir: bytes
-    heir_id: bytes
+    successor: bytes
+    successor_child: bytes
     """The same, of the run that takes it over."""
 
 
@@ -71,21 +71,21 @@ class Child(NamedTuple):
     """A child that was found, and how it ended if it has."""
 
     id: bytes
-    heir: bytes
-    heir_id: bytes
+    successor: bytes
+    successor_child: bytes
     state: str
     task_state: str | None
-    """How its own task ended."""
+    """How its turn task ended."""
     result: bytes | None
     error: TaskError | None
 
 
 _HANDOVERS = Batch("w", Handover)
 _ADOPT = Prepared[Child](f"""
-WITH /* resets.adopt */ wanted AS MATERIALIZED (
+WITH /* resets.hand_over_children */ wanted AS MATERIALIZED (
     SELECT * FROM {_HANDOVERS}
 ), found AS MATERIALIZED (
-    SELECT w.heir, w.heir_id, c.id AS child, c.place, c.status, c.ended_at
+    SELECT w.successor, w.successor_child, c.id AS child, c.place, c.status, c.ended_at
       FROM (SELECT DISTINCT run FROM wanted) AS parent
      CROSS JOIN LATERAL (
            SELECT ctid AS place, id, coalesce(child_id, id) AS awaited, status, ended_at FROM orchestrator.runs
@@ -93,17 +93,18 @@ WITH /* resets.adopt */ wanted AS MATERIALIZED (
               AND (reason IS NULL OR reason NOT IN {GOES_ON}) OFFSET 0) AS c
       JOIN wanted w ON w.run = parent.run AND w.child_id = c.awaited
 ), adopted AS (
-    UPDATE orchestrator.runs r SET parent_run = found.heir, child_id = found.heir_id
+    UPDATE orchestrator.runs r SET parent_run = found.successor, child_id = found.successor_child
       FROM found WHERE r.ctid = found.place AND found.ended_at IS NULL
 )
-SELECT found.child AS id, found.heir, found.heir_id, found.status AS state, t.status AS task_state, t.result, t.error
+SELECT found.child AS id, found.successor, found.successor_child, found.status AS state, t.status AS task_state,
+       t.result, t.error
   FROM found
   LEFT JOIN LATERAL (
        SELECT status, result, error FROM orchestrator.ended_tasks WHERE id = found.child LIMIT 1) AS t ON true
 """)
 
 
-def adopt(connection: Connection, handovers: Sequence[Handover]) -> list[Child]:
+def hand_over_children(connection: Connection, handovers: Sequence[Handover]) -> list[Child]:
     """Let runs wait for open children of others; return all children that there are, ended or not."""
     found = _ADOPT(connection, _HANDOVERS(handovers))
     return [child._replace(error=TaskError.stored(child.error)) for child in found]  # type: ignore[arg-type]

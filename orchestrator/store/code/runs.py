@@ -18,7 +18,7 @@ from orchestrator.domain.code import history
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs.verdict import TIMED_OUT
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
-from orchestrator.store.code.histories import What, event_rows
+from orchestrator.store.code.histories import HistoryItem, event_rows
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
 
 CONTINUED = "continued"
@@ -32,7 +32,7 @@ class NewCodeRun(NamedTuple):
     """A run that is to be started."""
 
     id: bytes
-    events: Sequence[What]
+    events: Sequence[HistoryItem]
     """How its history begins: with `RunStarted`."""
     timeout: float | None = None
     position: int | None = None
@@ -43,7 +43,7 @@ class NewCodeRun(NamedTuple):
     tags: str = "[]"
     """JSON."""
     pinned: bool = False
-    """It is held to its version: its own task bears that in its name, which only workers with that version know."""
+    """It is held to its version: its turn task bears that in its name, which only workers with that version know."""
     parent: bytes | None = None
     """The run that waits for it, which may be another than the one that started it."""
     times: Sequence[float] = ()
@@ -64,7 +64,7 @@ class NewCodeRun(NamedTuple):
 
     @property
     def task_name(self) -> str:
-        """What its own task is called."""
+        """What its turn task is called."""
         return (
             f"{self.started.workflow}@{self.version or self.started.version}" if self.pinned else self.started.workflow
         )
@@ -266,7 +266,7 @@ SELECT /* code_runs.continued */ r.id, r.parent_run AS parent, r.parent_position
 
 
 def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -> list[Predecessor]:
-    """Return what the successors of runs take over that are about to end: their own tasks have."""
+    """Return what the successors of runs take over that are about to end: their turn tasks have."""
     return _CONTINUED(connection, ids=runs, now=now)
 
 

@@ -16,12 +16,12 @@ class Sent(NamedTuple):
     """That run, which was open."""
     otherwise: bytes
     """The run that begins with the signal if that one ends before it arrives, and no other has the id by then."""
-    wish: int
+    request: int
     """What stands in the inbox until the leader has decided."""
 
 
 _REACHED = Statement[Row]("""
-SELECT /* signals.reached */ EXISTS (SELECT FROM orchestrator.inbox WHERE id = %(wish)s) AS on_its_way,
+SELECT /* signals.reached */ EXISTS (SELECT FROM orchestrator.inbox WHERE id = %(request)s) AS on_its_way,
        EXISTS (SELECT FROM orchestrator.runs WHERE id = %(otherwise)s::uuid) AS begun,
        (SELECT result FROM orchestrator.answers WHERE id = %(otherwise)s::uuid) AS other
 """)
@@ -32,7 +32,7 @@ def reached(connection: Connection, sent: Sent) -> bytes | None:
 
     If that is neither of the two, the leader leaves word of it for an hour.
     """
-    row = _REACHED.one(connection, wish=sent.wish, otherwise=sent.otherwise)
+    row = _REACHED.one(connection, request=sent.request, otherwise=sent.otherwise)
     if row.on_its_way:
         return None
     if row.begun:

@@ -17,7 +17,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.plain import is_same, read_json, stored_json
 from orchestrator.errors import Duplicate
-from orchestrator.store.runs.trees import ByTurns
+from orchestrator.store.runs.round_robin import RoundRobin
 from orchestrator.store.sql import Batch, Json, Prepared, Row, Statement
 
 
@@ -65,9 +65,9 @@ def versions(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, tuple[
     return {row.id: (row.workflow, row.version) for row in _VERSIONS(connection, ids=ids)}
 
 
-def expanding() -> ByTurns:
+def expanding() -> RoundRobin:
     """Return what finds the runs of which more tasks are to be created."""
-    return ByTurns("runs.expanding", "runs", "expanding", "id")
+    return RoundRobin("runs.expanding", "runs", "expanding", "id")
 
 
 Key = tuple[bytes, str]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.dag.circles import circle
+from orchestrator.domain.dag.cycles import find_cycle
 from orchestrator.domain.dag.definition import Definition, content_hash
 from orchestrator.domain.plain import stored_json
 from orchestrator.errors import InvalidWorkflow
@@ -143,7 +143,7 @@ def apply(connection: Connection, definition: Definition) -> Application:
 
     The same body again is a no-op. Another body gets a new version, or is refused where it names an old one.
     """
-    _refuse_circle(connection, definition)
+    _refuse_cycle(connection, definition)
     application = _store(connection, definition)
     newest = latest(connection, definition.name)
     if newest is not None and newest.version == application.version:
@@ -151,12 +151,12 @@ def apply(connection: Connection, definition: Definition) -> Application:
     return application
 
 
-def _refuse_circle(connection: Connection, definition: Definition) -> None:
+def _refuse_cycle(connection: Connection, definition: Definition) -> None:
     def read_latest(name: str) -> Definition | None:
         stored = latest(connection, name)
         return stored.definition if stored is not None else None
 
-    way = circle(definition, read_latest)
+    way = find_cycle(definition, read_latest)
     if way is not None:
         raise InvalidWorkflow(
             f"Every run of workflow {definition.name!r} would start another, without end: {' → '.join(way)}. Add a "

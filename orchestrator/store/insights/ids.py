@@ -20,7 +20,7 @@ _TIME = 13
 """The characters of an id that are its time: none that is made later begins with them, unless it derives from it."""
 
 
-class Found(NamedTuple):
+class IdMatch(NamedTuple):
     """A task or a run, as one tells it from others."""
 
     id: UUID
@@ -29,13 +29,13 @@ class Found(NamedTuple):
     created_at: datetime
 
 
-def _begin_with(kind: Kind) -> Statement[Found]:
+def _begin_with(kind: Kind) -> Statement[IdMatch]:
     tables = " UNION ALL ".join(
         f"(SELECT id, name, status, created_at FROM {table}"
         f" WHERE id BETWEEN %(first)s::uuid AND %(last)s::uuid ORDER BY id DESC LIMIT %(most)s)"
         for table in _TABLES[kind]
     )
-    return Statement[Found](
+    return Statement[IdMatch](
         f"SELECT /* insights.ids.{kind} */ * FROM ({tables}) AS found ORDER BY id DESC LIMIT %(most)s"
     )
 
@@ -56,7 +56,7 @@ _BEGIN_WITH = {kind: _begin_with(kind) for kind in get_args(Kind)}
 _ENOUGH = {kind: _enough(kind) for kind in get_args(Kind)}
 
 
-def begin_with(connection: Connection, kind: Kind, digits: str, most: int) -> list[Found]:
+def begin_with(connection: Connection, kind: Kind, digits: str, most: int) -> list[IdMatch]:
     """Return the newest tasks or runs whose ids begin with these hexadecimal digits."""
     return _BEGIN_WITH[kind](connection, first=digits.ljust(32, "0"), last=digits.ljust(32, "f"), most=most)
 

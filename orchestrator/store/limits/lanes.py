@@ -59,7 +59,7 @@ def _stock_of(row: Row, most: int) -> Stock | None:
     return Stock(row.top, row.known, Rest.NOTHING if row.known == row.total < most else Rest.SOMETHING)
 
 
-class Head(NamedTuple):
+class ReadyLane(NamedTuple):
     """A lane that has something ready."""
 
     queue: str
@@ -85,10 +85,10 @@ SELECT queue, lane, options::text AS options, stock.*
 """)
 
 
-def lanes_after(connection: Connection, queue: str, lane: str, limit: int) -> list[Head]:
+def lanes_after(connection: Connection, queue: str, lane: str, limit: int) -> list[ReadyLane]:
     """Return the lanes after this one in which something is ready: two index probes each, however full they are."""
     rows = _LANES(connection, queue=queue, lane=lane, limit=limit)
-    return [Head(row.queue, row.lane, row.options, _stock_of(row, COUNTED)) for row in rows]
+    return [ReadyLane(row.queue, row.lane, row.options, _stock_of(row, COUNTED)) for row in rows]
 
 
 _SHARES = Batch("share", "queue text, lane text, priority smallint, turns int")
@@ -124,7 +124,7 @@ def claim(connection: Connection, shares: Sequence[Share], now: datetime) -> lis
 
 _ASKED = Batch("lane", "queue text, name text")
 _LOOK = Prepared[Row](f"""
-SELECT /* lanes.look */ lane.queue, lane.name AS lane, stock.*
+SELECT /* lanes.read_ready */ lane.queue, lane.name AS lane, stock.*
   FROM {_ASKED}
        {_stock("lane.queue", "lane.name", "%(most)s::int")}
  UNION ALL
@@ -145,7 +145,7 @@ class Ready(NamedTuple):
     """By queue and lane, for the lanes that were asked for."""
 
 
-def look(connection: Connection, queues: Iterable[str], lanes: Sequence[tuple[str, str]], room: int) -> Ready:
+def read_ready(connection: Connection, queues: Iterable[str], lanes: Sequence[tuple[str, str]], room: int) -> Ready:
     """Return what is ready in queues, and in some of their lanes: counted as far as matters to so much room."""
     most = max(COUNTED, 2 * room // max(1, len(lanes)))
     ready = Ready({}, {})

@@ -15,7 +15,7 @@ from orchestrator.domain.dag.definition import named_queues
 from orchestrator.domain.limits.buckets import Rate, bucket_size
 from orchestrator.store import inbox
 from orchestrator.store.dag import workflows
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tables import DELAYED
 
@@ -77,7 +77,7 @@ INSERT /* queues.pause */ INTO orchestrator.queues (name, paused) VALUES (%(name
 def set_paused(connection: Connection, name: str, paused: bool) -> None:
     """Pause or resume a queue; needs a transaction."""
     _PAUSE(connection, name=name, paused=paused)
-    inbox.add(connection, Wish.QUEUES, _NOBODY)
+    inbox.add(connection, RequestKind.QUEUES, _NOBODY)
 
 
 _LIMIT = Statement[None]("""
@@ -93,7 +93,7 @@ def set_limits(connection: Connection, name: str, concurrency: int | None, rate:
     per_second = rate.count / rate.per if rate else None
     burst = bucket_size(rate) if rate else None
     _LIMIT(connection, name=name, concurrency=concurrency, rate=per_second, burst=burst)
-    inbox.add(connection, Wish.QUEUES, _NOBODY)
+    inbox.add(connection, RequestKind.QUEUES, _NOBODY)
 
 
 _RETAIN = Statement[None]("""
@@ -111,7 +111,7 @@ def set_retention(connection: Connection, name: str, success: float | None, fail
 
 def ask_purge(connection: Connection, name: str) -> None:
     """Ask the leader to cancel what waits in a queue now."""
-    inbox.add(connection, Wish.PURGE, _NOBODY, msgspec.json.encode({"queue": name}).decode())
+    inbox.add(connection, RequestKind.PURGE, _NOBODY, msgspec.json.encode({"queue": name}).decode())
 
 
 # From one task to the next: a slice that is asked for at once may be sorted out of all tasks.

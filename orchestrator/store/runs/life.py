@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.runs.verdict import RunCounters
 from orchestrator.domain.states import RunState, run_sources_of
-from orchestrator.store.runs.trees import ByTurns
+from orchestrator.store.runs.round_robin import RoundRobin
 from orchestrator.store.sql import Batch, Prepared
 
 COUNTERS = """r.id, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
@@ -128,9 +128,9 @@ class Pending(NamedTuple):
     version: int | None
 
 
-def pending() -> ByTurns:
+def pending() -> RoundRobin:
     """Return what finds the runs that want to begin."""
-    return ByTurns(
+    return RoundRobin(
         "runs.pending", "runs", "status = 'pending' AND NOT parked AND NOT cancelling", "id, workflow, version"
     )
 

@@ -15,7 +15,7 @@ _REASONS = Batch("s", "id uuid, reason jsonb")
 _FOUND_OUT = Batch("r", "id uuid, attempt int, reason jsonb")
 
 _STICK = Prepared[Moved](f"""
-WITH /* stuck.stick */ back AS (
+WITH /* stuck.mark_stuck */ back AS (
     UPDATE orchestrator.tasks t
        SET status = 'pending', blockers = 1, worker = NULL, hold = NULL, wake_at = NULL, dispatched_at = NULL,
            started_at = NULL, losses = 0, alone = false
@@ -30,13 +30,13 @@ SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS bef
 """)
 
 
-def stick(connection: Connection, reasons: Iterable[tuple[bytes, int, str]]) -> list[Moved]:
+def mark_stuck(connection: Connection, reasons: Iterable[tuple[bytes, int, str]]) -> list[Moved]:
     """Note that runs cannot go on, with the attempt that found out and the reason as JSON; their code sleeps."""
     return _STICK(connection, _FOUND_OUT(reasons))
 
 
 _STICK_HELD = Prepared[bytes](f"""
-WITH /* stuck.stick_held */ marked AS (
+WITH /* stuck.mark_held */ marked AS (
     UPDATE orchestrator.runs r SET stuck = s.reason, cached = 0
       FROM {_REASONS}
      WHERE r.id = s.id AND r.code AND r.shown > 0 AND r.ended_at IS NULL
@@ -49,7 +49,7 @@ SELECT id FROM marked
 """)
 
 
-def stick_unknown(connection: Connection, reasons: Iterable[tuple[bytes, str]]) -> set[bytes]:
+def mark_unknown(connection: Connection, reasons: Iterable[tuple[bytes, str]]) -> set[bytes]:
     """Note that no worker knows the code of runs that have begun; return those."""
     return set(_STICK_HELD(connection, _REASONS(reasons)))
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.runs.happened import Happened
-from orchestrator.store.runs.trees import ByTurns
+from orchestrator.domain.runs.changes import RunChanges
+from orchestrator.store.runs.round_robin import RoundRobin
 from orchestrator.store.sql import Batch, Prepared, Row
 
 _encode = msgspec.msgpack.encode
-_decode = msgspec.msgpack.Decoder(Happened).decode
+_decode = msgspec.msgpack.Decoder(RunChanges).decode
 
 _WAITING = Prepared[bytes]("""
 SELECT /* untold.waiting */ id FROM (
@@ -54,12 +54,12 @@ SELECT n.run_id, %(held)s::boolean OR coalesce(
 """)
 
 
-def add(connection: Connection, some: Iterable[tuple[bytes, Happened]], *, is_over: bool = False) -> None:
+def add(connection: Connection, some: Iterable[tuple[bytes, RunChanges]], *, is_over: bool = False) -> None:
     """Keep what happened until runs can be told: those that are stuck when they are freed, others in the next tick.
 
     If the runs are over, they are told when they have begun again.
     """
-    rows = [(run, _encode(happened), place) for place, (run, happened) in enumerate(some)]
+    rows = [(run, _encode(changes), place) for place, (run, changes) in enumerate(some)]
     if rows:
         _ADD(connection, _NEW(rows), held=is_over)
 
@@ -84,11 +84,11 @@ class Place(NamedTuple):
     size: int
 
 
-class Line:
+class UntoldQueue:
     """What is to be told next; of each run in order."""
 
     def __init__(self) -> None:
-        self._find = ByTurns(
+        self._find = RoundRobin(
             "untold.line", "untold", "NOT held", "id, run_id, octet_length(body) AS size", run="run_id"
         )
 
@@ -107,7 +107,7 @@ class Waited(NamedTuple):
 
     run: bytes
     ids: list[int]
-    happened: list[Happened]
+    changes: list[RunChanges]
 
 
 def read(connection: Connection, ids: Sequence[int]) -> list[Waited]:
@@ -116,7 +116,7 @@ def read(connection: Connection, ids: Sequence[int]) -> list[Waited]:
     for row in _READ(connection, ids=ids):
         waited = found.setdefault(row.run_id, Waited(row.run_id, [], []))
         waited.ids.append(row.id)
-        waited.happened.append(_decode(row.body))
+        waited.changes.append(_decode(row.body))
     return list(found.values())
 
 
@@ -144,9 +144,9 @@ SELECT run_id, body FROM gone ORDER BY id
 """)
 
 
-def take_of(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[Happened]]:
+def take_of(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[RunChanges]]:
     """Return, and no longer keep, all that these runs have not been told; none of them is stuck any more."""
-    found: dict[bytes, list[Happened]] = {}
+    found: dict[bytes, list[RunChanges]] = {}
     for run, body in _TAKE_OF(connection, runs=runs):
         found.setdefault(run, []).append(_decode(body))
     return found

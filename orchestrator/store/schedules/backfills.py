@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.plain import stored_json
 from orchestrator.domain.schedules.schedule import Schedule, fire_key, from_data, key_of
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.schedules.fires import NEWEST_OF_S, Target
 from orchestrator.store.sql import Prepared, Row, Statement
 
@@ -162,7 +162,7 @@ UPDATE /* backfills.give_up */ orchestrator.backfills SET next_fire = NULL, erro
 """)
 _CANCEL_RUNS = Statement[None](f"""
 INSERT /* backfills.cancel_runs */ INTO orchestrator.inbox (kind, target)
-SELECT '{Wish.CANCEL_RUN}', id FROM orchestrator.runs WHERE schedule = %(series)s AND ended_at IS NULL
+SELECT '{RequestKind.CANCEL_RUN}', id FROM orchestrator.runs WHERE schedule = %(series)s AND ended_at IS NULL
 """)
 
 

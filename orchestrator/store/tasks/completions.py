@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, exc
 
 from orchestrator.domain.states import IN_FLIGHT_STATES
-from orchestrator.store.inbox import Item, Wish
+from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tasks.transitions import Success
 
@@ -45,7 +45,7 @@ DO /* completions.commit */ $complete$ BEGIN
         RAISE EXCEPTION 'the attempt is over' USING ERRCODE = '{_OVER}';
     END IF;
     INSERT INTO orchestrator.inbox (kind, target, body)
-    VALUES ('{Wish.COMPLETE_TASK}', '{{task}}', to_jsonb({{duration:f}}));
+    VALUES ('{RequestKind.COMPLETE_TASK}', '{{task}}', to_jsonb({{duration:f}}));
 END $complete$;
 COMMIT
 """)
@@ -72,7 +72,7 @@ SELECT /* completions.find */ asked.id, found.attempt, found.completion, coalesc
 """)
 
 
-def find(connection: Connection, items: Sequence[Item]) -> list[Success]:
+def find(connection: Connection, items: Sequence[Request]) -> list[Success]:
     """Return the successes that these requests tell of; of tasks that have ended since, none."""
     durations = {item.target: float(item.body) for item in items}
     return [

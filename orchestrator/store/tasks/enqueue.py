@@ -189,7 +189,7 @@ _NEW = Batch(
     "attempt int",
 )
 _ADOPT = Prepared[None](f"""
-WITH /* enqueue.adopt */ created AS (
+WITH /* enqueue.create_tasks */ created AS (
     INSERT INTO orchestrator.tasks (id, name, queue, priority, wake_at, payload, options, run_id, step, position, lane,
                                     expires_at, unique_key, callbacks, attempt)
     SELECT n.id, n.name, n.queue, n.priority,
@@ -205,7 +205,7 @@ WITH /* enqueue.adopt */ created AS (
 """)
 
 
-def adopt_tasks(
+def create_tasks(
     connection: Connection, tasks: Sequence[NewTask], now: datetime, attempts: Mapping[bytes, int] | None = None
 ) -> None:
     """Create tasks that running tasks enqueued or runs have come to; those that exist already stay as they are.

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.ids import to_text
 from orchestrator.store import inbox
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tasks.revival import KEEPS_KEY, REVIVABLE
 
@@ -68,7 +68,7 @@ def preview(connection: Connection, wanted: FailedFilter) -> list[Group]:
 
 def ask(connection: Connection, wanted: FailedFilter) -> None:
     """Ask the leader to open the failed tasks again that match now."""
-    inbox.add(connection, Wish.REDRIVE, bytes(16), msgspec.json.encode(wanted).decode())
+    inbox.add(connection, RequestKind.REDRIVE, bytes(16), msgspec.json.encode(wanted).decode())
 
 
 IS_ASKED_FOR = """

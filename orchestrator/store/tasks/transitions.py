@@ -41,7 +41,7 @@ def current_attempt(states: Iterable[TaskState] = IN_FLIGHT_STATES) -> str:
 
 
 def arrivals(ready: str) -> str:
-    """Return a statement that tells the leader of tasks which are now ready in a lane; `Wish.ARRIVAL` reads it."""
+    """Return a statement that tells the leader of tasks that are ready in a lane; `RequestKind.ARRIVAL` reads it."""
     return f"INSERT INTO orchestrator.inbox (kind, target) SELECT 'arrival', id FROM {ready}"
 
 
@@ -64,8 +64,8 @@ class Moved(NamedTuple):
     """Tasks to create when it ends, as JSON."""
 
     @property
-    def is_own(self) -> bool:
-        """Say whether this is the own task of a run of a workflow as code, which carries the turns of its code."""
+    def is_turn_task(self) -> bool:
+        """Say whether this is the turn task of a run of a workflow as code, which carries the turns of its code."""
         return self.run_id == self.id
 
 
@@ -98,13 +98,13 @@ class Claimed(NamedTuple):
     """What an earlier attempt left for this one."""
     seq: int = 0
     worker: str | None = None
-    """Of a run's own task: who has its code in memory."""
+    """Of a run's turn task: who has its code in memory."""
     to: str | None = None
     """The one worker that it is sent to; None where any worker of the queue may take it."""
 
     @property
-    def is_activation(self) -> bool:
-        """Say whether this is a turn of a workflow's code: a run's own task has the run's id."""
+    def is_turn_task(self) -> bool:
+        """Say whether this is a turn of a workflow's code: a run's turn task has the run's id."""
         return self.run_id == self.id
 
 
@@ -135,7 +135,7 @@ def most_urgent_first(claimed: Iterable[Claimed]) -> list[Claimed]:
     return sorted(claimed, key=lambda task: (-task.priority, task.seq))
 
 
-class Mark(NamedTuple):
+class ClaimPosition(NamedTuple):
     """Where a claim has ended: everything more urgent that was ready then has been claimed."""
 
     priority: int
@@ -170,10 +170,10 @@ RETURNING {CLAIMED}
 
 
 def claim_behind(
-    connection: Connection, rooms: dict[str, int], marks: Mapping[str, Mark], now: datetime
+    connection: Connection, rooms: dict[str, int], positions: Mapping[str, ClaimPosition], now: datetime
 ) -> list[Claimed]:
     """Claim as `claim` does, but only what has come since each queue's mark was set."""
-    marked = [(queue, room, *marks[queue]) for queue, room in rooms.items()]
+    marked = [(queue, room, *positions[queue]) for queue, room in rooms.items()]
     return most_urgent_first(_CLAIM_BEHIND(connection, _MARKED(marked), now=now))
 
 
@@ -188,7 +188,7 @@ def newest(connection: Connection) -> int:
 # -- dispatched → running
 
 
-class Beginning(NamedTuple):
+class AttemptStart(NamedTuple):
     """An attempt that has begun."""
 
     id: bytes
@@ -197,7 +197,7 @@ class Beginning(NamedTuple):
     worker: str
 
 
-_BEGINNINGS = Batch("r", Beginning)
+_BEGINNINGS = Batch("r", AttemptStart)
 _START = Prepared[None](f"""
 UPDATE /* tasks.start */ orchestrator.tasks t
    SET status = 'running', started_at = %(now)s::timestamptz - r.age * interval '1 second', worker = r.worker
@@ -207,7 +207,7 @@ UPDATE /* tasks.start */ orchestrator.tasks t
 """)
 
 
-def start(connection: Connection, rows: Sequence[Beginning], now: datetime) -> None:
+def start(connection: Connection, rows: Sequence[AttemptStart], now: datetime) -> None:
     """Record that attempts are running."""
     _START(connection, _BEGINNINGS(rows), now=now)
 
@@ -215,7 +215,7 @@ def start(connection: Connection, rows: Sequence[Beginning], now: datetime) -> N
 # -- in flight → pending
 
 
-class Again(NamedTuple):
+class Requeue(NamedTuple):
     """An attempt after which the task waits for another."""
 
     id: bytes
@@ -232,9 +232,9 @@ class Again(NamedTuple):
     hold: str | None = None
 
 
-_ATTEMPTS = Batch("r", Again)
+_ATTEMPTS = Batch("r", Requeue)
 _AGAIN = Prepared[Moved](f"""
-WITH /* tasks.again */ back AS (
+WITH /* tasks.requeue */ back AS (
     UPDATE orchestrator.tasks t
        SET status = 'pending', hold = r.hold,
            wake_at = CASE WHEN r.delay > 0 THEN %(now)s::timestamptz + r.delay * interval '1 second' END,
@@ -258,7 +258,7 @@ SELECT id, 'pending' AS state, queue, run_id, attempt, 'dispatched' AS before, s
 """)
 
 
-def again(connection: Connection, rows: Sequence[Again], now: datetime) -> list[Moved]:
+def requeue(connection: Connection, rows: Sequence[Requeue], now: datetime) -> list[Moved]:
     """Put attempts' tasks back to pending, adding to what the retry policy charges."""
     return _AGAIN(connection, _ATTEMPTS(rows), now=now)
 
@@ -305,7 +305,7 @@ def succeed(connection: Connection, rows: Sequence[Success], now: datetime) -> l
     return _SUCCEED(connection, _SUCCESSES(rows), now=now)
 
 
-class Ending(NamedTuple):
+class AttemptEnd(NamedTuple):
     """A task that ends without success."""
 
     id: bytes
@@ -319,7 +319,7 @@ class Ending(NamedTuple):
     duration: float | None = None
 
 
-_ENDINGS = Batch("r", Ending)
+_ENDINGS = Batch("r", AttemptEnd)
 
 
 def _end_statement(state: TaskState) -> Prepared[Moved]:
@@ -348,6 +348,6 @@ SELECT id, '{state}' AS state, queue, run_id, attempt, status AS before, step, l
 _END = {state: _end_statement(state) for state in (TaskState.FAILED, TaskState.CANCELLED, TaskState.SKIPPED)}
 
 
-def end(connection: Connection, state: TaskState, rows: Sequence[Ending], now: datetime) -> list[Moved]:
+def end(connection: Connection, state: TaskState, rows: Sequence[AttemptEnd], now: datetime) -> list[Moved]:
     """End tasks as failed, cancelled or skipped."""
     return _END[state](connection, _ENDINGS(rows), now=now)

@@ -144,7 +144,7 @@ def crowded(connection: Connection) -> list[tuple[str, str, str]]:
     return _CROWDED(connection)
 
 
-class Agenda(NamedTuple):
+class AgendaProbe(NamedTuple):
     """What waits for the leader."""
 
     inbox: bool
@@ -184,10 +184,10 @@ AGENDA = """
        EXISTS (SELECT FROM orchestrator.untold WHERE NOT held) AS untold_runs
 """
 """The columns of an agenda. Not `min`: where Postgres believes a table to be empty, it may read all of it for that."""
-_AGENDA = Prepared[Agenda](f"SELECT /* waiting.agenda */ {AGENDA}")
+_AGENDA = Prepared[AgendaProbe](f"SELECT /* waiting.probe_agenda */ {AGENDA}")
 
 
-def agenda(connection: Connection) -> Agenda:
+def probe_agenda(connection: Connection) -> AgendaProbe:
     """Look, with one index probe each, whether anything waits."""
     return _AGENDA.one(connection)
 
@@ -204,13 +204,14 @@ class InFlight(NamedTuple):
     age: float
     """Seconds since it was dispatched."""
     lane: str | None = None
-    own: bool = False
+    is_turn_task: bool = False
     """It carries the turns of a workflow's code, and `worker` may be the one that had the last of them."""
 
 
 _IN_FLIGHT = Prepared[InFlight]("""
 SELECT /* waiting.in_flight */ id, attempt, queue, status, alone, worker,
-       extract(epoch FROM now() - dispatched_at)::double precision AS age, lane, coalesce(run_id = id, false) AS own
+       extract(epoch FROM now() - dispatched_at)::double precision AS age,
+       lane, coalesce(run_id = id, false) AS is_turn_task
   FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')
 """)
 
@@ -288,7 +289,7 @@ class Policy(NamedTuple):
     failures: int
     losses: int
     options: str | None
-    own: bool = False
+    is_turn_task: bool = False
     """It carries the turns of a workflow's code."""
 
 

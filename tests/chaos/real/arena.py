@@ -160,13 +160,13 @@ class Arena:
         of_members = [wire for member in self.members for wire in (member.redis, member.postgres) if wire is not None]
         return [*of_members, *self.client_wires]
 
-    def stop_members(self, patience: float = 30.0) -> dict[str, int | None]:
+    def stop_members(self, timeout: float = 30.0) -> dict[str, int | None]:
         """End all processes in good order, workers first; return how each ended."""
         exit_codes: dict[str, int | None] = {}
         for members in (self.workers, self.schedulers):
             for member in members:
                 member.ask_to_end()
-            exit_codes |= {member.name: member.wait_for_end(patience) for member in members}
+            exit_codes |= {member.name: member.wait_for_end(timeout) for member in members}
         return exit_codes
 
     # -- making it

@@ -13,7 +13,7 @@ from tests.chaos.real.journal import append
 from tests.chaos.real.project import app
 from tests.chaos.real.weather import is_weather
 
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 _LATE = "SELECT workflow FROM orchestrator.schedules WHERE next_fire <= now()"
 
 
@@ -30,7 +30,7 @@ class Clockwork:
 
     def wind_down(self) -> list[str]:
         """Pause every schedule once it owes nothing; return what went wrong."""
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _TIMEOUT
         while time.monotonic() < deadline:
             try:
                 if not self._arena.sql(_LATE):
@@ -45,7 +45,7 @@ class Clockwork:
                 if not is_weather(error):
                     raise
             time.sleep(0.1)
-        return [f"schedules still owed fires {_PATIENCE:g} s after everything was healed"]
+        return [f"schedules still owed fires {_TIMEOUT:g} s after everything was healed"]
 
     def _note(self, which: str) -> None:
         """Write down the fire that comes first, or that would come next."""

@@ -135,12 +135,12 @@ class Member:
             self.signal_group(signal.SIGCONT)
             self.signal(signal.SIGTERM)
 
-    def wait_for_end(self, patience: float) -> int | None:
+    def wait_for_end(self, timeout: float) -> int | None:
         """Return its exit code, or None if it had to be killed."""
         if self._process is None:
             return 0
         try:
-            return self._process.wait(patience)
+            return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.signal_group(signal.SIGKILL)
             self._process.wait()

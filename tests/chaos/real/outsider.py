@@ -21,7 +21,7 @@ from tests.chaos.real.project import app
 from tests.chaos.real.weather import is_weather
 
 _EVERY = 0.1
-_PATIENCE = 3.0
+_TIMEOUT = 3.0
 """Seconds that an update may take; what comes later counts as unanswered."""
 _LAST_ANSWER = 20.0
 _WAITING = "SELECT run_id::text AS run FROM orchestrator.promises WHERE name = 'answer' ORDER BY run_id"
@@ -69,7 +69,7 @@ class Outsider:
         for _ in range(self._random.randint(0, 2)):
             self._say("signal", run, lambda number: handle.signal("news", number))
         if self._random.random() < 0.5:
-            self._say("update", run, lambda number: handle.update("add", number, timeout=_PATIENCE))
+            self._say("update", run, lambda number: handle.update("add", number, timeout=_TIMEOUT))
         self._say("answer", run, lambda number: handle.resolve("answer", number))
 
     def _say(self, what: str, run: str, tell: Callable[[int], object]) -> None:

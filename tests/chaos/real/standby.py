@@ -17,7 +17,7 @@ import psycopg2
 
 from orchestrator.embedded import EmbeddedPostgres
 
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 _PROMPT = {"fsync": "off", "wal_retrieve_retry_interval": "100ms"}
 """It outlives processes, not the machine: so nothing need reach the disk, and it starts in a moment."""
 
@@ -53,10 +53,10 @@ class Standby(EmbeddedPostgres):
         return super()._ready() or (self._pid_file.exists() and "standby" in self._pid_file.read_text(encoding="utf-8"))
 
     def _wait(self, met: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _TIMEOUT
         while not met():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"a standby did not come so far in {_PATIENCE:g} s; its log: {self.log}")
+                raise TimeoutError(f"a standby did not come so far in {_TIMEOUT:g} s; its log: {self.log}")
             time.sleep(0.02)
 
 

@@ -15,7 +15,7 @@ from orchestrator.domain.tasks.task import NewTask, TaskOptions
 from orchestrator.store import inbox
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
-from orchestrator.store.inbox import Wish
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.tasks import enqueue, results
 from orchestrator.transport.connection import UNAVAILABLE
 from tests.chaos.simulator.memory import Caller
@@ -124,43 +124,43 @@ class Clients:
         dags.start(self._world.database.connection, [run])
         self.runs.append(run.id)
 
-    # -- wishes
+    # -- requests
 
-    def _ask(self, wish: Wish, targets: list[bytes], states: tuple[str, ...]) -> None:
+    def _ask(self, kind: RequestKind, targets: list[bytes], states: tuple[str, ...]) -> None:
         if not targets:
             return
         target = self._random.choice(targets)
         connection = self._world.database.connection
-        if wish in (Wish.CANCEL_TASK, Wish.RETRY_TASK):
+        if kind in (RequestKind.CANCEL_TASK, RequestKind.RETRY_TASK):
             outcome = results.outcome(connection, target)
             state = outcome.status if outcome is not None else "unknown"
         else:
             progress = results.progress(connection, target)
             state = progress[0] if progress is not None else "unknown"
         if state in states or self._random.random() < 0.2:  # or it has changed since it was looked at
-            inbox.add(connection, wish, target)
-            self._world.trace(f"client: asks to {wish} {target.hex()[-6:]}, now {state}")
+            inbox.add(connection, kind, target)
+            self._world.trace(f"client: asks to {kind} {target.hex()[-6:]}, now {state}")
 
     def _cancel_task(self, size: int) -> None:
         del size
-        self._ask(Wish.CANCEL_TASK, self.tasks, OPEN_TASK_STATES)
+        self._ask(RequestKind.CANCEL_TASK, self.tasks, OPEN_TASK_STATES)
 
     def _retry_task(self, size: int) -> None:
         del size
-        self._ask(Wish.RETRY_TASK, self._failed("ended_tasks"), ("failed", "skipped"))
+        self._ask(RequestKind.RETRY_TASK, self._failed("ended_tasks"), ("failed", "skipped"))
 
     def _cancel_run(self, size: int) -> None:
         del size
-        self._ask(Wish.CANCEL_RUN, self.runs, OPEN_RUN_STATES)
+        self._ask(RequestKind.CANCEL_RUN, self.runs, OPEN_RUN_STATES)
 
     def _retry_run(self, size: int) -> None:
         del size
-        self._ask(Wish.RETRY_RUN, self._failed("runs"), ("failed",))
+        self._ask(RequestKind.RETRY_RUN, self._failed("runs"), ("failed",))
 
     def retry_all(self, runs: list[bytes]) -> None:
         """Ask for runs to be tried again that are stuck."""
         for run in runs:
-            inbox.add(self._world.database.connection, Wish.RETRY_RUN, run)
+            inbox.add(self._world.database.connection, RequestKind.RETRY_RUN, run)
 
     def _failed(self, table: str) -> list[bytes]:
         rows = self._world.database.sql(f"SELECT id FROM orchestrator.{table} WHERE status = 'failed' ORDER BY id")

@@ -63,9 +63,9 @@ class SimulatedLeadership(Leadership):
         self._strike: Callable[[str], None] = actor.strike
 
     @contextmanager
-    def writing(self, monotonic: float, *, look: bool = False) -> Iterator[Writing]:
+    def writing(self, monotonic: float, *, with_agenda: bool = False) -> Iterator[Writing]:
         world = self._actor.world
-        with super().writing(monotonic, look=look) as writing:
+        with super().writing(monotonic, with_agenda=with_agenda) as writing:
             self._strike("in transaction")
             yield writing
             self._strike("before commit")
@@ -165,8 +165,8 @@ class SchedulerProcess:
         scheduler, now = self.scheduler, self._monotonic()
         waited = self.world.now - self._ticked_at
         if not scheduler.term.link.can_read:
-            return waited >= min(scheduler.term.patience, 0.1)
-        if now >= scheduler.term.watch.due_at or waited >= scheduler.term.patience:
+            return waited >= min(scheduler.term.due_in, 0.1)
+        if now >= scheduler.term.watch.due_at or waited >= scheduler.term.due_in:
             return True
         cursor = scheduler.term.generations.cursor
         return self.streams.has_news(cursor.generation, cursor.position)

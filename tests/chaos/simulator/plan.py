@@ -93,8 +93,8 @@ def plan_for(seed: int) -> Plan:
         Action(world.uniform(0.0, WORK_TIME), world.choice(kinds), world.randint(1, 5))
         for _ in range(world.randint(3, 7))
     ]
-    wishes = ("cancel task", "cancel run", "retry task", "retry run", "retry run")
-    actions += [Action(world.uniform(1.0, FAULT_TIME), world.choice(wishes), 1) for _ in range(world.randint(0, 4))]
+    requests = ("cancel task", "cancel run", "retry task", "retry run", "retry run")
+    actions += [Action(world.uniform(1.0, FAULT_TIME), world.choice(requests), 1) for _ in range(world.randint(0, 4))]
     return Plan(
         seed=seed,
         schedulers=world.choice((1, 1, 2, 3)),

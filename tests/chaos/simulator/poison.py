@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from sqlalchemy import exc
 
-from orchestrator.domain.runs.happened import Happened
+from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.scheduler import requests
 from orchestrator.scheduler.dag import plans as dags
 from orchestrator.scheduler.runs.triggers import Triggers
@@ -83,7 +83,7 @@ class Poisons:
                 (cancels, "end", "stop", lambda given: given[1]),
             ):
                 stack.enter_context(patch.object(owner, name, self._around(getattr(owner, name), operation, ids)))
-            stack.enter_context(patch.object(dags, "_tell", self._around_plan(dags._tell)))
+            stack.enter_context(patch.object(dags, "_apply_to_plan", self._around_plan(dags._apply_to_plan)))
             yield
 
     def _around(
@@ -95,19 +95,19 @@ class Poisons:
 
         return call
 
-    def _around_plan(self, function: Callable[[Any, Happened], None]) -> Callable[[Any, Happened], None]:
-        def call(run: Any, happened: Happened) -> None:
-            self._tell(run, happened)
-            function(run, happened)
+    def _around_plan(self, function: Callable[[Any, RunChanges], None]) -> Callable[[Any, RunChanges], None]:
+        def call(run: Any, changes: RunChanges) -> None:
+            self._apply_to_plan(run, changes)
+            function(run, changes)
 
         return call
 
-    def _tell(self, run: Any, happened: Happened) -> None:
+    def _apply_to_plan(self, run: Any, changes: RunChanges) -> None:
         for operation, is_so in (
-            ("begin", happened.begun),
-            ("advance", happened.ended),
-            ("expand", happened.is_expanding),
-            ("reopen", happened.is_retried or happened.reopened),
+            ("begin", changes.begun),
+            ("advance", changes.ended),
+            ("expand", changes.is_expanding),
+            ("reopen", changes.is_retried or changes.reopened),
         ):
             if is_so:
                 self.strike(operation, [run.id])

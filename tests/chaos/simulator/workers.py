@@ -34,7 +34,7 @@ from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import private_queue
 from orchestrator.transport.worker import Received, StreamsGone
 from orchestrator.workers.parent.held import HeldAttempts
-from orchestrator.workers.reporting.reporter import _ASK_AGAIN, Item, Reporter, _split
+from orchestrator.workers.reporting.reporter import _ASK_AGAIN, PendingReport, Reporter, _split
 from orchestrator.workers.running.job import Bundle, Job, Stage
 from orchestrator.workers.running.runner import unknown
 from tests.chaos.simulator.memory import MemoryWorkerStreams
@@ -48,7 +48,7 @@ NEW = {"exact", "list"}
 QUEUES = ("default",)
 _HAND_BACK_AFTER = 0.2
 _ANNOUNCE_AFTER = 0.05
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 _TOO_LATE = 2.0
 _encode = msgspec.msgpack.encode
 
@@ -94,7 +94,7 @@ class _Child:
         self.held = HeldAttempts(capacity=500)
         self.streams = MemoryWorkerStreams(world.redis, identifier)
         self.reporter = Reporter(MemoryWorkerStreams(world.redis, identifier), identifier, self.held)  # type: ignore[arg-type]
-        self.backlog: list[Item] = []
+        self.backlog: list[PendingReport] = []
         self.asked_at = 0.0
         self.waiting: list[Job] = []
         self.runs: list[_Run] = []
@@ -302,7 +302,7 @@ class WorkerMachine:
             child.drained_at = self._world.now
             return
         unapplied = child.backlog or child.reporter._unapplied or not child.reporter._queue.empty()
-        if not unapplied or self._world.now > child.drained_at + _PATIENCE:
+        if not unapplied or self._world.now > child.drained_at + _TIMEOUT:
             self.kill_child()
 
     def _kill_runs(self) -> None:
@@ -418,7 +418,7 @@ class WorkerMachine:
         if execution.name == "parent" and run.waits_for is None:
             run.waits_for = threading.Event()
             self.child.reporter._empty.clear()
-            self.child.reporter._queue.put(Item(Enqueued(run.enqueues[:1]), None, run.waits_for))
+            self.child.reporter._queue.put(PendingReport(Enqueued(run.enqueues[:1]), None, run.waits_for))
             return
         if run.waits_for is not None:
             if not run.waits_for.is_set():

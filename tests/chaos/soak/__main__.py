@@ -20,7 +20,7 @@ from tests.chaos.soak.faults import Misfortune, World
 from tests.chaos.soak.lines import LINES
 from tests.chaos.soak.load import Load
 from tests.chaos.soak.machines import Machines
-from tests.chaos.soak.report import Outcome
+from tests.chaos.soak.report import SoakOutcome
 from tests.chaos.soak.samples import Sampler
 from tests.chaos.soak.verdict import judge
 
@@ -64,7 +64,7 @@ def folder_for(logs: Path | None) -> Iterator[tuple[Path, Path]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def soak(options: argparse.Namespace) -> Outcome:
+def soak(options: argparse.Namespace) -> SoakOutcome:
     """Start everything, watch it, let it come to rest, and judge."""
     with folder_for(options.logs) as (folder, logs), EmbeddedServices(folder / "services") as services:
         database.upgrade(services.database_url)
@@ -89,7 +89,7 @@ def soak(options: argparse.Namespace) -> Outcome:
             unfinished = sampler.unfinished(load.tasks, load.runs)
             sampler.close()
     verdicts = [judge(line, sampler.times, sampler.samples[line.key]) for line in LINES]
-    return Outcome(
+    return SoakOutcome(
         minutes=options.minutes,
         rate=options.rate,
         seed=options.seed,

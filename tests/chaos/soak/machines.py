@@ -15,7 +15,7 @@ import psutil
 
 from tests.chaos.breaking import send, send_group
 
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 """Seconds that a process may take to start, or to end in good order."""
 
 
@@ -42,10 +42,10 @@ class Machine:
 
     def wait_until_ready(self) -> None:
         """Wait until it says so, or has ended: a machine that finds no server at its start gives up."""
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _TIMEOUT
         while b"ready" not in self._log.read_bytes()[self._said_before :] and self.exit_code is None:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.name} was not ready after {_PATIENCE:g} s; see {self._log}")
+                raise RuntimeError(f"{self.name} was not ready after {_TIMEOUT:g} s; see {self._log}")
             time.sleep(0.05)
 
     @property
@@ -77,7 +77,7 @@ class Machine:
             return [parent, *parent.children(recursive=True)]
         return []
 
-    def wait(self, timeout: float = _PATIENCE) -> int:
+    def wait(self, timeout: float = _TIMEOUT) -> int:
         assert self._process is not None, "it was started"
         return self._process.wait(timeout)
 
@@ -118,7 +118,7 @@ class Machines:
         except subprocess.TimeoutExpired:
             machine.signal_all(signal.SIGKILL)
             machine.wait()
-            self.fell.append(f"{machine.name} did not stop within {_PATIENCE:g} s")
+            self.fell.append(f"{machine.name} did not stop within {_TIMEOUT:g} s")
         else:
             if code != 0:
                 self.fell.append(f"{machine.name} stopped with exit code {code}")

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.chaos.soak.faults import FAULTS
 from tests.chaos.soak.lines import LINES, LOGARITHMIC, Line
-from tests.chaos.soak.report import Outcome
+from tests.chaos.soak.report import SoakOutcome
 
 _COLUMNS = 3
 _COLOURS = ("#1f5fa8", "#d9822b", "#3a8f5c", "#8a5aa8")
@@ -39,7 +39,7 @@ _STYLE = {
 }
 
 
-def draw(outcome: Outcome, path: Path) -> None:
+def draw(outcome: SoakOutcome, path: Path) -> None:
     """Write the picture as PNG."""
     panels = list(dict.fromkeys(line.panel for line in LINES))
     rows = -(-len(panels) // _COLUMNS)
@@ -59,7 +59,7 @@ def draw(outcome: Outcome, path: Path) -> None:
     Image.open(drawn).convert("RGB").quantize(_PALETTE).save(path, format="png", optimize=True)
 
 
-def _panel(axes: Axes, title: str, lines: list[Line], outcome: Outcome) -> None:
+def _panel(axes: Axes, title: str, lines: list[Line], outcome: SoakOutcome) -> None:
     for struck in outcome.struck:
         axes.axvline(struck.at / 60, ymin=0, ymax=0.04, color=_FAULT, linewidth=0.5, alpha=0.7)
     flat = {verdict.line.key: verdict.flat for verdict in outcome.verdicts}
@@ -93,7 +93,7 @@ def _panel(axes: Axes, title: str, lines: list[Line], outcome: Outcome) -> None:
     )  # above the panel, beside its title: never on a line
 
 
-def _faults(axes: Axes, outcome: Outcome) -> None:
+def _faults(axes: Axes, outcome: SoakOutcome) -> None:
     names = [fault.name for fault in FAULTS]
     moments = [[struck.at / 60 for struck in outcome.struck if struck.name == name] for name in names]
     axes.eventplot(moments, colors=_FAULT, linelengths=0.7, linewidths=0.8)
@@ -105,7 +105,7 @@ def _faults(axes: Axes, outcome: Outcome) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _title(figure: Figure, outcome: Outcome) -> None:
+def _title(figure: Figure, outcome: SoakOutcome) -> None:
     figure.suptitle(
         f"{outcome.minutes:g} minutes, {outcome.enqueued:,} tasks "
         f"({outcome.achieved:.0f}/s of {outcome.rate:g}/s asked), {len(outcome.struck)} faults (seed {outcome.seed}): "

@@ -18,7 +18,7 @@ _LINES_EVERY = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SoakOutcome:
     """All that a soak has found out."""
 
     minutes: float
@@ -69,7 +69,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
     )
 
 
-def summary(outcome: Outcome) -> str:
+def summary(outcome: SoakOutcome) -> str:
     """Return the rest of it in a few lines."""
     faults = Counter(struck.name for struck in outcome.struck)
     told = ", ".join(f"{name} {count}" for name, count in faults.most_common()) or "none"
@@ -87,7 +87,7 @@ def summary(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def write_json(outcome: Outcome, path: Path) -> None:
+def write_json(outcome: SoakOutcome, path: Path) -> None:
     """Write everything down, the samples too."""
     document = {
         "minutes": outcome.minutes,

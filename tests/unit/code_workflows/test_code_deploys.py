@@ -36,7 +36,7 @@ def encoded(value: Any) -> bytes:
 
 @pytest.fixture
 def begin() -> Iterator[Callable[..., World]]:
-    """Begin a run; what is in memory of it in the end is put away."""
+    """Begin a run; what is in memory of it in the end is evicted."""
     worlds: list[World] = []
 
     def begin(*args: Any) -> World:

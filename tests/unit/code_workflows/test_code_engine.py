@@ -149,7 +149,7 @@ def test_the_longest_waiting_run_is_put_away_first() -> None:
     for run in runs:
         leader.activate(run)
     assert [run.id in engine for run in runs] == [False, False, True, True]
-    for run in runs:  # in turn, so that each finds itself put away by the others
+    for run in runs:  # in turn, so that each finds itself evicted by the others
         finish_tasks(leader, run)
         leader.activate(run)
     assert [play(leader, run) for run in runs] == [2, 2, 2, 2]

@@ -59,7 +59,7 @@ def test_a_history_survives_json_whatever_it_holds() -> None:
 
 def test_every_kind_of_event_survives_json() -> None:
     error = TaskError("ValueError", "no", "Traceback")
-    kinds = [*history.Fact.__args__, *history.Record.__args__, *history.Mark.__args__]
+    kinds = [*history.Fact.__args__, *history.Record.__args__, *history.Marker.__args__]
     values = {
         "bool": True,
         "int": 3,

@@ -204,7 +204,7 @@ def test_a_child_whose_end_the_code_waits_for_after_cancelling_it_is_not_started
         assert await new.result() == "cancelled"
         assert len(test.leader.runs) == 3
         cut = [*old.history.events[:to]]  # as if the child had not ended yet
-        told = resets.reset(RUN, cut, bytes(16), to, 0.0).told
+        told = resets.reset(RUN, cut, bytes(16), to, 0.0).facts
         assert [type(fact).__name__ for fact in told] == ["ChildCancelled"]
 
     started(impatient, then)
@@ -297,8 +297,8 @@ def test_the_preview_says_what_becomes_of_everything() -> None:
     ]
     begins = resets.reset(RUN, events, b"n" * 16, 9, 5.0, "why not")
     assert begins.copy[-1] == Event(10, 5.0, history.RunReset(RUN, 9, "why not"))
-    assert [type(fact).__name__ for fact in begins.told] == [
+    assert [type(fact).__name__ for fact in begins.facts] == [
         *("SignalReceived", "SignalReceived", "PromiseResolved", "UpdateRequested", "UpdateRequested")
     ]
     assert [promise.name for promise in begins.promises] == ["receipt"]
-    assert list(begins.adopted) == [b"5" * 16]
+    assert list(begins.handed_over) == [b"5" * 16]

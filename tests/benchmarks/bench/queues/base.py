@@ -67,9 +67,9 @@ def expect(what: str, found: object, expected: object) -> None:
         raise AssertionError(f"{what}: expected {expected}, found {found}")
 
 
-def settle(what: str, ask: Callable[[], object], expected: object, patience: float = 5.0) -> None:
+def settle(what: str, ask: Callable[[], object], expected: object, timeout: float = 5.0) -> None:
     """Raise unless they become equal soon: some acknowledge a task a moment after its result can be seen."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while ask() != expected and time.monotonic() < deadline:
         time.sleep(0.01)
     expect(what, ask(), expected)

@@ -97,13 +97,13 @@ def _check_told(run: dict[str, Any], told: dict[tuple[str, str, str], list[int]]
 def check_rounds(arena: Arena) -> Iterator[str]:
     """Runs that go on for ever have ended, and only as they can: with their parent, in time, or by somebody."""
     cancelled = {task for (task,) in arena.journal.of_clients("cancel")}
-    heirs: dict[str, str] = {}
+    successors: dict[str, str] = {}
     for run in cancelled:
         last = UUID(run).bytes
         for _ in range(_MOST_ROUNDS):
-            heirs[str(UUID(bytes=last))] = run
+            successors[str(UUID(bytes=last))] = run
             last = successor_id(last)
     for row in arena.sql(_ROUNDS):
         in_time = row["status"] == "failed" and row["reason"] == "timed out" and not row["guarded"]
-        if not in_time and not (row["status"] == "cancelled" and (row["guarded"] or str(row["id"]) in heirs)):
+        if not in_time and not (row["status"] == "cancelled" and (row["guarded"] or str(row["id"]) in successors)):
             yield f"a run that goes on for ever ended, and nobody knows why: {shown(row)}"

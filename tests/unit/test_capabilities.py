@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.scheduler.fleet.knowers import ANY_FUNCTION, Knowers
+from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities
 from orchestrator.transport.codec import Heartbeat
 
 NAMES = {
@@ -22,22 +22,22 @@ def beat(worker: str, kind: str, *, slots: int = 2, running: int = 0, queue: str
     return Heartbeat(worker, "host", 1, [queue], slots, kind, "", 0.0, b"", running)
 
 
-def knowers(*beats: Heartbeat) -> Knowers:
-    found = Knowers()
+def capabilities(*beats: Heartbeat) -> Capabilities:
+    found = Capabilities()
     found.index(beats, NAMES, 0.0)
     found.begin(())
     return found
 
 
 def test_where_all_are_of_a_kind_nothing_is_placed() -> None:
-    same = knowers(beat("a", "old"), beat("b", "old"), beat("c", "new", queue="other"))
+    same = capabilities(beat("a", "old"), beat("b", "old"), beat("c", "new", queue="other"))
     assert same.mixed == frozenset()
     assert same.who("default", "both") is None
     assert same.who("default", "fresh") == NOBODY
 
 
 def test_where_they_differ_each_name_has_its_kinds() -> None:
-    mixed = knowers(beat("a", "old"), beat("b", "new"), beat("c", "any"))
+    mixed = capabilities(beat("a", "old"), beat("b", "new"), beat("c", "any"))
     assert mixed.mixed == {"default"}
     assert mixed.who("default", "both") is None
     assert mixed.who("default", "gone") == {"old"}
@@ -47,7 +47,7 @@ def test_where_they_differ_each_name_has_its_kinds() -> None:
 
 
 def test_tasks_go_to_whoever_knows_them_and_has_most_room_up_to_their_slots() -> None:
-    mixed = knowers(beat("a", "old", slots=9), beat("b", "new", slots=2), beat("c", "new", slots=3, running=2))
+    mixed = capabilities(beat("a", "old", slots=9), beat("b", "new", slots=2), beat("c", "new", slots=3, running=2))
     assert mixed.places("default", frozenset({"new"})) == 5
     placed = [mixed.place("default", frozenset({"new"})) for _ in range(6)]
     assert placed[:3] == ["b", "b", "c"] or placed[:3] == ["b", "c", "b"]
@@ -56,7 +56,7 @@ def test_tasks_go_to_whoever_knows_them_and_has_most_room_up_to_their_slots() ->
 
 
 def test_what_is_in_flight_takes_its_place_until_it_is_over() -> None:
-    mixed = knowers(beat("a", "old"), beat("b", "new", slots=2))
+    mixed = capabilities(beat("a", "old"), beat("b", "new", slots=2))
     mixed.committed({b"1": "b", b"2": "b"}, ())
     mixed.begin(())
     assert mixed.place("default", frozenset({"new"})) is None
@@ -73,7 +73,7 @@ def test_what_is_in_flight_takes_its_place_until_it_is_over() -> None:
 
 
 def test_a_quick_queue_is_placed_ahead_of_its_slots() -> None:
-    mixed = knowers(beat("a", "old"), beat("b", "new", slots=2))
+    mixed = capabilities(beat("a", "old"), beat("b", "new", slots=2))
     mixed.rates = {"default": 400.0}
     mixed.begin(())
     assert mixed.places("default", frozenset({"new"})) == 2 + 20
@@ -81,7 +81,7 @@ def test_a_quick_queue_is_placed_ahead_of_its_slots() -> None:
 
 def test_a_function_that_is_not_there_is_not_tried_again_until_another_worker_comes() -> None:
     beats = [beat("a", "any"), beat("b", "any")]
-    found = knowers(*beats)
+    found = capabilities(*beats)
     assert found.mixed == frozenset()
     found.deny("a", "jobs:run")
     assert found.mixed == {"default"}
@@ -99,7 +99,7 @@ def test_a_function_that_is_not_there_is_not_tried_again_until_another_worker_co
 
 
 def test_of_two_kinds_one_may_have_the_function() -> None:
-    found = Knowers()
+    found = Capabilities()
     found.index(
         [beat("a", "any"), beat("b", "more")], {"any": NAMES["any"], "more": frozenset({"x", ANY_FUNCTION})}, 0.0
     )
@@ -116,7 +116,7 @@ def test_nobody_gets_more_than_its_slots_and_nobody_idles_while_a_task_waits(
     workers: list[tuple[str, int, int]], tasks: int
 ) -> None:
     beats = [beat(f"w{place}", kind, slots=slots, running=run) for place, (kind, slots, run) in enumerate(workers)]
-    found = knowers(*beats)
+    found = capabilities(*beats)
     kinds = frozenset({"old", "any"})
     room = found.places("default", kinds)
     placed = Counter(found.place("default", kinds) for _ in range(tasks))

@@ -1,4 +1,4 @@
-"""A line to Redis: one connection that one thread has to itself.
+"""A raw connection to Redis: one connection that one thread has to itself.
 
 The driver's client finds a connection for each command, wraps it for retries and metrics, and parses what it guesses;
 that takes twice as long as Redis does. Where it matters, commands go out and answers come in by the connection itself.
@@ -33,7 +33,7 @@ class Script:
         self.hash = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-class Line:
+class RawConnection:
     """Sends one command at a time. What went wrong half-way is not repeated, and the next command connects anew."""
 
     def __init__(self, redis: Redis) -> None:

@@ -14,7 +14,7 @@ from orchestrator.store.sql import Prepared, Row
 _FIRST = bytes(16)
 
 
-class ByTurns:
+class RoundRobin:
     """What waits in a table, some of each tree at a time; it remembers where it stopped."""
 
     def __init__(self, name: str, table: str, where: str, columns: str, *, run: str = "id") -> None:

@@ -40,7 +40,7 @@ _FUTURES = frozenset(
 
 
 @contextmanager
-def looking(commander: Commander, who: str) -> Iterator[None]:
+def read_only(commander: Commander, who: str) -> Iterator[None]:
     """Let nothing be changed in a workflow by `who` looks at it."""
     before = sys.getprofile()
     commander.read_only = who
@@ -73,7 +73,7 @@ def _refuse(what: str) -> None:
         commander.check_unseen(what)
 
 
-class Chance(random.Random):
+class RunRandom(random.Random):
     """The random numbers of a run, of which nobody takes one who only looks."""
 
     def __init__(self, commander: Commander) -> None:

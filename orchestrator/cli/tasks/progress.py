@@ -27,7 +27,7 @@ from orchestrator.transport.keys import Keys
 _WIDTH = 20
 _REFRESH = 0.25
 """Seconds between two looks at a task; its end is announced."""
-_PATIENCE = 1.0
+_TIMEOUT = 1.0
 """Seconds that a look may wait for Redis, or for the next line of a log."""
 
 
@@ -36,7 +36,7 @@ def last_words(settings: Settings, task: bytes) -> TaskProgress | None:
     if not settings.redis_url:
         return None
     with suppress(OrchestratorError):
-        return read_progress(connect(settings.redis_url, patience=_PATIENCE), Keys(settings.namespace), task)
+        return read_progress(connect(settings.redis_url, timeout=_TIMEOUT), Keys(settings.namespace), task)
     return None
 
 
@@ -134,7 +134,7 @@ def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]
     try:
         while True:
             over = not follow or app._client.backend.tasks.status(task) in ENDED_TASK_STATES
-            said = read_log(redis, keys, task, last, 0.0 if over else _PATIENCE)
+            said = read_log(redis, keys, task, last, 0.0 if over else _TIMEOUT)
             yield from (line for _, line in said)
             last = said[-1].entry if said else last
             if over:

@@ -10,7 +10,7 @@ from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
 from orchestrator.scheduler.fleet.generations import Generations
 from orchestrator.scheduler.fleet.reconcile import Reconciler, Suspicion
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.fleet.watch import Watch
+from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.scheduler.link import Link
 from orchestrator.store.tasks import waiting
@@ -24,7 +24,7 @@ rows in the index, it takes long, and must not take all the time."""
 
 
 @dataclass
-class Lookout:
+class FleetCheck:
     """Finds out what Redis has lost, who lives, and which tasks seem to be nowhere."""
 
     streams: LeaderStreams
@@ -32,7 +32,7 @@ class Lookout:
     generations: Generations
     link: Link
     fleet: Fleet
-    watch: Watch
+    watch: FleetWatch
     dispatcher: Dispatcher
     paging: Paging
     reconciler: Reconciler
@@ -40,22 +40,22 @@ class Lookout:
     _sweep_at: float = 0.0
     _count_at: float = 0.0
 
-    def look(self) -> Suspicion:
+    def run(self) -> Suspicion:
         """Look at Redis and the fleet, and note which in-flight tasks seem to be nowhere."""
         suspicion = Suspicion()
 
-        def look() -> None:
+        def check() -> None:
             nonlocal suspicion
             if self.generations.keep(self.monotonic()):
                 self.fleet.grace()
                 if self.generations.is_rewound:
                     self.watch.doubt_all()
-            self.watch.look()
+            self.watch.read_heartbeats()
             if self.monotonic() >= self._count_at:
                 suspicion = self._suspects()
             self.link.worked()
 
-        self.link.talk(look)
+        self.link.talk(check)
         return suspicion
 
     def _suspects(self) -> Suspicion:

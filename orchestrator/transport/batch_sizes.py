@@ -8,7 +8,7 @@ MOST_BYTES = 4_000_000
 Entry = tuple[str, bytes]
 
 
-class Portions:
+class BatchSizes:
     """Learns from what was read how many entries to ask for."""
 
     def __init__(self) -> None:

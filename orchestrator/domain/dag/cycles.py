@@ -44,7 +44,7 @@ def certain_triggers(definition: Definition) -> list[EventTrigger]:
     ]
 
 
-def circle(definition: Definition, read: Read) -> list[str] | None:
+def find_cycle(definition: Definition, read: Read) -> list[str] | None:
     """Return the way on which every run of a workflow would lead to another run of it, by names; None if there is none.
 
     That is followed forwards through child workflows and backwards through `on`, so that only what is named is read.

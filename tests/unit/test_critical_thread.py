@@ -7,12 +7,12 @@ import sys
 
 PROGRAM = """
 import threading
-from orchestrator.workers.running.critical_thread import start_vital_thread
+from orchestrator.workers.running.critical_thread import start_critical_thread
 
 def fail():
     raise LookupError("nothing foresaw this")
 
-start_vital_thread("reporter", fail)
+start_critical_thread("reporter", fail)
 threading.Event().wait()
 """
 

@@ -26,7 +26,7 @@ _LEAST_CROWD = 8
 """Processes that there may be in any case."""
 
 
-class Standing(Enum):
+class ChildState(Enum):
     """What a process is to its parent."""
 
     LOADING = "loading"
@@ -35,7 +35,7 @@ class Standing(Enum):
     DRAINING = "draining"
 
 
-class Plan(NamedTuple):
+class ScalingPlan(NamedTuple):
     """What is to be done about the processes."""
 
     start: int
@@ -44,27 +44,27 @@ class Plan(NamedTuple):
     """Places, in the list that was given, of those that are to retire."""
 
 
-def crowd(wanted: int) -> int:
+def most_processes(wanted: int) -> int:
     """Return how many processes there may be in all, so that `wanted` work."""
     return max(_LEAST_CROWD, _CROWD * wanted)
 
 
-def plan(standings: Sequence[Standing], wanted: int, most: int) -> Plan:
+def plan(states: Sequence[ChildState], wanted: int, most: int) -> ScalingPlan:
     """Decide which of these processes, oldest first, retire, and how many are started, so that `wanted` work.
 
     With those that load and drain there are never more than `most`.
     """
-    worn = [place for place, standing in enumerate(standings) if standing is Standing.WORN]
-    working = [place for place, standing in enumerate(standings) if standing is Standing.WORKING]
-    loading = sum(standing is Standing.LOADING for standing in standings)
+    worn = [place for place, state in enumerate(states) if state is ChildState.WORN]
+    working = [place for place, state in enumerate(states) if state is ChildState.WORKING]
+    loading = sum(state is ChildState.LOADING for state in states)
     able = len(worn) + len(working)
-    draining = len(standings) - able - loading
+    draining = len(states) - able - loading
     missing = max(0, wanted - able - loading)
     if worn and able == wanted and not loading and draining < wanted:
         missing = 1
-    start = min(missing, max(0, most - len(standings)))
+    start = min(missing, max(0, most - len(states)))
     surplus = max(0, able - wanted)
-    return Plan(start, [*worn, *reversed(working)][:surplus])
+    return ScalingPlan(start, [*worn, *reversed(working)][:surplus])
 
 
 class Bounds(NamedTuple):
@@ -84,25 +84,27 @@ def is_calm(processes: int, load: float) -> bool:
     return load <= _COMFORT * (processes - 1)
 
 
-def scaled(processes: int, bounds: Bounds, load: float, *, work_waits: bool, calm_for: float, patience: float) -> int:
+def scaled(
+    processes: int, bounds: Bounds, load: float, *, work_waits: bool, calm_for: float, scale_down_after: float
+) -> int:
     """Return how many processes there should be.
 
-    More, by half, while all slots are busy and work waits; one fewer after `patience` seconds in which that would have
+    More, by half, while all slots are busy and work waits; one fewer after `scale_down_after` s in which it would have
     done. A short lull ends nothing, and a burst is met in a few steps.
     """
     if work_waits and is_full(processes, load):
         return min(bounds.most, processes + max(1, processes // 2))
-    if calm_for >= patience:
+    if calm_for >= scale_down_after:
         return max(bounds.fewest, processes - 1)
     return processes
 
 
-class Headcount:
+class Autoscaler:
     """How many processes are wanted, as load comes and goes."""
 
-    def __init__(self, bounds: Bounds, patience: float) -> None:
+    def __init__(self, bounds: Bounds, scale_down_after: float) -> None:
         self._bounds = bounds
-        self._patience = patience
+        self._scale_down_after = scale_down_after
         self._calm_since = float("inf")
         self.wanted = bounds.fewest
 
@@ -115,7 +117,14 @@ class Headcount:
             return False
         self._calm_since = min(self._calm_since, now) if is_calm(working, load) else float("inf")
         calm_for = now - self._calm_since
-        wanted = scaled(working, self._bounds, load, work_waits=work_waits, calm_for=calm_for, patience=self._patience)
+        wanted = scaled(
+            working,
+            self._bounds,
+            load,
+            work_waits=work_waits,
+            calm_for=calm_for,
+            scale_down_after=self._scale_down_after,
+        )
         if wanted == self.wanted:
             return False
         self.wanted = wanted

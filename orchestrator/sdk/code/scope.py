@@ -16,7 +16,7 @@ def inside(commander: Commander, *, watched: bool = True) -> Iterator[None]:
     """Be in a workflow: its loop is the running one, and its calls are watched."""
     before, loop, hooks = enter(commander), asyncio._get_running_loop(), sys.get_asyncgen_hooks()
     asyncio._set_running_loop(commander.loop)
-    sys.set_asyncgen_hooks(firstiter=commander.loop.adopt, finalizer=_ignore)
+    sys.set_asyncgen_hooks(firstiter=commander.loop.keep_generator, finalizer=_ignore)
     try:
         with guarded() if watched else ExitStack():
             yield
@@ -46,4 +46,4 @@ def outside() -> Iterator[None]:
 
 
 def _ignore(_: object) -> None:
-    """Do nothing when an asynchronous generator is collected: the loop keeps it until the flow is put away."""
+    """Do nothing when an asynchronous generator is collected: the loop keeps it until the flow is evicted."""

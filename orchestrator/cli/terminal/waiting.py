@@ -9,26 +9,26 @@ from typing import TypeVar
 from orchestrator.cli.terminal.output import echo
 from orchestrator.errors import ResultTimeout, Unavailable
 
-_PATIENCE = 3.0
+_INTERVAL = 3.0
 """Seconds after which a waiter asks why, and asks again."""
 
 T = TypeVar("T")
 
 
-class Patience:
+class ObstacleNotices:
     """Says what keeps an end from coming, when that has been waited for a while; each only once."""
 
     def __init__(self, obstacles: Callable[[], list[str]], say: Callable[[str], None] | None = None) -> None:
         self._obstacles = obstacles
         self._say = say or (lambda text: echo(text, colour="yellow", err=True))
-        self._ask_at = time.monotonic() + _PATIENCE
+        self._ask_at = time.monotonic() + _INTERVAL
         self._told: set[str] = set()
 
     def goes_on(self) -> None:
         """Ask what is in the way, if it is time."""
         if time.monotonic() < self._ask_at:
             return
-        self._ask_at = time.monotonic() + _PATIENCE
+        self._ask_at = time.monotonic() + _INTERVAL
         try:
             found = self._obstacles()
         except Unavailable:
@@ -39,11 +39,11 @@ class Patience:
                 self._say(f"! {obstacle}")
 
 
-def wait_told(wait: Callable[[float], T], obstacles: Callable[[], list[str]]) -> T:
+def wait_with_notices(wait: Callable[[float], T], obstacles: Callable[[], list[str]]) -> T:
     """Wait for an end, and say meanwhile what keeps it from coming."""
-    patience = Patience(obstacles)
+    notices = ObstacleNotices(obstacles)
     while True:
         try:
-            return wait(_PATIENCE)
+            return wait(_INTERVAL)
         except ResultTimeout:
-            patience.goes_on()
+            notices.goes_on()

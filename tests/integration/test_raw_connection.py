@@ -9,7 +9,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from orchestrator.transport.connection import FULL, connect
-from orchestrator.transport.line import Line, Script, field
+from orchestrator.transport.raw_connection import RawConnection, Script, field
 
 ECHO = Script("return {KEYS[1], ARGV[1]}")
 ADD = Script("local answer = redis.pcall('XADD', KEYS[1], '*', 'd', ARGV[1]) return answer")
@@ -25,20 +25,20 @@ def redis(redis_url: str) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def line(redis: Redis) -> Iterator[Line]:
-    line = Line(redis)
+def line(redis: Redis) -> Iterator[RawConnection]:
+    line = RawConnection(redis)
     yield line
     line.close()
 
 
-def test_answers_come_as_they_are(line: Line) -> None:
+def test_answers_come_as_they_are(line: RawConnection) -> None:
     assert line.call("SET", "line:a", b"\x00\xff") == b"OK"
     assert line.call("GET", "line:a") == b"\x00\xff"
     assert line.call("GET", "line:b") is None
     assert line.call("INCRBY", "line:b", 7) == 7
 
 
-def test_a_refused_command_leaves_the_line_as_it_was(redis: Redis, line: Line) -> None:
+def test_a_refused_command_leaves_the_line_as_it_was(redis: Redis, line: RawConnection) -> None:
     line.call("SET", "line:a", "text")
     connections = redis.info("clients")["connected_clients"]
     with pytest.raises(ResponseError, match="WRONGTYPE"):
@@ -48,15 +48,15 @@ def test_a_refused_command_leaves_the_line_as_it_was(redis: Redis, line: Line) -
 
 
 def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(redis_url: str) -> None:
-    with connect(redis_url, patience=0.2) as hasty:
-        line = Line(hasty)
+    with connect(redis_url, timeout=0.2) as hasty:
+        line = RawConnection(hasty)
         with pytest.raises(TimeoutError):
             line.call("BLPOP", "line:a", 1)
         assert line.call("ECHO", "mine") == b"mine"
         line.close()
 
 
-def test_a_line_that_was_cut_says_so_once(redis: Redis, line: Line) -> None:
+def test_a_line_that_was_cut_says_so_once(redis: Redis, line: RawConnection) -> None:
     number = line.call("CLIENT", "ID")
     redis.client_kill_filter(_id=str(number))
     with pytest.raises(ConnectionError):
@@ -64,13 +64,13 @@ def test_a_line_that_was_cut_says_so_once(redis: Redis, line: Line) -> None:
     assert line.call("PING") in (b"PONG", True)
 
 
-def test_a_script_that_redis_has_forgotten_is_sent_again(redis: Redis, line: Line) -> None:
+def test_a_script_that_redis_has_forgotten_is_sent_again(redis: Redis, line: RawConnection) -> None:
     assert line.run(ECHO, ["line:a"], ["x"]) == [b"line:a", b"x"]
     redis.script_flush()
     assert line.run(ECHO, ["line:a"], ["y"]) == [b"line:a", b"y"]
 
 
-def test_a_script_that_finds_no_memory_says_that_redis_is_full(redis: Redis, line: Line) -> None:
+def test_a_script_that_finds_no_memory_says_that_redis_is_full(redis: Redis, line: RawConnection) -> None:
     entry = (line.run(ADD, ["line:a"], ["x"]), [b"d", b"x"])
     assert field(entry, b"d") == b"x"
     redis.config_set("maxmemory", 1)

@@ -17,8 +17,8 @@ from orchestrator.domain.code.history import Fact
 from orchestrator.domain.tasks.task import TaskError
 
 
-class OwnEnd(NamedTuple):
-    """The end of the own task of a run of a workflow as code, which ends the run."""
+class TurnTaskEnd(NamedTuple):
+    """The end of the turn task of a run of a workflow as code, which ends the run."""
 
     id: bytes
     state: str
@@ -32,7 +32,7 @@ Steps = dict[tuple[str, str], int]
 """By step and state, how many of its tasks or child runs."""
 
 
-class Happened(msgspec.Struct, array_like=True):
+class RunChanges(msgspec.Struct, array_like=True):
     """What happened to one run, in one tick. Its plan is told in the order of the fields, but for `closed`."""
 
     delta: dict[str, int] = msgspec.field(default_factory=Counter)
@@ -49,7 +49,7 @@ class Happened(msgspec.Struct, array_like=True):
     """More of its tasks are to be created."""
     facts: list[Fact] = []
     """What its code learns, if it has any."""
-    own_end: OwnEnd | None = None
+    turn_task_end: TurnTaskEnd | None = None
     continuing: ContinueRun | None = None
     closed: bool = False
     """It had ended, and what had not was cancelled with it. This is told before it is retried."""
@@ -65,10 +65,10 @@ class Happened(msgspec.Struct, array_like=True):
         return self.begun or self.stopped or self.is_retried or bool(self.reopened) or self.is_expanding
 
 
-def total(some: Iterable[Happened]) -> Counter[str]:
+def total(some: Iterable[RunChanges]) -> Counter[str]:
     """Return how much each counter changes by all of these."""
     delta: Counter[str] = Counter()
-    for happened in some:
-        for name, number in happened.delta.items():
+    for changes in some:
+        for name, number in changes.delta.items():
             delta[name] += number
     return delta

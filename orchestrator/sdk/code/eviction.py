@@ -20,7 +20,7 @@ _stubborn: list[Any] = []
 """What cannot be ended is kept for ever, so that it is never collected."""
 
 
-class PutAway(BaseException):
+class Evicted(BaseException):
     """Ends the code of a workflow that leaves memory. Also raised by whatever that code still commands."""
 
 
@@ -31,11 +31,13 @@ class EndTurn(BaseException):
         super().__init__("it ran for too long without waiting for anything")
 
 
-UNSTOPPABLE = (PutAway, EndTurn, GeneratorExit, DeterminismViolation, NotDeterministic)
+UNSTOPPABLE = (Evicted, EndTurn, GeneratorExit, DeterminismViolation, NotDeterministic)
 """What ends the code at once, with nothing undone and nobody answered: the run goes on elsewhere, or is stuck."""
 
 
-def put_away(coroutines: Iterable[Coroutine[Any, Any, Any]], generators: Iterable[AsyncGenerator[Any, Any]]) -> None:
+def end_coroutines(
+    coroutines: Iterable[Coroutine[Any, Any, Any]], generators: Iterable[AsyncGenerator[Any, Any]]
+) -> None:
     """End all of these, however often their `finally` blocks wait for something."""
     for coroutine in coroutines:
         if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
@@ -43,7 +45,7 @@ def put_away(coroutines: Iterable[Coroutine[Any, Any, Any]], generators: Iterabl
         else:
             _throw_into(coroutine)
     for generator in generators:
-        closing: Any = generator.athrow(PutAway())
+        closing: Any = generator.athrow(Evicted())
         try:
             closing.send(None)
         except BaseException:  # noqa: BLE001  # it has ended
@@ -54,7 +56,7 @@ def put_away(coroutines: Iterable[Coroutine[Any, Any, Any]], generators: Iterabl
 def _throw_into(waiting: Coroutine[Any, Any, Any]) -> None:
     for _ in range(_MOST_TRIES):
         try:
-            waiting.throw(PutAway())
+            waiting.throw(Evicted())
         except BaseException:  # noqa: BLE001  # it has ended; how concerns nobody any more
             return
     logger.warning("%r cannot be ended: it catches BaseException in a loop, and waits again.", waiting)

@@ -10,7 +10,7 @@ from orchestrator.store.sql import Batch, Prepared, Row
 
 _NUMBERS = Batch("g", "id uuid, number int")
 _GROW = Prepared[bytes](f"""
-WITH /* families.grow */ wanted AS (
+WITH /* ancestry.count_descendants */ wanted AS (
     SELECT g.id, g.number, r.place, r.descendants + g.number > %(limit)s AS too_many
       FROM {_NUMBERS}
      CROSS JOIN LATERAL (
@@ -23,13 +23,13 @@ SELECT id FROM wanted WHERE too_many
 """)
 
 
-def grow(connection: Connection, numbers: Mapping[bytes, int], limit: int) -> set[bytes]:
+def count_descendants(connection: Connection, numbers: Mapping[bytes, int], limit: int) -> set[bytes]:
     """Count runs that are started below others; return those below which there would be too many."""
     return set(_GROW(connection, _NUMBERS(numbers.items()), limit=limit))
 
 
 _PLACES = Prepared[Row]("""
-SELECT /* families.places */ r.id, coalesce(r.root, r.id) AS root, r.depth FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+SELECT /* ancestry.places */ r.id, coalesce(r.root, r.id) AS root, r.depth FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT id, root, depth FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
 """)
 
@@ -42,7 +42,7 @@ def places(connection: Connection, ids: Iterable[bytes]) -> dict[bytes, tuple[by
 # A run that holds a limit ends only after the runs below it. If each holder of a limit has one below it that waits for
 # the same limit, none of them ever ends.
 _WAITING_FOR_THEMSELVES = Prepared[Row]("""
-WITH /* families.waiting_for_themselves */ RECURSIVE asked AS MATERIALIZED (
+WITH /* ancestry.waiting_for_themselves */ RECURSIVE asked AS MATERIALIZED (
     SELECT r.id, r.lane, r.lane_limit, r.parent_run FROM unnest(%(ids)s::uuid[]) AS wanted(id)
      CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
 ), lanes AS MATERIALIZED (

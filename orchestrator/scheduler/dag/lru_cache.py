@@ -9,7 +9,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
+class LruCache(Generic[K, V]):
     """A mapping that forgets what was used longest ago. What was put in last is always there."""
 
     def __init__(self, most: int) -> None:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.workers.parent.staffing import Bounds, Headcount, Standing, crowd, plan, scaled
+from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan, scaled
 
-LOADING, WORKING, WORN, DRAINING = Standing.LOADING, Standing.WORKING, Standing.WORN, Standing.DRAINING
+LOADING, WORKING, WORN, DRAINING = ChildState.LOADING, ChildState.WORKING, ChildState.WORN, ChildState.DRAINING
 
 
 @pytest.mark.parametrize(
-    ("standings", "wanted", "expected"),
+    ("states", "wanted", "expected"),
     [
         ([], 2, (2, [])),
         ([LOADING, WORKING], 2, (0, [])),
@@ -48,24 +48,24 @@ LOADING, WORKING, WORN, DRAINING = Standing.LOADING, Standing.WORKING, Standing.
         "and where there is none, not even that",
     ],
 )
-def test_plan(standings: list[Standing], wanted: int, expected: tuple[int, list[int]]) -> None:
-    assert plan(standings, wanted, most=6) == expected
+def test_plan(states: list[ChildState], wanted: int, expected: tuple[int, list[int]]) -> None:
+    assert plan(states, wanted, most=6) == expected
 
 
 @pytest.mark.parametrize(("wanted", "most"), [(1, 8), (2, 8), (4, 12)])
 def test_crowd(wanted: int, most: int) -> None:
-    assert crowd(wanted) == most
+    assert most_processes(wanted) == most
 
 
-@given(st.lists(st.sampled_from(Standing), max_size=20), st.integers(1, 6))
+@given(st.lists(st.sampled_from(ChildState), max_size=20), st.integers(1, 6))
 def test_a_plan_never_leaves_fewer_at_work_than_are_wanted_if_it_can_help_it(
-    standings: list[Standing], wanted: int
+    states: list[ChildState], wanted: int
 ) -> None:
-    start, retire = plan(standings, wanted, 3 * wanted)
-    able = [place for place, standing in enumerate(standings) if standing in (WORKING, WORN)]
+    start, retire = plan(states, wanted, 3 * wanted)
+    able = [place for place, state in enumerate(states) if state in (WORKING, WORN)]
     assert set(retire) <= set(able)
     assert len(able) - len(retire) >= min(wanted, len(able))
-    assert start == 0 or len(standings) + start <= 3 * wanted
+    assert start == 0 or len(states) + start <= 3 * wanted
     assert not (start and retire)
 
 
@@ -98,25 +98,25 @@ BOUNDS = Bounds(1, 8)
     ],
 )
 def test_scaled(processes: int, load: float, work_waits: bool, calm_for: float, expected: int) -> None:
-    assert scaled(processes, BOUNDS, load, work_waits=work_waits, calm_for=calm_for, patience=30.0) == expected
+    assert scaled(processes, BOUNDS, load, work_waits=work_waits, calm_for=calm_for, scale_down_after=30.0) == expected
 
 
 def test_a_headcount_follows_the_load() -> None:
-    headcount = Headcount(Bounds(1, 3), patience=10.0)
-    assert headcount.could_use_more(1, 1.0)
-    assert headcount.note(1, 1.0, 0.0, work_waits=True)
-    assert headcount.wanted == 2
-    assert not headcount.note(1, 1.0, 1.0, work_waits=True), "the second is on its way"
-    assert not headcount.could_use_more(1, 1.0)
-    assert headcount.note(2, 2.0, 2.0, work_waits=True)
-    assert not headcount.could_use_more(3, 3.0), "there are as many as there may be"
-    assert not headcount.note(3, 1.0, 5.0)
-    assert not headcount.note(3, 2.9, 14.0), "a burst begins the calm anew"
-    assert not headcount.note(3, 1.0, 15.0)
-    assert not headcount.note(3, 1.0, 24.0)
-    assert headcount.note(3, 1.0, 25.0)
-    assert headcount.wanted == 2
-    assert not headcount.note(2, 0.0, 26.0), "one at a time"
-    assert headcount.note(2, 0.0, 36.0)
-    assert not headcount.note(1, 0.0, 99.0)
-    assert headcount.wanted == 1
+    autoscaler = Autoscaler(Bounds(1, 3), scale_down_after=10.0)
+    assert autoscaler.could_use_more(1, 1.0)
+    assert autoscaler.note(1, 1.0, 0.0, work_waits=True)
+    assert autoscaler.wanted == 2
+    assert not autoscaler.note(1, 1.0, 1.0, work_waits=True), "the second is on its way"
+    assert not autoscaler.could_use_more(1, 1.0)
+    assert autoscaler.note(2, 2.0, 2.0, work_waits=True)
+    assert not autoscaler.could_use_more(3, 3.0), "there are as many as there may be"
+    assert not autoscaler.note(3, 1.0, 5.0)
+    assert not autoscaler.note(3, 2.9, 14.0), "a burst begins the calm anew"
+    assert not autoscaler.note(3, 1.0, 15.0)
+    assert not autoscaler.note(3, 1.0, 24.0)
+    assert autoscaler.note(3, 1.0, 25.0)
+    assert autoscaler.wanted == 2
+    assert not autoscaler.note(2, 0.0, 26.0), "one at a time"
+    assert autoscaler.note(2, 0.0, 36.0)
+    assert not autoscaler.note(1, 0.0, 99.0)
+    assert autoscaler.wanted == 1

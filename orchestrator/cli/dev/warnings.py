@@ -24,7 +24,7 @@ _REST = 20
 _TOLD = frozenset({"no leader", "leader in trouble", "no worker", "no database", "unknown task"})
 
 
-class Lookout:
+class WarningWatch:
     """Looks into the database every few seconds."""
 
     def __init__(self, settings: Settings) -> None:
@@ -37,14 +37,14 @@ class Lookout:
         self.unserved: set[str] = set()
         """Queues that applied workflows name and no live worker has served in the last two looks."""
 
-    def look(self) -> Iterator[str]:
+    def new_warnings(self) -> Iterator[str]:
         """Yield what is newly in the way, if it is time to look."""
         now = time.monotonic()
         if now < self._next:
             return
         try:
             with reading(self._settings) as connection:
-                found = self._look(connection)
+                found = self._find_warnings(connection)
         except (OrchestratorError, SQLAlchemyError):
             return  # which the scheduler says itself
         finally:
@@ -54,7 +54,7 @@ class Lookout:
         yield from (found[key] for key in sorted(lasting - self._told))
         self._seen, self._told = found, lasting
 
-    def _look(self, connection: Connection) -> dict[tuple[str, str], str]:
+    def _find_warnings(self, connection: Connection) -> dict[tuple[str, str], str]:
         live = (worker for worker in insights.list_workers(connection) if worker.state == "live")
         without = queues.of_workflows(connection) - {queue for worker in live for queue in worker.queues}
         self.unserved = without & self._without_worker

@@ -49,7 +49,7 @@ class Crowd(NamedTuple):
         return cls(queue, name, hold.removeprefix("crowded").removeprefix(": "))
 
 
-class Knowers:
+class Capabilities:
     """The workers that take tasks, by what they know, and what was placed with each."""
 
     def __init__(self) -> None:

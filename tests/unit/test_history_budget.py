@@ -1,0 +1,49 @@
+"""How events travel to the code, and who has to wait."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from orchestrator.domain.code.history_budget import (
+    LARGEST_HISTORY,
+    MOST_IN_MESSAGES,
+    MOST_IN_PAGES,
+    PAGE,
+    Delivery,
+    HistoryBudget,
+)
+
+
+def test_by_size() -> None:
+    budget = HistoryBudget(0)
+    sizes = (0, 500, PAGE, PAGE + 1, LARGEST_HISTORY, LARGEST_HISTORY + 1)
+    ways = (Delivery.MESSAGE, Delivery.MESSAGE, Delivery.MESSAGE, Delivery.PAGES, Delivery.PAGES, Delivery.NEVER)
+    assert tuple(map(budget.delivery, sizes)) == ways
+
+
+def test_a_thousand_at_once() -> None:
+    """So many go that one more would be too many; the others come back one after another, within a minute."""
+    budget = HistoryBudget(0)
+    size = 30_000_000
+    ways = [budget.delivery(size) for _ in range(1_000)]
+    gone = len(list(takewhile(lambda delivery: delivery is Delivery.PAGES, ways)))
+    assert MOST_IN_PAGES <= gone * size < MOST_IN_PAGES + size
+    assert set(ways[gone:]) == {Delivery.LATER}
+    budget = HistoryBudget(MOST_IN_PAGES)
+    waits = [(budget.delivery(size), budget.wait)[1] for _ in range(1_000)]
+    assert waits == sorted(waits)
+    assert 1.0 < waits[0] < 2.0 < waits[5] < waits[-1] == 60.0
+
+
+def test_small_ones_do_not_wait_for_pages_nor_pages_for_small_ones() -> None:
+    full = HistoryBudget(MOST_IN_PAGES)
+    assert (full.delivery(PAGE + 1), full.delivery(PAGE)) == (Delivery.LATER, Delivery.MESSAGE)
+    full = HistoryBudget(0)
+    ways = [full.delivery(PAGE) for _ in range(1 + MOST_IN_MESSAGES // PAGE)]
+    assert ways[-2:] == [Delivery.MESSAGE, Delivery.LATER]
+    assert full.delivery(PAGE + 1) is Delivery.PAGES
+
+
+def test_the_largest_goes_whenever_anything_does() -> None:
+    """Else small ones could keep it waiting for ever."""
+    assert HistoryBudget(MOST_IN_PAGES - 1).delivery(LARGEST_HISTORY) is Delivery.PAGES
