@@ -1,0 +1,69 @@
+"""What docs/architecture.md names is there, and every room of the house is named in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "architecture.md").read_text()
+FLOORS = [ROOT, ROOT / "orchestrator"]
+MIGRATIONS = ROOT / "migrations"
+
+
+def files() -> list[Path]:
+    """Return every Python file of the product; `workers` is a link inside the package."""
+    inside = (ROOT / "orchestrator").rglob("*.py")
+    return [*(path for path in inside if "workers" not in path.parts), *(ROOT / "workers").rglob("*.py")]
+
+
+def quoted() -> Iterator[str]:
+    """Yield what stands in backticks, outside of blocks."""
+    yield from re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL))
+
+
+def paths() -> list[str]:
+    """Return what is named like a file or folder."""
+    return sorted({name for name in quoted() if re.fullmatch(r"[\w./]*\w/?", name) and ("/" in name or ".py" in name)})
+
+
+def modules() -> list[str]:
+    """Return what is named like a module."""
+    known = {path.name.removesuffix(".py") for floor in FLOORS for path in floor.iterdir() if path.name[0] not in "._"}
+    dotted = (name for name in quoted() if re.fullmatch(r"\w+(\.\w+)+", name) and not name.endswith((".py", ".md")))
+    return sorted({name for name in dotted if name.split(".")[0] in known})
+
+
+def listed() -> list[tuple[str, str]]:
+    """Return the files that the list of rooms names, each with its room."""
+    block = re.search(r"The rooms that are about no subject.*?```\n(.*?)```", TEXT, re.DOTALL)
+    assert block is not None
+    lines = [line.split(maxsplit=1) for line in block[1].splitlines()]
+    return [(room, file) for room, what in lines for file in [".", *re.findall(r"\w+\.py", what)]]
+
+
+@pytest.mark.parametrize("name", paths())
+def test_each_path_exists(name: str) -> None:
+    found = any((floor / name).exists() for floor in FLOORS)
+    assert found or ("/" not in name and name in {path.name for path in files()})
+
+
+@pytest.mark.parametrize("name", modules())
+def test_each_module_exists(name: str) -> None:
+    path = name.removeprefix("orchestrator.").replace(".", "/")
+    assert any((floor / f"{path}.py").exists() or (floor / path / "__init__.py").exists() for floor in FLOORS)
+
+
+@pytest.mark.parametrize(("room", "file"), listed())
+def test_each_listed_file_stands_in_its_room(room: str, file: str) -> None:
+    assert any((floor / room / file).exists() for floor in FLOORS)
+
+
+def test_every_room_is_named() -> None:
+    rooms = {path.parent for path in files() if path.name == "__init__.py"}
+    named = {name.rstrip("/") for name in paths()} | {room for room, _ in listed()} | set(quoted())
+    names = {str(room.relative_to(ROOT)).removeprefix("orchestrator/") for room in rooms}
+    assert names - named - {"orchestrator", "workers"} == set()
