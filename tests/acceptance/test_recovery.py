@@ -326,7 +326,7 @@ class TestDrainTimeout:
         (tmp_path / "go").touch()
         handle.result(20)
         all_succeed_once(stack, 1)
-        assert stack.sql("SELECT count(*) FROM orchestrator.attempts") == [(0,)]
+        assert stack.sql("SELECT outcome FROM orchestrator.attempts") == [("returned",)]
 
 
 def test_burst_works_until_empty_and_exits(stack: Stack) -> None:
