@@ -71,17 +71,15 @@ class TaskNews(_Mergeable):
 class RunNews(_Mergeable):
     """Runs to be told or ended in the same transaction."""
 
-    children: list[tuple[bytes, str, str]] = field(default_factory=list)
-    """Child runs that ended: parent, its step, and the state."""
-    child_outcomes: list[tuple[bytes, str, Outcome]] = field(default_factory=list)
-    """Child runs of workflows as code that ended: parent, state, and what the parent learns."""
+    children: list[tuple[bytes, str, str | Outcome]] = field(default_factory=list)
+    """Child runs that ended: parent, state, and its step, or what its code learns."""
     turn_task_ends: list[TurnTaskEnd] = field(default_factory=list)
     """Turn tasks that ended, and whose runs have not been ended yet."""
     continuing: dict[bytes, ContinueRun] = field(default_factory=dict)
     """Of those runs, the ones that end to go on in another."""
 
     def __bool__(self) -> bool:
-        return bool(self.children or self.child_outcomes or self.turn_task_ends)
+        return bool(self.children or self.turn_task_ends)
 
 
 @dataclass

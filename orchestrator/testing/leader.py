@@ -10,11 +10,12 @@ from typing import Any, get_args
 
 from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.activation import Activation, Answer, Query, Violation
+from orchestrator.domain.code.ends import child_outcome, end_of, run_state
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.code.succession import carried_over, ignores_cancel
 from orchestrator.domain.ids import derived_id, successor_id
-from orchestrator.domain.runs.verdict import RAN_TOO_LONG, TIMED_OUT
+from orchestrator.domain.runs.verdict import TIMED_OUT
 from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.errors import NotFound
 from orchestrator.sdk.code.engine import Engine
@@ -306,7 +307,6 @@ class MemoryLeader:
         if child.end is None:
             new.children[new_id] = child
         else:
-            assert not isinstance(child.end, commands.ContinueRun)
             self.append(new, fact_for_parent(new_id, child.end, child.timed_out))
 
     def _end(self, run: Run, end: commands.EndCommand) -> None:
@@ -352,19 +352,10 @@ class MemoryLeader:
             self._end(new, commands.CancelRun())
 
 
-def fact_for_parent(
-    child: bytes, end: commands.CompleteRun | commands.FailRun | commands.CancelRun, timed_out: bool = False
-) -> history.Fact:
-    """Return what the parent of a run learns of its end. One that was cancelled because its time was up has failed."""
-    match end:
-        case commands.CompleteRun(result=result):
-            return history.ChildCompleted(child, result)
-        case commands.FailRun(error=error):
-            return history.ChildFailed(child, error)
-        case commands.CancelRun() if timed_out:
-            return history.ChildFailed(child, RAN_TOO_LONG)
-        case commands.CancelRun():
-            return history.ChildCancelled(child)
+def fact_for_parent(child: bytes, end: commands.EndCommand, timed_out: bool = False) -> history.Fact:
+    """Return what the parent of a run learns of its end."""
+    own = end_of(child, end)
+    return child_outcome(child, run_state(own, timed_out), own)
 
 
 def is_fact(event: Event) -> bool:

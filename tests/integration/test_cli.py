@@ -378,7 +378,7 @@ def make_run(engine: Engine, name: str, endings: str) -> bytes:
 def test_runs_are_listed_and_shown(engine: Engine, run: Callable[..., Result], read: Callable[..., Any]) -> None:
     done, going = make_run(engine, "thumbs", "sf"), make_run(engine, "thumbs", "so")
     with engine.begin() as connection:
-        runs.end(connection, RunState.FAILED, [done], datetime.now(UTC))
+        runs.end(connection, [(done, RunState.FAILED, None)], datetime.now(UTC))
     listed = read("runs", "list", "--name", "thumbs")
     assert [found["id"] for found in listed["runs"]] == [text(going), text(done)]
     assert [found["id"] for found in read("runs", "list", "--name", "thumbs", "--status", "failed")["runs"]] == [
@@ -410,8 +410,8 @@ def test_the_tasks_of_a_run_are_listed(engine: Engine, read: Callable[..., Any])
 def test_watch_prints_changes_and_ends_with_the_run(engine: Engine, run: Callable[..., Result]) -> None:
     good, bad = make_run(engine, "good", "ss"), make_run(engine, "bad", "sf")
     with engine.begin() as connection:
-        runs.end(connection, RunState.SUCCESS, [good], datetime.now(UTC))
-        runs.end(connection, RunState.FAILED, [bad], datetime.now(UTC))
+        runs.end(connection, [(good, RunState.SUCCESS, None)], datetime.now(UTC))
+        runs.end(connection, [(bad, RunState.FAILED, None)], datetime.now(UTC))
     won = run("runs", "watch", text(good))
     assert (won.exit_code, won.output) == (0, "good 2/2 success\n")
     lost = run("runs", "watch", text(bad))
@@ -432,7 +432,7 @@ def test_watch_follows_a_run_that_moves(
         if looks == 3:
             with engine.begin() as other:
                 runs.count(other, {run_id: {"opened": -1, "success": 1}})
-                runs.end(other, RunState.SUCCESS, [run_id], datetime.now(UTC))
+                runs.end(other, [(run_id, RunState.SUCCESS, None)], datetime.now(UTC))
         found = insights.show_run(connection, UUID(bytes=run_id))
         connection.rollback()
         assert found is not None
@@ -447,7 +447,7 @@ def test_runs_are_cancelled_and_retried_by_wish(
 ) -> None:
     going, lost = make_run(engine, "going", "o"), make_run(engine, "lost", "f")
     with engine.begin() as other:
-        runs.end(other, RunState.FAILED, [lost], datetime.now(UTC))
+        runs.end(other, [(lost, RunState.FAILED, None)], datetime.now(UTC))
     assert run("runs", "cancel", text(going)).exit_code == 0
     assert run("runs", "retry", text(lost)).exit_code == 0
     requests = {(item.kind, item.target) for item in inbox.read(connection, 1_000)}

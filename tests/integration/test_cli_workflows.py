@@ -390,7 +390,7 @@ def test_the_steps_of_a_run_are_told(engine: Engine, run: Callable[..., Result],
 def test_a_run_that_was_cancelled_before_it_began_has_cancelled_steps(connection: Connection) -> None:
     night = Night(connection, "early")
     cancels.mark(connection, [night.id])
-    runs.end(connection, RunState.CANCELLED, [night.id], night.now)
+    runs.end(connection, [(night.id, RunState.CANCELLED, None)], night.now)
     assert {step.state for step in insights.list_steps(connection, night.uuid)} == {"cancelled"}
     assert insights.list_steps(connection, UUID(NOBODY)) == []
 
@@ -399,7 +399,7 @@ def test_runs_are_found_by_workflow_state_tag_and_time(engine: Engine, read: Cal
     with engine.begin() as connection:
         old, new = (Night(connection, "sought", tags) for tags in (("x", "y"), ("x",)))
         other = Night(connection, "other", ("x",))
-        runs.end(connection, RunState.FAILED, [new.id], new.now)
+        runs.end(connection, [(new.id, RunState.FAILED, None)], new.now)
         connection.exec_driver_sql(
             "UPDATE orchestrator.runs SET created_at = now() - interval '3 hours' WHERE id = %(id)s::uuid",
             {"id": old.id.hex()},
@@ -475,7 +475,7 @@ def test_an_ended_run_is_watched_at_once(engine: Engine, run: Callable[..., Resu
             night.task(1, position, "failed")
         night.save()
         runs.count(connection, {night.id: {"total": 5, "success": 1, "failed": 3, "skipped": 1}})
-        runs.end(connection, RunState.FAILED, [night.id], night.now)
+        runs.end(connection, [(night.id, RunState.FAILED, None)], night.now)
     watched = run("runs", "watch", night.uuid)
     assert watched.exit_code == 1
     lines = watched.output.splitlines()

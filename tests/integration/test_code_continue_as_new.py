@@ -12,11 +12,13 @@ import pytest
 from orchestrator import RunFailed, WorkflowContext, WorkflowHandle
 from orchestrator.domain.code import history
 from orchestrator.domain.ids import successor_id
+from orchestrator.domain.runs.verdict import CONTINUED
 from orchestrator.domain.states import RunState
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.runs import NewCodeRun
+from orchestrator.store.runs import life
 from tests.integration.code_stage import act, rest, run_row, turn
 from tests.integration.stage import System, Worker, raw
 from tests.waiting import eventually
@@ -289,7 +291,7 @@ def test_the_last_run_of_a_long_chain_is_found(
     last = raw(handle)
     with system.engine.begin() as connection:
         for _ in range(length):
-            code_runs.end(connection, [(last, RunState.SUCCESS, code_runs.CONTINUED)], datetime.now(UTC))
+            life.end(connection, [(last, RunState.SUCCESS, CONTINUED)], datetime.now(UTC))
             last = successor_id(last)
             code_runs.start(connection, [NewCodeRun(last, [history.RunStarted("looper", 1, b"\x92\x90\x80")])])
         assert code_runs.latest(connection, [raw(handle), last]) == {raw(handle): last, last: last}

@@ -12,7 +12,6 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.promises import Resolution
-from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store.code import expectations, histories, resolutions
 from orchestrator.store.code import keys as run_keys
@@ -111,7 +110,7 @@ STATEMENTS: dict[str, Call] = {
     "unshown, whole": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, True)),
     "said": lambda leader: lambda c: histories.said(c, [(run, 1) for run in leader.ids]),
     "start": lambda _: lambda c: code_runs.start(c, new_runs(), NOW),
-    "end": lambda leader: lambda c: code_runs.end(c, [(run, RunState.SUCCESS, None) for run in leader.ids], NOW),
+    "forget": lambda leader: lambda c: code_runs.forget(c, leader.ids),
     "children": lambda leader: lambda c: code_runs.children(c, leader.ids),
     "closing": lambda _: lambda c: code_runs.closing(c, BATCH),
     "closed": lambda leader: lambda c: code_runs.closed(c, leader.ids),

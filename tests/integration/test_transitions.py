@@ -428,7 +428,7 @@ def put_run(connection: Connection, state: RunState = RunState.PENDING, total: i
     if state in (RunState.RUNNING, RunState.SUCCESS, RunState.FAILED):
         runs.begin(connection, NOW, 100)
     if state in ENDED_RUN_STATES:
-        assert runs.end(connection, state, [run], NOW) == [run]
+        assert [row.id for row in runs.end(connection, [(run, state, None)], NOW)] == [run]
     assert run_state(connection, run) == state
     return run
 
@@ -461,14 +461,18 @@ RUN_MOVES: dict[str, tuple[Callable[[Connection, bytes], Any], RunState, tuple[R
     "requeue": (_requeue, RunState.PENDING, (RunState.FAILED,)),
     "requeue a child": (_requeue_child, RunState.PENDING, (RunState.FAILED, RunState.CANCELLED)),
     "reopen": (lambda connection, run: runs.reopen(connection, [run]), RunState.RUNNING, (RunState.FAILED,)),
-    "succeed": (lambda c, run: runs.end(c, RunState.SUCCESS, [run], NOW), RunState.SUCCESS, (RunState.RUNNING,)),
+    "succeed": (
+        lambda c, run: runs.end(c, [(run, RunState.SUCCESS, None)], NOW),
+        RunState.SUCCESS,
+        (RunState.RUNNING,),
+    ),
     "fail": (
-        lambda c, run: runs.end(c, RunState.FAILED, [run], NOW),
+        lambda c, run: runs.end(c, [(run, RunState.FAILED, None)], NOW),
         RunState.FAILED,
         (RunState.PENDING, RunState.RUNNING),
     ),
     "cancel": (
-        lambda c, run: runs.end(c, RunState.CANCELLED, [run], NOW),
+        lambda c, run: runs.end(c, [(run, RunState.CANCELLED, None)], NOW),
         RunState.CANCELLED,
         (RunState.PENDING, RunState.RUNNING),
     ),

@@ -18,11 +18,11 @@ from orchestrator.cli.terminal.data import as_json, call_of, call_text, data_tex
 from orchestrator.cli.terminal.output import echo, json_text
 from orchestrator.cli.terminal.times import when
 from orchestrator.domain.ids import successor_id
+from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.harmless import one_line
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.store.code.runs import GOES_ON
 from orchestrator.store.insights import CodeView, OpenView, ResetView, RunView
 
 _TURNS = {

@@ -28,6 +28,7 @@ from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.cli.terminal.times import ago, between, present
 from orchestrator.cli.terminal.waiting import wait_with_notices
 from orchestrator.domain.ids import successor_id
+from orchestrator.domain.runs.verdict import RESET
 from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.sdk.app import Orchestrator
@@ -36,7 +37,6 @@ from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.settings import load_settings
 from orchestrator.store import insights
 from orchestrator.store.code import keys as run_keys
-from orchestrator.store.code.runs import RESET
 from orchestrator.store.insights import RunFilter, RunView, StepView
 from orchestrator.workers.functions.loading import load_app
 

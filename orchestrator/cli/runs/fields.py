@@ -11,7 +11,7 @@ from orchestrator.cli.terminal.data import short_text
 from orchestrator.cli.terminal.output import print_fields, state
 from orchestrator.cli.terminal.times import between, when
 from orchestrator.domain.ids import successor_id, to_text
-from orchestrator.store.code.runs import GOES_ON
+from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.store.insights import CodeView, RunDetail, RunView
 
 

@@ -9,6 +9,11 @@ from orchestrator.domain.tasks.task import TaskError
 
 TIMED_OUT = "timed out"
 """The reason of a run that took longer than it may."""
+CONTINUED = "continued"
+"""The reason of a run of code that went on in another, with a history of its own."""
+RESET = "reset"
+"""The reason of a run of code that was open when it was reset, and went on in the run that repeats it."""
+GOES_ON = (CONTINUED, RESET)
 RAN_TOO_LONG = TaskError("RunTimedOut", "The run took longer than it may.")
 """Why a run of code has failed whose turn task was cancelled when its time was up."""
 

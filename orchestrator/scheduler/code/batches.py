@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.code.commands import Command
+from orchestrator.domain.code.ends import NOTHING, end_of
 from orchestrator.domain.code.succession import with_seen
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.states import RunState, TaskState
@@ -30,9 +31,6 @@ from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import life as runs
 from orchestrator.store.tasks import transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, Moved, Success
-
-_NOTHING = b"\xc0"
-_CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 
 def apply_activations(
@@ -99,19 +97,19 @@ def _end_turn_tasks(
     events: dict[bytes, list[HistoryItem]] = {}
     for worker, report in reports:
         last = report.commands[-1]
-        if isinstance(last, commands.FailRun):
-            errors[report.id] = last.error
-            ending = AttemptEnd(report.id, report.attempt, last.error.kind, error_json(last.error), worker=worker)
-            endings[TaskState.FAILED].append(ending._replace(duration=report.duration))
-        elif isinstance(last, commands.CancelRun):
-            errors[report.id] = _CANCELLED
-            ending = AttemptEnd(report.id, report.attempt, "cancelled", error_json(_CANCELLED), worker=worker)
-            endings[TaskState.CANCELLED].append(ending._replace(duration=report.duration))
+        assert isinstance(last, commands.EndCommand)
+        turn_task = end_of(report.id, last)
+        if turn_task.error is not None:
+            errors[turn_task.id] = turn_task.error
+            reason = turn_task.error.kind if turn_task.state == TaskState.FAILED else "cancelled"
+            ending = AttemptEnd(turn_task.id, report.attempt, reason, error_json(turn_task.error), worker=worker)
+            endings[TaskState(turn_task.state)].append(ending._replace(duration=report.duration))
         else:
-            if isinstance(last, commands.ContinueRun):
-                continuing[report.id] = with_seen(last, report.through)
-            result = last.result if isinstance(last, commands.CompleteRun) else _NOTHING
-            successes.append(Success(report.id, report.attempt, result, report.duration, worker))
+            successes.append(
+                Success(turn_task.id, report.attempt, turn_task.result or NOTHING, report.duration, worker)
+            )
+        if isinstance(last, commands.ContinueRun):
+            continuing[turn_task.id] = with_seen(last, report.through)
         records = [history.record(command) for command in report.commands]
         events[report.id] = [history.ActivationApplied(report.through), *records]
     moved: list[Moved] = []
@@ -260,7 +258,7 @@ def _start_children(tx: Transaction, news: News, nesting: Nesting, children: Seq
     for child in children:
         if child.id in refused and child.parent is not None:
             failed = history.ChildFailed(child.id, TaskError("InvalidWorkflow", refused[child.id]))
-            news.runs.child_outcomes.append((child.parent, RunState.FAILED, failed))
+            news.runs.children.append((child.parent, RunState.FAILED, failed))
     started = [child for child in children if child.id not in refused]
     if started:
         code_runs.start(tx.connection, started, tx.now)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.domain.code import history
+from orchestrator.domain.code.ends import child_outcome
 from orchestrator.domain.code.history import Event, Outcome
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.code.resets import ResetBeginning, reset
@@ -25,7 +26,6 @@ from orchestrator.domain.runs.changes import TurnTaskEnd
 from orchestrator.domain.runs.verdict import TIMED_OUT
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import WrongState
-from orchestrator.scheduler.code.ends import fact_for_parent
 from orchestrator.scheduler.code.runs import reply
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.advance import Runs
@@ -213,7 +213,7 @@ def _hand_over_children(
             facts[one.successor].append(history.ChildFailed(one.successor_child, gone))
         elif child.task_state is not None:
             turn_task = TurnTaskEnd(child.id, child.task_state, child.result, child.error)
-            facts[one.successor].append(fact_for_parent(one.successor_child, child.state, turn_task))
+            facts[one.successor].append(child_outcome(one.successor_child, child.state, turn_task))
         else:
             for run, by in ((one.run, -1), (one.successor, 1)):
                 counters[run]["total"] += by

@@ -14,10 +14,10 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Activation, Query, Violation, WaitingPlaces
 from orchestrator.domain.code.history import Event, Fact
 from orchestrator.domain.code.history_budget import LARGEST_HISTORY, Delivery, HistoryBudget
-from orchestrator.domain.ids import to_text
+from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.runs.nesting import Nesting
-from orchestrator.domain.runs.verdict import TIMED_OUT
+from orchestrator.domain.runs.verdict import CONTINUED, TIMED_OUT
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.paging import Paging
@@ -33,7 +33,7 @@ from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered
 from orchestrator.store.code.turns import Unshown
 from orchestrator.store.runs import stuck
-from orchestrator.store.runs.life import Delta
+from orchestrator.store.runs.life import Delta, RunRow
 from orchestrator.store.tasks import transitions
 from orchestrator.store.tasks.transitions import Claimed, Requeue
 from orchestrator.telemetry import get_logger
@@ -88,9 +88,10 @@ class CodeRuns(Remembering):
                 refused.append(Answered(query.id, None, error))
         reply(tx, news, refused)
 
-    def ended(self, tx: Transaction, news: News, successors: Mapping[bytes, bytes]) -> None:
+    def ended(self, tx: Transaction, news: News, runs: Sequence[RunRow]) -> None:
         """Pass queries that no code has heard to the runs in which others go on; those who asked others are told."""
         asked = self._asked(news)
+        successors = {run.id: successor_id(run.id) if run.reason == CONTINUED else run.id for run in runs}
         waiting = [(successors[run], query) for run in successors for query in asked.get(run, {}).values()]
         if waiting:
             news.code.heard.extend(successors)

@@ -6,17 +6,18 @@ is set aside, and what there is no time for waits for the next tick.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.domain.code.ends import child_outcome, run_error, task_outcome
 from orchestrator.domain.code.history import Fact, Outcome
 from orchestrator.domain.ids import is_derived
-from orchestrator.domain.runs.changes import RunChanges, total
+from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd, total
 from orchestrator.domain.runs.verdict import TIMED_OUT, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
 from orchestrator.scheduler.budget import COST, TooSlow
-from orchestrator.scheduler.code.ends import RunEnd, end_runs, task_fact
+from orchestrator.scheduler.code.ends import RunEnd, end_runs
 from orchestrator.scheduler.code.runs import CodeRuns, append_facts
 from orchestrator.scheduler.dag.plans import Dags, Saved
 from orchestrator.scheduler.isolation import isolate
@@ -63,7 +64,7 @@ class Runs:
 
     def _begin(self, tx: Transaction, news: News, ids: Sequence[bytes], limit: int) -> None:
         begun, waiting, cancelled = runs.begin_or_park(tx.connection, tx.now, ids)
-        self.follow_ends(tx, news, [(row, row.state) for row in cancelled], silent={row.id for row in cancelled})
+        self.follow_ends(tx, news, cancelled, silent={row.id for row in cancelled})
         self._refuse_cycles(tx, news, [row.id for row in waiting if row.parent_run is not None], limit)
         self.conclude(tx, news, [row for row in begun if not row.is_planned])
         planned = [row for row in begun if row.is_planned]
@@ -77,8 +78,8 @@ class Runs:
         """End child runs that wait for a limit which those hold that wait for them."""
         found = ancestry.waiting_for_themselves(tx.connection, waiting, limit) if waiting else {}
         if found:
-            reasons = {run: WAITS_FOR_ITSELF.format(number) for run, number in found.items()}
-            self.follow_ends(tx, news, [(row, RunState.FAILED) for row in runs.refuse(tx.connection, reasons, tx.now)])
+            ends = [(run, RunState.FAILED, WAITS_FOR_ITSELF.format(number)) for run, number in found.items()]
+            self.follow_ends(tx, news, runs.end(tx.connection, ends, tx.now))
 
     def advance(self, tx: Transaction, news: News, *, resetting: Container[bytes] = ()) -> None:
         """Count the tasks that moved, once per run, and go on with the runs that they belong to.
@@ -99,7 +100,7 @@ class Runs:
                 tx,
                 news,
                 ends,
-                lambda fresh, some: end_runs(tx, fresh, some, self.triggers, self.code),
+                lambda fresh, some: self._end_code(tx, fresh, some),
                 lambda end, error: self.backlog.set_aside(tx, news, end.turn_task.id, [end.changes], error),
             )
 
@@ -201,55 +202,64 @@ class Runs:
             news.runs.turn_task_ends.extend(one.turn_task_end for one in changes if one.turn_task_end is not None)
             news.runs.continuing.update((run, one.continuing) for one in changes if one.continuing is not None)
 
-    def conclude(self, tx: Transaction, news: News, rows: Iterable[RunRow], *, hooks: bool = True) -> None:
-        """End the runs among these that are complete, and tell their parents and lanes. Code ends its runs itself."""
-        complete: dict[RunState, dict[bytes, RunRow]] = defaultdict(dict)
+    def conclude(self, tx: Transaction, news: News, rows: Iterable[RunRow]) -> None:
+        """End the runs among these that are complete. Code ends its runs itself."""
         rows = list(rows)
         waiting = self.backlog.waiting(tx, [row.id for row in rows])
+        complete: dict[bytes, RunState] = {}
         for row in rows:
             if row.code or row.id in waiting:  # what it has not been told may open it again
                 continue
             state = verdict(row.counters, row.cancelling, row.reason == TIMED_OUT)
             if state is not None and row.state in run_sources_of(state):
-                complete[state][row.id] = row
-        ended = [
-            (candidates[run_id], state)
-            for state, candidates in complete.items()
-            for run_id in runs.end(tx.connection, state, list(candidates), tx.now)
-        ]
-        self.follow_ends(tx, news, ended, hooks=hooks)
+                complete[row.id] = state
+        if complete:
+            ends = [(run, state, None) for run, state in complete.items()]
+            self.follow_ends(tx, news, runs.end(tx.connection, ends, tx.now))
+
+    def _end_code(self, tx: Transaction, news: News, ends: Sequence[RunEnd]) -> None:
+        """End runs with their turn tasks."""
+        self.follow_ends(tx, news, end_runs(tx, news, ends), {end.turn_task.id: end.turn_task for end in ends})
 
     def follow_ends(
         self,
         tx: Transaction,
         news: News,
-        ended: Sequence[tuple[RunRow, RunState]],
+        ended: Sequence[RunRow],
+        turn_task_ends: Mapping[bytes, TurnTaskEnd] = {},
         *,
         hooks: bool = True,
         silent: Container[bytes] = (),
     ) -> None:
-        """Tell parents, lanes, waiting clients and other workflows of ended runs; of the silent, not their parents."""
-        lanes: Counter[str] = Counter()
-        workflow_ends: dict[bytes, tuple[str, str]] = {}
+        """Tell parents, lanes, waiting clients and other workflows of ended runs; of the silent, not their parents.
+
+        A run that goes on in another has not ended for anyone but the clients, who follow it.
+        """
+        if not ended:
+            return
+        over = [row for row in ended if not row.goes_on]
+        news.outgoing.ended.extend(_announced(row, turn_task_ends.get(row.id)) for row in ended)
         giving: list[bytes] = []
-        for row, state in ended:
-            news.outgoing.ended.append(Ended(row.id, state))
-            if row.lane is not None:
-                lanes[row.lane] += 1
-            if row.workflow is not None:
-                workflow_ends[row.id] = row.workflow, str(state)
-            if row.parent_run is not None and row.parent_step is not None and row.id not in silent:
-                if state is RunState.SUCCESS:
+        for row in over:
+            if row.parent_run is None or row.id in silent:
+                continue
+            if row.parent_step is None:
+                told: str | Outcome = child_outcome(row.child_id, row.status, turn_task_ends[row.id])
+            else:
+                told = row.parent_step
+                if row.state is RunState.SUCCESS:
                     giving.append(row.id)
-                news.runs.children.append((row.parent_run, row.parent_step, str(state)))
+            news.runs.children.append((row.parent_run, row.status, told))
         if giving:
             dags.save_outputs(tx.connection, self.dags.outputs(tx, giving))
-        self.dags.drop(row.id for row, _ in ended)
+        self.dags.drop(row.id for row in ended)
+        lanes = Counter(row.lane for row in ended if row.lane is not None)
         if lanes:
             runs.unpark(tx.connection, lanes)
             news.wakeups.runs_to_begin = True
-        if workflow_ends and hooks:
-            self.triggers.runs_ended(tx, news, workflow_ends)
+        if hooks and any(row.workflow is not None for row in over):
+            self.triggers.runs_ended(tx, news, over)
+        self.code.ended(tx, news, [row for row in ended if row.code])
 
     def _save(self, tx: Transaction, news: News, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts) -> None:
         """Write counters and plans, a row per run, tell code what it waits for, and end what has nothing left open."""
@@ -273,6 +283,13 @@ class Runs:
             untold = facts.keys() - of_code.keys()
             append_facts(tx, {row.id: facts[row.id] for row in rows if row.code and row.id in untold})
             self.conclude(tx, news, rows)
+
+
+def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
+    """Return what clients hear. A success without a result tells them to look, and they find where a run goes on."""
+    if run.goes_on:
+        return Ended(run.id, RunState.SUCCESS)
+    return Ended(run.id, run.status, turn_task and turn_task.inline, turn_task and run_error(turn_task, run.status))
 
 
 def _is_for_plan(told: RunAndChanges) -> bool:
@@ -316,24 +333,22 @@ def _fold(news: News) -> dict[bytes, RunChanges]:
             if task.step is not None:
                 changes.ended[task.step, task.state] += 1
             else:
-                changes.facts.append(task_fact(task, *news.tasks.outcomes.pop(task.id, (None, None))))
+                outcome = news.tasks.outcomes.pop(task.id, (None, None))
+                changes.facts.append(task_outcome(task.id, task.state, *outcome))
         elif task.before in ENDED_TASK_STATES:
             changes.delta[task.before] -= 1
             changes.delta["opened"] += 1
             if task.step is not None:
                 changes.reopened[task.step, task.before] += 1
-    for run, step, state in news.runs.children:
+    for run, state, told in news.runs.children:
         changes = of(run)
         changes.delta[state] += 1
         changes.delta["opened"] -= 1
-        changes.ended[step, state] += 1
-    for run, state, fact in news.runs.child_outcomes:
-        changes = of(run)
-        changes.delta[state] += 1
-        changes.delta["opened"] -= 1
-        changes.facts.append(fact)
+        if isinstance(told, str):
+            changes.ended[told, state] += 1
+        else:
+            changes.facts.append(told)
     news.tasks.moved.clear()
-    news.runs.child_outcomes.clear()
     news.runs.children.clear()
     return found
 

@@ -6,7 +6,7 @@ ended, it ends, and what is left of it counts as cancelled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.domain.runs.changes import RunChanges, total
@@ -54,8 +54,8 @@ class Cancels:
         """Cancel some of what is below these runs, and some of their tasks; end those that have neither."""
         below = cancels.mark_below(tx.connection, ids, tx.now, _MARKED)
         self.dags.drop(row.id for row in below)
-        ended = [(row, row.state) for row in below if row.state is RunState.CANCELLED]
-        self.runs.follow_ends(tx, news, ended, silent={row.id for row, _ in ended})
+        ended = [row for row in below if row.state is RunState.CANCELLED]
+        self.runs.follow_ends(tx, news, ended, silent={row.id for row in ended})
         ids = [*ids, *(row.id for row in below if row.state is not RunState.CANCELLED)]
         tasks = cancels.open_tasks(tx.connection, ids, limit)
         if tasks:
@@ -75,13 +75,19 @@ class Cancels:
 
     def _end(self, tx: Transaction, news: News, left: Sequence[bytes]) -> None:
         """End runs from below, as far as there is time."""
-        while left and (ended := cancels.end(tx.connection, left, tx.now)):
-            over = {run.row.id: run for run in ended}
-            silent = {run for run, cancelled in over.items() if cancelled.is_with_parent}
-            self.runs.follow_ends(tx, news, [(run.row, run.row.state) for run in ended], silent=silent)
+        while left and (at_rest := cancels.at_rest(tx.connection, left)):
+            silent = {run.id for run in at_rest if run.is_with_parent}
+            self._end_as_cancelled(tx, news, [run.id for run in at_rest], silent=silent)
             if tx.budget.is_spent:
                 break
+            over = {run.id for run in at_rest}
             left = [run for run in left if run not in over]
+
+    def _end_as_cancelled(
+        self, tx: Transaction, news: News, ids: Iterable[bytes], *, hooks: bool = True, silent: Container[bytes] = ()
+    ) -> None:
+        ended = runs.end(tx.connection, [(run, RunState.CANCELLED, None) for run in ids], tx.now)
+        self.runs.follow_ends(tx, news, ended, hooks=hooks, silent=silent)
 
     def _close_stuck(self, tx: Transaction, news: News, ids: list[bytes]) -> None:
         """End runs that are being cancelled and cannot be planned: all that is open of them was never created."""
@@ -91,10 +97,9 @@ class Cancels:
         untold = self.backlog.take_of(tx, over)
         counted = {run: total(untold.get(run, ())) for run in over}
         rows = runs.count(tx.connection, counted)
-        rest = {row.id: {"cancelled": row.counters.open, "opened": -row.counters.open} for row in rows}
-        self.runs.conclude(tx, news, runs.count(tx.connection, rest), hooks=False)
+        self._end_as_cancelled(tx, news, over, hooks=False)
         for row in rows:
             if row.reason == TIMED_OUT:  # it can be retried: then its plan is told after all, and counts by itself
-                counted[row.id].update(rest[row.id])
+                counted[row.id].update(cancelled=row.open, opened=-row.open)
                 end = RunChanges({name: -number for name, number in counted[row.id].items()}, stopped=True)
                 self.backlog.add(tx, news, [(row.id, one) for one in [*untold.get(row.id, ()), end]], is_over=True)

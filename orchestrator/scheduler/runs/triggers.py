@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -23,12 +23,12 @@ from orchestrator.scheduler.news import News
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import histories
-from orchestrator.store.code.runs import EndedRun
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.dag.plans import NewRun, WorkflowRun
 from orchestrator.store.dag.workflows import Triggered
 from orchestrator.store.runs import ancestry
+from orchestrator.store.runs.life import RunRow
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -68,31 +68,30 @@ class Triggers:
         self._awaited: set[str | None] = set()
         """Workflows for whose ends others wait."""
 
-    def runs_ended(self, tx: Transaction, news: News, ended: Mapping[bytes, tuple[str, str]]) -> None:
-        """Run the hooks of runs that ended, by workflow and state, and start the workflows that waited for them."""
+    def runs_ended(self, tx: Transaction, news: News, ended: Iterable[RunRow]) -> None:
+        """Run the hooks of runs that ended, and start the workflows that waited for them.
+
+        Those of code have no hooks: their code does what is to follow.
+        """
         self._refresh(tx)
         posted: list[Posted] = []
         hooks: list[NewTask] = []
-        heard = [run for run, (name, state) in ended.items() if state != RunState.CANCELLED or name in self._awaited]
-        for run in dags.load(tx.connection, heard) if heard else ():
-            _, state = ended[run.id]
+        awaited = {row.id: row for row in ended if row.workflow in self._awaited or _may_have_hooks(row)}
+        planned = [row.id for row in awaited.values() if row.is_planned]
+        for run in dags.load(tx.connection, planned) if planned else ():
+            state = awaited[run.id].status
             definition = self._dags.definition(tx, run.workflow, run.version)
             body = {"run_id": to_text(run.id), "workflow": run.workflow, "state": state, "params": run.params}
             hooks.extend(_hooks(definition, run, state, body, tx.now))
             posted.append(Posted(run.id, None, body, run.workflow, state, run.depth, run.root))
+        code = [row.id for row in awaited.values() if row.code]
+        for run_id, started in (histories.beginnings(tx.connection, code) if code else {}).items():
+            row = awaited[run_id]
+            posted.append(Posted(row.id, None, _end_of_code(row, started.payload), row.workflow, row.status))
         if hooks:
             create_tasks(tx, news, hooks)
         if posted:
             self._fire(tx, news, posted)
-
-    def code_ended(self, tx: Transaction, news: News, ended: Sequence[EndedRun]) -> None:
-        """Start the workflows that waited for runs of code. These have no hooks: their code does what is to follow."""
-        self._refresh(tx)
-        heard = [run for run in ended if run.workflow in self._awaited]
-        if heard:
-            beginnings = histories.beginnings(tx.connection, [run.id for run in heard])
-            bodies = ((run, _end_of_code(run, beginnings[run.id].payload)) for run in heard)
-            self._fire(tx, news, [Posted(run.id, None, body, run.workflow, run.state) for run, body in bodies])
 
     def events(self, tx: Transaction, news: News, posted: Iterable[Posted]) -> None:
         """Start the workflows that wait for these events, each once per event."""
@@ -166,9 +165,13 @@ def _matches(trigger: EventTrigger, event: Posted, workflow: str) -> bool:
         return False
 
 
-def _end_of_code(run: EndedRun, call: bytes) -> dict[str, Any]:
+def _may_have_hooks(run: RunRow) -> bool:
+    return run.is_planned and run.state is not RunState.CANCELLED
+
+
+def _end_of_code(run: RunRow, call: bytes) -> dict[str, Any]:
     args, params = msgspec.msgpack.decode(call)
-    return {"run_id": to_text(run.id), "workflow": run.workflow, "state": run.state, "args": args, "params": params}
+    return {"run_id": to_text(run.id), "workflow": run.workflow, "state": run.status, "args": args, "params": params}
 
 
 def _hooks(

@@ -14,6 +14,7 @@ from orchestrator.domain.code import history, resets
 from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.domain.tasks.task import TaskError, error_text
@@ -310,7 +311,7 @@ class CodeBackend:
             outcome = self._outcome(run)
             if outcome.status not in ENDED_RUN_STATES or (sent is not None and self.reached(sent) is None):
                 return None
-            if outcome.reason in code_runs.GOES_ON:
+            if outcome.reason in GOES_ON:
                 return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))
             return Ended(run, outcome.status, outcome.result, outcome.error)
 
@@ -332,7 +333,7 @@ class CodeBackend:
 
     def _last(self, run: bytes) -> tuple[bytes, CodeRunOutcome]:
         outcome = self._outcome(run)
-        while outcome.reason in code_runs.GOES_ON:
+        while outcome.reason in GOES_ON:
             with self._connections.reading() as connection:
                 run = code_runs.latest(connection, [run])[run]
             outcome = self._outcome(run)

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.runs.verdict import TIMED_OUT
+from orchestrator.domain.runs.verdict import GOES_ON, TIMED_OUT
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.store.code.runs import GOES_ON
 from orchestrator.store.sql import Batch, Prepared
 
 

@@ -16,16 +16,9 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.runs.verdict import TIMED_OUT
-from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
+from orchestrator.domain.runs.verdict import GOES_ON, TIMED_OUT
 from orchestrator.store.code.histories import HistoryItem, event_rows
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
-
-CONTINUED = "continued"
-"""The reason of a run that went on in another, with a history of its own."""
-RESET = "reset"
-"""The reason of a run that was open when it was reset, and went on in the run that repeats it."""
-GOES_ON = (CONTINUED, RESET)
 
 
 class NewCodeRun(NamedTuple):
@@ -152,51 +145,19 @@ def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | No
     return {run.bytes for run in _START_FROM_CLIENT(connection, given, events, now=now)}
 
 
-def _sources() -> str:
-    return " OR ".join(
-        "(e.state = '{}' AND r.status IN ({}))".format(
-            state, ", ".join(f"'{source}'" for source in run_sources_of(state))
-        )
-        for state in ENDED_RUN_STATES
-    )
-
-
-class EndedRun(NamedTuple):
-    """A run that has just ended."""
-
-    id: bytes
-    state: str
-    open: int
-    """Its tasks and children that have not ended."""
-    parent: bytes | None
-    child_id: bytes
-    workflow: str
-
-
-_ENDS = Batch("e", "id uuid, state text, reason text")
-_END = Prepared[EndedRun](f"""
-WITH /* code_runs.end */ ended AS (
-    UPDATE orchestrator.runs r
-       SET status = CASE WHEN e.state = 'cancelled' AND r.reason = '{TIMED_OUT}' THEN 'failed' ELSE e.state END,
-           ended_at = %(now)s::timestamptz, reason = coalesce(e.reason, r.reason), closing = r.open > 0, stuck = NULL,
-           waiting = NULL
-      FROM {_ENDS}
-     WHERE r.id = e.id AND r.code AND ({_sources()})
-    RETURNING r.id, r.status, r.open, r.parent_run, coalesce(r.child_id, r.id) AS child_id, r.workflow
-), timers AS (
-    DELETE FROM orchestrator.timers WHERE run_id = ANY(%(e_id)s::uuid[])
+_FORGET = Prepared[None]("""
+WITH /* code_runs.forget */ timers AS (
+    DELETE FROM orchestrator.timers WHERE run_id = ANY(%(ids)s::uuid[])
 ), promises AS (
-    DELETE FROM orchestrator.promises WHERE run_id = ANY(%(e_id)s::uuid[])
-), resolutions AS (
-    DELETE FROM orchestrator.resolutions WHERE run_id = ANY(%(e_id)s::uuid[])
+    DELETE FROM orchestrator.promises WHERE run_id = ANY(%(ids)s::uuid[])
 )
-SELECT id, status AS state, open, parent_run AS parent, child_id, workflow FROM ended
+DELETE FROM orchestrator.resolutions WHERE run_id = ANY(%(ids)s::uuid[])
 """)
 
 
-def end(connection: Connection, ends: Iterable[tuple[bytes, RunState, str | None]], now: datetime) -> list[EndedRun]:
-    """End runs, each in its state and for its reason, if any; what they waited for is forgotten."""
-    return _END(connection, _ENDS(ends), now=now)
+def forget(connection: Connection, ids: Sequence[bytes]) -> None:
+    """Forget what runs waited for that have ended."""
+    _FORGET(connection, ids=ids)
 
 
 _CHILDREN = Prepared[bytes]("""

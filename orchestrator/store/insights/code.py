@@ -10,9 +10,9 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
+from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.store.code import histories
 from orchestrator.store.code import reads as code_reads
-from orchestrator.store.code import runs as code_runs
 from orchestrator.store.insights.tasks import ErrorView, error_view
 from orchestrator.store.sql import Row, Statement
 
@@ -126,7 +126,7 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
     waiting = row.waiting or {}
     return CodeView(
         payload=payload,
-        result=outcome.result if outcome.reason not in code_runs.GOES_ON else None,
+        result=outcome.result if outcome.reason not in GOES_ON else None,
         error=error_view(outcome.error),
         state=state,
         turn=row.turn,

@@ -1,4 +1,4 @@
-"""Runs that are being cancelled: who they are, what of them is open, and how they end. Thousands at a time."""
+"""Runs that are being cancelled: who they are, and what of them is open. Thousands at a time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.runs.verdict import TIMED_OUT
-from orchestrator.domain.states import RunState
-from orchestrator.store.runs.life import COUNTERS, RunRow, sources
-from orchestrator.store.sql import Prepared, Row
+from orchestrator.store.runs.life import COUNTERS, RunRow
+from orchestrator.store.sql import Prepared
 
 _MARK = Prepared[bytes]("""
 UPDATE /* cancels.mark */ orchestrator.runs SET cancelling = true
@@ -96,34 +95,28 @@ def open_tasks(connection: Connection, ids: Sequence[bytes], limit: int) -> list
     return _OPEN_TASKS(connection, ids=ids, limit=limit)
 
 
-class Cancelled(NamedTuple):
-    """A run that has ended because it was cancelled, or because its time was up."""
+class AtRest(NamedTuple):
+    """A run that is being cancelled, and of which nothing is open: what is left of it was never created."""
 
-    row: RunRow
+    id: bytes
     is_with_parent: bool
     """The run that started it is being cancelled, too, and need not be told."""
 
 
-# What is left open of a run that has neither tasks nor child runs was never created, or was started and ended with it.
-_END = Prepared[Row](f"""
-UPDATE /* cancels.end */ orchestrator.runs r
-   SET status = CASE WHEN r.reason = '{TIMED_OUT}' THEN 'failed' ELSE 'cancelled' END,
-       ended_at = %(now)s::timestamptz, cancelled = r.cancelled + r.open, open = 0, expanding = false
+_AT_REST = Prepared[AtRest]("""
+SELECT /* cancels.at_rest */ r.id, coalesce(
+       (SELECT cancelling AND ended_at IS NULL AND stuck IS NULL AND NOT code
+          FROM orchestrator.runs WHERE id = r.parent_run), false) AS is_with_parent
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (
-       SELECT ctid AS place FROM orchestrator.runs
-        WHERE id = wanted.id AND cancelling AND ended_at IS NULL AND NOT code AND stuck IS NULL
-          AND status IN {sources(RunState.CANCELLED)} LIMIT 1) AS found
- WHERE r.ctid = found.place
-   AND (SELECT 1 FROM orchestrator.tasks WHERE run_id = wanted.id LIMIT 1) IS NULL
+       SELECT id, parent_run FROM orchestrator.runs
+        WHERE id = wanted.id AND cancelling AND ended_at IS NULL AND NOT code AND stuck IS NULL LIMIT 1) AS r
+ WHERE (SELECT 1 FROM orchestrator.tasks WHERE run_id = wanted.id LIMIT 1) IS NULL
    AND (SELECT 1 FROM orchestrator.runs
          WHERE parent_run = wanted.id AND ended_at IS NULL AND NOT detached LIMIT 1) IS NULL
-RETURNING {COUNTERS}, coalesce(
-          (SELECT cancelling AND ended_at IS NULL AND stuck IS NULL AND NOT code
-             FROM orchestrator.runs WHERE id = r.parent_run), false) AS is_with_parent
 """)
 
 
-def end(connection: Connection, ids: Sequence[bytes], now: datetime) -> list[Cancelled]:
-    """End those of these runs of which nothing is open any more; what was not created counts as cancelled."""
-    return [Cancelled(RunRow(*row[:-1]), row.is_with_parent) for row in _END(connection, ids=ids, now=now)]
+def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[AtRest]:
+    """Return those of these runs that are being cancelled and have neither open tasks nor open child runs."""
+    return _AT_REST(connection, ids=ids)

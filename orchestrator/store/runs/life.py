@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.runs.verdict import RunCounters
-from orchestrator.domain.states import RunState, run_sources_of
+from orchestrator.domain.runs.verdict import GOES_ON, TIMED_OUT, RunCounters
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
 from orchestrator.store.runs.round_robin import RoundRobin
 from orchestrator.store.sql import Batch, Prepared
 
 COUNTERS = """r.id, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
-          r.workflow, r.reason, r.lane, r.parent_run, r.parent_step, r.code"""
+          r.workflow, r.reason, r.lane, r.parent_run, r.parent_step, r.code, coalesce(r.child_id, r.id) AS child_id"""
 """The columns of a `RunRow`."""
 
 
@@ -37,6 +37,8 @@ class RunRow(NamedTuple):
     parent_step: str | None = None
     code: bool = False
     """Its code ends it."""
+    child_id: bytes = b""
+    """The id under which the run that started it waits for it, if both are of code."""
     again: bool = False
     """It has begun again, because a person retries it."""
 
@@ -59,6 +61,11 @@ class RunRow(NamedTuple):
     def is_planned(self) -> bool:
         """Say whether a definition says what follows what."""
         return self.workflow is not None and not self.code
+
+    @property
+    def goes_on(self) -> bool:
+        """Say whether it has ended for nobody: who waits for it waits for the run in which it goes on."""
+        return self.code and self.reason in GOES_ON
 
 
 # A run whose lane is full is parked, so that it is not looked at again until one of the lane's runs ends. Its time
@@ -140,22 +147,6 @@ def begin(connection: Connection, now: datetime, limit: int) -> list[RunRow]:
     return begin_or_park(connection, now, [run.id for run in pending()(connection, limit)]).running
 
 
-_REASONS = Batch("n", "id uuid, reason text")
-_REFUSE = Prepared[RunRow](f"""
-UPDATE /* runs.refuse */ orchestrator.runs r
-   SET status = 'failed', reason = n.reason, ended_at = %(now)s::timestamptz, parked = false
-  FROM {_REASONS}
- CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = n.id LIMIT 1) AS found
- WHERE r.ctid = found.place AND r.status = 'pending'
-RETURNING {COUNTERS}
-""")
-
-
-def refuse(connection: Connection, reasons: Mapping[bytes, str], now: datetime) -> list[RunRow]:
-    """End runs that can never begin, each with its reason."""
-    return _REFUSE(connection, _REASONS(reasons.items()), now=now)
-
-
 _ROOMS = Batch("ended", "lane text, room int")
 _UNPARK = Prepared[None](f"""
 UPDATE /* runs.unpark */ orchestrator.runs SET parked = false
@@ -207,18 +198,32 @@ def sources(state: RunState) -> str:
     return "({})".format(", ".join(f"'{source}'" for source in run_sources_of(state)))
 
 
-_END = {
-    state: Prepared[bytes](f"""
-UPDATE /* runs.end_{state} */ orchestrator.runs SET status = '{state}', ended_at = %(now)s::timestamptz
- WHERE id = ANY(%(ids)s::uuid[]) AND status IN {sources(state)} RETURNING id
+def _may_end() -> str:
+    return " OR ".join(f"(e.state = '{state}' AND r.status IN {sources(state)})" for state in ENDED_RUN_STATES)
+
+
+# What a run of code leaves open is cancelled in slices. What another one leaves open was never created.
+_ENDS = Batch("e", "id uuid, state text, reason text")
+_END = Prepared[RunRow](f"""
+UPDATE /* runs.end */ orchestrator.runs r
+   SET status = CASE WHEN e.state = 'cancelled' AND r.reason = '{TIMED_OUT}' THEN 'failed' ELSE e.state END,
+       ended_at = %(now)s::timestamptz, reason = coalesce(e.reason, r.reason), parked = false, expanding = false,
+       closing = r.code AND r.open > 0, stuck = NULL, waiting = NULL,
+       cancelled = CASE WHEN r.code THEN r.cancelled ELSE r.cancelled + r.open END,
+       open = CASE WHEN r.code THEN r.open ELSE 0 END
+  FROM {_ENDS}
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = e.id LIMIT 1) AS found
+ WHERE r.ctid = found.place AND ({_may_end()})
+RETURNING {COUNTERS}
 """)
-    for state in (RunState.SUCCESS, RunState.FAILED, RunState.CANCELLED)
-}
 
 
-def end(connection: Connection, state: RunState, ids: Sequence[bytes], now: datetime) -> list[bytes]:
-    """End runs; return those that really ended now."""
-    return _END[state](connection, ids=ids, now=now)
+def end(connection: Connection, ends: Iterable[tuple[bytes, RunState, str | None]], now: datetime) -> list[RunRow]:
+    """End runs, each in its state and for its reason, if any; return those that really ended now.
+
+    One that is cancelled because its time is up has failed.
+    """
+    return _END(connection, _ENDS(ends), now=now)
 
 
 _REOPEN = Prepared[None](f"""

@@ -77,10 +77,10 @@ class Poisons:
                 (dags.Dags, "_open", "evaluate", lambda given: [given[1].id]),
                 (dags.Dags, "_instantiate", "create", lambda given: [given[2].id]),
                 (runs, "count", "count", lambda given: given[1]),
-                (Triggers, "runs_ended", "hooks", lambda given: given[3]),
+                (Triggers, "runs_ended", "hooks", lambda given: [run.id for run in given[3]]),
                 (requests, "retry_run", "request", lambda given: [given[3].target]),
                 (cancels, "mark", "request", lambda given: given[1]),
-                (cancels, "end", "stop", lambda given: given[1]),
+                (cancels, "at_rest", "stop", lambda given: given[1]),
             ):
                 stack.enter_context(patch.object(owner, name, self._around(getattr(owner, name), operation, ids)))
             stack.enter_context(patch.object(dags, "_apply_to_plan", self._around_plan(dags._apply_to_plan)))
