@@ -38,7 +38,7 @@ class Doorkeeper:
             return
         given = _given(headers)
         if not self._is_fresh(given):
-            await run(partial(self.look, given))
+            await run(partial(self.read_keys, given))
         if self._has_keys:
             self._check(given, needed)
         else:
@@ -48,7 +48,7 @@ class Doorkeeper:
         since = time.monotonic() - _REMEMBERED
         return self._asked_at > since and (given is None or self._known.get(given.id, (-math.inf, None))[0] > since)
 
-    def look(self, given: Secret | None = None) -> bool:
+    def read_keys(self, given: Secret | None = None) -> bool:
         """Look into Postgres whether there are keys, and what this one is; return the first."""
         now = time.monotonic()
         with self._api.reading() as connection:

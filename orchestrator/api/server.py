@@ -42,7 +42,7 @@ def serve(settings: Settings, host: str, port: int, *, or_any: bool = False) -> 
 def _has_keys(settings: Settings) -> bool:
     api = Api(settings)
     try:
-        return Doorkeeper(api).look()
+        return Doorkeeper(api).read_keys()
     finally:
         api.close()
 

@@ -121,7 +121,7 @@ class MemoryLeader:
         self.append(run, history.RunCancelRequested(TIMED_OUT))
         self._set_deadline(run, self.now + self.grace)
 
-    def append(self, run: Run, what: history.Fact | history.Record | history.Marker) -> None:
+    def append(self, run: Run, what: history.HistoryItem) -> None:
         """Append an event to a run's history."""
         run.history.append(Event(len(run.history) + 1, self.now, what))
 
@@ -255,7 +255,7 @@ class MemoryLeader:
         return True
 
     @staticmethod
-    def _note_state(run: Run, what: history.Fact | history.Record | history.Marker) -> None:
+    def _note_state(run: Run, what: history.HistoryItem) -> None:
         match what:
             case history.StateSet(key=key, value=value):
                 run.state[key] = value

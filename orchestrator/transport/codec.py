@@ -41,7 +41,7 @@ _Position = Annotated[str, Meta(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")]
 _EndState = Annotated[str, Meta(pattern=f"^({'|'.join(sorted({*ENDED_TASK_STATES, *ENDED_RUN_STATES}))})$")]
 
 
-AttemptEnd = Succeeded | Failed | Returned | Activated
+EndReport = Succeeded | Failed | Returned | Activated
 """What a process of its own reports of the one attempt that it ran."""
 LARGEST_BUNDLE = 20
 """Most tasks in one dispatch message."""
@@ -168,7 +168,7 @@ prepare(
     LogLine,
     list[NewTask],
     dict[bytes, KeyHolder],
-    list[AttemptEnd],
+    list[EndReport],
     tuple[str, bytes],
     int,
 )

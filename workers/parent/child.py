@@ -83,7 +83,7 @@ class Child:
             self.is_closed = True  # it has died, and is reaped in a moment
         return heard
 
-    def tell(self, command: Command) -> None:
+    def send(self, command: Command) -> None:
         """Send a command; a child that is dead is dealt with elsewhere."""
         try:
             self.pipe.send_bytes(encode(command))
@@ -94,13 +94,13 @@ class Child:
         """Have it stop attempts."""
         for attempt in attempts:
             self._stopping.setdefault((attempt.id, attempt.attempt), now)
-        self.tell(Command("stop", attempts))
+        self.send(Command("stop", attempts))
 
     def leave(self, verb: Command) -> None:
         """Have it take no more tasks and end."""
         self.draining = True
         self._left_at = self._left_at or time.monotonic()
-        self.tell(verb)
+        self.send(verb)
 
     def kill(self) -> None:
         """End it at once."""

@@ -196,7 +196,7 @@ class Supervisor:
                 child.leave(Command("retire"))
             elif self._awaits_change or now < self._broken_until:
                 child.spent, child.worn = False, True
-                child.tell(Command("stay"))
+                child.send(Command("stay"))
 
     def _hear(self) -> None:
         """Take in what the children say. The leader hears at once of those that are ready and those that leave."""
@@ -348,7 +348,7 @@ class Supervisor:
             for child in ready:
                 if not child.doubtful:  # once: one that stands still would not read it
                     child.doubtful = True
-                    child.tell(Command("pause"))
+                    child.send(Command("pause"))
         self._beats += 1
         asks = self._scale()
         by_names: dict[str, list[Child]] = {}
@@ -368,7 +368,7 @@ class Supervisor:
             child.stop(order.stop, time.monotonic())
         if order.go_on and child.doubtful:
             child.doubtful = False
-            child.tell(Command("resume"))
+            child.send(Command("resume"))
         if order.drain and not child.draining:
             self._is_closing = True  # the queues are empty
             child.leave(Command("drain"))

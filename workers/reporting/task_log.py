@@ -77,32 +77,32 @@ class TaskLog:
         if self._tells_all:
             for job in jobs:
                 if self._has_room(job.dispatch.name, _RECEIVED) and not job.dispatch.is_turn_task:
-                    _tell(job, logging.INFO, "received")
+                    _log(job, logging.INFO, "received")
 
     def ended(self, job: Job, report: AttemptReport) -> None:
         """Tell how an attempt has ended."""
         if isinstance(report, Succeeded):
             if self._tells_all and self._has_room(job.dispatch.name, _SUCCEEDED):
-                _tell(job, logging.INFO, _returned(job, _long(report.duration)))
+                _log(job, logging.INFO, _returned(job, _long(report.duration)))
         elif isinstance(report, Failed):
             self._failed(job, report)
         elif isinstance(report, Lost):
-            _tell(job, logging.WARNING, f"its process died: {report.reason or 'killed, out of memory, or crashed'}")
+            _log(job, logging.WARNING, f"its process died: {report.reason or 'killed, out of memory, or crashed'}")
         elif isinstance(report, Activated):
             for command in report.commands:
                 if isinstance(command, FailRun) and self._may_tell(job, _FAILED, command.error):
-                    _tell(job, logging.ERROR, f"failed: {_said(command.error)}", command.error)
+                    _log(job, logging.ERROR, f"failed: {_said(command.error)}", command.error)
 
     def dropped(self, job: Job) -> None:
         """Tell, once, that an attempt that has succeeded did not count any more."""
         if self._tells_all and job.completion is None and not _is_revoked(job):
             job.interrupted_by = TaskAborted
-            _tell(job, logging.INFO, f"its result is dropped: {_REVOKED}")
+            _log(job, logging.INFO, f"its result is dropped: {_REVOKED}")
 
     def _failed(self, job: Job, report: Failed) -> None:
         error = report.error
         if _is_revoked(job):
-            _tell(job, logging.INFO, f"stopped after {_long(report.duration)}: {_REVOKED}")
+            _log(job, logging.INFO, f"stopped after {_long(report.duration)}: {_REVOKED}")
             return
         policy, failures = job.options.retry, job.dispatch.failures
         decision = after_failure(report, policy, failures, 0.5)
@@ -110,15 +110,15 @@ class TaskLog:
         ran = f"after {_long(report.duration)}{tries}"
         if not isinstance(decision, RetryTask):
             if self._may_tell(job, _FAILED, error):
-                _tell(job, logging.ERROR, f"failed: {_said(error)} ({ran})", error)
+                _log(job, logging.ERROR, f"failed: {_said(error)} ({ran})", error)
         elif not report.charged:
             if self._tells_all and self._has_room(job.dispatch.name, _RETRIED):
-                _tell(job, logging.INFO, f"asks to be tried again in {_long(decision.delay)}: {error.message}")
+                _log(job, logging.INFO, f"asks to be tried again in {_long(decision.delay)}: {error.message}")
         elif self._may_tell(job, _RETRIED, error):
             about = "about " if report.delay is None and policy.jitter else ""
             when = f"next try in {about}{_long(decision.delay)}"
             shown = error if log.isEnabledFor(logging.DEBUG) else None
-            _tell(job, logging.WARNING, f"failed, {when}: {_said(error)} ({_place(error)}{ran})", shown)
+            _log(job, logging.WARNING, f"failed, {when}: {_said(error)} ({_place(error)}{ran})", shown)
 
     # -- many
 
@@ -161,7 +161,7 @@ def _summarize(name: str, hidden: Sequence[int], latest: tuple[Job, TaskError] |
     log.log(level, "%s: %s in the last %.0f s, without a line each%s", name, counts, seconds, last)
 
 
-def _tell(job: Job, level: int, text: str, error: TaskError | None = None) -> None:
+def _log(job: Job, level: int, text: str, error: TaskError | None = None) -> None:
     if not log.isEnabledFor(level):
         return
     record = log.makeRecord(log.name, level, "", 0, text, (), None)

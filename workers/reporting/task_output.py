@@ -133,9 +133,9 @@ class TaskOutput(io.RawIOBase):
         key = (job or threading.get_ident(), self)
         *lines, rest = (_unfinished.pop(key, "") + data.decode("utf-8", "backslashreplace")).split("\n")
         for line in lines:
-            self._tell(job, line)
+            self._log_line(job, line)
         if len(rest) > _LONGEST_PIECE:
-            self._tell(job, rest)
+            self._log_line(job, rest)
         elif rest:
             _unfinished[key] = rest
         return len(data)
@@ -152,9 +152,9 @@ class TaskOutput(io.RawIOBase):
     def end(self, job: Job) -> None:
         """Tell the line that a job has left unfinished."""
         if rest := _unfinished.pop((job, self), ""):
-            self._tell(job, rest)
+            self._log_line(job, rest)
 
-    def _tell(self, job: Job | None, line: str) -> None:
+    def _log_line(self, job: Job | None, line: str) -> None:
         if job is None:
             self._passed_on.wait_for_room(_READER_TIMEOUT)
             self._passed_on.write(f"{with_styles(line)}\n")

@@ -30,7 +30,7 @@ from orchestrator.domain.tasks.task import Dispatch, KeyHolder, Lost, NewTask, R
 from orchestrator.errors import SoftTimeout, Uncertain
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import close_output, configure_logging, get_logger
-from orchestrator.transport.codec import AttemptEnd, LogLine, ProgressMark, decode, encode
+from orchestrator.transport.codec import EndReport, LogLine, ProgressMark, decode, encode
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.functions.builtin import install
 from orchestrator.workers.functions.loading import load_app
@@ -179,7 +179,7 @@ class Isolation:
         while True:
             word, data = child.receive()
             if word == "report":
-                return decode(list[AttemptEnd], data)[0]
+                return decode(list[EndReport], data)[0]
             if word == "begun":
                 start_clock(job)
             elif word == "enqueue":

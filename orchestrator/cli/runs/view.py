@@ -270,11 +270,11 @@ def _crop(text: Text) -> Text:
 
 def changes(before: Sequence[Line], after: Sequence[Line], now: datetime) -> list[str]:
     """Return a line of words for everything that has changed; what still waits is not worth one."""
-    known = {line.name: _told(line) for line in before}
-    return [_words(line, now) for line in after if line.state != "waiting" and known.get(line.name) != _told(line)]
+    known = {line.name: _compared(line) for line in before}
+    return [_words(line, now) for line in after if line.state != "waiting" and known.get(line.name) != _compared(line)]
 
 
-def _told(line: Line) -> tuple[str, int, int | None, int, bool]:
+def _compared(line: Line) -> tuple[str, int, int | None, int, bool]:
     return line.state, line.ended, line.total, line.failed, line.started_at is None
 
 

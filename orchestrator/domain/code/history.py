@@ -294,16 +294,8 @@ class RunContinued(msgspec.Struct, frozen=True, array_like=True, tag="run_contin
 
 Outcome = TaskCompleted | TaskFailed | TaskCancelled | ChildCompleted | ChildFailed | ChildCancelled
 """What came of a task or a child run; `id` is the one that the code knows it by."""
-Fact = (
-    RunStarted
-    | Outcome
-    | TimerFired
-    | PromiseResolved
-    | PromiseRejected
-    | SignalReceived
-    | UpdateRequested
-    | RunCancelRequested
-)
+PromiseSettled = PromiseResolved | PromiseRejected
+Fact = RunStarted | Outcome | TimerFired | PromiseSettled | SignalReceived | UpdateRequested | RunCancelRequested
 EndRecord = RunCompleted | RunFailed | RunCancelled | RunContinued
 Record = (
     TaskScheduled
@@ -323,6 +315,7 @@ Record = (
     | EndRecord
 )
 Marker = ActivationApplied | RunReset | Reopened
+HistoryItem = Fact | Record | Marker
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -332,10 +325,10 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     """From 1, without gaps."""
     at: float
     """Unix seconds: the time of the tick that appended it; a copy keeps that of the original."""
-    what: Fact | Record | Marker
+    what: HistoryItem
 
 
-def weight(what: Fact | Record | Marker) -> int:
+def weight(what: HistoryItem) -> int:
     """Return how many bytes the value has that a fact brings, if it brings any."""
     match what:
         case TaskCompleted(result=value) | ChildCompleted(result=value) | PromiseResolved(value=value):

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from orchestrator.domain.code import history
+from orchestrator.domain.code.history import PromiseSettled
 from orchestrator.domain.tasks.task import TaskError
-
-PromiseSettled = history.PromiseResolved | history.PromiseRejected
 
 
 class Resolution(NamedTuple):

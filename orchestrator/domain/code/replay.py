@@ -248,7 +248,7 @@ _NAMED_RECORDS = (
 )
 
 
-def _claim(what: history.Fact | Record | history.Marker) -> Claim | None:
+def _claim(what: history.HistoryItem) -> Claim | None:
     """Return what a record says that is counted; None for all other events."""
     match what:
         case history.TaskScheduled(ordinal=ordinal, name=name):

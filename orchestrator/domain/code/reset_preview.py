@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from orchestrator.domain.code import history
-from orchestrator.domain.code.history import Event
-from orchestrator.domain.code.resets import Created, Cut, Ended, HistoryItem, kind_of
+from orchestrator.domain.code.history import Event, HistoryItem
+from orchestrator.domain.code.resets import Created, Cut, EndFact, kind_of
 
 
 class Fate(StrEnum):
@@ -38,7 +38,7 @@ def preview(run: bytes, events: Sequence[Event], to: int) -> list[PreviewLine]:
     """Return what would become of everything if a run were reset to an event; WrongState if it cannot be."""
     cut = Cut(run, events, to)
     names = {event.what.id: _named(event.what) for event in events if isinstance(event.what, Created)}
-    settled = {fact.id for fact in cut.facts_after() if isinstance(fact, Ended)}
+    settled = {fact.id for fact in cut.facts_after() if isinstance(fact, EndFact)}
     fates: Counter[tuple[str, Fate]] = Counter()
     for event in cut.past:
         fate = _past(event.what, cut, settled)
@@ -47,7 +47,7 @@ def preview(run: bytes, events: Sequence[Event], to: int) -> list[PreviewLine]:
     for event in cut.later:
         fate = _later(event.what, cut)
         if fate is not None:
-            about = names[event.what.id] if isinstance(event.what, Ended) else _named(event.what)
+            about = names[event.what.id] if isinstance(event.what, EndFact) else _named(event.what)
             fates[about, fate] += 1
     order = list(Fate)
     return [PreviewLine(fates[key], *key) for key in sorted(fates, key=lambda key: (order.index(key[1]), key[0]))]

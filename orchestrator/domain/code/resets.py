@@ -26,7 +26,7 @@ import msgspec
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import Kind, command_id
-from orchestrator.domain.code.history import Event, Fact
+from orchestrator.domain.code.history import Event, Fact, HistoryItem
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import WrongState
 
@@ -35,17 +35,8 @@ Created = history.TaskScheduled | history.TimerStarted | history.PromiseCreated 
 Cancelled = (
     history.TaskCancelRequested | history.TimerCancelled | history.PromiseCancelled | history.ChildCancelRequested
 )
-ChildEnded = history.ChildCompleted | history.ChildFailed | history.ChildCancelled
-PromiseSettled = history.PromiseResolved | history.PromiseRejected
-Ended = (
-    history.TaskCompleted
-    | history.TaskFailed
-    | history.TaskCancelled
-    | history.TimerFired
-    | PromiseSettled
-    | ChildEnded
-)
-HistoryItem = history.Fact | history.Record | history.Marker
+EndFact = history.Outcome | history.TimerFired | history.PromiseSettled
+"""How that ended."""
 T = TypeVar("T", bound=HistoryItem)
 
 _KINDS: dict[type, Kind] = {
@@ -83,7 +74,7 @@ class Cut:
     def __init__(self, run: bytes, events: Sequence[Event], to: int) -> None:
         check(run, events, to)
         self.past, self.later = events[:to], events[to:]
-        ended = {event.what.id for event in self.past if isinstance(event.what, Ended)}
+        ended = {event.what.id for event in self.past if isinstance(event.what, EndFact)}
         cancelled = {event.what.id for event in self.past if isinstance(event.what, Cancelled)}
         self.reopened: set[bytes] = set()
         """What the code commands again."""
@@ -167,7 +158,7 @@ def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, 
     copy = [Event(event.number, event.at, _copied(event.what, run, ids, cut.reopened)) for event in cut.past]
     copy.append(Event(to + 1, now, history.RunReset(run, to, reason)))
     again = cut.facts_after()
-    known = {fact.id for fact in again if isinstance(fact, Ended)}
+    known = {fact.id for fact in again if isinstance(fact, EndFact)}
     facts = [_renamed(fact, ids) for fact in again]
     made = [event.what for event in cut.past if isinstance(event.what, history.PromiseCreated)]
     lost = {child: what for child, what in cut.followed.items() if child not in known}
@@ -191,7 +182,7 @@ def _copied(what: HistoryItem, run: bytes, ids: dict[bytes, bytes], reopened: se
 
 def _renamed(what: T, ids: Mapping[bytes, bytes]) -> T:
     """Give what belonged to the old run its id in the new one; an update has an id of its own."""
-    if isinstance(what, (Created, Cancelled, Ended)):
+    if isinstance(what, (Created, Cancelled, EndFact)):
         return msgspec.structs.replace(what, id=ids.get(what.id, what.id))
     if isinstance(what, history.SignalSent):  # it may have been to itself
         return msgspec.structs.replace(what, run=ids.get(what.run, what.run))

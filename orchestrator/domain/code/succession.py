@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import ContinueRun
-from orchestrator.domain.code.history import Event, Fact
-from orchestrator.domain.code.promises import PromiseSettled
+from orchestrator.domain.code.history import Event, Fact, PromiseSettled
 
 SAID = (history.UpdateRequested, history.RunCancelRequested)
 """Facts that hold for whichever run goes on."""

@@ -13,6 +13,7 @@ from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.ends import NOTHING, end_of
+from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.code.succession import with_seen
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.states import RunState, TaskState
@@ -25,7 +26,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
-from orchestrator.store.code.histories import HistoryItem, Turn
+from orchestrator.store.code.histories import Turn
 from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import life as runs

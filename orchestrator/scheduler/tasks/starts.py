@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.dag.definition import resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import REFUSALS
@@ -20,7 +21,6 @@ from orchestrator.store.code import expectations
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered
-from orchestrator.store.code.histories import HistoryItem
 from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows

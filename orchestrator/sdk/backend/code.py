@@ -124,7 +124,7 @@ class CodeBackend:
     def signal(self, run: bytes, name: str, value: Any) -> None:
         """Send a signal to the run, or to the one in which it goes on."""
         data = encode_value(value, f"Signal {name!r}", self._limit)
-        self._tell(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=data)
+        self._send(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=data)
 
     def resolve(self, run: bytes, promise: str, value: Any) -> Steps[Any]:
         """Resolve the oldest open promise of a name.
@@ -156,11 +156,11 @@ class CodeBackend:
         """Ask the run, or the one in which it goes on, to cancel itself; one that has been cancelled stays so."""
         run, outcome = self._last(run)
         if outcome.status != RunState.CANCELLED:
-            self._tell(run, RequestKind.CANCEL_RUN, "cancel")
+            self._send(run, RequestKind.CANCEL_RUN, "cancel")
 
     def terminate(self, run: bytes) -> None:
         """End a run without asking its code."""
-        self._tell(run, RequestKind.TERMINATE, "terminate")
+        self._send(run, RequestKind.TERMINATE, "terminate")
 
     def reset(self, run: bytes, to: int, reason: str) -> Steps[bytes]:
         """Start a run that repeats another one, open or not, up to an event; return the new one when it is there."""
@@ -191,7 +191,7 @@ class CodeBackend:
         self._connections.nudge()
         return True
 
-    def _tell(self, run: bytes, request_kind: RequestKind, verb: str, **body: Any) -> bytes:
+    def _send(self, run: bytes, request_kind: RequestKind, verb: str, **body: Any) -> bytes:
         """Put a request for an open run into the inbox; return the run, which may be a successor."""
         run = self._open(run, verb)
         with self._connections.writing(f"the request to {verb} run {to_text(run)} was stored") as connection:
@@ -208,7 +208,7 @@ class CodeBackend:
     ) -> Steps[Any]:
         """Ask for something that is answered, and return the answer."""
         request = new_id()
-        run = self._tell(run, request_kind, verb, request=request, **body)
+        run = self._send(run, request_kind, verb, request=request, **body)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _ASK_AGAIN if deadline is None else min(_ASK_AGAIN, deadline - time.monotonic())
@@ -221,10 +221,10 @@ class CodeBackend:
                 )
             self._open(run, verb)
             if request_kind is RequestKind.QUERY:
-                self._tell(run, request_kind, verb, request=request, **body)
+                self._send(run, request_kind, verb, request=request, **body)
         if answer.error is not None:
             kind = WrongState if answer.error.kind == "WrongState" else OrchestratorError
-            refused = kind(_told(verb, body["name"], answer.error))
+            refused = kind(_refused(verb, body["name"], answer.error))
             refused.data = answer.error.attributes
             raise refused
         return decode_value(answer.result or b"\xc0")
@@ -346,7 +346,7 @@ class CodeBackend:
         return run
 
 
-def _told(verb: str, name: str, error: TaskError) -> str:
+def _refused(verb: str, name: str, error: TaskError) -> str:
     if error.kind == "WrongState":
         return error.message
     return f"The {verb.split()[0]} {name!r} failed: {error_text(error.kind, error.message)}"

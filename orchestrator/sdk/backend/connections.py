@@ -80,7 +80,7 @@ class Connections:
         try:
             enqueue.insert_alone(self._links().engine, task)
         except exc.SQLAlchemyError as error:
-            self._tell(error, f"task {to_text(task.id)} was stored")
+            self._raise_known(error, f"task {to_text(task.id)} was stored")
             raise
         finally:
             thread.is_busy = False
@@ -95,7 +95,7 @@ class Connections:
                 with self._thread.busy():
                     connection.close()
         except exc.SQLAlchemyError as error:
-            self._tell(error, written)
+            self._raise_known(error, written)
             raise
 
     def _open(self, *, transaction: bool) -> Connection:
@@ -105,7 +105,7 @@ class Connections:
         with self._thread.busy():
             return (links.transactions if transaction else links.engine).connect()
 
-    def _tell(self, error: exc.SQLAlchemyError, written: str) -> None:
+    def _raise_known(self, error: exc.SQLAlchemyError, written: str) -> None:
         """Raise what a caller can act on, where it is that."""
         if isinstance(error, exc.ProgrammingError) and database.lacks_tables(error, self.namespace):
             raise SchemaError(database.no_tables(self.namespace)) from error

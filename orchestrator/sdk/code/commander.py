@@ -18,16 +18,7 @@ from orchestrator.sdk.code.loop import Loop, Timer
 from orchestrator.sdk.code.signals import Mailbox
 
 logger = logging.getLogger("orchestrator.workflow")
-Settled = (
-    history.TaskCompleted
-    | history.TaskFailed
-    | history.TaskCancelled
-    | history.PromiseResolved
-    | history.PromiseRejected
-    | history.ChildCompleted
-    | history.ChildFailed
-    | history.ChildCancelled
-)
+Settled = history.Outcome | history.PromiseSettled
 
 
 class Expected(Protocol):

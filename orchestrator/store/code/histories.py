@@ -14,12 +14,11 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
-from orchestrator.domain.code.history import Event
+from orchestrator.domain.code.history import Event, HistoryItem
 from orchestrator.store.runs.life import Delta
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
 from orchestrator.store.tasks.transitions import Moved, current_attempt
 
-HistoryItem = history.Fact | history.Record | history.Marker
 _encode = msgspec.msgpack.Encoder().encode
 _decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(HistoryItem)
 FACTS = [str(fact.__struct_config__.tag) for fact in get_args(history.Fact)]

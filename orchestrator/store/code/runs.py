@@ -15,9 +15,10 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
+from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs.verdict import GOES_ON, TIMED_OUT
-from orchestrator.store.code.histories import HistoryItem, event_rows
+from orchestrator.store.code.histories import event_rows
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
 
 
