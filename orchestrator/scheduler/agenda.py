@@ -64,7 +64,6 @@ class Agenda(Remembering):
             do("apply requests", lambda fresh: self.requests.apply(tx, fresh, limit))
             agenda = waiting.probe_agenda(tx.connection)
         if _is_due(agenda.next_due, tx.now):
-            do("time runs out", lambda _: self.cancels.time_out(tx, limit))
             do("fire schedules", lambda fresh: fire_schedules(tx, fresh, self.cancels, limit))
             agenda = waiting.probe_agenda(tx.connection)
         if agenda.backfills and thorough:
@@ -90,8 +89,7 @@ class Agenda(Remembering):
             do("free stuck runs", lambda fresh: self.code.free_stuck(tx, fresh, limit))
         if _is_due(agenda.next_due, tx.now):
             do("make due tasks ready", lambda _: fire_due(tx, limit))
-            grace = self.settings.run_timeout_grace
-            do("fire timers", lambda fresh: fire_timers(tx, fresh, self.backlog, limit, grace))
+            do("fire timers", lambda fresh: self._fire_timers(tx, fresh, limit))
             do("expire tasks", lambda fresh: expire(tx, fresh, limit))
             if fleet.is_in_view:  # otherwise nobody can say what is known
                 do("fail unknown tasks", lambda fresh: fail_unknown(tx, fresh, fleet, limit))
@@ -101,6 +99,10 @@ class Agenda(Remembering):
             agenda = waiting.probe_agenda(tx.connection)
         self._agenda = agenda
         return max(self._until_next(agenda, tx.now), _CONTESTED if wakeups.contested else 0.0)
+
+    def _fire_timers(self, tx: Transaction, news: News, limit: int) -> None:
+        late = self.cancels.time_out(tx, limit, self.settings.run_timeout_grace)
+        fire_timers(tx, news, self.backlog, late, limit)
 
     def _until_next(self, agenda: AgendaProbe, now: datetime) -> float:
         if agenda.is_busy:

@@ -21,8 +21,8 @@ from orchestrator.store.code.histories import Turn
 from orchestrator.store.code.resolutions import Kept
 from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.code.turns import unshown
+from orchestrator.store.runs import cancels, stuck
 from orchestrator.store.runs import life as runs
-from orchestrator.store.runs import stuck
 from orchestrator.store.tasks import transitions
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
@@ -118,7 +118,7 @@ STATEMENTS: dict[str, Call] = {
     "pass_keys": lambda leader: lambda c: run_keys.pass_on(c, pairs(leader)),
     "latest": lambda leader: lambda c: code_runs.latest(c, leader.ids),
     "count": lambda leader: lambda c: runs.count(c, {run: {"total": 1, "opened": 1} for run in leader.ids}),
-    "time_out": lambda _: lambda c: code_runs.time_out(c, NOW, BATCH, 60.0),
+    "time_out": lambda _: lambda c: cancels.time_out(c, NOW, BATCH, 60.0),
     "start_timers": lambda leader: lambda c: expectations.start_timers(c, [(*pair, 0.0) for pair in pairs(leader)]),
     "forget_timers": lambda leader: lambda c: expectations.forget_timers(c, pairs(leader)),
     "fire_timers": lambda _: lambda c: expectations.fire_timers(c, NOW, BATCH),

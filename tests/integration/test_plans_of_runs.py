@@ -98,7 +98,7 @@ STATEMENTS: dict[str, Call] = {
     "end": lambda leader: lambda c: runs.end(c, [(run, RunState.SUCCESS, None) for run in leader.ids], NOW),
     "reopen": lambda leader: lambda c: runs.reopen(c, leader.ids),
     "mark": lambda leader: lambda c: cancels.mark(c, leader.ids),
-    "time_out": lambda _: lambda c: cancels.time_out(c, NOW, BATCH),
+    "time_out": lambda _: lambda c: cancels.time_out(c, NOW, BATCH, 60.0),
     "mark_below": lambda leader: lambda c: cancels.mark_below(c, leader.ids, NOW, BATCH),
     "count_descendants": lambda leader: lambda c: ancestry.count_descendants(c, dict.fromkeys(leader.ids, 1), BATCH),
     "waiting_for_themselves": lambda leader: lambda c: ancestry.waiting_for_themselves(c, leader.ids, BATCH),

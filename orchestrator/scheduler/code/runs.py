@@ -29,7 +29,6 @@ from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories, turns
-from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered
 from orchestrator.store.code.turns import Unshown
 from orchestrator.store.runs import stuck
@@ -259,15 +258,12 @@ def ask_to_cancel(tx: Transaction, ids: Iterable[bytes], reason: str) -> None:
     append_facts(tx, {run: [history.RunCancelRequested(reason)] for run in ids})
 
 
-def fire_timers(tx: Transaction, news: News, backlog: Backlog, limit: int, grace: float) -> None:
-    """Tell runs of a slice of the timers that are due, and of their own time if that is up.
-
-    Those that have not ended within `grace` seconds after that are ended.
-    """
+def fire_timers(tx: Transaction, news: News, backlog: Backlog, late: Iterable[bytes], limit: int) -> None:
+    """Tell runs of a slice of the timers that are due, and the late of them that their own time is up."""
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for run, timer in expectations.fire_timers(tx.connection, tx.now, limit):
         facts[run].append(history.TimerFired(timer))
-    for run in code_runs.time_out(tx.connection, tx.now, limit, grace):
+    for run in late:
         facts[run].append(history.RunCancelRequested(TIMED_OUT))
     isolate(
         tx,

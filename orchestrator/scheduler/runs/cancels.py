@@ -38,9 +38,11 @@ class Cancels:
         """Let runs start nothing more, and be cancelled."""
         self.dags.drop(cancels.mark(tx.connection, ids, code=code))
 
-    def time_out(self, tx: Transaction, limit: int) -> None:
-        """Cancel runs that have taken too long."""
-        self.dags.drop(cancels.time_out(tx.connection, tx.now, limit))
+    def time_out(self, tx: Transaction, limit: int, grace: float) -> list[bytes]:
+        """Cancel runs that have taken too long; return those whose code is to be told before."""
+        late = cancels.time_out(tx.connection, tx.now, limit, grace)
+        self.dags.drop(run.id for run in late)
+        return [run.id for run in late if run.is_told]
 
     def go_on(self, tx: Transaction, news: News, limit: int) -> None:
         """Cancel what is below runs that are being cancelled, and end those of which nothing is open."""

@@ -17,9 +17,9 @@ from sqlalchemy import Connection
 from orchestrator.domain.code import history
 from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.runs.verdict import GOES_ON, TIMED_OUT
+from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.store.code.histories import event_rows
-from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.sql import Batch, Prepared, Statement
 
 
 class NewCodeRun(NamedTuple):
@@ -261,36 +261,3 @@ def _chain(run: bytes, length: int) -> list[bytes]:
     while len(chain) < length:
         chain.append(successor_id(chain[-1]))
     return chain
-
-
-_TIMED_OUT = Prepared[Row](f"""
-WITH /* code_runs.timed_out */ due AS MATERIALIZED (
-    SELECT id, shown, stuck, reason IS NOT DISTINCT FROM '{TIMED_OUT}' AS over FROM orchestrator.runs
-     WHERE deadline <= %(now)s::timestamptz AND ended_at IS NULL AND code AND NOT cancelling
-     ORDER BY deadline LIMIT %(limit)s
-), judged AS (
-    SELECT due.id, due.over, due.over AND due.stuck IS NULL AND (own.id IS NULL OR unheard.number IS NULL) AS ends
-      FROM due
-      LEFT JOIN LATERAL (
-           SELECT id FROM orchestrator.tasks WHERE id = due.id AND status = 'pending' LIMIT 1) AS own ON true
-      LEFT JOIN LATERAL (
-           SELECT number FROM orchestrator.histories
-            WHERE run_id = due.id AND number > due.shown AND kind = 'run_cancel_requested' LIMIT 1) AS unheard ON true
-)
-UPDATE orchestrator.runs r
-   SET reason = '{TIMED_OUT}', cancelling = due.ends,
-       deadline = CASE WHEN NOT due.ends THEN %(now)s::timestamptz + %(grace)s * interval '1 second' END
-  FROM judged due
- CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = due.id LIMIT 1) AS found
- WHERE r.ctid = found.place
-RETURNING r.id, due.over
-""")
-
-
-def time_out(connection: Connection, now: datetime, limit: int, grace: float) -> list[bytes]:
-    """Return runs whose time is up, once. Those whose grace is over, too, are to be ended without asking their code.
-
-    A run is excused, for another grace, while its code could not know: it is stuck, or no worker has come for it.
-    """
-    rows = _TIMED_OUT(connection, now=now, limit=limit, grace=grace)
-    return [row.id for row in rows if not row.over]

@@ -25,20 +25,47 @@ def mark(connection: Connection, ids: Sequence[bytes], *, code: bool = False) ->
     return _MARK(connection, ids=ids, code=code)
 
 
-_TIME_OUT = Prepared[bytes](f"""
-UPDATE /* cancels.time_out */ orchestrator.runs SET cancelling = true, reason = '{TIMED_OUT}'
- WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM orchestrator.runs
-        WHERE deadline <= %(now)s::timestamptz AND status = 'running' AND ended_at IS NULL AND NOT code
-              AND NOT cancelling
-        ORDER BY deadline LIMIT %(limit)s))
-RETURNING id
+class Late(NamedTuple):
+    """A run whose time is up."""
+
+    id: bytes
+    is_told: bool
+    """Its code is to be told, and has a grace in which to end."""
+
+
+_TIME_OUT = Prepared[Late](f"""
+WITH /* cancels.time_out */ due AS MATERIALIZED (
+    SELECT id, code, shown, stuck, reason IS NOT DISTINCT FROM '{TIMED_OUT}' AS over FROM orchestrator.runs
+     WHERE deadline <= %(now)s::timestamptz AND status = 'running' AND ended_at IS NULL AND NOT cancelling
+     ORDER BY deadline LIMIT %(limit)s
+), judged AS (
+    SELECT due.id, due.code AND NOT due.over AS is_told,
+           NOT due.code OR due.over AND due.stuck IS NULL AND (own.id IS NULL OR unheard.number IS NULL) AS ends
+      FROM due
+      LEFT JOIN LATERAL (
+           SELECT id FROM orchestrator.tasks WHERE id = due.id AND status = 'pending' LIMIT 1) AS own ON true
+      LEFT JOIN LATERAL (
+           SELECT number FROM orchestrator.histories
+            WHERE run_id = due.id AND number > due.shown AND kind = 'run_cancel_requested' LIMIT 1) AS unheard ON true
+)
+UPDATE orchestrator.runs r
+   SET reason = '{TIMED_OUT}', cancelling = late.ends,
+       deadline = CASE WHEN NOT late.ends THEN %(now)s::timestamptz + %(grace)s * interval '1 second'
+                       WHEN NOT r.code THEN r.deadline END
+  FROM judged late
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = late.id LIMIT 1) AS found
+ WHERE r.ctid = found.place
+RETURNING r.id, late.is_told
 """)
 
 
-def time_out(connection: Connection, now: datetime, limit: int) -> list[bytes]:
-    """Note that runs have taken too long; their tasks are cancelled in slices, and then they have failed."""
-    return _TIME_OUT(connection, now=now, limit=limit)
+def time_out(connection: Connection, now: datetime, limit: int, grace: float) -> list[Late]:
+    """Note that runs have taken too long; their tasks are cancelled in slices, and then they have failed.
+
+    Runs of code only when their grace is over, too; and for another grace they are excused while their code could not
+    know: they are stuck, or no worker has come for them.
+    """
+    return _TIME_OUT(connection, now=now, limit=limit, grace=grace)
 
 
 _MARK_BELOW = Prepared[RunRow](f"""
