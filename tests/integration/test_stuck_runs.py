@@ -30,6 +30,9 @@ CHAIN = Definition(
 )
 
 
+OF_RUN = "SELECT FROM orchestrator.tasks WHERE id = CAST(:id AS uuid) AND run_id = CAST(:run AS uuid)"
+
+
 def row_of(system: System, run: RunHandle[Any] | str) -> dict[str, Any]:
     identifier = run if isinstance(run, str) else run.id
     return dict(system.sql("SELECT * FROM orchestrator.runs WHERE id = CAST(:id AS uuid)", id=identifier)[0])
@@ -176,6 +179,26 @@ def test_a_stuck_run_can_be_cancelled(system: System, worker: Worker) -> None:
     assert (row["status"], row["stuck"]) == ("cancelled", None)
     assert counters(system, poisoned) == (5, 0, 2, 0, 3, 0)
     assert system.count("tasks") == 0
+    assert system.count("untold") == 0
+
+
+@pytest.mark.usefixtures("remembered")
+def test_a_stuck_run_is_cancelled_with_what_it_started(system: System, worker: Worker) -> None:
+    """A child that ends with it is counted once, although that is found out while the run is being ended."""
+    steps = (Step(name="own", task="job"), Step(name="child", workflow="chain"))
+    system.app.workflows.apply(Definition(name="parent", steps=steps))
+    poisoned = system.app.workflows["parent"].start()
+    system.pass_seconds(3)
+    tasks = worker.take()
+    corrupt(system, poisoned)
+    worker.succeed(*(task for task in tasks if system.sql(OF_RUN, id=str(UUID(bytes=task.id)), run=poisoned.id)))
+    system.pass_seconds(2)
+    assert row_of(system, poisoned)["stuck"] is not None
+    poisoned.cancel()
+    system.pass_seconds(4)
+    row = row_of(system, poisoned)
+    assert (row["status"], row["stuck"]) == ("cancelled", None)
+    assert counters(system, poisoned) == (2, 0, 1, 0, 1, 0)
     assert system.count("untold") == 0
 
 

@@ -72,6 +72,7 @@ class Cancels:
             lambda fresh, some: self._end(tx, fresh, some),
             lambda run, error: self.backlog.set_aside(tx, news, run, (), error),
         )
+        self.runs.advance(tx, news)  # a stuck run is to be told of the children that have ended just now
         waiting = self.backlog.waiting(tx, ids)  # and those of which this was found out just now
         self._close_stuck(tx, news, [run for run in ids if run in waiting])
 
