@@ -16,6 +16,7 @@ from orchestrator.cli import main
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.sdk.code.engine import Engine
+from orchestrator.store.dag import plans, workflows
 from orchestrator.store.insights import list_steps
 from orchestrator.store.sql import Prepared
 from tests.integration.code_stage import act
@@ -169,6 +170,26 @@ def test_what_waits_to_be_told_is_told_by_turns(
     real.tick()
     assert row(system, fresh)["success"] == 1
     assert system.count("untold") > 50, "the large tree waits"
+
+
+def test_who_came_first_begins_first_whatever_tree_it_belongs_to(system: System, real: Scheduler) -> None:
+    apply(
+        system,
+        "name: other\ntasks: {a: {task: job}}",
+        "name: line\nconcurrency: 1\ntasks: {a: {task: job}}",
+    )
+    # Those of one millisecond count as one tree, of which one begins before the second of any.
+    began = [("01a1e1d4-cb84-7000", "other"), ("01a1e1d4-cb84-7001", "line"), ("01a1e1d4-cd7e-7000", "line")]
+    with system.engine.begin() as connection:
+        for prefix, name in began:
+            stored = workflows.latest(connection, name)
+            assert stored is not None
+            run = UUID(f"{prefix}-8000-000000000000").bytes
+            plans.start(connection, [plans.new_run(stored.definition, stored.version, run, {})])
+    real._pace._slice = 1
+    real.tick()
+    states = system.sql("SELECT status FROM orchestrator.runs ORDER BY id")
+    assert [found["status"] for found in states] == ["running", "running", "pending"]
 
 
 def test_a_large_tree_is_cancelled_in_a_few_statements(system: System, monkeypatch: pytest.MonkeyPatch) -> None:

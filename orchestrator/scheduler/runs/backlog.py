@@ -7,6 +7,7 @@ had from Postgres at any time.
 from __future__ import annotations
 
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -89,7 +90,8 @@ class Backlog(Remembering):
 
     def pending(self, tx: Transaction, limit: int) -> list[Pending]:
         """Return the next runs that want to begin."""
-        return [Pending(row.id, row.workflow, row.version) for row in self._pending(tx.connection, limit)]
+        found = self._pending(tx.connection, limit)
+        return in_line([Pending(row.id, row.workflow, row.version, row.lane) for row in found])
 
     def expanding(self, tx: Transaction, limit: int) -> list[bytes]:
         """Return the next runs of which more tasks are to be created."""
@@ -183,3 +185,13 @@ class Backlog(Remembering):
         taken = untold.take_of(tx.connection, runs)
         self._note(go_on=runs)
         return taken
+
+
+def in_line(pending: Sequence[Pending]) -> list[Pending]:
+    """Return runs in the same order, but for those of one lane: whoever came first has the first of their places."""
+    lanes: dict[str, list[Pending]] = defaultdict(list)
+    for run in pending:
+        if run.lane is not None:
+            lanes[run.lane].append(run)
+    first = {lane: iter(sorted(runs, key=lambda run: run.id)) for lane, runs in lanes.items()}
+    return [run if run.lane is None else next(first[run.lane]) for run in pending]

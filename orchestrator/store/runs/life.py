@@ -133,12 +133,14 @@ class Pending(NamedTuple):
     id: bytes
     workflow: str | None
     version: int | None
+    lane: str | None
+    """What it shares its limit with."""
 
 
 def pending() -> RoundRobin:
     """Return what finds the runs that want to begin."""
     return RoundRobin(
-        "runs.pending", "runs", "status = 'pending' AND NOT parked AND NOT cancelling", "id, workflow, version"
+        "runs.pending", "runs", "status = 'pending' AND NOT parked AND NOT cancelling", "id, workflow, version, lane"
     )
 
 
