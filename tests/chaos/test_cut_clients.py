@@ -35,7 +35,7 @@ def test_who_enqueues_many_is_told_that_nobody_knows(
 ) -> None:
     with fresh_stack(cutting.url, redis_url, tmp_path) as stack:
         start(project.add, [(1, 1)] * 10)
-        cutting.arm(b"COPY orchestrator.tasks")
+        cutting.arm(b"COPY /* enqueue.copy */")
         with pytest.raises(Uncertain, match="it is not known whether"):
             start(project.add, [(1, 1)] * 10)
         assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 10
