@@ -341,7 +341,7 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> Non
     while True:
         try:
             _, data = decode(tuple[str, bytes], pipe.recv_bytes())
-        except EOFError:
+        except (EOFError, OSError):  # the second if it died with something unread
             return
         dispatch = decode(Dispatch, data)
         job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
