@@ -102,9 +102,12 @@ class Proxy:
         """End the proxy and all its connections."""
 
         async def close() -> None:
+            self._is_cut = True
             self._listener.close()
-            self._reset()
-            await asyncio.gather(*self._connections, return_exceptions=True)
+            for _ in range(10):  # one that was just accepted, or just ended, needs some turns of the loop to be closed
+                self._reset()
+                await asyncio.gather(*self._connections, return_exceptions=True)
+                await asyncio.sleep(0)
 
         self._do(close())
 
