@@ -24,7 +24,7 @@ _PROBLEMS = {
     422: "The request does not fit; `errors` names the fields.",
     429: "Too much at once; come again after `Retry-After` seconds.",
     500: "A defect.",
-    503: "Postgres is away; come again after `Retry-After` seconds.",
+    503: "Postgres or Redis is away; come again after `Retry-After` seconds.",
     504: "There was no answer in time.",
 }
 

@@ -22,6 +22,7 @@ from orchestrator.errors import (
     WrongState,
 )
 from orchestrator.store import database
+from orchestrator.transport import connection as transport
 
 MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER = 2
@@ -106,6 +107,8 @@ def of_error(error: Exception) -> Refused | None:
                 return refused(429, "Postgres has no connection left", str(error))
             task_id = error.task_id or None if isinstance(error, Duplicate) else None
             return refused(status, title, str(error), task_id=task_id)
+    if isinstance(error, transport.UNAVAILABLE):
+        return refused(503, "Redis cannot be used now", transport.describe(error))
     if isinstance(error, exc.DataError) or "cannot contain NUL" in str(error):
         return refused(
             422, "The request does not fit", f"A value cannot be stored or looked for: {database.said(error)}"

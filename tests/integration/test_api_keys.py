@@ -24,6 +24,7 @@ from orchestrator.settings import load_settings
 from orchestrator.store import keys
 from orchestrator.store.database import engine_for
 
+ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
 GUARDED = [endpoint for endpoint in ROUTES if endpoint.scope is not None]
 
 
@@ -67,7 +68,7 @@ def make(engine: Engine, scope: Scope, expires_at: datetime | None = None) -> Se
 
 
 def addresses() -> list[tuple[str, str]]:
-    return [(one.method, re.sub(r"{\w+}", "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17", one.path)) for one in GUARDED]
+    return [(one.method, re.sub(r"{\w+}", ID, one.path)) for one in GUARDED]
 
 
 def test_every_route_is_refused_without_a_good_key(engine: Engine, server: Asked) -> None:
@@ -101,6 +102,17 @@ def test_a_scope_too_small_is_refused_on_every_route(engine: Engine, server: Ask
 def test_whoever_watches_needs_no_key(engine: Engine, server: Asked) -> None:
     make(engine, Scope.READ)
     assert [answer.status_code for answer in server.send(("GET", "/healthz"), ("GET", "/readyz"))] == [200, 200]
+
+
+def test_where_redis_is_away_that_is_said(engine: Engine, database_url: str) -> None:
+    server = Asked(database_url, "redis://127.0.0.1:1/0")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.tasks (id, name, queue, payload) VALUES (%s, 'a', 'a', '')", (ID,)
+        )
+        [answer] = server.send(("GET", f"/api/v1/tasks/{ID}/logs"))
+        connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE id = %s", (ID,))
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
 
 
 def test_without_any_key_only_this_machine_is_served(engine: Engine, server: Asked) -> None:
