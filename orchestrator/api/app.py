@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from orchestrator.api import openapi
 from orchestrator.api.access import Doorkeeper
+from orchestrator.api.conditions import expected_tag, is_known
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
@@ -131,12 +132,17 @@ async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request)
         given |= endpoint.read_body(await _body(request))
     if endpoint.takes_key:
         given["key"] = request.headers.get("Idempotency-Key")
+    if endpoint.takes_match:
+        given["match"] = expected_tag(request.headers.get("If-Match"))
     answer = await turns.run(partial(endpoint.call, api, **given))
     if isinstance(answer, Generator):
         answer = await _wait_for(turns, answer)
     if isinstance(answer, Response):
         return answer
-    return Response(msgspec.json.encode(answer), endpoint.status, media_type="application/json")
+    headers = {} if endpoint.etag is None else {"ETag": f'"{endpoint.etag(answer)}"'}
+    if headers and is_known(headers["ETag"], request.headers.get("If-None-Match")):
+        return Response(status_code=304, headers=headers)
+    return Response(msgspec.json.encode(answer), endpoint.status, headers=headers, media_type="application/json")
 
 
 async def _wait_for(turns: _Turns, steps: Steps[Any]) -> Any:

@@ -5,7 +5,8 @@
         '''Show all that is known of one task.'''
 
 What stands in braces in the path is read as the parameter of that name; `query` is a structure of what follows `?`,
-`body` what is sent, `key` the header `Idempotency-Key`. The first line of the docstring is the summary.
+`body` what is sent, `key` the header `Idempotency-Key`, `match` the tag in `If-Match`. The first line
+of the docstring is the summary.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ class Endpoint:
     body: Any = None
     answer: Any = None
     takes_key: bool = False
+    takes_match: bool = False
+    etag: Callable[[Any], str] | None = None
+    """Names the state of what is answered, so that nobody need read it again who has it."""
     examples: Sequence[Any] = ()
     """Of the body."""
     repeated: frozenset[str] = frozenset()
@@ -103,9 +107,11 @@ class Routes:
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self.found)
 
-    def get(self, path: str, *, scope: Scope | None = Scope.READ) -> Callable[[F], F]:
+    def get(
+        self, path: str, *, scope: Scope | None = Scope.READ, etag: Callable[[Any], str] | None = None
+    ) -> Callable[[F], F]:
         """Declare a route that looks at something."""
-        return self._add("GET", path, scope, 200)
+        return self._add("GET", path, scope, 200, etag=etag)
 
     def post(
         self, path: str, *, scope: Scope = Scope.OPERATE, status: int = 200, examples: Sequence[Any] = ()
@@ -122,10 +128,16 @@ class Routes:
         return self._add("DELETE", path, scope, 200)
 
     def _add(
-        self, method: str, path: str, scope: Scope | None, status: int, examples: Sequence[Any] = ()
+        self,
+        method: str,
+        path: str,
+        scope: Scope | None,
+        status: int,
+        examples: Sequence[Any] = (),
+        etag: Callable[[Any], str] | None = None,
     ) -> Callable[[F], F]:
         def declare(call: F) -> F:
-            hints = get_type_hints(call)
+            hints = get_type_hints(call, include_extras=True)
             names = inspect.signature(call).parameters
             summary, _, description = (inspect.getdoc(call) or "").partition("\n")
             self.found.append(
@@ -143,6 +155,8 @@ class Routes:
                     body=hints.get("body"),
                     answer=_answered(hints.get("return")),
                     takes_key="key" in names,
+                    takes_match="match" in names,
+                    etag=etag,
                     examples=examples,
                     repeated=frozenset(_lists(hints.get("query"))),
                 )

@@ -20,6 +20,7 @@ _PROBLEMS = {
     403: "The key may not do this, or a page of somebody else's has sent it.",
     404: "There is no such thing.",
     409: "It is in a state that does not allow this, or another has the key.",
+    412: "It was changed meanwhile.",
     413: "The body is too large.",
     422: "The request does not fit; `errors` names the fields.",
     429: "Too much at once; come again after `Retry-After` seconds.",
@@ -80,6 +81,7 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
                 "description": "The same key does it once, however often it is tried.",
             }
         )
+    parameters += [_tag_header(name) for name in _tag_headers(endpoint)]
     found: dict[str, Any] = {
         "operationId": endpoint.call.__name__ if endpoint.path.startswith("/api") else f"root_{endpoint.call.__name__}",
         "summary": endpoint.summary,
@@ -92,6 +94,7 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
                     "application/json": {"schema": known[id(endpoint.answer)] if _is_described(endpoint) else {}}
                 },
             },
+            **({"304": {"description": "It is as it was."}} if endpoint.etag is not None else {}),
             **{
                 str(status): {"description": words, "content": {MEDIA_TYPE: {"schema": known[id(Problem)]}}}
                 for status, words in _PROBLEMS.items()
@@ -112,6 +115,24 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
             "content": {"application/json": content},
         }
     return found
+
+
+_TAG_HEADERS = {
+    "If-None-Match": "Answer 304, without a body, where this is still the `ETag`.",
+    "If-Match": "Change nothing, and answer 412, where this is no longer the `ETag`.",
+}
+
+
+def _tag_headers(endpoint: Endpoint) -> Iterable[str]:
+    if endpoint.etag is not None:
+        yield "If-None-Match"
+    if endpoint.takes_match:
+        yield "If-Match"
+
+
+def _tag_header(name: str) -> dict[str, Any]:
+    schema = {"type": "string", "pattern": '^"[0-9a-f]+"$'}
+    return {"name": name, "in": "header", "schema": schema, "description": _TAG_HEADERS[name]}
 
 
 def _resolved(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestrator.transport.keys import Keys
 from tests.acceptance import pages
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
@@ -171,6 +172,64 @@ def test_what_does_not_fit_is_named(http: httpx.Client) -> None:
     problem("GET", f"/runs/{ID}/tasks/a/logs?index={2**70}", 422)
     problem("GET", "/workflows/%00", 422)
     problem("GET", "/nowhere", 404)
+
+
+def test_a_definition_is_read_once_and_replaced_only_as_it_was_read(http: httpx.Client) -> None:
+    document = {"name": "api_tagged", "tasks": {"one": {"task": "project.noop"}}}
+    http.post("/api/v1/workflows", json={"definition": document}).raise_for_status()
+    tag = http.get("/api/v1/workflows/api_tagged").headers["ETag"]
+    again = http.get("/api/v1/workflows/api_tagged", headers={"If-None-Match": f'"0", {tag}'})
+    assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", tag)
+    assert http.get("/api/v1/workflows/api_tagged", headers={"If-None-Match": '"0"'}).status_code == 200
+
+    other = {"definition": document | {"description": "by me"}}
+    assert http.post("/api/v1/workflows", json=other, headers={"If-Match": tag}).json()["version"] == 2
+    late = http.post(
+        "/api/v1/workflows", json={"definition": document | {"description": "by you"}}, headers={"If-Match": tag}
+    )
+    assert late.status_code == 412
+    assert "version 2" in late.json()["detail"]
+    assert http.post("/api/v1/workflows", json=other, headers={"If-Match": "7"}).status_code == 400
+    assert http.get("/api/v1/workflows/api_tagged").json()["definition"]["description"] == "by me"
+
+    page = http.get("/api/v1/workflows/api_tagged/versions", params={"limit": 1}).json()
+    rest = http.get("/api/v1/workflows/api_tagged/versions", params={"cursor": page["next"]}).json()
+    assert [one["version"] for one in [*page["items"], *rest["items"]]] == [2, 1]
+    assert f'"{rest["items"][0]["hash"]}"' == tag
+    assert rest["next"] is None
+    assert http.get("/api/v1/workflows/api_taged/versions").status_code == 404
+
+
+def test_one_question_finds_by_id_name_tag_and_error(http: httpx.Client) -> None:
+    task = http.post("/api/v1/tasks", json={"name": "project.broken", "args": ["rare words"]}).json()["id"]
+    ended(http, f"/api/v1/tasks/{task}", "task")
+    http.post("/workflows", json={"name": "api_found", "tasks": {"one": {"task": "project.noop"}}}).raise_for_status()
+    run = http.post("/workflows/api_found/runs", json={"tags": ["customer 7"]}).json()["id"]
+
+    def search(text: str) -> dict[str, list[str]]:
+        found = http.get("/api/v1/search", params={"text": text}).raise_for_status().json()
+        return {kind: [one["id"] for one in several] for kind, several in found.items() if several}
+
+    assert search(task) == {"tasks_by_id": [task]}
+    assert run in search(run[:13])["runs_by_id"]
+    assert task in search("project.broken")["tasks"]
+    assert search("api_found") == {"runs": [run]}
+    assert search("customer 7") == {"runs": [run]}
+    assert search("RARE WORDS") == {"failures": [task]}
+    assert search("nothing is called so") == {}
+    assert http.get("/api/v1/search").status_code == 422
+
+
+def test_what_was_set_aside_is_shown_and_cleared(http: httpx.Client, served: tuple[Stack, str]) -> None:
+    stack, _ = served
+    stack.redis.xadd(Keys().quarantine, {"entry": "events/1-0", "body": b"\xff\x00", "size": 2, "error": "no sense"})
+    listed = http.get("/api/v1/quarantine").json()["messages"]
+    assert (listed[0]["source"], listed[0]["error"], listed[0]["body"]) == ("events/1-0", "no sense", "/wA=")
+    assert http.get(f"/api/v1/quarantine/{listed[0]['id']}").json() == listed[0]
+    assert http.get("/api/v1/quarantine/1-0").status_code == 404
+    assert http.get("/api/v1/quarantine/what").status_code == 404
+    assert http.delete("/api/v1/quarantine").json() == {"messages": len(listed)}
+    assert http.get("/api/v1/quarantine").json() == {"messages": []}
 
 
 def test_a_page_of_somebody_else_is_refused(http: httpx.Client) -> None:

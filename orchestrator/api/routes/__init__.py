@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.api.endpoints import Endpoint
-from orchestrator.api.routes import code, queues, runs, schedules, seed, system, tasks, workflows
+from orchestrator.api.routes import code, quarantine, queues, runs, schedules, seed, system, tasks, workflows
 
 ROUTES: tuple[Endpoint, ...] = (
     *tasks.routes,
@@ -13,5 +13,6 @@ ROUTES: tuple[Endpoint, ...] = (
     *code.routes,
     *schedules.routes,
     *system.routes,
+    *quarantine.routes,
     *seed.routes,
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
+from msgspec import Meta
 
 from orchestrator.api.context import Api, Asked
 from orchestrator.api.endpoints import Routes
@@ -13,7 +14,7 @@ from orchestrator.domain.access import Scope
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_label
 from orchestrator.store import database, insights
-from orchestrator.store.insights import Overview, WorkerView
+from orchestrator.store.insights import Found, Overview, WorkerView
 
 routes = Routes("system")
 
@@ -22,6 +23,15 @@ class Workers(msgspec.Struct, frozen=True):
     """The fleet, as the leader last saw it."""
 
     workers: list[WorkerView]
+
+
+class SearchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to look for."""
+
+    text: Annotated[str, Meta(min_length=1, max_length=500)]
+    """The beginning of an id, the name of a task or workflow, a tag, or a part of an error."""
+    limit: Annotated[int, Meta(ge=1, le=100)] = 10
+    """How many of each kind."""
 
 
 class NewEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +52,13 @@ def status(api: Api) -> Overview:
     """Show how the system is doing."""
     with api.reading() as connection:
         return insights.overview(connection)
+
+
+@routes.get("/api/v1/search")
+def search(api: Api, query: SearchQuery) -> Found:
+    """Find tasks and runs by id, name, tag, or the text of an error."""
+    with api.reading() as connection:
+        return insights.search(connection, query.text, query.limit)
 
 
 @routes.get("/api/v1/workers")

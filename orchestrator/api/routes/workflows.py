@@ -9,11 +9,12 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST, Api, Done
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Done
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.problems import refused
 from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
-from orchestrator.errors import InvalidWorkflow, NotFound
+from orchestrator.errors import InvalidWorkflow, NotFound, WrongState
 from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_label, check_tags
@@ -96,6 +97,22 @@ class VersionQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which version; the newest if none is given."""
 
     version: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
+
+
+class VersionsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which versions to list."""
+
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
+    cursor: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
+    """`next` of the page before."""
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """Versions of a workflow, newest first."""
+
+    items: list[workflows.Version]
+    next: int | None
+    """Give it as `cursor` to get the next page; null on the last one."""
 
 
 class NewRunOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -189,10 +206,16 @@ def validate_workflow(api: Api, body: Document) -> Verdict:
 
 
 @routes.post("", examples=[{"definition": _EXAMPLE}])
-def apply_workflow(api: Api, body: Document) -> Applied:
-    """Store a definition. A body that has changed becomes a new version; runs under way stay on theirs."""
+def apply_workflow(api: Api, body: Document, match: str | None = None) -> Applied:
+    """Store a definition. A body that has changed becomes a new version; runs under way stay on theirs.
+
+    With `If-Match`, the `ETag` of the version that was read before, nothing is stored where there is another by now.
+    """
     definition = read_definition(body)
-    version, is_new = api.backend.workflows.apply(definition)
+    try:
+        version, is_new = api.backend.workflows.apply(definition, match)
+    except WrongState as error:
+        raise refused(412, "It was changed meanwhile", str(error)) from error
     return Applied(definition.name, version, is_new)
 
 
@@ -207,7 +230,21 @@ def diff_workflow(api: Api, body: Document) -> Difference:
     return Difference(before != after, stored.version if stored else None, before, after)
 
 
-@routes.get("/{name}")
+@routes.get("/{name}/versions")
+def list_versions(api: Api, name: str, query: VersionsQuery) -> Versions:
+    """List the versions that a workflow has had, newest first. None of them ever changes."""
+    with api.reading() as connection:
+        found = workflows.list_versions(connection, name, query.limit, query.cursor)
+    if not found and query.cursor is None:
+        api.backend.workflows.latest(name)  # says that there is none, and which are near
+    return Versions(found, found[-1].version if len(found) == query.limit else None)
+
+
+def _hash(found: WorkflowAnswer) -> str:
+    return found.hash
+
+
+@routes.get("/{name}", etag=_hash)
 def show_workflow(api: Api, name: str, query: VersionQuery) -> WorkflowAnswer:
     """Show a version of a workflow."""
     return answer(find(api, name, query.version))

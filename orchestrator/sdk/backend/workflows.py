@@ -24,11 +24,11 @@ class WorkflowBackend:
         self._connections = connections
         self._limit = max_payload
 
-    def apply(self, definition: Definition) -> workflows.Application:
-        """Store a definition."""
+    def apply(self, definition: Definition, expected: str | None = None) -> workflows.Application:
+        """Store a definition; with `expected`, only in the place of the one that has this hash."""
         what = f"workflow {definition.name!r} was stored"
         with self._connections.writing(what, transaction=True) as connection:
-            application = workflows.apply(connection, definition)
+            application = workflows.apply(connection, definition, expected)
         if definition.schedule is not None:
             self._connections.nudge()
         return application

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.dag.cycles import find_cycle
 from orchestrator.domain.dag.definition import Definition, content_hash
 from orchestrator.domain.plain import stored_json
-from orchestrator.errors import InvalidWorkflow
+from orchestrator.errors import InvalidWorkflow, WrongState
 from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.sql import Row, Statement
 
@@ -24,6 +25,16 @@ class Stored(NamedTuple):
     hash: str
     definition: Definition
     created_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """That there is a version of a definition, without its body."""
+
+    version: int
+    hash: str
+    created_at: datetime
+    deleted_at: datetime | None
 
 
 def _stored(row: Row) -> Stored:
@@ -76,6 +87,18 @@ _LIST = Statement[Row](f"""
 SELECT /* workflows.list */ DISTINCT ON (name) {_COLUMNS} FROM orchestrator.workflows w
  WHERE deleted_at IS NULL ORDER BY name, version DESC
 """)
+
+
+_VERSIONS = Statement[Version]("""
+SELECT /* workflows.versions */ version, hash, created_at, deleted_at FROM orchestrator.workflows
+ WHERE name = %(name)s AND (%(before)s::int IS NULL OR version < %(before)s::int)
+ ORDER BY version DESC LIMIT %(limit)s
+""")
+
+
+def list_versions(connection: Connection, name: str, limit: int, before: int | None = None) -> list[Version]:
+    """Return the versions that a workflow has had, newest first."""
+    return _VERSIONS(connection, name=name, limit=limit, before=before)
 
 
 def list_latest(connection: Connection) -> list[Stored]:
@@ -138,13 +161,14 @@ class Application(NamedTuple):
     created: bool
 
 
-def apply(connection: Connection, definition: Definition) -> Application:
+def apply(connection: Connection, definition: Definition, expected: str | None = None) -> Application:
     """Store a definition and set its schedule, in the caller's transaction.
 
-    The same body again is a no-op. Another body gets a new version, or is refused where it names an old one.
+    The same body again is a no-op. Another body gets a new version, or is refused where it names an old one. With
+    `expected`, the hash of what is to be replaced, it is refused where somebody has changed that meanwhile.
     """
     _refuse_cycle(connection, definition)
-    application = _store(connection, definition)
+    application = _store(connection, definition, expected)
     newest = latest(connection, definition.name)
     if newest is not None and newest.version == application.version:
         schedules.declare(connection, definition)
@@ -164,10 +188,16 @@ def _refuse_cycle(connection: Connection, definition: Definition) -> None:
         )
 
 
-def _store(connection: Connection, definition: Definition) -> Application:
+def _store(connection: Connection, definition: Definition, expected: str | None) -> Application:
     _LOCK(connection, name=definition.name)
     digest = content_hash(definition)
     newest = latest(connection, definition.name)
+    if expected is not None and (newest is None or newest.hash != expected):
+        found = f"its version {newest.version} has the hash {newest.hash!r}" if newest else "there is none"
+        raise WrongState(
+            f"Workflow {definition.name!r} was changed meanwhile: expected the hash {expected!r}, but {found}. Read it "
+            f"again, and apply what is to be changed in that."
+        )
     if definition.version is None and newest is not None and newest.hash == digest:
         return Application(newest.version, created=False)
     version = definition.version

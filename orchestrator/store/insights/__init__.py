@@ -22,6 +22,7 @@ from orchestrator.store.insights.pressure import (
     long_transactions,
 )
 from orchestrator.store.insights.runs import RunDetail, RunFilter, RunView, list_runs, show_run
+from orchestrator.store.insights.search import Found, search
 from orchestrator.store.insights.steps import StepView, find_step_task, list_steps
 from orchestrator.store.insights.system import (
     Events,
@@ -52,6 +53,7 @@ __all__ = [
     "ErrorView",
     "Events",
     "FailingSchedule",
+    "Found",
     "Leader",
     "LongTransaction",
     "OpenRun",
@@ -85,6 +87,7 @@ __all__ = [
     "next_page",
     "open_runs",
     "overview",
+    "search",
     "show_code",
     "show_run",
     "show_task",

@@ -6,8 +6,9 @@ Both go through the index of the primary key: a range for what begins alike, the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -20,7 +21,8 @@ _TIME = 13
 """The characters of an id that are its time: none that is made later begins with them, unless it derives from it."""
 
 
-class IdMatch(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class IdMatch:
     """A task or a run, as one tells it from others."""
 
     id: UUID

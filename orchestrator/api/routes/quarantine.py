@@ -1,0 +1,80 @@
+"""Messages that were set aside: listed, shown, cleared away."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.context import Api
+from orchestrator.api.endpoints import Routes
+from orchestrator.domain.access import Scope
+from orchestrator.errors import NotFound
+from orchestrator.transport import quarantine
+from orchestrator.transport.quarantine import SetAside
+
+routes = Routes("quarantine", "/api/v1/quarantine")
+
+EntryId = Annotated[str, Meta(pattern=r"^[0-9]{1,19}(-[0-9]{1,19})?$", examples=["1731600000000-0"])]
+
+
+class QuarantineQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many to show."""
+
+    limit: Annotated[int, Meta(ge=1, le=quarantine.CAP)] = 50
+
+
+class MessageView(msgspec.Struct, frozen=True):
+    """A message that could not be understood or applied."""
+
+    id: str
+    at: datetime
+    """When it was set aside."""
+    source: str
+    """Where it stood."""
+    error: str
+    """Why it was refused."""
+    size: int
+    """How many bytes it had."""
+    body: bytes
+    """The first of them, in base 64."""
+
+
+class Messages(msgspec.Struct, frozen=True):
+    """What was set aside, newest first. The last thousand are kept."""
+
+    messages: list[MessageView]
+
+
+class Cleared(msgspec.Struct, frozen=True):
+    """How many were dropped."""
+
+    messages: int
+
+
+@routes.get("", scope=Scope.OPERATE)
+def list_quarantine(api: Api, query: QuarantineQuery) -> Messages:
+    """List messages that could not be understood or applied. Nothing waits for them."""
+    found = quarantine.newest(api.backend.connections.redis, api.backend.connections.keys, query.limit)
+    return Messages([_view(message) for message in found])
+
+
+@routes.get("/{id}", scope=Scope.OPERATE)
+def show_quarantined(api: Api, id: EntryId) -> MessageView:
+    """Show one message: where it stood, why it was refused, and what is in it."""
+    found = quarantine.find(api.backend.connections.redis, api.backend.connections.keys, id)
+    if found is None:
+        raise NotFound(f"Nothing was set aside under {id}. It may have been cleared, or made room for later ones.")
+    return _view(found)
+
+
+@routes.delete("")
+def clear_quarantine(api: Api) -> Cleared:
+    """Drop everything that was set aside."""
+    return Cleared(quarantine.clear(api.backend.connections.redis, api.backend.connections.keys))
+
+
+def _view(message: SetAside) -> MessageView:
+    return MessageView(message.id, message.at, message.source, message.error, message.size, message.body)

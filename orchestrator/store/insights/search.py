@@ -1,0 +1,52 @@
+"""One question over everything: what begins with this id, has this name, carries this tag, or failed with this text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from orchestrator.store.insights import ids
+from orchestrator.store.insights.ids import IdMatch
+from orchestrator.store.insights.runs import RunFilter, RunView, list_runs
+from orchestrator.store.insights.tasks import TaskFilter, TaskView, list_tasks
+
+_ID = re.compile(r"[0-9a-f]{4,32}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What matches, newest first, a few of each kind."""
+
+    tasks_by_id: list[IdMatch]
+    """Tasks whose id begins so."""
+    runs_by_id: list[IdMatch]
+    """Runs whose id begins so."""
+    tasks: list[TaskView]
+    """Tasks of this name."""
+    runs: list[RunView]
+    """Runs of this workflow, or with this tag."""
+    failures: list[TaskView]
+    """Tasks that failed with this text in their error."""
+
+
+def search(connection: Connection, text: str, limit: int) -> Found:
+    """Return what matches a text in any of the ways in which people remember something."""
+    digits = text.lower().replace("-", "")
+    is_id = _ID.fullmatch(digits) is not None
+    by_workflow = list_runs(connection, RunFilter(workflow=text), limit=limit)
+    by_tag = list_runs(connection, RunFilter(tags=(text,)), limit=limit)
+    runs = {run.id: run for run in (*by_workflow, *by_tag)}
+    return Found(
+        tasks_by_id=ids.begin_with(connection, "task", digits, limit) if is_id else [],
+        runs_by_id=ids.begin_with(connection, "run", digits, limit) if is_id else [],
+        tasks=list_tasks(connection, TaskFilter(name=text), limit=limit),
+        runs=sorted(runs.values(), key=_newest, reverse=True)[:limit],
+        failures=list_tasks(connection, TaskFilter(error=text), limit=limit),
+    )
+
+
+def _newest(run: RunView) -> tuple[object, UUID]:
+    return run.created_at, run.id
