@@ -21,7 +21,10 @@ LARGEST = 2**31 - 1
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
-    """Some of what matches, and where the rest begins."""
+    """Some of what matches, and where the rest begins.
+
+    A page looks at some thousand rows: of what is rare, it may have few, or none, and yet not be the last.
+    """
 
     items: list[T]
     next: UUID | None

@@ -172,7 +172,9 @@ def test_nor_does_what_is_drawn(
     @click.command()
     def watch() -> None:
         with system.engine.connect() as connection:
-            run = next(run for run in insights.list_runs(connection, insights.RunFilter(), limit=9) if run.ended_at)
+            run = next(
+                run for run in insights.list_runs(connection, insights.RunFilter(), limit=9).runs if run.ended_at
+            )
         monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
         watch_run(lambda: run)
 

@@ -107,8 +107,7 @@ def list_page(api: Api, query: RunQuery) -> Page[RunView]:
         until=query.until,
     )
     with api.reading() as connection:
-        found = insights.list_runs(connection, wanted, limit=query.limit, before=query.cursor)
-    return Page(found, min(run.id for run in found) if len(found) == query.limit else None)
+        return Page(*insights.page_of_runs(connection, wanted, limit=query.limit, before=query.cursor))
 
 
 def find(api: Api, id: UUID) -> RunAnswer:

@@ -97,8 +97,7 @@ def list_tasks(api: Api, id: UUID, query: RunTasksQuery) -> Page[TaskView]:
     api.backend.runs.progress(id.bytes)  # there is such a run
     wanted = TaskFilter(run=id)
     with api.reading() as connection:
-        found = insights.list_tasks(connection, wanted, limit=query.limit, before=query.cursor)
-    return Page(found, insights.next_page(wanted, found) if len(found) == query.limit else None)
+        return Page(*insights.page_of_tasks(connection, wanted, limit=query.limit, before=query.cursor))
 
 
 @routes.get("/runs/{id}/tasks/{name}/logs")

@@ -114,6 +114,12 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     queue: str | None = None
     name: str | None = None
     run: UUID | None = None
+    since: datetime | None = None
+    """Ended at this time or later."""
+    until: datetime | None = None
+    """Ended before this time."""
+    error: str | None = None
+    """Part of the error's type or message, in any case."""
     limit: Limit = PAGE
     cursor: UUID | None = None
     """`next` of the page before."""
@@ -146,11 +152,21 @@ def enqueue_many(api: Api, body: Calls) -> EnqueuedMany:
 
 @routes.get("")
 def list_tasks(api: Api, query: TaskQuery) -> Page[TaskView]:
-    """List tasks, open and ended, newest first; those of a run from the first."""
-    wanted = TaskFilter(statuses=query.status, queue=query.queue, name=query.name, run=query.run)
+    """List tasks, open and ended, newest first; those of a run from the first; by their ends, the last first.
+
+    With `since`, `until`, `error`, or only states of tasks that did not succeed, it is about the ends of tasks.
+    """
+    wanted = TaskFilter(
+        statuses=query.status,
+        queue=query.queue,
+        name=query.name,
+        run=query.run,
+        since=query.since,
+        until=query.until,
+        error=query.error,
+    )
     with api.reading() as connection:
-        found = insights.list_tasks(connection, wanted, limit=query.limit, before=query.cursor)
-    return Page(found, insights.next_page(wanted, found) if len(found) == query.limit else None)
+        return Page(*insights.page_of_tasks(connection, wanted, limit=query.limit, before=query.cursor))
 
 
 @routes.get("/{id}")

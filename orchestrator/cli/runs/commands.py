@@ -134,9 +134,8 @@ def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: b
     """
     matching = RunFilter(statuses=tuple(RunState(status) for status in statuses), **wanted)
     with reading() as connection:
-        runs = insights.list_runs(connection, matching, limit=limit, before=before)
+        runs, more = insights.list_runs(connection, matching, limit=limit, before=before)
         shown = Shown(connection, "run", [run.id for run in runs])
-    more = min(run.id for run in runs) if len(runs) == limit else None
     if as_json:
         print_json({"runs": runs, "next": more})
         return

@@ -31,7 +31,7 @@ def _code(connection: Connection, run: UUID) -> CodeView:
 
 
 def children_of(connection: Connection, run: UUID) -> list[RunView]:
-    return insights.list_runs(connection, RunFilter(parent=run), limit=MOST_CHILDREN)
+    return insights.list_runs(connection, RunFilter(parent=run), limit=MOST_CHILDREN).runs
 
 
 def run_document(connection: Connection, run: RunView) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.settings import load_settings
 from orchestrator.store import insights
 from orchestrator.store.insights import AttemptView, TaskDetail, TaskFilter, TaskView
-from orchestrator.store.insights.tasks import MOST_LOOKED_AT
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.redrive import FailedFilter
 
@@ -66,8 +65,8 @@ def command() -> None:
 def list_(
     statuses: tuple[str, ...], limit: int, before: UUID | None, after: UUID | None, as_json: bool, **matching: Any
 ) -> None:
-    """List tasks, open and ended, newest first; with --since, --until or --error those that have ended, the last first;
-    with --run, the first first.
+    """List tasks, open and ended, newest first; with --since, --until or --error, or only states of tasks that did not
+    succeed, those that have ended, the last first; with --run, the first first.
 
     \b
     Example:
@@ -78,15 +77,8 @@ def list_(
     wanted = TaskFilter(statuses=tuple(TaskState(status) for status in statuses), **matching)
     _check_filter(wanted, before, after)
     with reading() as connection:
-        tasks = insights.list_tasks(connection, wanted, limit=limit, before=after or before)
+        tasks, more = insights.list_tasks(connection, wanted, limit=limit, before=after or before)
         shown = Shown(connection, "task", [task.id for task in tasks])
-        gave_up = wanted.by_end and not wanted.run and len(tasks) < limit
-        gave_up = gave_up and not insights.looked_at_all(connection, wanted, before)
-    more = insights.next_page(wanted, tasks) if len(tasks) == limit else None
-    if gave_up:
-        echo(
-            f"Only the last {MOST_LOOKED_AT:,} that ended were looked at: narrow it with --since and --until.", err=True
-        )
     if as_json:
         print_json({"tasks": tasks, "next": more})
         return

@@ -21,7 +21,7 @@ from orchestrator.store.insights.pressure import (
     dead_rows,
     long_transactions,
 )
-from orchestrator.store.insights.runs import RunDetail, RunFilter, RunView, list_runs, show_run
+from orchestrator.store.insights.runs import RunDetail, RunFilter, RunPage, RunView, list_runs, page_of_runs, show_run
 from orchestrator.store.insights.search import Found, search
 from orchestrator.store.insights.steps import StepView, find_step_task, list_steps
 from orchestrator.store.insights.system import (
@@ -38,10 +38,10 @@ from orchestrator.store.insights.tasks import (
     ErrorView,
     TaskDetail,
     TaskFilter,
+    TaskPage,
     TaskView,
     list_tasks,
-    looked_at_all,
-    next_page,
+    page_of_tasks,
     show_task,
 )
 
@@ -63,11 +63,13 @@ __all__ = [
     "ResetView",
     "RunDetail",
     "RunFilter",
+    "RunPage",
     "RunView",
     "StepView",
     "Storage",
     "TaskDetail",
     "TaskFilter",
+    "TaskPage",
     "TaskView",
     "UnknownTasks",
     "WorkerView",
@@ -83,10 +85,10 @@ __all__ = [
     "list_tasks",
     "list_workers",
     "long_transactions",
-    "looked_at_all",
-    "next_page",
     "open_runs",
     "overview",
+    "page_of_runs",
+    "page_of_tasks",
     "search",
     "show_code",
     "show_run",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -106,10 +106,19 @@ class RunFilter:
 _COLUMNS = """id, name, status, cancelling, total, open, success, failed, cancelled, skipped,
        created_at, started_at, ended_at, workflow, version, tags, key, reason, parent_run, parent_step, stuck"""
 
+# What is asked for may be rare: each page looks at so many runs, and the next one goes on behind them.
+MOST_LOOKED_AT = 10_000
+"""Runs that are looked at for one page."""
+_BEFORE = "(%(before)s::uuid IS NULL OR id < %(before)s::uuid)"
+_HORIZON = Statement[UUID](f"""
+SELECT /* insights.runs.horizon */ id FROM orchestrator.runs WHERE {_BEFORE}
+ ORDER BY id DESC OFFSET %(most)s LIMIT 1
+""")
 # Parameters arrive as literals, so the planner drops the conditions that are not asked for.
 _LIST = Statement[Row](f"""
 SELECT /* insights.runs.list */ * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
- WHERE (%(before)s::uuid IS NULL OR id < %(before)s::uuid)
+ WHERE {_BEFORE}
+   AND (%(horizon)s::uuid IS NULL OR id >= %(horizon)s::uuid)
    AND (%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
    AND (%(name)s::text IS NULL OR name = %(name)s::text)
    AND (%(workflow)s::text IS NULL OR workflow = %(workflow)s::text)
@@ -122,10 +131,20 @@ SELECT /* insights.runs.list */ * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
 """)
 
 
-def list_runs(
-    connection: Connection, wanted: RunFilter, *, limit: int = 50, before: UUID | None = None
-) -> list[RunView]:
-    """Return the newest runs that match, newest first; `before` is the least id of the page before."""
+class RunPage(NamedTuple):
+    """Some of the runs that match."""
+
+    runs: list[RunView]
+    next: UUID | None
+    """The `before` of the page after this one; None if there are no more."""
+
+
+def page_of_runs(connection: Connection, wanted: RunFilter, *, limit: int, before: UUID | None = None) -> RunPage:
+    """Return the newest runs that match, newest first.
+
+    A page takes as long as any other, whatever one looks for: it looks at a bounded number of rows, and so may have few
+    runs, or none, and yet not be the last.
+    """
     parameters = {
         "statuses": [str(state) for state in wanted.statuses] or None,
         "name": wanted.name,
@@ -137,8 +156,23 @@ def list_runs(
         "until": wanted.until,
         "before": before and before.hex,
         "limit": limit,
+        "most": MOST_LOOKED_AT,
     }
-    return [RunView(**_columns(row)) for row in _LIST(connection, parameters)]
+    is_walked = any((wanted.statuses, wanted.name, wanted.since, wanted.until)) and not wanted.parent
+    horizon = _HORIZON.first(connection, parameters) if is_walked else None
+    found = [RunView(**_columns(row)) for row in _LIST(connection, parameters, horizon=horizon and horizon.hex)]
+    return RunPage(found, min(run.id for run in found) if len(found) == limit else horizon)
+
+
+def list_runs(connection: Connection, wanted: RunFilter, *, limit: int = 50, before: UUID | None = None) -> RunPage:
+    """Return as many runs that match as are asked for, if there are so many: page after page."""
+    found: list[RunView] = []
+    while True:
+        page = page_of_runs(connection, wanted, limit=limit - len(found), before=before)
+        found += page.runs
+        before = page.next
+        if before is None or len(found) == limit:
+            return RunPage(found, before)
 
 
 _HOLDERS = Statement[UUID]("""

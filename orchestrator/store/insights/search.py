@@ -1,4 +1,7 @@
-"""One question over everything: what begins with this id, has this name, carries this tag, or failed with this text."""
+"""One question over everything: what begins with this id, has this name, carries this tag, or failed with this text.
+
+It answers at once, and so looks only at as much as one page of a list does; the lists go on from there.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from sqlalchemy import Connection
 
 from orchestrator.store.insights import ids
 from orchestrator.store.insights.ids import IdMatch
-from orchestrator.store.insights.runs import RunFilter, RunView, list_runs
-from orchestrator.store.insights.tasks import TaskFilter, TaskView, list_tasks
+from orchestrator.store.insights.runs import RunFilter, RunView, page_of_runs
+from orchestrator.store.insights.tasks import TaskFilter, TaskView, page_of_tasks
 
 _ID = re.compile(r"[0-9a-f]{4,32}")
 
@@ -33,18 +36,18 @@ class Found:
 
 
 def search(connection: Connection, text: str, limit: int) -> Found:
-    """Return what matches a text in any of the ways in which people remember something."""
+    """Return what matches a text in any of the ways in which people remember something, among what is recent."""
     digits = text.lower().replace("-", "")
     is_id = _ID.fullmatch(digits) is not None
-    by_workflow = list_runs(connection, RunFilter(workflow=text), limit=limit)
-    by_tag = list_runs(connection, RunFilter(tags=(text,)), limit=limit)
+    by_workflow = page_of_runs(connection, RunFilter(workflow=text), limit=limit).runs
+    by_tag = page_of_runs(connection, RunFilter(tags=(text,)), limit=limit).runs
     runs = {run.id: run for run in (*by_workflow, *by_tag)}
     return Found(
         tasks_by_id=ids.begin_with(connection, "task", digits, limit) if is_id else [],
         runs_by_id=ids.begin_with(connection, "run", digits, limit) if is_id else [],
-        tasks=list_tasks(connection, TaskFilter(name=text), limit=limit),
+        tasks=page_of_tasks(connection, TaskFilter(name=text), limit=limit).tasks,
         runs=sorted(runs.values(), key=_newest, reverse=True)[:limit],
-        failures=list_tasks(connection, TaskFilter(error=text), limit=limit),
+        failures=page_of_tasks(connection, TaskFilter(error=text), limit=limit).tasks,
     )
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.states import ENDED_TASK_STATES, OPEN_TASK_STATES, TaskState
+from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.sql import Row, Statement
 
@@ -129,8 +129,10 @@ class TaskFilter:
 
     @property
     def by_end(self) -> bool:
-        """It is about how and when tasks have ended, so open ones are none of it."""
-        return (self.since, self.until, self.error) != (None, None, None)
+        """It is about how and when tasks have ended, so open ones are none of it; or only about those that failed."""
+        if (self.since, self.until, self.error) != (None, None, None):
+            return True
+        return bool(self.statuses) and {*self.statuses} <= {*ENDED_TASK_STATES} - {TaskState.SUCCESS}
 
 
 _OPEN = """id, name, queue, priority, status, NULL::text AS reason, hold, blockers, wake_at, attempt, failures, losses,
@@ -147,15 +149,27 @@ _BY_TIME = """(%(since)s::timestamptz IS NULL OR ended_at >= %(since)s::timestam
 _BY_ERROR = """(%(error)s::text IS NULL
          OR strpos(lower((error->>'kind') || ': ' || (error->>'message')), lower(%(error)s::text)) > 0)"""
 
+# What is asked for may be rare: each page looks at so many rows of each table, and the next one goes on behind them.
+MOST_LOOKED_AT = 10_000
+"""Rows of a table that are looked at for one page."""
+_BEFORE = "(%(before)s::uuid IS NULL OR id < %(before)s::uuid)"
+_HORIZON = Statement[UUID](f"""
+SELECT /* insights.tasks.horizon */ id FROM (
+    (SELECT id FROM orchestrator.tasks WHERE %(open)s AND {_BEFORE} ORDER BY id DESC OFFSET %(most)s LIMIT 1)
+     UNION ALL
+    (SELECT id FROM orchestrator.ended_tasks WHERE %(ended)s AND {_BEFORE} ORDER BY id DESC OFFSET %(most)s LIMIT 1)
+) AS last ORDER BY id DESC LIMIT 1
+""")
+_IN_SIGHT = f"{_BEFORE} AND (%(horizon)s::uuid IS NULL OR id >= %(horizon)s::uuid)"
 _LIST = Statement[Row](f"""
 SELECT /* insights.tasks.list */ * FROM (
     SELECT * FROM (
         (SELECT {_OPEN}, seq FROM orchestrator.tasks
-          WHERE %(open)s AND (%(before)s::uuid IS NULL OR id < %(before)s::uuid) AND {_MATCHES}
+          WHERE %(open)s AND {_IN_SIGHT} AND {_MATCHES}
           ORDER BY id DESC LIMIT %(limit)s)
          UNION ALL
         (SELECT {_ENDED}, seq FROM orchestrator.ended_tasks
-          WHERE %(ended)s AND (%(before)s::uuid IS NULL OR id < %(before)s::uuid) AND {_MATCHES}
+          WHERE %(ended)s AND {_IN_SIGHT} AND {_MATCHES}
           ORDER BY id DESC LIMIT %(limit)s)
     ) AS found ORDER BY id DESC LIMIT %(limit)s
 ) AS page ORDER BY seq DESC, id DESC
@@ -177,41 +191,69 @@ SELECT /* insights.tasks.list_of_run */ * FROM (
 ) AS found ORDER BY seq LIMIT %(limit)s
 """)
 
-MOST_LOOKED_AT = 100_000
-"""Of tasks that have ended, so many are looked at for one page of those that match."""
 # In the order of their ends, which both indexes have; the one of what did not succeed is much shorter.
 _LOOKED_AT = f"""
 SELECT * FROM orchestrator.ended_tasks
  WHERE (%(success)s OR status <> 'success') AND {_BY_TIME}
    AND (%(before)s::uuid IS NULL
         OR (ended_at, id) < (SELECT ended_at, id FROM orchestrator.ended_tasks WHERE id = %(before)s::uuid))
- ORDER BY ended_at DESC, id DESC LIMIT {MOST_LOOKED_AT}
+ ORDER BY ended_at DESC, id DESC LIMIT %(most)s
 """
 _LIST_BY_END = Statement[Row](f"""
 SELECT /* insights.tasks.list_by_end */ {_ENDED} FROM ({_LOOKED_AT}) AS looked_at WHERE {_MATCHES} AND {_BY_ERROR}
  ORDER BY ended_at DESC, id DESC LIMIT %(limit)s
 """)
-_COUNT_LOOKED_AT = Statement[int](f"SELECT /* insights.tasks.looked_at */ count(*) FROM ({_LOOKED_AT}) AS looked_at")
+_LAST_LOOKED_AT = Statement[UUID](f"""
+SELECT /* insights.tasks.last_looked_at */ id FROM ({_LOOKED_AT}) AS looked_at
+ ORDER BY ended_at DESC, id DESC OFFSET %(most)s - 1 LIMIT 1
+""")
 
 
-def list_tasks(
-    connection: Connection,
-    wanted: TaskFilter,
-    *,
-    limit: int = 50,
-    before: UUID | None = None,
-) -> list[TaskView]:
+class TaskPage(NamedTuple):
+    """Some of the tasks that match."""
+
+    tasks: list[TaskView]
+    next: UUID | None
+    """The `before` of the page after this one; None if there are no more."""
+
+
+def page_of_tasks(connection: Connection, wanted: TaskFilter, *, limit: int, before: UUID | None = None) -> TaskPage:
     """Return tasks that match: the newest, newest first; by their ends, those that ended last; of a run, its first.
 
-    `before` is what `next_page` says of the page before. The tasks of a run stand among others where the run began.
+    A page takes as long as any other, whatever one looks for: it looks at a bounded number of rows, and so may have few
+    tasks, or none, and yet not be the last. The tasks of a run stand among others where the run began.
     """
-    statement = _LIST_OF_RUN if wanted.run else _LIST_BY_END if wanted.by_end else _LIST
-    return [TaskView(**_columns(row)) for row in statement(connection, _parameters(wanted, limit, before))]
+    parameters = _parameters(wanted, limit, before)
+    if wanted.run or wanted.by_end:
+        statement, horizon = (_LIST_OF_RUN if wanted.run else _LIST_BY_END), None
+    else:
+        statement, horizon = _LIST, _horizon(connection, wanted, parameters)
+    rows = statement(connection, parameters, horizon=horizon and horizon.hex)
+    found = [TaskView(**_columns(row)) for row in rows]
+    if len(found) == limit:
+        in_order = wanted.run or wanted.by_end
+        return TaskPage(found, found[-1].id if in_order else min(task.id for task in found))
+    if wanted.by_end and not wanted.run:
+        horizon = _LAST_LOOKED_AT.first(connection, parameters)
+    return TaskPage(found, horizon)
 
 
-def looked_at_all(connection: Connection, wanted: TaskFilter, before: UUID | None = None) -> bool:
-    """Say whether a list by the ends of tasks goes back as far as there are any, or gave up before."""
-    return _COUNT_LOOKED_AT.one(connection, _parameters(wanted, 1, before)) < MOST_LOOKED_AT
+def _horizon(connection: Connection, wanted: TaskFilter, parameters: Mapping[str, object]) -> UUID | None:
+    """Return how far back one page looks; None where it finds what it looks for at once, or sees everything."""
+    if wanted == TaskFilter() or (wanted.statuses and {*wanted.statuses} <= {*IN_FLIGHT_STATES}):
+        return None
+    return _HORIZON.first(connection, parameters)
+
+
+def list_tasks(connection: Connection, wanted: TaskFilter, *, limit: int = 50, before: UUID | None = None) -> TaskPage:
+    """Return as many tasks that match as are asked for, if there are so many: page after page."""
+    found: list[TaskView] = []
+    while True:
+        page = page_of_tasks(connection, wanted, limit=limit - len(found), before=before)
+        found += page.tasks
+        before = page.next
+        if before is None or len(found) == limit:
+            return TaskPage(found, before)
 
 
 def _parameters(wanted: TaskFilter, limit: int, before: UUID | None) -> dict[str, object]:
@@ -229,12 +271,8 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None) -> dict[str
         "error": wanted.error,
         "before": before and before.hex,
         "limit": limit,
+        "most": MOST_LOOKED_AT,
     }
-
-
-def next_page(wanted: TaskFilter, page: Sequence[TaskView]) -> UUID:
-    """Return the id with which the page after this one goes on."""
-    return page[-1].id if wanted.run or wanted.by_end else min(task.id for task in page)
 
 
 _SHOW = Statement[Row](f"""

@@ -1,0 +1,203 @@
+"""How long each page of each list takes over HTTP, with millions of rows behind it: the first page and the thousandth.
+
+    python -m tests.benchmarks.lists --ended 5000000 --open 1000000 --runs 1000000
+
+`docs/performance.md` holds the findings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psycopg2
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from orchestrator.api.app import create_app
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.settings import load_settings
+from orchestrator.store.database import upgrade
+
+LIMIT_MS = 50
+"""What every page must stay below."""
+
+# Ids sort by time, as those of the product do: half a second for a thousand rows, the newest now.
+_ID = """(lpad(to_hex((extract(epoch FROM now()) * 1000)::bigint - ({total} - n) / 2), 12, '0')
+          || '7' || lpad(to_hex(n %% 4096), 3, '0') || 'a' || lpad(to_hex(n), 15, '0'))::uuid"""
+_AT = "now() - make_interval(secs => ({total} - n) / 2000.0)"
+_ENDED = """
+INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, reason, attempt, failures, losses,
+       payload, result, error, worker, created_at, started_at, ended_at)
+SELECT {id}, n, CASE WHEN n %% 1000000 = 7 THEN 'app.rare' ELSE 'app.task' || n %% 50 END,
+       CASE WHEN n %% 1000000 = 9 THEN 'rare' ELSE 'queue' || n %% 20 END, 0,
+       CASE WHEN n %% 100 = 3 THEN 'failed' WHEN n %% 1000000 = 5 THEN 'cancelled' ELSE 'success' END,
+       CASE WHEN n %% 100 = 3 THEN 'failed' END, 1, 0, 0, %(payload)s, %(payload)s,
+       CASE WHEN n %% 100 = 3 THEN jsonb_build_object('kind', 'ValueError', 'traceback', repeat('line of code ', 40),
+            'message', CASE WHEN n %% 1000000 = 3 THEN 'rare words' ELSE 'wrong number ' || n END) END,
+       'host-1-abc', {at}, {at}, {at} + interval '1 s'
+  FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
+"""
+_OPEN = """
+INSERT INTO orchestrator.tasks (id, name, queue, priority, payload, created_at)
+SELECT {id}, CASE WHEN n %% 1000000 = 7 THEN 'app.rare_open' ELSE 'app.task' || n %% 50 END, 'queue' || n %% 20, 0,
+       %(payload)s, {at}
+  FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
+"""
+_RUNS = """
+INSERT INTO orchestrator.runs (id, name, status, total, open, success, failed, cancelled, skipped, created_at,
+       started_at, ended_at, workflow, version, tags, params)
+SELECT {id}, 'workflow' || n %% 30, CASE WHEN n %% 100 = 3 THEN 'failed' ELSE 'success' END, 5, 0, 5, 0, 0, 0, {at},
+       {at}, {at} + interval '1 s', CASE WHEN n %% 1000000 = 7 THEN 'rare' ELSE 'workflow' || n %% 30 END, 1,
+       ARRAY['customer' || n %% 1000, CASE WHEN n %% 2 = 0 THEN 'even' ELSE 'odd' END], '{{}}'
+  FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A list, and how it is narrowed."""
+
+    path: str
+    query: Mapping[str, str | Sequence[str]]
+
+    def __str__(self) -> str:
+        return self.path + (
+            "?" + "&".join(f"{name}={value}" for name, value in self.query.items()) if self.query else ""
+        )
+
+
+TASKS, RUNS = "/api/v1/tasks", "/api/v1/runs"
+CASES = (
+    Case(TASKS, {}),
+    Case(TASKS, {"status": "pending"}),
+    Case(TASKS, {"status": "running"}),
+    Case(TASKS, {"status": "success"}),
+    Case(TASKS, {"status": "failed"}),
+    Case(TASKS, {"status": "cancelled"}),
+    Case(TASKS, {"queue": "queue7"}),
+    Case(TASKS, {"queue": "rare"}),
+    Case(TASKS, {"queue": "none"}),
+    Case(TASKS, {"name": "app.task7"}),
+    Case(TASKS, {"name": "app.rare"}),
+    Case(TASKS, {"name": "app.none"}),
+    Case(TASKS, {"name": "app.task7", "queue": "queue7", "status": "failed"}),
+    Case(RUNS, {}),
+    Case(RUNS, {"status": "failed"}),
+    Case(RUNS, {"status": "cancelled"}),
+    Case(RUNS, {"workflow": "workflow7"}),
+    Case(RUNS, {"workflow": "rare"}),
+    Case(RUNS, {"workflow": "workflow7", "status": "cancelled"}),
+    Case(RUNS, {"name": "none"}),
+    Case(RUNS, {"tag": "even"}),
+    Case(RUNS, {"tag": "customer7"}),
+    Case(RUNS, {"tag": "none"}),
+    Case(RUNS, {"stuck": "true"}),
+    Case(RUNS, {"since": "2020-01-01T00:00:00Z", "until": "2020-01-02T00:00:00Z"}),
+    Case("/api/v1/search", {"text": "app.task7"}),
+    Case("/api/v1/search", {"text": "rare words"}),
+    Case("/api/v1/search", {"text": "none"}),
+    Case("/api/v1/queues", {}),
+    Case("/api/v1/workflows", {}),
+    Case("/api/v1/schedules", {}),
+    Case("/api/v1/workers", {}),
+    Case("/api/v1/status", {}),
+)
+
+
+def fill(url: str, ended: int, opened: int, runs: int) -> None:
+    """Insert rows as they would have come."""
+    connection = psycopg2.connect(url)
+    connection.autocommit = True
+    step = 100_000
+    with connection.cursor() as cursor:
+        for statement, count, offset in ((_ENDED, ended, 0), (_OPEN, opened, ended), (_RUNS, runs, 0)):
+            sql = statement.format(id=_ID, at=_AT).replace("{total}", str(offset + count))
+            for first in track(range(offset, offset + count, step), "filling"):
+                last = min(first + step, offset + count) - 1
+                cursor.execute(sql, {"first": first, "last": last, "payload": b"\x92\x01\x02" * 20})
+        cursor.execute("VACUUM ANALYZE")
+    connection.close()
+
+
+def is_empty(url: str) -> bool:
+    """Say whether it has not been filled yet."""
+    connection = psycopg2.connect(url)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT NOT EXISTS (SELECT FROM orchestrator.ended_tasks)")
+        (found,) = cursor.fetchone() or (True,)
+    connection.close()
+    return bool(found)
+
+
+async def pages(client: httpx.AsyncClient, case: Case, most: int) -> tuple[list[float], int]:
+    """Read page after page; return how long each took, and how many rows there were."""
+    took: list[float] = []
+    rows = 0
+    cursor: dict[str, str] = {}
+    while len(took) < most:
+        began = time.perf_counter()
+        answer = await client.get(case.path, params={**case.query, **cursor})
+        took.append(1000 * (time.perf_counter() - began))
+        found = answer.raise_for_status().json()
+        rows += len(found.get("items", ()))
+        if not found.get("next"):
+            break
+        cursor = {"cursor": found["next"]}
+    return took, rows
+
+
+async def measure(environ: Mapping[str, str], most: int) -> list[tuple[Case, list[float], int]]:
+    """Read the pages of every case."""
+    found = []
+    app = create_app(load_settings(environ=environ))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=600
+    ) as client:
+        await client.get("/readyz")
+        for case in CASES:
+            took, rows = await pages(client, case, most)
+            found.append((case, took, rows))
+            print(f"{case}  {len(took)} pages  {took[0]:.1f} ms first  {max(took):.1f} ms worst", file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    """Fill, measure, and say which are too slow."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ended", type=int, default=5_000_000)
+    parser.add_argument("--open", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=1_000_000)
+    parser.add_argument("--pages", type=int, default=1_000)
+    parser.add_argument(
+        "--folder", type=Path, help="where the servers keep their data, to measure again without filling"
+    )
+    given = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="lists-") as folder,
+        EmbeddedServices(given.folder or Path(folder)) as services,
+    ):
+        url = services.postgres.create_database("lists")
+        environ = {"ORCHESTRATOR_DATABASE_URL": url, "ORCHESTRATOR_REDIS_URL": services.redis_url}
+        upgrade(url)
+        if is_empty(url):
+            fill(url, given.ended, given.open, given.runs)
+        rows = asyncio.run(measure(environ, given.pages))
+    table = Table("list", "pages", "rows", "first ms", "median ms", "last ms", "worst ms")
+    for case, took, count in rows:
+        figures = (took[0], statistics.median(took), took[-1], max(took))
+        table.add_row(str(case), str(len(took)), str(count), *(f"{figure:.1f}" for figure in figures))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
