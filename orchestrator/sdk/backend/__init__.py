@@ -5,41 +5,93 @@
              └─ connections                                         Postgres to write and read, Redis to nudge
 
 This is the one package of the SDK that loads the store. A worker process never needs it, and so never pays for
-SQLAlchemy and a database driver.
+SQLAlchemy and a database driver; and who only enqueues does not pay for what schedules and workflows need.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from orchestrator.sdk.backend.asking import obstacles
-from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.backend.queues import QueueBackend
-from orchestrator.sdk.backend.runs import RunBackend
-from orchestrator.sdk.backend.schedules import ScheduleBackend
 from orchestrator.sdk.backend.tasks import TaskBackend
 from orchestrator.sdk.backend.waiting import EndWaiters
-from orchestrator.sdk.backend.workflows import WorkflowBackend
+from orchestrator.sdk.waiting.undisturbed import undisturbed
 from orchestrator.settings import Settings
 
+if TYPE_CHECKING:
+    from orchestrator.sdk.backend.code import CodeBackend
+    from orchestrator.sdk.backend.queues import QueueBackend
+    from orchestrator.sdk.backend.runs import RunBackend
+    from orchestrator.sdk.backend.schedules import ScheduleBackend
+    from orchestrator.sdk.backend.workflows import WorkflowBackend
+
 __all__ = ["Backend"]
+
+T = TypeVar("T")
+
+
+class _Part(Generic[T]):
+    """A part that is loaded when it is first asked for; from then on it is an attribute like any other."""
+
+    def __init__(self, make: Callable[[Backend], T]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, backend: Backend, owner: type) -> T:
+        made = undisturbed(lambda: self._make(backend))
+        found: T = backend.__dict__.setdefault(self._name, made)  # of two threads, both get the same
+        return found
 
 
 class Backend:
     """What an application can do with the things that it has stored. Connections are opened on first use."""
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self.connections = Connections(settings)
         self.waiting = EndWaiters(settings, partial(obstacles, self.connections))
         self.tasks = TaskBackend(self.connections, self.waiting)
-        self.code = CodeBackend(self.connections, self.waiting, settings.max_payload)
+
+    @_Part
+    def code(self) -> CodeBackend:
         """Runs of workflows as code."""
-        self.runs = RunBackend(self.connections, self.waiting, self.code)
-        self.workflows = WorkflowBackend(self.connections, settings.max_payload)
+        from orchestrator.sdk.backend.code import CodeBackend
+
+        return CodeBackend(self.connections, self.waiting, self._settings.max_payload)
+
+    @_Part
+    def runs(self) -> RunBackend:
+        """Runs of many tasks, and of workflows that are data."""
+        from orchestrator.sdk.backend.runs import RunBackend
+
+        return RunBackend(self.connections, self.waiting, self.code)
+
+    @_Part
+    def workflows(self) -> WorkflowBackend:
         """Workflows that are data, and their runs."""
-        self.schedules = ScheduleBackend(self.connections)
-        self.queues = QueueBackend(self.connections)
+        from orchestrator.sdk.backend.workflows import WorkflowBackend
+
+        return WorkflowBackend(self.connections, self._settings.max_payload)
+
+    @_Part
+    def schedules(self) -> ScheduleBackend:
+        """Schedules and backfills."""
+        from orchestrator.sdk.backend.schedules import ScheduleBackend
+
+        return ScheduleBackend(self.connections)
+
+    @_Part
+    def queues(self) -> QueueBackend:
+        """Queues: their limits, and what waits in them."""
+        from orchestrator.sdk.backend.queues import QueueBackend
+
+        return QueueBackend(self.connections)
 
     def close(self) -> None:
         """Close every connection."""

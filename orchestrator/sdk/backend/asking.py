@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import Unavailable, WrongState
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.store import inbox, insights
+from orchestrator.sdk.waiting.undisturbed import undisturbed
+from orchestrator.store import inbox
 from orchestrator.store.inbox import RequestKind
 
 
@@ -27,8 +32,15 @@ def ask(connections: Connections, kind: RequestKind, target: bytes, state: str, 
 
 def obstacles(connections: Connections, target: bytes) -> list[str]:
     """Return what keeps a task or a run from going on, in words."""
+    find = undisturbed(_obstacle_finder)
     with connections.reading() as connection:
-        return insights.find_obstacles(connection, target)
+        return find(connection, target)
+
+
+def _obstacle_finder() -> Callable[[Connection, bytes], list[str]]:
+    from orchestrator.store.insights import find_obstacles  # loads all that people see; who enqueues need not wait
+
+    return find_obstacles
 
 
 def overdue(connections: Connections, target: bytes) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy import Connection
-from sqlalchemy.orm import Session, scoped_session
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
@@ -173,8 +172,11 @@ class TaskBackend:
 
 def _connection(given: object) -> Connection:
     """Return the connection of a caller's transaction, however that is given."""
-    if isinstance(given, (Session, scoped_session)):
-        given = given.connection()
+    if not isinstance(given, Connection):
+        from sqlalchemy.orm import Session, scoped_session  # who has a session has loaded it
+
+        if isinstance(given, (Session, scoped_session)):
+            given = given.connection()
     if isinstance(given, Connection):
         if given.dialect.name != "postgresql":
             raise InvalidTask(

@@ -1,0 +1,40 @@
+"""The parts of a client's backend are loaded when somebody needs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+from orchestrator.sdk.backend import Backend
+from orchestrator.settings import Settings
+
+_SETTINGS = Settings(database_url="postgresql://nobody@localhost:1/none", redis_url="redis://localhost:1/0")
+_FIRST_USE = """
+import sys
+from orchestrator import Orchestrator
+app = Orchestrator(database_url="postgresql://nobody@localhost:1/none", redis_url="redis://localhost:1/0")
+app._client.backend.tasks
+heavy = {"sqlalchemy.orm", "yaml", "croniter", "orchestrator.store.insights", "orchestrator.domain.dag.plan"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+app._client.backend.schedules
+assert "croniter" in sys.modules
+"""
+
+
+def test_the_first_enqueue_waits_for_no_module_that_only_schedules_and_workflows_need() -> None:
+    done = subprocess.run([sys.executable, "-c", _FIRST_USE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_part_is_made_once_for_all_threads() -> None:
+    backend = Backend(_SETTINGS)
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(backend.runs)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(part) for part in (*found, backend.runs)}) == 1
+    assert backend.runs._code is backend.code
+    backend.close()
