@@ -174,6 +174,13 @@ class Orchestrator:
         """Enqueue a task by its name: `app.enqueue("shop.mail.send", "ann@example.com")`."""
         return self.find_task(name).enqueue(*args, **kwargs)
 
+    async def aenqueue(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
+        """Do the same as `enqueue` without blocking the event loop."""
+        task = self.tasks.get(name)
+        if task is None:
+            task = await self._client.threads.run(self.find_task, name)  # which may load modules
+        return await task.aenqueue(*args, **kwargs)
+
     def enqueue_many(self, task: Task[..., R], calls: Iterable[Call]) -> list[Handle[R]]:
         """Enqueue any number of calls in one transaction: all of them or, if one is refused, none.
 
@@ -232,7 +239,6 @@ class Orchestrator:
             FailedFilter(queue=queue, name=name, error=error, since=since, until=until)
         )
 
-    aenqueue = twin(enqueue)
     aenqueue_many = twin(enqueue_many)
     astart_many = twin(start_many)
     apost_event = twin(post_event)

@@ -69,6 +69,12 @@ class Client:
                         made.close()
         return self._backend
 
+    async def opened(self) -> Backend:
+        """Return the same on an event loop, which goes on while the store is loaded."""
+        if self._backend is None:
+            await self.threads.run(lambda: self.backend)
+        return self.backend
+
     def _make_backend(self) -> Backend:
         from orchestrator.sdk.backend import Backend  # loads SQLAlchemy, which workers do without
 

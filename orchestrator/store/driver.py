@@ -66,7 +66,7 @@ def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = N
         cursor.close()
 
 
-def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> None:
+def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> Answer:
     """Run one statement on a connection of an engine in autocommit mode: one round trip."""
     try:
         connection = engine.raw_connection()
@@ -75,7 +75,10 @@ def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> None:
     deadlines = deadlines_of(engine)
     watched = 0 if deadlines is None else deadlines.begin(connection.dbapi_connection)
     try:
-        connection.cursor().execute(in_namespace(sql, namespace_of(engine)), parameters)
+        cursor = connection.cursor()
+        cursor.execute(in_namespace(sql, namespace_of(engine)), parameters)
+        columns = cursor.description
+        return Answer(cursor.fetchall(), columns) if columns else Answer(changed=cursor.rowcount)
     except engine.dialect.loaded_dbapi.Error as error:
         known = _known(error, engine.dialect, connection.dbapi_connection, sql, parameters)
         if deadlines is not None and not deadlines.end(watched):

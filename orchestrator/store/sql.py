@@ -21,9 +21,9 @@ from functools import cached_property
 from itertools import starmap
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, Engine, TextClause, text
 
-from orchestrator.store.driver import Answer, send
+from orchestrator.store.driver import Answer, execute, send
 
 R = TypeVar("R")
 Row = Any
@@ -72,6 +72,10 @@ class Statement(Generic[R]):
     def count(self, connection: Connection, /, *batches: Values, **values: Any) -> int:
         """Run it; return how many rows it has changed."""
         return self._send(connection, self._encoded(batches, values)).changed
+
+    def alone(self, engine: Engine, /, *batches: Values, **values: Any) -> list[R]:
+        """Run it by itself on a connection of an engine in autocommit mode, past SQLAlchemy; return its rows."""
+        return self._rows(execute(engine, self.sql, self._encoded(batches, values)))
 
     def _encoded(self, batches: Iterable[Values], values: dict[str, Any]) -> dict[str, Any]:
         for batch in batches:

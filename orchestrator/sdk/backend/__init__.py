@@ -2,6 +2,7 @@
 
     backend ─┬─ tasks  runs  workflows  code  schedules  queues     what a client can do with each
              ├─ waiting                                             subscribe, look, and look again
+             ├─ shared                                              one commit for those who come at the same time
              └─ connections                                         Postgres to write and read, Redis to nudge
 
 This is the one package of the SDK that loads the store. A worker process never needs it, and so never pays for
@@ -95,5 +96,6 @@ class Backend:
 
     def close(self) -> None:
         """Close every connection."""
+        self.tasks.close()
         self.waiting.close()
         self.connections.close()

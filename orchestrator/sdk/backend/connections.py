@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from redis import Redis
@@ -11,11 +11,11 @@ from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.errors import SchemaError, Unavailable, Uncertain
+from orchestrator.errors import OrchestratorError, SchemaError, Unavailable, Uncertain
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import database, deadlines
-from orchestrator.store.tasks import enqueue
+from orchestrator.store.tasks import enqueue, shared
 from orchestrator.transport.client import Nudges
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
@@ -85,6 +85,10 @@ class Connections:
         finally:
             thread.is_busy = False
 
+    def insert_shared(self, tasks: Sequence[NewTask]) -> set[bytes]:
+        """Create tasks with one commit; return those whose keys could not be had at once. Errors are the driver's."""
+        return shared.insert_shared(self._links().engine, tasks)
+
     @contextmanager
     def _connected(self, written: str, *, transaction: bool) -> Iterator[Connection]:
         try:
@@ -107,16 +111,26 @@ class Connections:
 
     def _raise_known(self, error: exc.SQLAlchemyError, written: str) -> None:
         """Raise what a caller can act on, where it is that."""
+        known = self.known(error, written)
+        if known is not None:
+            raise known
+
+    def known(self, error: Exception, written: str) -> OrchestratorError | None:
+        """Return an error as what a caller can act on, where it is that; `written` is what may have been done."""
         if isinstance(error, exc.ProgrammingError) and database.lacks_tables(error, self.namespace):
-            raise SchemaError(database.no_tables(self.namespace)) from error
+            return _caused(SchemaError(database.no_tables(self.namespace)), error)
         if not database.is_outage(error):
-            return
+            return None
         reason = database.explain(error, self.namespace)
         if written and database.is_broken_off(error):
-            raise Uncertain(
-                f"The connection to Postgres broke, and it is not known whether {written}: {reason}"
-            ) from error
-        raise Unavailable(f"Postgres cannot be used: {reason}") from error
+            said = f"The connection to Postgres broke, and it is not known whether {written}: {reason}"
+            return _caused(Uncertain(said), error)
+        return _caused(Unavailable(f"Postgres cannot be used: {reason}"), error)
+
+
+def _caused(known: OrchestratorError, error: Exception) -> OrchestratorError:
+    known.__cause__ = error
+    return known
 
 
 class _Links:

@@ -12,6 +12,7 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import Duplicate, InvalidTask, NotFound, WrongState
 from orchestrator.sdk.backend.asking import ask, check_state, obstacles, overdue
 from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.shared import SharedCommits
 from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.tasks.options import shown
 from orchestrator.sdk.tasks.progress import TaskProgress, read_progress
@@ -34,6 +35,11 @@ class TaskBackend:
     def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
         self._connections = connections
         self._waiting = waiting
+        self._shared = SharedCommits(connections, self.enqueue)
+
+    def close(self) -> None:
+        """Let what is being stored be stored."""
+        self._shared.close()
 
     @property
     def retries(self) -> int:
@@ -52,6 +58,10 @@ class TaskBackend:
                 created = unique.insert_unique(connection, task, task.unique)
         self._connections.nudge()
         return created
+
+    async def aenqueue(self, task: NewTask) -> bytes:
+        """Do the same on an event loop, where those who come at the same time share a commit."""
+        return await self._shared.enqueue(task)
 
     def enqueue_in(self, given: object, task: NewTask) -> bytes:
         """Create one task in the caller's transaction, whose commit wakes the scheduler."""

@@ -28,7 +28,6 @@ from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, show
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.values.payload import digest_call, encode_call
 from orchestrator.sdk.values.signature import Signature
-from orchestrator.sdk.waiting.twins import twin
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -126,7 +125,19 @@ class Task(Generic[P, R]):
             return Handle(self._client, self._client.backend.tasks.enqueue(task), self._signature)
         return Handle(self._client, hand_over([task]).get(task.id, task.id), self._signature)
 
-    aenqueue = twin(enqueue)
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        """Do the same as `enqueue` without blocking the event loop.
+
+        Coroutines that enqueue at the same time share a commit; each goes on when its own task is durable. One that is
+        cancelled meanwhile may have stored its task.
+        """
+        if inside_workflow() or current_runtime() is not None:
+            return await self._client.threads.run(self.enqueue, *args, **kwargs)
+        task = self._new(args, kwargs)
+        self._enqueue_path()  # which refuses what only a running task can do
+        backend = await self._client.opened()
+        return Handle(self._client, await backend.tasks.aenqueue(task), self._signature)
+
     delay = enqueue
     """Celery's name for `enqueue`: it runs as soon as a worker is free.
 

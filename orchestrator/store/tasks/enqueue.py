@@ -17,7 +17,7 @@ from orchestrator.store import driver
 from orchestrator.store.sql import Batch, Prepared, Statement
 from orchestrator.store.tasks.transitions import arrivals
 
-_COLUMNS = {
+COLUMNS = {
     "id": ("id", "%(id)s::uuid"),
     "name": ("name", "%(name)s"),
     "queue": ("queue", "%(queue)s"),
@@ -72,7 +72,7 @@ def _row(task: NewTask) -> dict[str, Any]:
 @cache
 def _insert(names: tuple[str, ...]) -> Statement[UUID]:
     """Return the statement that creates a task with these parameters, and tells the leader if it is ready in a lane."""
-    used = {name: _COLUMNS[name] for name in names if name in _COLUMNS}
+    used = {name: COLUMNS[name] for name in names if name in COLUMNS}
     title = " ".join(["enqueue.insert", *list(used)[4:]])
     columns = ", ".join(column for column, _ in used.values())
     values = ", ".join(value for _, value in used.values())

@@ -1,0 +1,113 @@
+"""Tasks of many callers in one statement, and so in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Engine
+
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.store.sql import Batch, Statement
+from orchestrator.store.tasks.enqueue import COLUMNS
+from orchestrator.store.tasks.transitions import arrivals
+from orchestrator.store.tasks.unique import LOCK_OF
+
+_TYPES = {
+    "id": "uuid",
+    "name": "text",
+    "queue": "text",
+    "payload": "bytea",
+    "priority": "smallint",
+    "delay": "double precision",
+    "options": "jsonb",
+    "lane": "text",
+    "expires": "double precision",
+    "callbacks": "jsonb",
+    "unique_key": "text",
+    "scope": "text",
+    "period": "double precision",
+}
+"""By parameter, its type; those of `_row`, in its order."""
+_ALWAYS = ("id", "name", "queue", "payload")
+
+
+def insert_shared(engine: Engine, tasks: Sequence[NewTask]) -> set[bytes]:
+    """Create standalone tasks, in their order, in one round trip; return those whose keys could not be had at once.
+
+    It waits for no key that another transaction may be taking: who wants such a one is left to do so alone. Of two that
+    want the same key, the first has it.
+    """
+    columns = dict(zip(_TYPES, zip(*map(_row, tasks), strict=True), strict=True))
+    used = {name for name, values in columns.items() if values.count(None) < len(values)}
+    if "unique_key" in used:
+        used.add("period")  # which few of them have
+    names = tuple(name for name in _TYPES if name in used)
+    batch, statement = _statement(names)
+    stored = statement.alone(engine, batch(zip(*(columns[name] for name in names), strict=True)))
+    if "unique_key" not in used:
+        return set()
+    return {task.id for task in tasks if task.unique is not None} - {bytes.fromhex(found) for found in stored}
+
+
+def _row(task: NewTask) -> tuple[Any, ...]:
+    """Return the parameters of a task, None where it does not use one: what no task uses is not sent."""
+    unique = task.unique
+    return (
+        task.id,
+        task.name,
+        task.queue,
+        task.payload,
+        task.priority or None,
+        task.delay if task.delay > 0 else None,
+        task.options,
+        task.lane,
+        task.expires,
+        task.callbacks,
+        unique and unique.key,
+        unique and unique.scope,
+        unique and unique.period,
+    )
+
+
+@cache
+def _statement(names: tuple[str, ...]) -> tuple[Batch, Statement[str]]:
+    """Return the statement that creates tasks with these parameters, and the batch that it takes."""
+    batch = Batch("n", ", ".join(f"{name} {_TYPES[name]}" for name in names))
+    used = {COLUMNS[name][0]: _value(name) for name in names if name in COLUMNS}
+    title = " ".join(["enqueue.shared", *(name for name in names if name not in _ALWAYS)])
+    into = f"INTO orchestrator.tasks ({', '.join(used)})"
+    values = ", ".join(used.values())
+    is_arriving, has_keys = "lane" in names, "unique_key" in names
+    if not is_arriving and not has_keys:
+        return batch, Statement[str](f"INSERT /* {title} */ {into} SELECT {values} FROM {batch}")
+    steps = [f"n AS MATERIALIZED (SELECT * FROM {batch})"]
+    mine = ""
+    if has_keys:
+        steps += [f"wanted AS MATERIALIZED ({_WANTED})", f"held AS ({_HOLD})"]
+        mine = "WHERE n.unique_key IS NULL OR n.id IN (SELECT task_id FROM held)"
+    steps.append(f"created AS (INSERT {into} SELECT {values} FROM n {mine} RETURNING id, lane, wake_at)")
+    if is_arriving:
+        steps.append(f"arrived AS ({arrivals('created WHERE lane IS NOT NULL AND wake_at IS NULL')})")
+    found = "SELECT replace(id::text, '-', '') FROM created"
+    return batch, Statement[str](f"WITH /* {title} */ {', '.join(steps)} {found}")
+
+
+def _value(name: str) -> str:
+    """Return what a column is set to."""
+    if name == "priority":
+        return "coalesce(n.priority, 0)"
+    return COLUMNS[name][1].replace(f"%({name})s", f"n.{name}")
+
+
+_WANTED = f"""
+    SELECT unique_key, id, scope, period, pg_try_advisory_xact_lock({LOCK_OF.format(key="unique_key")}) AS is_mine
+      FROM n WHERE unique_key IS NOT NULL
+"""
+_HOLD = """
+    INSERT INTO orchestrator.unique_keys (key, task_id, scope, until)
+    SELECT unique_key, id, scope, now() + period * interval '1 second' FROM wanted WHERE is_mine
+        ON CONFLICT (key) DO NOTHING
+    RETURNING task_id
+"""

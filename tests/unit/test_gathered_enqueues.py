@@ -1,0 +1,208 @@
+"""Which calls share a commit, and when it begins: with commits that end when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from orchestrator.domain.tasks.task import NewTask, UniqueKey
+from orchestrator.sdk.backend import shared
+from orchestrator.sdk.backend.shared import Outcome
+
+
+class Commits:
+    """Commits under way, each with the numbers of its tasks."""
+
+    def __init__(self) -> None:
+        self.begun: list[list[int]] = []
+        self.alone: list[list[int]] = []
+        self._ends: list[Future[Sequence[Outcome]]] = []
+        self._last: list[Future[Sequence[Outcome]]] = []
+        self.gathering = shared._Gathering(asyncio.get_running_loop(), self._store, self._store_alone)
+
+    def _store(self, tasks: Sequence[NewTask]) -> Future[Sequence[Outcome]]:
+        self.begun.append([task.id[0] for task in tasks])
+        self._ends.append(Future())
+        return self._ends[-1]
+
+    def _store_alone(self, tasks: Sequence[NewTask]) -> Future[Sequence[Outcome]]:
+        self.alone.append([task.id[0] for task in tasks])
+        self._last.append(Future())
+        return self._last[-1]
+
+    def add(self, number: int, size: int = 0, key: str | None = None) -> asyncio.Future[bytes]:
+        unique = None if key is None else UniqueKey(key, "running")
+        return self.gathering.add(NewTask(bytes([number]) * 16, "job", "default", bytes(size), unique=unique))
+
+    async def end(self, commit: int, outcomes: Sequence[Outcome] | None = None) -> None:
+        self._ends[commit].set_result(outcomes or [bytes([number]) * 16 for number in self.begun[commit]])
+        await turns()
+
+    async def end_alone(self, commit: int, outcomes: Sequence[Outcome]) -> None:
+        self._last[commit].set_result(outcomes)
+        await turns()
+
+
+async def turns(count: int = 5) -> None:
+    """Let the loop turn, which takes no time."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_a_lone_call_goes_at_once_and_those_who_come_meanwhile_go_together() -> None:
+    async def main() -> None:
+        commits = Commits()
+        first = commits.add(1)
+        await turns()
+        assert commits.begun == [[1]]
+        others = [commits.add(2), commits.add(3)]
+        await turns()
+        await commits.end(0)
+        assert first.result() == bytes([1]) * 16
+        assert commits.begun == [[1], [2, 3]]
+        assert not any(other.done() for other in others)
+        await commits.end(1)
+        assert [other.result()[0] for other in others] == [2, 3]
+        commits.add(4)
+        await turns()
+        assert commits.begun[2:] == [[4]]
+
+    asyncio.run(main())
+
+
+def test_those_who_are_ready_at_the_same_time_go_together() -> None:
+    async def main() -> None:
+        commits = Commits()
+
+        async def call(number: int) -> None:
+            commits.add(number)
+
+        await asyncio.gather(*(call(number) for number in range(9)))
+        await turns()
+        assert commits.begun == [list(range(9))]
+
+    asyncio.run(main())
+
+
+def test_nobody_waits_for_company_longer_than_two_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        call_at = loop.call_at
+
+        def watched(when: float, call: Any, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+            if getattr(call, "__self__", None) is commits.gathering:
+                waits.append(when - loop.time())
+            return call_at(when, call, *args, **kwargs)
+
+        commits = Commits()
+        monkeypatch.setattr(loop, "call_at", watched)
+        for number in range(shared._COMMITS):
+            commits.add(number)
+            await turns()
+            async with asyncio.timeout(30):
+                while len(commits.begun) == number:
+                    await asyncio.sleep(0)
+        assert commits.begun == [[number] for number in range(shared._COMMITS)]
+        commits.add(8)
+        commits.add(9)
+        await asyncio.sleep(10 * shared._LONGEST_WAIT)
+        assert len(commits.begun) == shared._COMMITS  # and no more connections than that
+        await commits.end(2)
+        assert commits.begun[-1] == [8, 9]
+
+    asyncio.run(main())
+    assert len(waits) == shared._COMMITS
+    assert max(waits) <= 0.002
+
+
+def test_a_commit_is_bounded_in_tasks_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "_MOST_TASKS", 3)
+    monkeypatch.setattr(shared, "_MOST_BYTES", 100)
+
+    async def main() -> None:
+        commits = Commits()
+        for number in range(5):
+            commits.add(number)
+        commits.add(5, size=100)
+        commits.add(6)
+        for commit in range(3):
+            await turns()
+            await commits.end(commit)
+        assert commits.begun == [[0, 1, 2], [3, 4, 5], [6]]
+
+    asyncio.run(main())
+
+
+def test_who_was_cancelled_is_not_sent_and_disturbs_nobody() -> None:
+    async def main() -> None:
+        commits = Commits()
+        first = commits.add(1)
+        await turns()
+        second, third = commits.add(2), commits.add(3)
+        first.cancel()
+        second.cancel()
+        await commits.end(0)
+        await commits.end(1)
+        assert commits.begun == [[1], [3]]
+        assert third.result()[0] == 3
+        commits.add(4).cancel()
+        await turns()
+        commits.add(5)
+        await turns()
+        assert commits.begun[2:] == [[5]]
+
+    asyncio.run(main())
+
+
+def test_each_caller_hears_of_its_own_task_only() -> None:
+    async def main() -> None:
+        commits = Commits()
+        calls = [commits.add(number, key="k" if number in (2, 4) else None) for number in range(5)]
+        await turns()
+        await commits.end(0, [bytes(16), ValueError("one"), None, bytes([3]) * 16, None])
+        assert calls[0].result() == bytes(16)
+        assert str(calls[1].exception()) == "one"
+        assert calls[3].result()[0] == 3
+        assert commits.alone == [[2, 4]]  # who wants the same key, one after the other
+        await commits.end_alone(0, [bytes([9]) * 16, KeyError("taken")])
+        assert calls[2].result()[0] == 9
+        assert isinstance(calls[4].exception(), KeyError)
+
+    asyncio.run(main())
+
+
+def test_a_commit_that_ends_after_its_loop_is_nobodys() -> None:
+    kept: list[Commits] = []
+
+    async def main() -> None:
+        kept.append(Commits())
+        kept[0].add(1)
+        await turns()
+
+    asyncio.run(main())
+    with contextlib.suppress(RuntimeError):
+        kept[0]._ends[0].set_result([bytes(16)])
+
+
+def test_a_thread_that_cannot_be_had_is_told_to_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        commits = Commits()
+
+        def refuse(_: object) -> Future[Sequence[Outcome]]:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+        commits.gathering._store = refuse
+        calls = [commits.add(1), commits.add(2)]
+        with pytest.raises(RuntimeError, match="after interpreter shutdown"):
+            await calls[0]
+        assert str(calls[1].exception()) == str(calls[0].exception())
+        assert calls[1].exception() is not calls[0].exception()
+
+    asyncio.run(main())
