@@ -67,7 +67,7 @@ class Agenda(Remembering):
             do("fire schedules", lambda fresh: fire_schedules(tx, fresh, self.cancels, limit))
             agenda = waiting.probe_agenda(tx.connection)
         if agenda.backfills and thorough:
-            do("go on with backfills", lambda _: extend_backfills(tx, limit))
+            do("go on with backfills", lambda fresh: extend_backfills(tx, fresh, limit))
             agenda = waiting.probe_agenda(tx.connection)
         if agenda.cancelling_runs:
             runs.advance(tx, news)  # what ended in this tick is counted before it is asked what is left

@@ -24,13 +24,11 @@ from orchestrator.scheduler.code.runs import ask_to_cancel
 from orchestrator.scheduler.isolation import is_about_all, isolate
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.cancels import Cancels
+from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import fires as code_fires
-from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.runs import NewCodeRun
-from orchestrator.store.dag import plans as dags
-from orchestrator.store.dag.plans import NewRun
 from orchestrator.store.database import said
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules import fires as store
 from orchestrator.store.schedules.backfills import OpenBackfill
@@ -53,7 +51,7 @@ class _Firing:
     row: DueSchedule
     next_fire: datetime | None = None
     due_at: datetime | None = None
-    runs: list[tuple[datetime, NewRun | NewCodeRun]] = field(default_factory=list)
+    runs: list[tuple[datetime, NewRun]] = field(default_factory=list)
     superseded: list[bytes] = field(default_factory=list)
     """Open runs that are cancelled for a new one."""
     skipped: int = 0
@@ -140,7 +138,7 @@ def _overlap(
             firing.superseded = open_runs
 
 
-def _run(tx: Transaction, row: DueSchedule, schedule: Schedule, fire: datetime, place: int) -> NewRun | NewCodeRun:
+def _run(tx: Transaction, row: DueSchedule, schedule: Schedule, fire: datetime, place: int) -> NewRun:
     if row.target.code is not None:
         target = msgspec.json.decode(row.target.code, type=CodeTarget)
         return code_fires.run_of(row.workflow, target, schedule, fire, code_fires.run_id(row.key, fire), row.key)
@@ -155,12 +153,7 @@ def _run_id(now: datetime, series: str, fire: datetime, place: int) -> bytes:
 
 
 def _write(tx: Transaction, news: News, cancels: Cancels, firings: Sequence[_Firing]) -> None:
-    new = [run for firing in firings for _, run in firing.runs]
-    of_steps = [run for run in new if isinstance(run, NewRun)]
-    of_code = [run for run in new if isinstance(run, NewCodeRun)]
-    started = set(dags.start(tx.connection, of_steps)) if of_steps else set()
-    started |= code_runs.start(tx.connection, of_code, tx.now) if of_code else set()
-    news.wakeups.delayed |= any(run.timeout is not None for run in of_code)
+    started = create_runs(tx, news, [run for firing in firings for _, run in firing.runs])
     superseded: list[bytes] = []
     advances = []
     for firing in firings:
@@ -189,7 +182,7 @@ def _write(tx: Transaction, news: News, cancels: Cancels, firings: Sequence[_Fir
 # -- backfills
 
 
-def extend_backfills(tx: Transaction, limit: int) -> None:
+def extend_backfills(tx: Transaction, news: News, limit: int) -> None:
     """Start more of the backfills, the oldest first.
 
     The lane of each holds it to its concurrency; here only so many runs are created that the lane does not run dry
@@ -199,11 +192,11 @@ def extend_backfills(tx: Transaction, limit: int) -> None:
     for backfill in backfills.open_backfills(tx.connection, _MOST_BACKFILLS):
         wanted = min(room, backfill.concurrency + _SLICE - backfill.running)
         if wanted > 0:
-            _extend(tx, backfill, wanted)
+            _extend(tx, news, backfill, wanted)
             room -= wanted
 
 
-def _extend(tx: Transaction, backfill: OpenBackfill, room: int) -> None:
+def _extend(tx: Transaction, news: News, backfill: OpenBackfill, room: int) -> None:
     """Start some more runs; what goes wrong once would go wrong every time, so it ends the backfill."""
     try:
         schedule = backfill.schedule
@@ -211,7 +204,7 @@ def _extend(tx: Transaction, backfill: OpenBackfill, room: int) -> None:
         following = next_fire(schedule, chosen[-1]) if chosen else None
         new = [_backfill_run(tx, backfill, schedule, fire, place) for place, fire in enumerate(chosen)]
         with tx.connection.begin_nested():
-            started = dags.start(tx.connection, new)
+            started = create_runs(tx, news, new)
     except Exception as error:
         if is_about_all(error):
             raise

@@ -171,9 +171,9 @@ _TYPES = {bytes: "uuid", str: "text", bool: "boolean", int: "int", float: "doubl
 class Batch:
     """Rows for a statement, in which they are a table: `unnest(…) AS alias(column, …)`."""
 
-    def __init__(self, alias: str, columns: str | type[tuple[Any, ...]]) -> None:
-        """The columns are those of a named tuple, or written as in SQL: `id uuid, attempt int`."""
-        types = _types_of(columns) if isinstance(columns, type) else _written(columns)
+    def __init__(self, alias: str, columns: str | type[tuple[Any, ...]], *, but: str = "") -> None:
+        """The columns are those of a named tuple, all `but` one, or written as in SQL: `id uuid, attempt int`."""
+        types = _types_of(columns, but) if isinstance(columns, type) else _written(columns)
         self._names = [f"{alias}_{column}" for column in types]
         arrays = [f"%({alias}_{column})s::{kind}[]" for column, kind in types.items()]
         self._table = f"unnest({', '.join(arrays)}) AS {alias}({', '.join(types)})"
@@ -192,8 +192,8 @@ def _written(columns: str) -> dict[str, str]:
     return {name: kind for name, _, kind in parts}
 
 
-def _types_of(row: type) -> dict[str, str]:
-    return {name: _type_of(hint) for name, hint in get_type_hints(row, include_extras=True).items()}
+def _types_of(row: type, but: str) -> dict[str, str]:
+    return {name: _type_of(hint) for name, hint in get_type_hints(row, include_extras=True).items() if name != but}
 
 
 def _type_of(hint: Any) -> str:

@@ -18,6 +18,7 @@ from orchestrator.scheduler.loop import Scheduler
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.store.dag import plans, workflows
 from orchestrator.store.insights import list_steps
+from orchestrator.store.runs import creation
 from orchestrator.store.sql import Prepared
 from tests.integration.code_stage import act
 from tests.integration.stage import System, Worker
@@ -185,7 +186,7 @@ def test_who_came_first_begins_first_whatever_tree_it_belongs_to(system: System,
             stored = workflows.latest(connection, name)
             assert stored is not None
             run = UUID(f"{prefix}-8000-000000000000").bytes
-            plans.start(connection, [plans.new_run(stored.definition, stored.version, run, {})])
+            creation.create(connection, [plans.new_run(stored.definition, stored.version, run, {})])
     real._pace._slice = 1
     real.tick()
     states = system.sql("SELECT status FROM orchestrator.runs ORDER BY id")

@@ -34,7 +34,9 @@ from orchestrator.sdk.values.payload import encode_call
 from orchestrator.store import database, fleet, inbox, insights, leases
 from orchestrator.store.fleet import WorkerRow
 from orchestrator.store.insights import RunFilter, RunView, TaskFilter
+from orchestrator.store.runs import creation
 from orchestrator.store.runs import life as runs
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import enqueue, transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Claimed, Requeue, Success
 from orchestrator.transport import journal
@@ -397,7 +399,7 @@ def make_run(engine: Engine, name: str, endings: str) -> bytes:
         for position, ending in enumerate(endings):
             make = {"s": lambda **place: tale.succeeded(1, **place), "f": tale.failed, "o": tale.running}[ending]
             make(run_id=run_id, position=position)
-        enqueue.insert_run(tale.connection, run_id, name, len(endings))
+        creation.create(tale.connection, [NewRun(run_id, name, len(endings))])
         runs.begin(tale.connection, tale.now, 1_000)
         counts = {letter: endings.count(letter) for letter in "sf"}
         delta = {"opened": -counts["s"] - counts["f"], "success": counts["s"], "failed": counts["f"]}

@@ -27,11 +27,10 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import digest_call, encode_call
 from orchestrator.store import insights
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.insights import RunFilter
-from orchestrator.store.runs import cancels
+from orchestrator.store.runs import cancels, creation
 from orchestrator.store.runs import life as runs
 from orchestrator.store.tasks import enqueue, transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Success
@@ -287,7 +286,7 @@ class Night:
         self.version = workflows.apply(connection, self.definition).version
         self.id = new_id()
         self.plan = Plan(Graph(self.definition))
-        dags.start(connection, [dags.new_run(self.definition, self.version, self.id, {"n": 1})])
+        creation.create(connection, [dags.new_run(self.definition, self.version, self.id, {"n": 1})])
         runs.begin(connection, self.now, 1_000)
         self.plan.begin()
         self.drain()
@@ -348,7 +347,7 @@ class Night:
         site = Definition(name="site", steps=(Step(name="build", task="shop.build"),))
         version = workflows.apply(self.connection, site).version
         new = dags.new_run(site, version, new_id(), {})
-        dags.start(self.connection, [new._replace(parent_run=self.id, parent_step="site", parent_position=0)])
+        creation.create(self.connection, [new._replace(parent_run=self.id, parent_step="site", parent_position=0)])
         runs.begin(self.connection, self.now, 1_000)
         return new.id
 
@@ -582,7 +581,7 @@ def open_orders(run: Callable[..., Result], connection: Connection) -> None:
             history.ActivationApplied(1),
             history.TaskScheduled(1, task.id, "ship", digest_call(["tea"], {})),
         ]
-        code_runs.start(connection, [NewCodeRun(identifier, events, pinned=workflow == "refund")])
+        creation.create(connection, [code_runs.new_run(identifier, events, pinned=workflow == "refund")])
     connection.commit()
 
 

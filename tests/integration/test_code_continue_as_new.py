@@ -17,8 +17,7 @@ from orchestrator.domain.states import RunState
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.runs import NewCodeRun
-from orchestrator.store.runs import life
+from orchestrator.store.runs import creation, life
 from tests.integration.code_stage import act, rest, run_row, turn
 from tests.integration.stage import System, Worker, raw
 from tests.waiting import eventually
@@ -293,6 +292,6 @@ def test_the_last_run_of_a_long_chain_is_found(
         for _ in range(length):
             life.end(connection, [(last, RunState.SUCCESS, CONTINUED)], datetime.now(UTC))
             last = successor_id(last)
-            code_runs.start(connection, [NewCodeRun(last, [history.RunStarted("looper", 1, b"\x92\x90\x80")])])
+            creation.create(connection, [code_runs.new_run(last, [history.RunStarted("looper", 1, b"\x92\x90\x80")])])
         assert code_runs.latest(connection, [raw(handle), last]) == {raw(handle): last, last: last}
     assert handle.status() == "running"

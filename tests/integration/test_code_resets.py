@@ -24,7 +24,7 @@ from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.code import expectations
 from orchestrator.store.code import keys as run_keys
-from orchestrator.store.code import runs as code_runs
+from orchestrator.store.runs import creation
 from orchestrator.transport.codec import decode
 from tests.integration.stage import System, Worker
 from tests.waiting import eventually
@@ -550,7 +550,7 @@ def test_resets_of_one_run_are_done_one_by_one(
 
 
 @pytest.mark.parametrize(
-    ("where", "at"), [(code_runs, "start"), (run_keys, "pass_on"), (expectations, "create_promises")]
+    ("where", "at"), [(creation, "create"), (run_keys, "pass_on"), (expectations, "create_promises")]
 )
 def test_a_leader_that_dies_amid_a_reset_has_done_nothing(
     stage: Stage, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch, where: Any, at: str

@@ -18,7 +18,7 @@ from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.runs import NewCodeRun
+from orchestrator.store.runs import creation
 from tests.integration.stage import ONE, System, Worker
 from tests.waiting import eventually
 
@@ -109,7 +109,7 @@ def test_a_client_starts_another_run_at_the_same_moment(
     with system.engine.connect() as connection, connection.begin() as transaction:
         connection.execute(text("UPDATE orchestrator.run_keys SET run_id = :id"), {"id": mine})
         started = RunStarted("basket", 1, b"\x92\x90\x80")
-        code_runs.start(connection, [NewCodeRun(mine.bytes, [started])])
+        creation.create(connection, [code_runs.new_run(mine.bytes, [started])])
         ticking = threading.Thread(target=system.tick)
         ticking.start()
         eventually(lambda: system.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))

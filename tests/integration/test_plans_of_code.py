@@ -19,10 +19,10 @@ from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
 from orchestrator.store.code.histories import Turn
 from orchestrator.store.code.resolutions import Kept
-from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.code.turns import unshown
-from orchestrator.store.runs import cancels, stuck
+from orchestrator.store.runs import cancels, creation, stuck
 from orchestrator.store.runs import life as runs
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import transitions
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
@@ -95,8 +95,8 @@ def turns(leader: Leader) -> list[Turn]:
     return [Turn(run, attempt, 1, True, attempt, "w", [mark], 0) for run, attempt in leader.batch]
 
 
-def new_runs() -> list[NewCodeRun]:
-    return [NewCodeRun(os.urandom(16), [history.RunStarted("flow", 1, b"")]) for _ in range(BATCH)]
+def new_runs() -> list[NewRun]:
+    return [code_runs.new_run(os.urandom(16), [history.RunStarted("flow", 1, b"")]) for _ in range(BATCH)]
 
 
 def facts(leader: Leader) -> dict[bytes, Any]:
@@ -109,7 +109,7 @@ STATEMENTS: dict[str, Call] = {
     "unshown": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, False)),
     "unshown, whole": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, True)),
     "said": lambda leader: lambda c: histories.said(c, [(run, 1) for run in leader.ids]),
-    "start": lambda _: lambda c: code_runs.start(c, new_runs(), NOW),
+    "start": lambda _: lambda c: creation.create(c, new_runs(), NOW),
     "forget": lambda leader: lambda c: code_runs.forget(c, leader.ids),
     "children": lambda leader: lambda c: code_runs.children(c, leader.ids),
     "closing": lambda _: lambda c: code_runs.closing(c, BATCH),

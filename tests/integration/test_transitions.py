@@ -29,9 +29,10 @@ from orchestrator.domain.states import (
 from orchestrator.domain.tasks.task import Failed, Lost, NewTask, Returned, Started, Succeeded, TaskError
 from orchestrator.store import database, inbox
 from orchestrator.store.inbox import RequestKind
-from orchestrator.store.runs import cancels
+from orchestrator.store.runs import cancels, creation
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs import retries as run_retries
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import enqueue, results, revival, transitions, waiting
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Claimed, Moved, Requeue, Success
 from tests.integration.parts import Parts
@@ -424,7 +425,7 @@ def test_a_child_is_adopted_once(connection: Connection) -> None:
 
 def put_run(connection: Connection, state: RunState = RunState.PENDING, total: int = 1) -> bytes:
     run = new_id()
-    enqueue.insert_run(connection, run, "run", total)
+    creation.create(connection, [NewRun(run, "run", total)])
     if state in (RunState.RUNNING, RunState.SUCCESS, RunState.FAILED):
         runs.begin(connection, NOW, 100)
     if state in ENDED_RUN_STATES:
@@ -542,7 +543,7 @@ def counters(connection: Connection, run: bytes) -> RunCounters:
 def test_counters_are_exact_through_endings_and_revival(connection: Connection) -> None:
     tick = new_tick(connection)
     run = new_id()
-    enqueue.insert_run(connection, run, "run", 6)
+    creation.create(connection, [NewRun(run, "run", 6)])
     tasks = [put(connection, run=run, position=position) for position in range(6)]
     tick.begin()
 
@@ -612,7 +613,7 @@ class Life(RuleBasedStateMachine):
         options = '{"retry":{"max":1,"jitter":0}}'
         for size in sizes:
             run = new_id()
-            enqueue.insert_run(self.connection, run, "run", size)
+            creation.create(self.connection, [NewRun(run, "run", size)])
             new = [NewTask(new_id(), "job", "line", b"", 0, 0.0, options, run, place) for place in range(size)]
             enqueue.copy_tasks(self.connection, new)
             self.runs.append(run)

@@ -6,7 +6,6 @@ reported twice or late. All batches of a tick are applied together, one statemen
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from orchestrator.domain.code import commands, history
@@ -21,15 +20,16 @@ from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.scheduler.code.requests import meet_promises, pass_on_signals
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, json_text, mark_stuck, reply
 from orchestrator.scheduler.news import News
+from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_enqueued, error_json
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
 from orchestrator.store.code.histories import Turn
-from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import life as runs
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, Moved, Success
 
@@ -145,7 +145,7 @@ class _Wanted:
         self.forgotten_timers: list[tuple[bytes, bytes]] = []
         self.promises: list[NewPromise] = []
         self.forgotten_promises: list[tuple[bytes, bytes]] = []
-        self.children: list[NewCodeRun] = []
+        self.children: list[NewRun] = []
         self.cancelled_children: list[bytes] = []
         self.signals: list[tuple[bytes, history.SignalReceived]] = []
         self.answers: list[Answered] = []
@@ -186,18 +186,16 @@ class _Wanted:
         return 0
 
 
-def _child(run: bytes, command: commands.StartChildRun) -> NewCodeRun:
+def _child(run: bytes, command: commands.StartChildRun) -> NewRun:
     started = history.RunStarted(
         command.workflow, command.version or 0, command.payload, command.queue or "default", run
     )
-    return NewCodeRun(
-        command.id,
-        [started],
-        command.timeout,
-        command.ordinal,
+    return code_runs.new_run(command.id, [started])._replace(
+        name=command.name or command.workflow,
+        timeout=command.timeout,
+        parent_run=run,
+        parent_position=command.ordinal,
         detached=command.detached,
-        parent=run,
-        name=command.name or None,
     )
 
 
@@ -241,26 +239,26 @@ def _carry_out(tx: Transaction, news: News, nesting: Nesting, batches: Mapping[b
     reply(tx, news, wanted.answers)
 
 
-def _start_children(tx: Transaction, news: News, nesting: Nesting, children: Sequence[NewCodeRun]) -> None:
+def _start_children(tx: Transaction, news: News, nesting: Nesting, wanted: Sequence[NewRun]) -> None:
     """Start the runs that others want; those that would stand too deep, or be too many, have failed."""
-    places = ancestry.places(tx.connection, {child.parent for child in children if child.parent is not None})
-    refused: dict[bytes, str] = {}
-    roots: Counter[bytes] = Counter()
+    places = ancestry.places(tx.connection, {child.parent_run for child in wanted if child.parent_run is not None})
+    children = [_placed(child, places) for child in wanted]
+    refused = {
+        child.id: nesting.too_deep(child.workflow or "", child.depth)
+        for child in children
+        if child.depth is not None and child.depth > nesting.depth
+    }
+    full = full_trees(tx, [child for child in children if child.id not in refused], nesting)
     for child in children:
-        root, depth = places.get(child.parent or b"", (b"", 0))
-        if depth >= nesting.depth:
-            refused[child.id] = nesting.too_deep(child.started.workflow, depth + 1)
-        elif root:
-            roots[root] += 1
-    full = ancestry.count_descendants(tx.connection, roots, nesting.descendants) if roots else set()
-    for child in children:
-        if places.get(child.parent or b"", (b"", 0))[0] in full:
-            refused.setdefault(child.id, nesting.too_many(child.started.workflow))
-    for child in children:
-        if child.id in refused and child.parent is not None:
+        if child.root in full:
+            refused.setdefault(child.id, nesting.too_many(child.workflow or ""))
+        if child.id in refused and child.parent_run is not None:
             failed = history.ChildFailed(child.id, TaskError("InvalidWorkflow", refused[child.id]))
-            news.runs.children.append((child.parent, RunState.FAILED, failed))
-    started = [child for child in children if child.id not in refused]
-    if started:
-        code_runs.start(tx.connection, started, tx.now)
-        news.wakeups.delayed |= any(child.timeout is not None for child in started)
+            news.runs.children.append((child.parent_run, RunState.FAILED, failed))
+    create_runs(tx, news, [child for child in children if child.id not in refused])
+
+
+def _placed(child: NewRun, places: Mapping[bytes, tuple[bytes, int]]) -> NewRun:
+    """Return a run with its place among those that started each other."""
+    root, depth = places.get(child.parent_run or b"", (None, -1))
+    return child._replace(root=root, depth=depth + 1)

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import ContinueRun
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.code.succession import carried_over, ignores_cancel
 from orchestrator.domain.ids import successor_id
+from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd
 from orchestrator.domain.runs.verdict import CONTINUED, RESET
 from orchestrator.domain.states import RunState
 from orchestrator.scheduler.code.runs import ask_to_cancel
 from orchestrator.scheduler.news import News
+from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import cancel_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import histories
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import resolutions as store
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.runs import cancels, life
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.life import RunRow
 
 
@@ -73,7 +73,8 @@ def end_runs(tx: Transaction, news: News, ends: Sequence[RunEnd]) -> list[RunRow
 class _Successor(NamedTuple):
     """A run in which another goes on."""
 
-    new: NewCodeRun
+    of: bytes
+    new: NewRun
     resolutions: list[Resolution]
     """What people have said of promises, and the code has not learnt."""
 
@@ -93,35 +94,31 @@ def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dic
     for old in code_runs.predecessors(tx.connection, ids, tx.now):
         payload = continuing[old.id].payload
         started = history.RunStarted(old.workflow, old.version, payload, old.queue, old.parent, old.id)
-        new = NewCodeRun(
-            successor_id(old.id),
-            [started, *carried[old.id].facts],
-            old.timeout,
-            old.position,
-            old.child_id,
-            old.detached,
-            msgspec.json.encode(old.tags).decode(),
-            old.pinned,
-            parent=old.parent,
+        new = code_runs.new_run(successor_id(old.id), [started, *carried[old.id].facts], pinned=old.pinned)._replace(
+            timeout=old.timeout,
+            parent_run=old.parent,
+            parent_position=old.position,
+            child_id=old.child_id,
+            detached=old.detached,
+            tags=stored_json(old.tags),
             reason=old.reason,
             cancelling=old.cancelling or ignores_cancel(said.get(old.id, []), continuing[old.id], old.began_at),
             schedule=old.schedule,
             fire_time=old.fire_time,
             name=old.name,
         )
-        successors[old.id] = _Successor(new, left[old.id])
+        successors[old.id] = _Successor(old.id, new, left[old.id])
     return successors
 
 
 def _continue(tx: Transaction, news: News, successors: Sequence[_Successor]) -> None:
     """Start the runs in which others go on."""
     new = [successor.new for successor in successors]
-    code_runs.start(tx.connection, new, tx.now)
-    run_keys.pass_on(tx.connection, [(run.started.continued_from or b"", run.id) for run in new])
+    create_runs(tx, news, new)
+    run_keys.pass_on(tx.connection, [(successor.of, successor.new.id) for successor in successors])
     kept = [kept for successor in successors for kept in store.numbered(successor.new.id, successor.resolutions)]
     if kept:
         store.keep(tx.connection, kept)
-    news.wakeups.delayed |= any(run.timeout is not None for run in new)
     news.wakeups.has_requests |= any(run.cancelling for run in new)  # the agenda says so
 
 

@@ -17,14 +17,15 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import append_facts, reply
 from orchestrator.scheduler.news import News
+from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, resolutions
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
 from orchestrator.store.code.resolutions import Kept
-from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.inbox import Request, RequestKind
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -74,9 +75,7 @@ def _start_with(tx: Transaction, news: News, late: Mapping[str, Sequence[Request
     over = [(holders[key], run.id) for key, run in new.items() if key in holders]
     passed = run_keys.pass_on(tx.connection, over) if over else set()
     begun = {key: run for key, run in new.items() if run.id in passed or key not in holders}
-    if begun:
-        code_runs.start(tx.connection, list(begun.values()), tx.now)
-        news.wakeups.delayed |= any(run.timeout is not None for run in begun.values())
+    create_runs(tx, news, list(begun.values()))
     went = {key: begun[key].id if key in begun else holders[key] for key in late if key in begun or key not in new}
     pairs = ((_new_id(item), run) for key, run in went.items() for item in late[key])
     reply(tx, news, [Answered(wanted, run) for wanted, run in pairs if wanted != run])
@@ -84,14 +83,13 @@ def _start_with(tx: Transaction, news: News, late: Mapping[str, Sequence[Request
         _start_with(tx, news, {key: items for key, items in late.items() if key not in went})
 
 
-def _run_with(items: Sequence[Request]) -> NewCodeRun:
+def _run_with(items: Sequence[Request]) -> NewRun:
     """Return the run that begins with signals, as the first of them wants it."""
     start = items[0].body["start"]
     started = history.RunStarted(start["workflow"], start["version"], _data(start["payload"]), start["queue"])
     signals = [_signal(item) for item in items]
-    return NewCodeRun(
-        _new_id(items[0]), [started, *signals], start["timeout"], tags=start["tags"], pinned=start["pinned"]
-    )
+    new = code_runs.new_run(_new_id(items[0]), [started, *signals], pinned=start["pinned"])
+    return new._replace(timeout=start["timeout"], tags=start["tags"])
 
 
 def _new_id(item: Request) -> bytes:

@@ -22,6 +22,7 @@ from orchestrator.domain.code.history import Event, Outcome
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.code.resets import ResetBeginning, reset
 from orchestrator.domain.ids import derived_id, successor_id, to_text
+from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.changes import TurnTaskEnd
 from orchestrator.domain.runs.verdict import TIMED_OUT
 from orchestrator.domain.tasks.task import TaskError
@@ -29,6 +30,7 @@ from orchestrator.errors import WrongState
 from orchestrator.scheduler.code.runs import reply
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.advance import Runs
+from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import cancel_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories, resets, resolutions
@@ -37,9 +39,9 @@ from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
 from orchestrator.store.code.resets import CodeRunRow, Handover
 from orchestrator.store.code.resolutions import Kept
-from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.inbox import Request
 from orchestrator.store.runs import life as store
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -138,7 +140,7 @@ def _end(tx: Transaction, news: News, runs: Runs, ids: list[bytes]) -> None:
 def _start(tx: Transaction, news: News, planned: Sequence[_Planned], last: Mapping[bytes, bytes]) -> None:
     """Start the new runs, with everything that belongs to them."""
     ends, handed_over = _hand_over_children(tx, planned)
-    started = code_runs.start(tx.connection, [_new_run(plan, ends[plan.new]) for plan in planned], tx.now)
+    started = create_runs(tx, news, [_new_run(plan, ends[plan.new]) for plan in planned])
     planned = [plan for plan in planned if plan.new in started]
     expectations.create_promises(
         tx.connection,
@@ -151,7 +153,6 @@ def _start(tx: Transaction, news: News, planned: Sequence[_Planned], last: Mappi
     run_keys.pass_on(tx.connection, [(last[plan.head.id], plan.new) for plan in planned])
     if handed_over:
         store.count(tx.connection, handed_over)
-    news.wakeups.delayed |= any(plan.timeout is not None for plan in planned)
 
 
 def _keep(tx: Transaction, planned: Sequence[_Planned], kept: Sequence[Kept]) -> None:
@@ -168,23 +169,25 @@ def _keep(tx: Transaction, planned: Sequence[_Planned], kept: Sequence[Kept]) ->
         resolutions.keep(tx.connection, rows)
 
 
-def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewCodeRun:
+def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewRun:
     head, begins = plan.head, plan.begins
-    return NewCodeRun(
+    new = code_runs.new_run(
         plan.new,
         [*(event.what for event in begins.copy), *begins.facts, *ends],
-        plan.timeout,
-        head.position if head.open else None,
-        head.child_id if head.open else None,
-        head.detached,
-        msgspec.json.encode(head.tags).decode(),
-        head.pinned,
-        parent=head.parent if head.open else None,  # the parent of a run that had ended knows its end
+        version=head.version,
+        pinned=head.pinned,
         times=[event.at for event in begins.copy],
+    )
+    return new._replace(
+        timeout=plan.timeout,
+        parent_run=head.parent if head.open else None,  # the parent of a run that had ended knows its end
+        parent_position=head.position if head.open else None,
+        child_id=head.child_id if head.open else None,
+        detached=head.detached,
+        tags=stored_json(head.tags),
         schedule=head.schedule if head.open else None,
         fire_time=head.fire_time,
         name=head.name,
-        version=head.version,
         shown=begins.shown,
     )
 

@@ -35,14 +35,14 @@ from orchestrator.scheduler.dag.retries import reopen_held, retry_plan
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.runs.backlog import Backlog
+from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
-from orchestrator.store.dag.plans import NewRun
 from orchestrator.store.dag.workflows import Stored
-from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import retries as run_retries
+from orchestrator.store.runs.creation import NewRun
 
 _PLANNED_STEPS = 200_000
 """Of the plans that are kept in memory; a step takes a quarter of a kilobyte there."""
@@ -258,8 +258,7 @@ class Dags(Remembering):
             create_tasks(tx, news, tasks, run_retries.past_attempts(tx.connection, before) if before else {})
         if children:
             children = self._within_limits(tx, children, [*singles, *fans], failed)
-            dags.start(tx.connection, children)
-            news.wakeups.runs_to_begin = True
+            create_runs(tx, news, children)
         for run, place, number, reason in failed:
             run.plan.abandon(place, number, reason)
         return list({run.id: run for run, _, _, _ in failed}.values())
@@ -272,8 +271,7 @@ class Dags(Remembering):
         failed: list[tuple[DagRun, int, int, str]],
     ) -> list[NewRun]:
         """Return the child runs that may be started; a tree of runs that has grown too large gets no more."""
-        roots = Counter(child.root for child in children if child.root is not None)
-        full = ancestry.count_descendants(tx.connection, roots, self._nesting.descendants)
+        full = full_trees(tx, children, self._nesting)
         if not full:
             return children
         refused = Counter((child.parent_run, child.parent_step) for child in children if child.root in full)
@@ -303,7 +301,7 @@ class Dags(Remembering):
             for position, (given, key) in zip(positions, instances, strict=False):
                 if step.workflow is not None:
                     new_runs.append(self._child(tx, run, step.workflow, step.name, position, given))
-                    tx.budget.created(run.id, len(new_runs[-1].params))
+                    tx.budget.created(run.id, len(new_runs[-1].params or ""))
                 else:
                     new_tasks.append(self._task(run, place, position, count, given, key))
                     tx.budget.created(run.id, len(new_tasks[-1].payload))
@@ -345,7 +343,7 @@ class Dags(Remembering):
             raise InvalidWorkflow(self._nesting.too_deep(workflow, run.depth + 1))
         turn = (run.plan.retried,) if run.plan.retried else ()
         new = dags.new_run(stored.definition, stored.version, derived_id(run.id, "run", step, position, *turn), params)
-        check_size(new.params, f"The parameters of workflow {workflow!r}", self._max_payload)
+        check_size(new.params or "", f"The parameters of workflow {workflow!r}", self._max_payload)
         return new._replace(
             parent_run=run.id,
             parent_step=step,

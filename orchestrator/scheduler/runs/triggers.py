@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -20,14 +19,15 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.news import News
+from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import histories
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
-from orchestrator.store.dag.plans import NewRun, WorkflowRun
+from orchestrator.store.dag.plans import WorkflowRun
 from orchestrator.store.dag.workflows import Triggered
-from orchestrator.store.runs import ancestry
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.life import RunRow
 from orchestrator.telemetry import get_logger
 
@@ -105,10 +105,7 @@ class Triggers:
                 for place, trigger in enumerate(waiting.triggers):
                     if _matches(trigger, event, waiting.name):
                         started.extend(self._start(tx, waiting, place, event))
-        started = self._within_limits(tx, started)
-        if started:
-            dags.start(tx.connection, started)
-            news.wakeups.runs_to_begin = True
+        create_runs(tx, news, self._within_limits(tx, started))
 
     def _start(self, tx: Transaction, waiting: TriggeredWorkflow, place: int, event: Posted) -> Iterable[NewRun]:
         depth = event.depth + 1
@@ -125,11 +122,10 @@ class Triggers:
 
     def _within_limits(self, tx: Transaction, started: list[NewRun]) -> list[NewRun]:
         """Return the runs that may be started; a chain of runs that has grown too large gets no more."""
-        roots = Counter(run.root for run in started if run.root is not None)
-        full = ancestry.count_descendants(tx.connection, roots, self._nesting.descendants) if roots else set()
+        full = full_trees(tx, started, self._nesting)
         for run in started:
             if run.root in full:
-                log.warning("%s", self._nesting.too_many(run.workflow))
+                log.warning("%s", self._nesting.too_many(run.name))
         return [run for run in started if run.root not in full]
 
     def _refresh(self, tx: Transaction) -> None:

@@ -15,18 +15,17 @@ from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.errors import Duplicate, InvalidWorkflow, NotFound, PayloadError
 from orchestrator.scheduler.code.runs import append_facts
 from orchestrator.scheduler.news import News
+from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered
-from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
-from orchestrator.store.dag.plans import NewRun
 from orchestrator.store.dag.workflows import Stored
-from orchestrator.store.tasks import enqueue
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -37,7 +36,7 @@ _REFUSED = (InvalidWorkflow, NotFound, PayloadError, Duplicate, *REFUSALS)
 def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
     """Start runs; return, by what was asked for, the run that there is now. The same again starts nothing."""
     steps: list[tuple[NewRun, StartSteps]] = []
-    code: list[NewCodeRun] = []
+    code: list[NewRun] = []
     answers: dict[bytes, KeyHolder] = {}
     definitions: dict[str, Stored] = {}
     for task in tasks:
@@ -57,16 +56,13 @@ def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[by
             answers[task.id] = _refused(task.id, error)
     if steps:
         answers |= _start_steps(tx, news, steps)
-    if code:
-        code_runs.start(tx.connection, code, tx.now)
-        news.wakeups.delayed |= any(run.timeout is not None for run in code)
+    create_runs(tx, news, code)
     return answers
 
 
 def _start_many(tx: Transaction, news: News, run: bytes, start: StartMany) -> None:
-    if enqueue.insert_run(tx.connection, run, start.name, len(start.tasks)):
+    if create_runs(tx, news, [NewRun(run, start.name, len(start.tasks))]):
         create_tasks(tx, news, start.tasks)
-        news.wakeups.runs_to_begin = True
 
 
 def _run_of_steps(tx: Transaction, run: bytes, start: StartSteps, definitions: dict[str, Stored]) -> NewRun:
@@ -75,13 +71,11 @@ def _run_of_steps(tx: Transaction, run: bytes, start: StartSteps, definitions: d
         raise NotFound(f"There is no workflow {start.workflow!r}. Apply it with `orchestrator workflows apply FILE`.")
     definitions[start.workflow] = stored
     params = resolve_params(stored.definition, msgspec.json.decode(start.params), tx.now)
-    new = dags.new_run(stored.definition, stored.version, run, params)
-    return new._replace(key=start.key, tags=(*new.tags, *start.tags))
+    return dags.new_run(stored.definition, stored.version, run, params, start.tags)._replace(key=start.key)
 
 
 def _start_steps(tx: Transaction, news: News, steps: Sequence[tuple[NewRun, StartSteps]]) -> dict[bytes, KeyHolder]:
-    started = set(dags.start(tx.connection, [run for run, _ in steps]))
-    news.wakeups.runs_to_begin = True
+    started = create_runs(tx, news, [run for run, _ in steps])
     answers: dict[bytes, KeyHolder] = {}
     for run, start in steps:
         answers[run.id] = KeyHolder(run.id)
@@ -121,8 +115,8 @@ def _holder(tx: Transaction, run: bytes, start: StartCode) -> bytes:
     return held[0]
 
 
-def _run_of_code(run: bytes, start: StartCode) -> NewCodeRun:
+def _run_of_code(run: bytes, start: StartCode) -> NewRun:
     facts: list[HistoryItem] = [start.started]
     if start.signal is not None:
         facts.append(start.signal)
-    return NewCodeRun(run, facts, start.timeout, tags=start.tags, pinned=start.pinned)
+    return code_runs.new_run(run, facts, pinned=start.pinned)._replace(timeout=start.timeout, tags=start.tags)

@@ -40,10 +40,9 @@ from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import reads as code_reads
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.reads import CodeRunOutcome
-from orchestrator.store.code.runs import NewCodeRun
 from orchestrator.store.code.signals import Sent
 from orchestrator.store.inbox import RequestKind
-from orchestrator.store.runs import stuck
+from orchestrator.store.runs import creation, stuck
 from orchestrator.store.tasks import results
 from orchestrator.transport.codec import Ended
 
@@ -83,13 +82,13 @@ class CodeBackend:
         facts: list[history.RunStarted | history.SignalReceived] = [started]
         if signal is not None:
             facts.append(signal)
-        run = NewCodeRun(run_id, facts, timeout, tags=tags, pinned=pinned)
+        run = code_runs.new_run(run_id, facts, pinned=pinned)._replace(timeout=timeout, tags=tags)
         with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
             full_key = scoped(started.workflow, key or "")
             anew = signal is not None or on_conflict == "anew"
             held = None if key is None else run_keys.take(connection, full_key, run.id, anew=anew)
             if held is None:
-                code_runs.start(connection, [run])
+                creation.create(connection, [run])
             elif signal is not None:
                 start = {"key": full_key, "id": run_id, "timeout": timeout, "tags": tags, "pinned": pinned}
                 start |= {name: getattr(started, name) for name in ("workflow", "version", "payload", "queue")}
@@ -116,7 +115,7 @@ class CodeBackend:
                 f"Run {to_text(run)} is of a workflow as code, which has no steps to begin at. To keep what was done "
                 f"up to an event of its history: orchestrator runs reset {to_text(run)} --to EVENT"
             )
-        code_runs.start(connection, [again])
+        creation.create(connection, [again])
         return True
 
     # -- telling

@@ -10,6 +10,7 @@ import msgspec
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.plan import DagState, StepState, kept_state, step_output
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.verdict import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import NewTask
@@ -23,8 +24,9 @@ from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import RequestKind
+from orchestrator.store.runs import creation, stuck
 from orchestrator.store.runs import retries as run_retries
-from orchestrator.store.runs import stuck
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import enqueue, results
 from orchestrator.transport.codec import Ended
 
@@ -41,7 +43,7 @@ class RunBackend:
         """Create a run and its tasks, all or none."""
         with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
             total = enqueue.copy_tasks(connection, tasks)
-            enqueue.insert_run(connection, run_id, name, total)
+            creation.create(connection, [NewRun(run_id, name, total)])
         self._connections.nudge()
 
     def rerun(self, run: bytes, new: bytes, from_step: str | None) -> None:
@@ -61,7 +63,8 @@ class RunBackend:
             state = msgspec.msgpack.decode(found.state, type=DagState) if found.state is not None else None
             kept = kept_state(graph, state, from_step) if from_step is not None and state is not None else None
             again = dags.new_run(definition, found.version, new, found.params)
-            dags.start(connection, [again._replace(fire_time=found.fire_time.isoformat(), tags=found.tags)])
+            again = again._replace(fire_time=found.fire_time.isoformat(), tags=stored_json(found.tags))
+            creation.create(connection, [again])
             if kept is not None:
                 names = [graph.steps[place].name for place in kept.successes]
                 dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))

@@ -21,9 +21,8 @@ from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_m
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.dag.schedule_fields import checked_schedule, schedule_of_code
 from orchestrator.store.code import fires as code_fires
-from orchestrator.store.code import runs as code_runs
-from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
+from orchestrator.store.runs import creation
 from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.schedules import fires as store
@@ -162,10 +161,10 @@ class ScheduleBackend:
             now = schedules.clock(connection)
             schedule, name = stored.schedule, stored.workflow
             if stored.code is not None:
-                code_runs.start(connection, [code_fires.run_of(name, stored.code, schedule, now, run_id, stored.key)])
+                run = code_fires.run_of(name, stored.code, schedule, now, run_id, stored.key)
             else:
                 run = store.run_of(_target(connection, name), schedule, now, run_id, stored.key)
-                dags.start(connection, [run])
+            creation.create(connection, [run])
         self._connections.nudge()
         return stored
 

@@ -15,6 +15,7 @@ from orchestrator.store import inbox
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import RequestKind
+from orchestrator.store.runs import creation
 
 
 class WorkflowBackend:
@@ -61,11 +62,10 @@ class WorkflowBackend:
         """Create a run of the newest version of a workflow; return its id, or that of the run that has the key."""
         stored = self.latest(name)
         resolved = resolve_params(stored.definition, params, datetime.now(UTC))
-        run = dags.new_run(stored.definition, stored.version, run_id, resolved)
-        run = run._replace(key=key, tags=(*run.tags, *tags))
-        check_size(run.params, f"The parameters of workflow {name!r}", self._limit)
+        run = dags.new_run(stored.definition, stored.version, run_id, resolved, tags)._replace(key=key)
+        check_size(run.params or "", f"The parameters of workflow {name!r}", self._limit)
         with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
-            if not dags.start(connection, [run]) and key is not None:
+            if not creation.create(connection, [run]) and key is not None:
                 run_id = dags.find_same(connection, run, params) or run_id
         self._connections.nudge()
         return run_id

@@ -10,8 +10,9 @@ from orchestrator.domain.code import history
 from orchestrator.domain.runs.verdict import RAN_TOO_LONG, TIMED_OUT
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import TaskError
+from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.histories import first_event
-from orchestrator.store.code.runs import NewCodeRun
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.sql import Row, Statement
 
 _OUTCOME = Statement[Row]("""
@@ -67,11 +68,12 @@ SELECT /* code_reads.repeated */ h.data, array_to_json(r.tags)::text AS tags, t.
 """)
 
 
-def repeated(connection: Connection, run: bytes, new: bytes) -> NewCodeRun | None:
+def repeated(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
     """Return a run that does all of another one again, with as much time; None if that is no run of code."""
     row = _REPEATED.first(connection, id=run)
     if row is None:
         return None
     old = first_event(bytes(row.data))
     started = history.RunStarted(old.workflow, row.version, old.payload, old.queue)
-    return NewCodeRun(new, [started], row.timeout, tags=row.tags, pinned=row.pinned, name=row.name)
+    again = code_runs.new_run(new, [started], pinned=row.pinned)
+    return again._replace(timeout=row.timeout, tags=row.tags, name=row.name)

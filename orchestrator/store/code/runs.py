@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import NamedTuple
-from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -19,131 +18,38 @@ from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.store.code.histories import event_rows
-from orchestrator.store.sql import Batch, Prepared, Statement
+from orchestrator.store.runs.creation import NewCode, NewRun
+from orchestrator.store.sql import Prepared
 
 
-class NewCodeRun(NamedTuple):
-    """A run that is to be started."""
+def new_run(
+    run_id: bytes,
+    events: Sequence[HistoryItem],
+    *,
+    version: int | None = None,
+    pinned: bool = False,
+    times: Sequence[float] = (),
+) -> NewRun:
+    """Return a run of code that is to be created; its history begins with `RunStarted`, and these were the `times`.
 
-    id: bytes
-    events: Sequence[HistoryItem]
-    """How its history begins: with `RunStarted`."""
-    timeout: float | None = None
-    position: int | None = None
-    """Of a child: which one it is of its parent's."""
-    child_id: bytes | None = None
-    """The id under which the parent waits for it, if that is not its own."""
-    detached: bool = False
-    tags: str = "[]"
-    """JSON."""
-    pinned: bool = False
-    """It is held to its version: its turn task bears that in its name, which only workers with that version know."""
-    parent: bytes | None = None
-    """The run that waits for it, which may be another than the one that started it."""
-    times: Sequence[float] = ()
-    """When the first of its events happened, in Unix seconds; all others do so now."""
-    shown: int = 0
-    """The last of its events that code has been shown: where it repeats another run."""
-    reason: str | None = None
-    """Why it will have ended, if that is certain: the time is up of the run that it goes on from."""
-    cancelling: bool = False
-    """It is to be ended without asking its code, as the run that it goes on from was."""
-    schedule: str | None = None
-    """What started it, or the run that it goes on from: the key of a schedule."""
-    fire_time: str | None = None
-    name: str | None = None
-    """What it is called, for people to read, if that is not its workflow's name."""
-    version: int | None = None
-    """The version of the code that it goes on with, if that is not the one that it was started with."""
-
-    @property
-    def task_name(self) -> str:
-        """What its turn task is called."""
-        return (
-            f"{self.started.workflow}@{self.version or self.started.version}" if self.pinned else self.started.workflow
-        )
-
-    @property
-    def started(self) -> history.RunStarted:
-        first = self.events[0]
-        assert isinstance(first, history.RunStarted)
-        return first
-
-
-_GIVEN = Batch(
-    "g",
-    "id uuid, workflow text, version int, queue text, count int, timeout double precision, parent uuid, position int, "
-    "child_id uuid, detached boolean, tags jsonb, name text, shown int, reason text, cancelling boolean, "
-    "schedule text, fire_time timestamptz, called text",
-)
-_EVENTS = Batch("e", "run_id uuid, place int, kind text, data bytea, at double precision")
-
-
-def _starting(name: str) -> str:
-    return f"""
-WITH /* {name} */ given AS MATERIALIZED (
-    SELECT * FROM {_GIVEN}
-), moment AS (
-    SELECT coalesce(%(now)s::timestamptz, now()) AS now
-), created AS (
-    INSERT INTO orchestrator.runs (id, name, status, total, open, created_at, started_at, workflow, version, deadline,
-                                   parent_run, parent_position, child_id, detached, tags, code, last_event, shown,
-                                   reason, cancelling, schedule, fire_time, root, depth)
-    SELECT g.id, coalesce(g.called, g.workflow), 'running', 0, 0, moment.now, moment.now, g.workflow, g.version,
-           moment.now + g.timeout * interval '1 second', g.parent, g.position, g.child_id, g.detached,
-           ARRAY(SELECT jsonb_array_elements_text(g.tags)), true, g.count, g.shown, g.reason, g.cancelling,
-           g.schedule, g.fire_time, coalesce(above.root, above.id), coalesce(above.depth + 1, 0)
-      FROM moment, given g LEFT JOIN LATERAL (
-           SELECT id, root, depth FROM orchestrator.runs WHERE id = g.parent LIMIT 1) AS above ON true
-        ON CONFLICT (id) DO NOTHING
-    RETURNING id
-), kept AS (
-    INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
-    SELECT e.run_id, e.place, coalesce(to_timestamp(e.at), moment.now), e.kind, e.data
-      FROM moment, {_EVENTS}
-      JOIN created ON created.id = e.run_id
-), own AS (
-    INSERT INTO orchestrator.tasks (id, name, queue, run_id, payload)
-    SELECT g.id, g.name, g.queue, g.id, ''::bytea FROM given g JOIN created ON created.id = g.id
-)
-SELECT id FROM created
-"""
-
-
-_START = Prepared[bytes](_starting("code_runs.start"))
-_START_FROM_CLIENT = Statement[UUID](_starting("code_runs.start_from_client"))
-
-
-def start(connection: Connection, runs: Sequence[NewCodeRun], now: datetime | None = None) -> set[bytes]:
-    """Create runs with the beginning of their histories; return those that did not exist."""
-    given = _GIVEN(
-        (
-            run.id,
-            run.started.workflow,
-            run.version or run.started.version,
-            run.started.queue,
-            len(run.events),
-            run.timeout,
-            run.parent,
-            run.position,
-            run.child_id,
-            run.detached,
-            run.tags,
-            run.task_name,
-            run.shown,
-            run.reason,
-            run.cancelling,
-            run.schedule,
-            run.fire_time,
-            run.name,
-        )
-        for run in runs
+    It may go on with another version of its code than it was started with. One that is pinned is held to its version:
+    its turn task bears that in its name, which only workers with that version know.
+    """
+    started = events[0]
+    assert isinstance(started, history.RunStarted)
+    version = version or started.version
+    return NewRun(
+        id=run_id,
+        name=started.workflow,
+        workflow=started.workflow,
+        version=version,
+        code=NewCode(
+            task=f"{started.workflow}@{version}" if pinned else started.workflow,
+            queue=started.queue,
+            events=event_rows(run_id, events),
+            times=times,
+        ),
     )
-    events = _EVENTS((*row, at) for run in runs for row, at in zip_longest(event_rows(run.id, run.events), run.times))
-    if now is not None:
-        return set(_START(connection, given, events, now=now))
-    # A client may sit behind a pooler, where nothing that was prepared can be found again.
-    return {run.bytes for run in _START_FROM_CLIENT(connection, given, events, now=now)}
 
 
 _FORGET = Prepared[None]("""

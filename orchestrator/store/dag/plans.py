@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
-import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.dag.definition import Definition
@@ -17,8 +16,9 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.plain import is_same, read_json, stored_json
 from orchestrator.errors import Duplicate
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.round_robin import RoundRobin
-from orchestrator.store.sql import Batch, Json, Prepared, Row, Statement
+from orchestrator.store.sql import Batch, Prepared, Row, Statement
 
 
 class WorkflowRun(NamedTuple):
@@ -131,49 +131,6 @@ def output_sizes(connection: Connection, of_tasks: Sequence[Key], of_runs: Seque
     return {keys[number]: size for number, size in _SIZES(connection, _SIZED(sized))}
 
 
-class NewRun(NamedTuple):
-    """A run of a definition that is to be started."""
-
-    id: bytes
-    name: str
-    workflow: str
-    version: int
-    params: Json
-    timeout: float | None = None
-    tags: Annotated[tuple[str, ...], "jsonb"] = ()
-    key: str | None = None
-    lane: str | None = None
-    lane_limit: int | None = None
-    parent_run: bytes | None = None
-    parent_step: str | None = None
-    parent_position: int | None = None
-    schedule: str | None = None
-    fire_time: Annotated[str, "timestamptz"] | None = None
-    depth: int = 0
-    root: bytes | None = None
-    """The first of the runs that started each other, and at last this one."""
-
-
-_NEW = Batch("n", NewRun)
-_START = Statement[UUID](f"""
-INSERT /* dags.start */ INTO orchestrator.runs
-       (id, name, workflow, version, params, total, open, timeout, deadline, tags, key, lane, lane_limit, parent_run,
-        parent_step, parent_position, schedule, fire_time, depth, root)
-SELECT n.id, n.name, n.workflow, n.version, n.params, 0, 0, n.timeout, now() + n.timeout * interval '1 second',
-       ARRAY(SELECT jsonb_array_elements_text(n.tags)), n.key, n.lane, n.lane_limit,
-       n.parent_run, n.parent_step, n.parent_position, n.schedule, n.fire_time, n.depth, n.root
-  FROM {_NEW}
-    ON CONFLICT DO NOTHING
-RETURNING id
-""")
-
-
-def start(connection: Connection, runs: Sequence[NewRun]) -> list[bytes]:
-    """Create runs; return those that did not exist. An id or key that is there already is left alone."""
-    rows = [run._replace(tags=msgspec.json.encode(run.tags).decode()) for run in runs]  # type: ignore[arg-type]
-    return [run.bytes for run in _START(connection, _NEW(rows))]
-
-
 _NEW_OUTPUTS = Batch("n", "id uuid, output bytea")
 _SAVE_OUTPUTS = Prepared[None](f"""
 UPDATE /* dags.save_outputs */ orchestrator.runs r SET output = n.output
@@ -191,8 +148,10 @@ def save_outputs(connection: Connection, outputs: Mapping[bytes, bytes]) -> None
 _LONGEST_KEY = 200
 
 
-def new_run(definition: Definition, version: int, run_id: bytes, params: Mapping[str, Any]) -> NewRun:
-    """Return a run of a definition as it is inserted."""
+def new_run(
+    definition: Definition, version: int, run_id: bytes, params: Mapping[str, Any], tags: Iterable[str] = ()
+) -> NewRun:
+    """Return a run of a definition that is to be created, with tags beside those of the definition."""
     limit = definition.concurrency
     key = parse_template(limit.key).render({"params": params}) if limit is not None and limit.key else ""
     return NewRun(
@@ -202,7 +161,7 @@ def new_run(definition: Definition, version: int, run_id: bytes, params: Mapping
         version=version,
         params=stored_json(params),
         timeout=definition.timeout,
-        tags=definition.tags,
+        tags=stored_json((*definition.tags, *tags)),
         lane=_lane(definition.name, str(key)) if limit is not None else None,
         lane_limit=limit.limit if limit is not None else None,
     )
@@ -228,7 +187,7 @@ def find_same(connection: Connection, run: NewRun, given: Container[str]) -> byt
     found = _BY_KEY.first(connection, workflow=run.workflow, key=run.key)
     if found is None:
         return None
-    holder, known, wanted = found[0].bytes, read_json(found[1]), read_json(run.params)
+    holder, known, wanted = found[0].bytes, read_json(found[1]), read_json(run.params or "{}")
     if all(name in known and is_same(known[name], value) for name, value in wanted.items() if name in given):
         return holder
     raise Duplicate(

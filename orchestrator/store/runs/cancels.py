@@ -69,13 +69,10 @@ def time_out(connection: Connection, now: datetime, limit: int, grace: float) ->
 
 
 _MARK_BELOW = Prepared[RunRow](f"""
-WITH /* cancels.mark_below */ RECURSIVE below (id, code) AS (
-    SELECT c.id, c.code FROM unnest(%(ids)s::uuid[]) AS parent(id)
-     CROSS JOIN LATERAL (
-           SELECT id, code FROM orchestrator.runs
-            WHERE parent_run = parent.id AND ended_at IS NULL AND NOT cancelling AND NOT detached OFFSET 0) AS c
+WITH /* cancels.mark_below */ RECURSIVE below (id, code, is_given) AS (
+    SELECT id, false, true FROM unnest(%(ids)s::uuid[]) AS given(id)
      UNION ALL
-    SELECT c.id, c.code FROM below
+    SELECT c.id, c.code, false FROM below
      CROSS JOIN LATERAL (
            SELECT id, code FROM orchestrator.runs
             WHERE parent_run = below.id AND ended_at IS NULL AND NOT cancelling AND NOT detached OFFSET 0) AS c
@@ -84,7 +81,7 @@ WITH /* cancels.mark_below */ RECURSIVE below (id, code) AS (
 UPDATE orchestrator.runs r
    SET cancelling = true, status = CASE WHEN found.is_new THEN 'cancelled' ELSE r.status END,
        ended_at = CASE WHEN found.is_new THEN %(now)s::timestamptz END
-  FROM (SELECT id FROM below LIMIT %(limit)s) AS next
+  FROM (SELECT id FROM below WHERE NOT is_given LIMIT %(limit)s) AS next
  CROSS JOIN LATERAL (
        SELECT ctid AS place, status = 'pending' AND open = 0 AND NOT code AS is_new
          FROM orchestrator.runs WHERE id = next.id LIMIT 1) AS found

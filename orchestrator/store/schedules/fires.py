@@ -15,7 +15,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.schedules.schedule import Schedule, key_of
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.store.dag import plans as dags
-from orchestrator.store.dag.plans import NewRun
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.sql import Batch, Prepared, Row
 
 

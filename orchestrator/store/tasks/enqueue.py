@@ -1,4 +1,4 @@
-"""Creating tasks and runs. Anyone may do this, in a transaction of their own."""
+"""Creating tasks. Anyone may do this, in a transaction of their own."""
 
 from __future__ import annotations
 
@@ -234,15 +234,3 @@ def create_tasks(
         for task in tasks
     ]
     _ADOPT(connection, _NEW(rows), now=now)
-
-
-_INSERT_RUN = Statement[None]("""
-INSERT /* enqueue.insert_run */ INTO orchestrator.runs (id, name, total, open)
-VALUES (%(id)s::uuid, %(name)s, %(total)s, %(total)s)
-    ON CONFLICT (id) DO NOTHING
-""")
-
-
-def insert_run(connection: Connection, run_id: bytes, name: str, total: int) -> bool:
-    """Create a run of `total` tasks; False if there is one of this id."""
-    return _INSERT_RUN.count(connection, id=run_id, name=name, total=total) > 0

@@ -16,6 +16,8 @@ from orchestrator.store import inbox
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import RequestKind
+from orchestrator.store.runs import creation
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import enqueue, results
 from orchestrator.transport.connection import UNAVAILABLE
 from tests.chaos.simulator.memory import Caller
@@ -114,14 +116,14 @@ class Clients:
             for position in range(2 * size)
         ]
         with self._world.database.engine.begin() as connection:
-            enqueue.insert_run(connection, run, "many", enqueue.copy_tasks(connection, tasks))
+            creation.create(connection, [NewRun(run, "many", enqueue.copy_tasks(connection, tasks))])
         self.tasks.extend(task.id for task in tasks)
         self.runs.append(run)
 
     def _dag(self, size: int) -> None:
         params = {"items": list(range(size - 1)), "fails": self._random.choice((0.0, 0.3))}
         run = dags.new_run(DAG, self._definition.version, self._id(), params)
-        dags.start(self._world.database.connection, [run])
+        creation.create(self._world.database.connection, [run])
         self.runs.append(run.id)
 
     # -- requests

@@ -1,0 +1,27 @@
+"""Create runs on behalf of others: running tasks, other runs, schedules, events, and people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store.runs import ancestry, creation
+from orchestrator.store.runs.creation import NewRun
+
+
+def create_runs(tx: Transaction, news: News, new: Sequence[NewRun]) -> set[bytes]:
+    """Create runs of any kind, once; return those that did not exist. Those of code have begun, and their time runs."""
+    if not new:
+        return set()
+    news.wakeups.runs_to_begin |= any(run.code is None for run in new)
+    news.wakeups.delayed |= any(run.code is not None and run.timeout is not None for run in new)
+    return creation.create(tx.connection, new, tx.now)
+
+
+def full_trees(tx: Transaction, new: Iterable[NewRun], nesting: Nesting) -> set[bytes]:
+    """Count runs that come of others; return the first of each tree of runs that has grown too large to get these."""
+    roots = Counter(run.root for run in new if run.root is not None)
+    return ancestry.count_descendants(tx.connection, roots, nesting.descendants) if roots else set()

@@ -1,0 +1,147 @@
+"""How runs come to be: those of many tasks, of definitions and of code. Anyone may create them, in a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import zip_longest
+from typing import Annotated, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from orchestrator.store.sql import Batch, Json, Prepared, Statement
+
+
+class NewRun(NamedTuple):
+    """A run of any kind that is to be created: the columns of its row, and its code."""
+
+    id: bytes
+    name: str
+    total: int = 0
+    """Tasks that it has from the first."""
+    workflow: str | None = None
+    version: int | None = None
+    params: Json | None = None
+    timeout: float | None = None
+    tags: Json = "[]"
+    key: str | None = None
+    """The idempotency key."""
+    lane: str | None = None
+    lane_limit: int | None = None
+    parent_run: bytes | None = None
+    """The run that waits for it, which may be another than the one that started it."""
+    parent_step: str | None = None
+    parent_position: int | None = None
+    child_id: bytes | None = None
+    """The id under which the parent waits for it, if that is not its own."""
+    detached: bool = False
+    schedule: str | None = None
+    """What started it, or the run that it goes on from: the key of a schedule."""
+    fire_time: Annotated[str, "timestamptz"] | None = None
+    depth: int | None = None
+    """How many runs stand above it; where this is not given, a run of code reads it from its parent."""
+    root: bytes | None = None
+    """The first of these."""
+    shown: int = 0
+    """The last of its events that code has been shown: where it repeats another run."""
+    reason: str | None = None
+    """Why it will have ended, if that is certain: the time is up of the run that it goes on from."""
+    cancelling: bool = False
+    """It is to be ended without asking its code, as the run that it goes on from was."""
+    code: NewCode | None = None
+    """Of a workflow as code, which begins at once. This is no column, and so it comes last."""
+
+
+class NewCode(NamedTuple):
+    """What is created with a run of code."""
+
+    task: str
+    """What its turn task is called."""
+    queue: str
+    events: Sequence[tuple[bytes, int, str, bytes]]
+    """How its history begins: rows of `histories.EVENTS`."""
+    times: Sequence[float] = ()
+    """When the first of these events happened, in Unix seconds; all others do so now."""
+
+
+_NEW = Batch("n", NewRun, but="code")
+_TURNS = Batch("c", "id uuid, task text, queue text, last_event int")
+_EVENTS = Batch("e", "run_id uuid, place int, kind text, data bytea, at double precision")
+_NOW = "coalesce(%(now)s::timestamptz, now())"
+
+
+def _creating(name: str, given: str, begins: str) -> str:
+    return f"""
+WITH /* {name} */ created AS (
+    INSERT INTO orchestrator.runs
+           (id, name, total, open, workflow, version, params, timeout, deadline, tags, key, lane, lane_limit,
+            parent_run, parent_step, parent_position, child_id, detached, schedule, fire_time, shown, reason,
+            cancelling, created_at, depth, root, status, started_at, code, last_event)
+    SELECT n.id, n.name, n.total, n.total, n.workflow, n.version, n.params, n.timeout,
+           {_NOW} + n.timeout * interval '1 second', ARRAY(SELECT jsonb_array_elements_text(n.tags)), n.key, n.lane,
+           n.lane_limit, n.parent_run, n.parent_step, n.parent_position, n.child_id, n.detached, n.schedule,
+           n.fire_time, n.shown, n.reason, n.cancelling, {_NOW}, {begins}
+      FROM {given}
+        ON CONFLICT DO NOTHING
+    RETURNING id
+)"""
+
+
+def _creating_plain(name: str) -> str:
+    created = _creating(name, str(_NEW), "coalesce(n.depth, 0), n.root, 'pending', NULL, false, 0")
+    return f"{created} SELECT id FROM created"
+
+
+def _creating_code(name: str) -> str:
+    given = f"""{_TURNS} JOIN {_NEW} USING (id)
+      LEFT JOIN LATERAL (
+           SELECT id, root, depth FROM orchestrator.runs
+            WHERE id = n.parent_run AND n.depth IS NULL LIMIT 1) AS above ON true"""
+    place = "coalesce(n.depth, above.depth + 1, 0), coalesce(n.root, above.root, above.id)"
+    created = _creating(name, given, f"{place}, 'running', {_NOW}, true, c.last_event")
+    return f"""{created}, kept AS (
+    INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
+    SELECT e.run_id, e.place, coalesce(to_timestamp(e.at), {_NOW}), e.kind, e.data
+      FROM {_EVENTS} JOIN created ON created.id = e.run_id
+), own AS (
+    INSERT INTO orchestrator.tasks (id, name, queue, run_id, payload)
+    SELECT c.id, c.task, c.queue, c.id, ''::bytea FROM {_TURNS} JOIN created ON created.id = c.id
+)
+SELECT id FROM created
+"""
+
+
+# A client may sit behind a pooler, where nothing that was prepared can be found again.
+_CREATE = Prepared[bytes](_creating_plain("runs.create"))
+_CREATE_FROM_CLIENT = Statement[UUID](_creating_plain("runs.create_from_client"))
+_CREATE_CODE = Prepared[bytes](_creating_code("runs.create_code"))
+_CREATE_CODE_FROM_CLIENT = Statement[UUID](_creating_code("runs.create_code_from_client"))
+
+
+def create(connection: Connection, runs: Sequence[NewRun], now: datetime | None = None) -> set[bytes]:
+    """Create runs, those of code with their turn tasks and the beginning of their histories.
+
+    Return those that did not exist: an id or key that is there already is left alone. `now` is the leader's time;
+    without it, this is a client.
+    """
+    of_code = [(run, run.code) for run in runs if run.code is not None]
+    plain = [run for run in runs if run.code is None]
+    created: set[bytes] = set()
+    if plain:
+        rows = _NEW(run[:-1] for run in plain)
+        if now is not None:
+            created.update(_CREATE(connection, rows, now=now))
+        else:
+            created.update(run.bytes for run in _CREATE_FROM_CLIENT(connection, rows, now=None))
+    if of_code:
+        batches = (
+            _NEW(run[:-1] for run, _ in of_code),
+            _TURNS((run.id, code.task, code.queue, len(code.events)) for run, code in of_code),
+            _EVENTS((*row, at) for _, code in of_code for row, at in zip_longest(code.events, code.times)),
+        )
+        if now is not None:
+            created.update(_CREATE_CODE(connection, *batches, now=now))
+        else:
+            created.update(run.bytes for run in _CREATE_CODE_FROM_CLIENT(connection, *batches, now=None))
+    return created
