@@ -12,12 +12,13 @@ from typing import Any
 from orchestrator.api.context import Api
 from orchestrator.api.guard import check_sender
 from orchestrator.api.problems import Problem, Refused
-from orchestrator.domain.access import Key, Scope, Secret, parse
+from orchestrator.domain.access import Key, Reach, Scope, Secret, parse
 from orchestrator.store import keys
 
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Does something in a thread."""
 
+_ALL = Reach()
 _REMEMBERED = 1.0
 """Seconds for which a look into Postgres holds: so long may a key that was revoked still open the door."""
 _MOST_REMEMBERED = 10_000
@@ -32,17 +33,20 @@ class Doorkeeper:
         self._has_keys = True
         self._known: dict[str, tuple[float, tuple[Key, datetime] | None]] = {}
 
-    async def admit(self, headers: Mapping[str, str], needed: Scope | None, run: Run) -> None:
-        """Refuse who may not do this; None needs no key, for those who only ask whether the server lives."""
+    async def admit(self, headers: Mapping[str, str], needed: Scope | None, run: Run) -> Reach:
+        """Refuse who may not do this, and return what they may do it to.
+
+        None needs no key, for those who only ask whether the server lives.
+        """
         if needed is None:
-            return
+            return _ALL
         given = _given(headers)
         if not self._is_fresh(given):
             await run(partial(self.read_keys, given))
         if self._has_keys:
-            self._check(given, needed)
-        else:
-            check_sender(headers)
+            return self._check(given, needed).reach
+        check_sender(headers)
+        return _ALL
 
     def _is_fresh(self, given: Secret | None) -> bool:
         since = time.monotonic() - _REMEMBERED
@@ -60,7 +64,7 @@ class Doorkeeper:
         self._asked_at = now
         return self._has_keys
 
-    def _check(self, given: Secret | None, needed: Scope) -> None:
+    def _check(self, given: Secret | None, needed: Scope) -> Key:
         if given is None:
             raise _unknown("Send a key: `Authorization: Bearer orc_…`. `orchestrator keys create` makes one.")
         found = self._known[given.id][1]
@@ -70,6 +74,7 @@ class Doorkeeper:
         if not found[0].scope.includes(needed):
             detail = f"This needs the scope {needed!s}, and key {given.id} ({found[0].name}) has {found[0].scope!s}."
             raise Refused(Problem(title="The key may not do this", status=403, detail=detail))
+        return found[0]
 
 
 def _given(headers: Mapping[str, str]) -> Secret | None:

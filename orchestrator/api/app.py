@@ -24,6 +24,8 @@ from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
 from orchestrator.api.routes import ROUTES
+from orchestrator.domain.access import Reach
+from orchestrator.errors import NotFound
 from orchestrator.sdk.waiting.steps import Pause, Steps
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
@@ -107,14 +109,15 @@ class _Path:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
+        reach = Reach()
         try:
             endpoint = self._endpoint(request.method)
-            await self._door.admit(request.headers, endpoint.scope, self._turns.run)
-            response = await _answer(self._api, self._turns, endpoint, request)
+            reach = await self._door.admit(request.headers, endpoint.scope, self._turns.run)
+            response = await _answer(self._api, self._turns, endpoint, request, reach)
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback
-            response = _problem(error, request)
+            response = _problem(_without_names(error) if reach.is_bound else error, request)
         await response(scope, receive, send)
 
     def _endpoint(self, method: str) -> Endpoint:
@@ -126,7 +129,7 @@ class _Path:
         return found
 
 
-async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request) -> Response:
+async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request, reach: Reach) -> Response:
     given = endpoint.read_path(request.path_params) | endpoint.read_query(request.url.query)
     if endpoint.body is not None:
         given |= endpoint.read_body(await _body(request))
@@ -134,7 +137,7 @@ async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request)
         given["key"] = request.headers.get("Idempotency-Key")
     if endpoint.takes_match:
         given["match"] = expected_tag(request.headers.get("If-Match"))
-    answer = await turns.run(partial(endpoint.call, api, **given))
+    answer = await turns.run(partial(_call, api, endpoint, given, reach))
     if isinstance(answer, Generator):
         answer = await _wait_for(turns, answer)
     if isinstance(answer, Response):
@@ -143,6 +146,15 @@ async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request)
     if headers and is_known(headers["ETag"], request.headers.get("If-None-Match")):
         return Response(status_code=304, headers=headers)
     return Response(msgspec.json.encode(answer), endpoint.status, headers=headers, media_type="application/json")
+
+
+def _call(api: Api, endpoint: Endpoint, given: dict[str, Any], reach: Reach) -> Any:
+    """Do what was asked for, unless it is out of the caller's reach."""
+    if reach.is_bound:
+        endpoint.about.check(api, reach, given)
+    if endpoint.takes_reach:
+        given["reach"] = reach
+    return endpoint.call(api, **given)
 
 
 async def _wait_for(turns: _Turns, steps: Steps[Any]) -> Any:
@@ -186,6 +198,15 @@ def _problem(error: Exception, request: Request) -> Response:
         found = refused(500, "A defect", "This should not have happened; the server's log says more.")
     data = msgspec.json.encode(found.problem)
     return Response(data, found.problem.status, headers=found.headers, media_type=MEDIA_TYPE)
+
+
+def _without_names(error: Exception) -> Exception:
+    """Return an error for somebody who may not know what else there is: no name that is near, and no reason."""
+    return refused(404, "Not found", "There is none, or it is not for this key.") if _is_missing(error) else error
+
+
+def _is_missing(error: Exception) -> bool:
+    return isinstance(error, NotFound) or (isinstance(error, Refused) and error.problem.status == 404)
 
 
 async def _not_served(_: Request, error: Exception) -> Response:

@@ -1,12 +1,12 @@
 """A route as a declaration: a function with types, from which requests are read and its documentation is made.
 
-    @routes.get("/tasks/{id}")
+    @routes.get("/tasks/{id}", about=TASK)
     def show_task(api: Api, id: UUID) -> TaskAnswer:
         '''Show all that is known of one task.'''
 
 What stands in braces in the path is read as the parameter of that name; `query` is a structure of what follows `?`,
-`body` what is sent, `key` the header `Idempotency-Key`, `match` the tag in `If-Match`. The first line
-of the docstring is the summary.
+`body` what is sent, `key` the header `Idempotency-Key`, `match` the tag in `If-Match`, `reach` what the caller may have
+to do with. `about` says whose it is. The first line of the docstring is the summary.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from orchestrator.api.problems import misfit, refused
+from orchestrator.api.reach import WITHIN, Subject
 from orchestrator.domain.access import Scope
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,6 +37,8 @@ class Endpoint:
     """Called in a thread, with the server's parts and what was read from the request."""
     scope: Scope | None
     """What a key must be good for; None for what everybody may ask."""
+    about: Subject
+    """Whose it is: what a key that is for some queues and workflows only is held against."""
     tag: str
     status: int
     summary: str
@@ -49,6 +52,7 @@ class Endpoint:
     takes_match: bool = False
     etag: Callable[[Any], str] | None = None
     """Names the state of what is answered, so that nobody need read it again who has it."""
+    takes_reach: bool = False
     examples: Sequence[Any] = ()
     """Of the body."""
     repeated: frozenset[str] = frozenset()
@@ -108,29 +112,43 @@ class Routes:
         return iter(self.found)
 
     def get(
-        self, path: str, *, scope: Scope | None = Scope.READ, etag: Callable[[Any], str] | None = None
+        self,
+        path: str,
+        *,
+        about: Subject,
+        scope: Scope | None = Scope.READ,
+        etag: Callable[[Any], str] | None = None,
     ) -> Callable[[F], F]:
         """Declare a route that looks at something."""
-        return self._add("GET", path, scope, 200, etag=etag)
+        return self._add("GET", path, about, scope, 200, etag=etag)
 
     def post(
-        self, path: str, *, scope: Scope = Scope.OPERATE, status: int = 200, examples: Sequence[Any] = ()
+        self,
+        path: str,
+        *,
+        about: Subject,
+        scope: Scope = Scope.OPERATE,
+        status: int = 200,
+        examples: Sequence[Any] = (),
     ) -> Callable[[F], F]:
         """Declare a route that does something."""
-        return self._add("POST", path, scope, status, examples)
+        return self._add("POST", path, about, scope, status, examples)
 
-    def put(self, path: str, *, scope: Scope = Scope.OPERATE, examples: Sequence[Any] = ()) -> Callable[[F], F]:
+    def put(
+        self, path: str, *, about: Subject, scope: Scope = Scope.OPERATE, examples: Sequence[Any] = ()
+    ) -> Callable[[F], F]:
         """Declare a route that sets something: the same again changes nothing."""
-        return self._add("PUT", path, scope, 200, examples)
+        return self._add("PUT", path, about, scope, 200, examples)
 
-    def delete(self, path: str, *, scope: Scope = Scope.OPERATE) -> Callable[[F], F]:
+    def delete(self, path: str, *, about: Subject, scope: Scope = Scope.OPERATE) -> Callable[[F], F]:
         """Declare a route that removes something."""
-        return self._add("DELETE", path, scope, 200)
+        return self._add("DELETE", path, about, scope, 200)
 
     def _add(
         self,
         method: str,
         path: str,
+        about: Subject,
         scope: Scope | None,
         status: int,
         examples: Sequence[Any] = (),
@@ -139,6 +157,10 @@ class Routes:
         def declare(call: F) -> F:
             hints = get_type_hints(call, include_extras=True)
             names = inspect.signature(call).parameters
+            if ("reach" in names) != (about is WITHIN):
+                raise TypeError(
+                    f"{method} {path}: who is given the `reach` is about what is WITHIN it, and nobody else."
+                )
             summary, _, description = (inspect.getdoc(call) or "").partition("\n")
             self.found.append(
                 Endpoint(
@@ -146,6 +168,7 @@ class Routes:
                     path=self.prefix + path,
                     call=call,
                     scope=scope,
+                    about=about,
                     tag=self.tag,
                     status=status,
                     summary=summary.rstrip("."),
@@ -157,6 +180,7 @@ class Routes:
                     takes_key="key" in names,
                     takes_match="match" in names,
                     etag=etag,
+                    takes_reach="reach" in names,
                     examples=examples,
                     repeated=frozenset(_lists(hints.get("query"))),
                 )

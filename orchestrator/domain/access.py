@@ -32,6 +32,37 @@ class Scope(StrEnum):
         return order.index(self) >= order.index(other)
 
 
+_NOTHING = "\n"
+"""Begins no name."""
+
+
+class Reach(NamedTuple):
+    """The queues and workflows that somebody may have to do with: those whose names begin so."""
+
+    queues: str = ""
+    workflows: str = ""
+
+    @classmethod
+    def of(cls, queues: str | None, workflows: str | None) -> Reach:
+        """Return the reach of a key: where it names only queues it is for no workflow, and the other way round."""
+        if queues is None and workflows is None:
+            return cls()
+        return cls(_NOTHING if queues is None else queues, _NOTHING if workflows is None else workflows)
+
+    @property
+    def is_bound(self) -> bool:
+        """Say whether there is anything that is out of it."""
+        return bool(self.queues or self.workflows)
+
+    def has_queue(self, name: str) -> bool:
+        """Say whether a queue is in it."""
+        return name.startswith(self.queues)
+
+    def has_workflow(self, name: str | None) -> bool:
+        """Say whether a workflow is in it; a run of none is in the reach of who may see all."""
+        return (name or "").startswith(self.workflows)
+
+
 class Secret(NamedTuple):
     """A key in its two parts."""
 
@@ -63,6 +94,15 @@ class Key(NamedTuple):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    queues: str | None = None
+    """What the names of the queues that it is for begin with."""
+    workflows: str | None = None
+    """What the names of the workflows that it is for begin with."""
+
+    @property
+    def reach(self) -> Reach:
+        """What it is good for: everything, unless it is bound to something."""
+        return Reach.of(self.queues, self.workflows)
 
     def refusal(self, given: Secret, now: datetime) -> str | None:
         """Say why it does not let its bearer in; None if it does."""

@@ -19,18 +19,21 @@ class _Row(NamedTuple):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    queues: str | None
+    workflows: str | None
     now: datetime
 
     @property
     def key(self) -> Key:
         times = self.created_at, self.expires_at, self.revoked_at
-        return Key(self.id, self.name, bytes(self.hash), Scope(self.scope), *times)
+        return Key(self.id, self.name, bytes(self.hash), Scope(self.scope), *times, self.queues, self.workflows)
 
 
-_COLUMNS = "id, name, hash, scope, created_at, expires_at, revoked_at, now()"
+_COLUMNS = "id, name, hash, scope, created_at, expires_at, revoked_at, queues, workflows, now()"
 _ADD = Statement[_Row](f"""
-INSERT /* keys.add */ INTO orchestrator.api_keys (id, name, hash, scope, expires_at)
-VALUES (%(id)s, %(name)s, %(hash)s, %(scope)s, %(expires_at)s::timestamptz) RETURNING {_COLUMNS}
+INSERT /* keys.add */ INTO orchestrator.api_keys (id, name, hash, scope, expires_at, queues, workflows)
+VALUES (%(id)s, %(name)s, %(hash)s, %(scope)s, %(expires_at)s::timestamptz, %(queues)s, %(workflows)s)
+RETURNING {_COLUMNS}
 """)
 _FIND = Statement[_Row](f"SELECT /* keys.find */ {_COLUMNS} FROM orchestrator.api_keys WHERE id = %(id)s")
 _LIST = Statement[_Row](f"SELECT /* keys.list */ {_COLUMNS} FROM orchestrator.api_keys ORDER BY created_at, id")
@@ -43,10 +46,19 @@ UPDATE /* keys.revoke */ orchestrator.api_keys SET revoked_at = coalesce(revoked
 """)
 
 
-def add(connection: Connection, secret: Secret, name: str, scope: Scope, expires_at: datetime | None) -> Key:
-    """Keep a new key: its hash, and what it may do."""
+def add(
+    connection: Connection,
+    secret: Secret,
+    name: str,
+    scope: Scope,
+    expires_at: datetime | None,
+    *,
+    queues: str | None = None,
+    workflows: str | None = None,
+) -> Key:
+    """Keep a new key: its hash, what it may do, and what the names of what it may do that to begin with."""
     given = {"id": secret.id, "name": name, "hash": secret.hash, "scope": str(scope), "expires_at": expires_at}
-    return _ADD.one(connection, given).key
+    return _ADD.one(connection, given, queues=queues, workflows=workflows).key
 
 
 def find(connection: Connection, id: str) -> tuple[Key, datetime] | None:

@@ -513,6 +513,8 @@ api_keys = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=_now),
     Column("expires_at", DateTime(timezone=True)),
     Column("revoked_at", DateTime(timezone=True)),
+    Column("queues", Text, comment="what the names of the queues that it is for begin with"),
+    Column("workflows", Text, comment="what the names of the workflows that it is for begin with"),
 )
 
 workers = Table(

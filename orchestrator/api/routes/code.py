@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import LARGEST, Api, Asked
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import RUN
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Scope
 from orchestrator.sdk.values.shown import as_json
@@ -56,51 +57,51 @@ class ResetTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
-@routes.get("/{id}/history")
+@routes.get("/{id}/history", about=RUN)
 def history(api: Api, id: UUID) -> Response:
     """Show the history of a run of a workflow as code, as tests replay it."""
     return Response(api.backend.code.history(id.bytes).to_json(), media_type="application/json")
 
 
-@routes.post("/{id}/signals/{name}", status=202, examples=[{"value": {"approved": True}}])
+@routes.post("/{id}/signals/{name}", about=RUN, status=202, examples=[{"value": {"approved": True}}])
 def signal(api: Api, id: UUID, name: str, body: Value) -> Asked:
     """Send a signal; it waits until the code takes it."""
     api.backend.code.signal(id.bytes, name, body.value)
     return Asked(id, "signal")
 
 
-@routes.post("/{id}/promises/{name}/resolve", examples=[{"value": "yes"}])
+@routes.post("/{id}/promises/{name}/resolve", about=RUN, examples=[{"value": "yes"}])
 def resolve(api: Api, id: UUID, name: str, body: Value) -> Steps[Answer]:
     """Resolve the oldest open promise of a name, or the first that there will be."""
     return Answer(as_json((yield from api.backend.code.resolve(id.bytes, name, body.value))))
 
 
-@routes.post("/{id}/promises/{name}/reject", examples=[{"reason": "out of stock"}])
+@routes.post("/{id}/promises/{name}/reject", about=RUN, examples=[{"reason": "out of stock"}])
 def reject(api: Api, id: UUID, name: str, body: Reason) -> Steps[Answer]:
     """Reject the oldest open promise of a name, or the first that there will be."""
     return Answer(as_json((yield from api.backend.code.reject(id.bytes, name, body.reason))))
 
 
-@routes.post("/{id}/queries/{name}", scope=Scope.READ, examples=[{"args": ["items"]}])
+@routes.post("/{id}/queries/{name}", about=RUN, scope=Scope.READ, examples=[{"args": ["items"]}])
 def query_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
     """Ask the code of a run something."""
     return Answer(as_json((yield from api.backend.code.query(id.bytes, name, body.args, body.kwargs, body.timeout))))
 
 
-@routes.post("/{id}/updates/{name}", examples=[{"kwargs": {"amount": 5}}])
+@routes.post("/{id}/updates/{name}", about=RUN, examples=[{"kwargs": {"amount": 5}}])
 def update_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
     """Ask the code of a run to do something, and wait for its answer."""
     return Answer(as_json((yield from api.backend.code.update(id.bytes, name, body.args, body.kwargs, body.timeout))))
 
 
-@routes.post("/{id}/terminate", status=202)
+@routes.post("/{id}/terminate", about=RUN, status=202)
 def terminate(api: Api, id: UUID) -> Asked:
     """End a run without asking its code."""
     api.backend.code.terminate(id.bytes)
     return Asked(id, "terminate")
 
 
-@routes.post("/{id}/reset", status=201, examples=[{"to": 12, "reason": "the address was wrong"}])
+@routes.post("/{id}/reset", about=RUN, status=201, examples=[{"to": 12, "reason": "the address was wrong"}])
 def reset(api: Api, id: UUID, body: ResetTo) -> Steps[Started]:
     """Start a run that repeats this one up to an event, and goes on by itself from there."""
     return Started(UUID(bytes=(yield from api.backend.code.reset(id.bytes, body.to, body.reason))))

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import WHOLE
 from orchestrator.domain.access import Scope
 from orchestrator.errors import NotFound
 from orchestrator.transport import quarantine
@@ -54,14 +55,14 @@ class Cleared(msgspec.Struct, frozen=True):
     messages: int
 
 
-@routes.get("", scope=Scope.OPERATE)
+@routes.get("", about=WHOLE, scope=Scope.OPERATE)
 def list_quarantine(api: Api, query: QuarantineQuery) -> Messages:
     """List messages that could not be understood or applied. Nothing waits for them."""
     found = quarantine.newest(api.backend.connections.redis, api.backend.connections.keys, query.limit)
     return Messages([_view(message) for message in found])
 
 
-@routes.get("/{id}", scope=Scope.OPERATE)
+@routes.get("/{id}", about=WHOLE, scope=Scope.OPERATE)
 def show_quarantined(api: Api, id: EntryId) -> MessageView:
     """Show one message: where it stood, why it was refused, and what is in it."""
     found = quarantine.find(api.backend.connections.redis, api.backend.connections.keys, id)
@@ -70,7 +71,7 @@ def show_quarantined(api: Api, id: EntryId) -> MessageView:
     return _view(found)
 
 
-@routes.delete("")
+@routes.delete("", about=WHOLE)
 def clear_quarantine(api: Api) -> Cleared:
     """Drop everything that was set aside."""
     return Cleared(quarantine.clear(api.backend.connections.redis, api.backend.connections.keys))

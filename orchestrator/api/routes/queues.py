@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, Api, Done
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import QUEUE, WITHIN
+from orchestrator.domain.access import Reach
 from orchestrator.sdk.tasks.options import check_name, check_rate, check_retention
 from orchestrator.store import insights
 from orchestrator.store.insights import QueueCounts
@@ -38,35 +40,35 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failed: float | None = None
 
 
-@routes.get("")
-def list_queues(api: Api) -> Queues:
+@routes.get("", about=WITHIN)
+def list_queues(api: Api, reach: Reach) -> Queues:
     """Show what stands in each queue."""
     with api.reading() as connection:
-        return Queues(insights.list_queues(connection))
+        return Queues(insights.list_queues(connection, reach.queues))
 
 
-@routes.post("/{name}/pause")
+@routes.post("/{name}/pause", about=QUEUE)
 def pause_queue(api: Api, name: str) -> Done:
     """Hand out nothing more of a queue; what is with the workers goes on."""
     api.backend.queues.pause(check_name("queue", name), True)
     return Done("paused")
 
 
-@routes.post("/{name}/resume")
+@routes.post("/{name}/resume", about=QUEUE)
 def resume_queue(api: Api, name: str) -> Done:
     """Hand the tasks of a queue out again."""
     api.backend.queues.pause(check_name("queue", name), False)
     return Done("resumed")
 
 
-@routes.put("/{name}/limits", examples=[{"concurrency": 10, "rate": "100/minute"}])
+@routes.put("/{name}/limits", about=QUEUE, examples=[{"concurrency": 10, "rate": "100/minute"}])
 def limit_queue(api: Api, name: str, body: QueueLimits) -> Done:
     """Set how many tasks of a queue may run at once, and how often one may start."""
     api.backend.queues.limit(check_name("queue", name), body.concurrency, check_rate("rate", body.rate))
     return Done("limited")
 
 
-@routes.put("/{name}/retention", examples=[{"success": 3600, "failed": 604800}])
+@routes.put("/{name}/retention", about=QUEUE, examples=[{"success": 3600, "failed": 604800}])
 def retain_queue(api: Api, name: str, body: Retention) -> Done:
     """Set how long the tasks of a queue are kept after they have ended."""
     success, failed = check_retention("success", body.success), check_retention("failed", body.failed)
@@ -74,7 +76,7 @@ def retain_queue(api: Api, name: str, body: Retention) -> Done:
     return Done("retained")
 
 
-@routes.post("/{name}/purge", status=202)
+@routes.post("/{name}/purge", about=QUEUE, status=202)
 def purge_queue(api: Api, name: str) -> Done:
     """Cancel everything that waits in a queue now."""
     api.backend.queues.purge(check_name("queue", name))

@@ -11,7 +11,9 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, Page
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import RUN, WITHIN
 from orchestrator.api.routes.workflows import Started
+from orchestrator.domain.access import Reach
 from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound
 from orchestrator.sdk.ids import new_id
@@ -94,7 +96,7 @@ class Rerun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keep what is not below this step."""
 
 
-def list_page(api: Api, query: RunQuery) -> Page[RunView]:
+def list_page(api: Api, query: RunQuery, reach: Reach) -> Page[RunView]:
     """Return a page of runs."""
     wanted = RunFilter(
         statuses=query.status,
@@ -105,6 +107,7 @@ def list_page(api: Api, query: RunQuery) -> Page[RunView]:
         stuck=query.stuck,
         since=query.since,
         until=query.until,
+        within=reach.workflows,
     )
     with api.reading() as connection:
         return Page(*insights.page_of_runs(connection, wanted, limit=query.limit, before=query.cursor))
@@ -138,46 +141,46 @@ def _of_code(code: CodeView) -> CodeAnswer:
     )
 
 
-@routes.get("")
-def list_runs(api: Api, query: RunQuery) -> Page[RunView]:
+@routes.get("", about=WITHIN)
+def list_runs(api: Api, query: RunQuery, reach: Reach) -> Page[RunView]:
     """List runs, newest first."""
-    return list_page(api, query)
+    return list_page(api, query, reach)
 
 
-@routes.get("/{id}")
+@routes.get("/{id}", about=RUN)
 def show_run(api: Api, id: UUID) -> RunAnswer:
     """Show all that is known of one run but its tasks, which `/tasks?run=` lists."""
     return find(api, id)
 
 
-@routes.get("/{id}/steps")
+@routes.get("/{id}/steps", about=RUN)
 def show_steps(api: Api, id: UUID) -> Steps:
     """Show the steps of a run of a definition."""
     return Steps(find(api, id).steps)
 
 
-@routes.get("/{id}/outputs")
+@routes.get("/{id}/outputs", about=RUN)
 def show_outputs(api: Api, id: UUID) -> Outputs:
     """Show what the steps of a run of a definition came to."""
     api.backend.runs.progress(id.bytes)  # there is such a run
     return Outputs(api.backend.runs.outputs(id.bytes))
 
 
-@routes.post("/{id}/cancel", status=202)
+@routes.post("/{id}/cancel", about=RUN, status=202)
 def cancel_run(api: Api, id: UUID) -> Asked:
     """Cancel a run and all that is open in it; one of code is asked to end itself."""
     api.backend.runs.cancel(id.bytes)
     return Asked(id, "cancel")
 
 
-@routes.post("/{id}/retry", status=202)
+@routes.post("/{id}/retry", about=RUN, status=202)
 def retry_run(api: Api, id: UUID) -> Asked:
     """Try what failed in a run again, or let a stuck run go on."""
     api.backend.runs.retry(id.bytes)
     return Asked(id, "retry")
 
 
-@routes.post("/{id}/rerun", status=201, examples=[{"from_step": "load"}])
+@routes.post("/{id}/rerun", about=RUN, status=201, examples=[{"from_step": "load"}])
 def rerun(api: Api, id: UUID, body: Rerun) -> Started:
     """Start a run over, with the same version and parameters."""
     api.backend.runs.progress(id.bytes)  # there is such a run

@@ -11,7 +11,9 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, Api, Done
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import BACKFILL, WITHIN, WORKFLOW
 from orchestrator.api.routes.workflows import Started
+from orchestrator.domain.access import Reach
 from orchestrator.sdk.ids import new_id
 from orchestrator.store.schedules.backfills import BackfillView
 from orchestrator.store.schedules.definitions import StoredSchedule
@@ -96,46 +98,46 @@ def view(stored: StoredSchedule) -> ScheduleView:
     )
 
 
-@routes.get("")
-def list_schedules(api: Api) -> Schedules:
+@routes.get("", about=WITHIN)
+def list_schedules(api: Api, reach: Reach) -> Schedules:
     """List all schedules."""
-    return Schedules([view(stored) for stored in api.backend.schedules.list_all()])
+    return Schedules([view(stored) for stored in api.backend.schedules.list_all(reach.workflows)])
 
 
-@routes.get("/{workflow}/{name}")
+@routes.get("/{workflow}/{name}", about=WORKFLOW)
 def show_schedule(api: Api, workflow: str, name: str) -> ScheduleView:
     """Show one schedule."""
     return view(api.backend.schedules.find(f"{workflow}/{name}"))
 
 
-@routes.put("/{workflow}", examples=[_EXAMPLE])
+@routes.put("/{workflow}", about=WORKFLOW, examples=[_EXAMPLE])
 def set_schedule(api: Api, workflow: str, body: NewSchedule) -> ScheduleView:
     """Set when a workflow starts by itself; `name` in it tells several of one workflow apart."""
     return view(api.backend.schedules.set(workflow, body.schedule))
 
 
-@routes.delete("/{workflow}/{name}")
+@routes.delete("/{workflow}/{name}", about=WORKFLOW)
 def delete_schedule(api: Api, workflow: str, name: str) -> Done:
     """Remove a schedule."""
     api.backend.schedules.delete(f"{workflow}/{name}")
     return Done("deleted")
 
 
-@routes.post("/{workflow}/{name}/pause")
+@routes.post("/{workflow}/{name}/pause", about=WORKFLOW)
 def pause_schedule(api: Api, workflow: str, name: str) -> Done:
     """Fire no more."""
     api.backend.schedules.pause(f"{workflow}/{name}")
     return Done("paused")
 
 
-@routes.post("/{workflow}/{name}/resume")
+@routes.post("/{workflow}/{name}/resume", about=WORKFLOW)
 def resume_schedule(api: Api, workflow: str, name: str) -> Done:
     """Fire again."""
     api.backend.schedules.resume(f"{workflow}/{name}")
     return Done("resumed")
 
 
-@routes.post("/{workflow}/{name}/trigger", status=201)
+@routes.post("/{workflow}/{name}/trigger", about=WORKFLOW, status=201)
 def trigger_schedule(api: Api, workflow: str, name: str) -> Started:
     """Start a run of a schedule now."""
     run = new_id()
@@ -143,13 +145,15 @@ def trigger_schedule(api: Api, workflow: str, name: str) -> Started:
     return Started(UUID(bytes=run))
 
 
-@routes.get("/{workflow}/{name}/fires")
+@routes.get("/{workflow}/{name}/fires", about=WORKFLOW)
 def next_fires(api: Api, workflow: str, name: str, query: FiresQuery) -> Fires:
     """Show when a schedule fires next."""
     return Fires(api.backend.schedules.upcoming(f"{workflow}/{name}", query.count))
 
 
-@routes.post("/{workflow}/{name}/backfills", status=201, examples=[{"start": "2026-01-01", "end": "2026-02-01"}])
+@routes.post(
+    "/{workflow}/{name}/backfills", about=WORKFLOW, status=201, examples=[{"start": "2026-01-01", "end": "2026-02-01"}]
+)
 def backfill(api: Api, workflow: str, name: str, body: NewBackfill) -> BackfillView:
     """Start the runs of all fires in a range of the past, a few at a time."""
     number = api.backend.schedules.backfill(f"{workflow}/{name}", body.start, body.end, body.concurrency, body.again)
@@ -159,13 +163,13 @@ def backfill(api: Api, workflow: str, name: str, body: NewBackfill) -> BackfillV
 backfills = Routes("schedules", "/api/v1/backfills")
 
 
-@backfills.get("/{number}")
+@backfills.get("/{number}", about=BACKFILL)
 def show_backfill(api: Api, number: Annotated[int, Meta(ge=1, le=LARGEST)]) -> BackfillView:
     """Show how far a backfill is."""
     return api.backend.schedules.show_backfill(number)
 
 
-@backfills.post("/{number}/cancel", status=202)
+@backfills.post("/{number}/cancel", about=BACKFILL, status=202)
 def cancel_backfill(api: Api, number: Annotated[int, Meta(ge=1, le=LARGEST)]) -> Done:
     """Give a backfill up."""
     api.backend.schedules.cancel_backfill(number)

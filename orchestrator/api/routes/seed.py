@@ -10,11 +10,12 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api, Asked, Done, Page
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import RUN, WITHIN, WORKFLOW
 from orchestrator.api.routes import runs, tasks, workflows
 from orchestrator.api.routes.runs import RunAnswer, RunQuery
 from orchestrator.api.routes.tasks import Log
 from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Started, WorkflowAnswer, Workflows
-from orchestrator.domain.access import Scope
+from orchestrator.domain.access import Reach, Scope
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import insights
 from orchestrator.store.insights import RunView, TaskFilter, TaskView
@@ -37,61 +38,61 @@ class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of them, if none is given."""
 
 
-@routes.get("/workflows")
-def list_workflows(api: Api) -> Workflows:
+@routes.get("/workflows", about=WITHIN)
+def list_workflows(api: Api, reach: Reach) -> Workflows:
     """List workflows."""
-    return workflows.list_workflows(api)
+    return workflows.list_workflows(api, reach)
 
 
-@routes.post("/workflows", examples=[{"name": "nightly", "tasks": {"fetch": {"task": "etl.fetch"}}}])
-def put_workflow(api: Api, body: dict[str, Any]) -> Applied:
+@routes.post("/workflows", about=WITHIN, examples=[{"name": "nightly", "tasks": {"fetch": {"task": "etl.fetch"}}}])
+def put_workflow(api: Api, body: dict[str, Any], reach: Reach) -> Applied:
     """Create or update a workflow: a definition as data."""
-    return workflows.apply_workflow(api, Document(definition=body))
+    return workflows.apply_workflow(api, Document(definition=body), reach)
 
 
-@routes.get("/workflows/{name}")
+@routes.get("/workflows/{name}", about=WORKFLOW)
 def show_workflow(api: Api, name: str) -> WorkflowAnswer:
     """Get a workflow."""
     return workflows.answer(workflows.find(api, name))
 
 
-@routes.delete("/workflows/{name}")
+@routes.delete("/workflows/{name}", about=WORKFLOW)
 def delete_workflow(api: Api, name: str) -> Done:
     """Delete a workflow."""
     return workflows.delete_workflow(api, name)
 
 
-@routes.post("/workflows/{name}/runs", scope=Scope.ENQUEUE, status=201)
+@routes.post("/workflows/{name}/runs", about=WORKFLOW, scope=Scope.ENQUEUE, status=201)
 def trigger_run(api: Api, name: str, body: NewRunOf, key: str | None) -> Started:
     """Trigger a run."""
     return Started(workflows.start(api, name, body, key))
 
 
-@routes.get("/runs")
-def list_runs(api: Api, query: RunQuery) -> Page[RunView]:
+@routes.get("/runs", about=WITHIN)
+def list_runs(api: Api, query: RunQuery, reach: Reach) -> Page[RunView]:
     """List runs."""
-    return runs.list_page(api, query)
+    return runs.list_page(api, query, reach)
 
 
-@routes.get("/runs/{id}")
+@routes.get("/runs/{id}", about=RUN)
 def show_run(api: Api, id: UUID) -> RunAnswer:
     """Get the details of a run."""
     return runs.find(api, id)
 
 
-@routes.post("/runs/{id}/cancel", status=202)
+@routes.post("/runs/{id}/cancel", about=RUN, status=202)
 def cancel_run(api: Api, id: UUID) -> Asked:
     """Cancel a run."""
     return runs.cancel_run(api, id)
 
 
-@routes.post("/runs/{id}/retry", status=202)
+@routes.post("/runs/{id}/retry", about=RUN, status=202)
 def retry_run(api: Api, id: UUID) -> Asked:
     """Retry the failed tasks of a run."""
     return runs.retry_run(api, id)
 
 
-@routes.get("/runs/{id}/tasks")
+@routes.get("/runs/{id}/tasks", about=RUN)
 def list_tasks(api: Api, id: UUID, query: RunTasksQuery) -> Page[TaskView]:
     """List the tasks of a run, in the order in which they were created."""
     api.backend.runs.progress(id.bytes)  # there is such a run
@@ -100,7 +101,7 @@ def list_tasks(api: Api, id: UUID, query: RunTasksQuery) -> Page[TaskView]:
         return Page(*insights.page_of_tasks(connection, wanted, limit=query.limit, before=query.cursor))
 
 
-@routes.get("/runs/{id}/tasks/{name}/logs")
+@routes.get("/runs/{id}/tasks/{name}/logs", about=RUN)
 def task_logs(api: Api, id: UUID, name: str, query: LogsQuery) -> Log:
     """Get the log of a task of a run: of a fan-out, the one at `index`; of one `attempt`, or of all."""
     with api.reading() as connection:

@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from orchestrator.api.context import Api, Asked
 from orchestrator.api.endpoints import Routes
-from orchestrator.domain.access import Scope
+from orchestrator.api.reach import NOTHING, WHOLE, WITHIN
+from orchestrator.domain.access import Reach, Scope
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_label
 from orchestrator.store import database, insights
@@ -47,21 +48,21 @@ class Health(msgspec.Struct, frozen=True):
     status: str
 
 
-@routes.get("/api/v1/status")
+@routes.get("/api/v1/status", about=WHOLE)
 def status(api: Api) -> Overview:
     """Show how the system is doing."""
     with api.reading() as connection:
         return insights.overview(connection)
 
 
-@routes.get("/api/v1/search")
-def search(api: Api, query: SearchQuery) -> Found:
+@routes.get("/api/v1/search", about=WITHIN)
+def search(api: Api, query: SearchQuery, reach: Reach) -> Found:
     """Find tasks and runs by id, name, tag, or the text of an error."""
     with api.reading() as connection:
-        return insights.search(connection, query.text, query.limit)
+        return insights.search(connection, query.text, query.limit, queues=reach.queues, workflows=reach.workflows)
 
 
-@routes.get("/api/v1/workers")
+@routes.get("/api/v1/workers", about=WHOLE)
 def workers(api: Api) -> Workers:
     """Show the fleet."""
     with api.reading() as connection:
@@ -69,7 +70,11 @@ def workers(api: Api) -> Workers:
 
 
 @routes.post(
-    "/api/v1/events", scope=Scope.ENQUEUE, status=202, examples=[{"name": "file.arrived", "payload": {"path": "a.csv"}}]
+    "/api/v1/events",
+    about=WHOLE,
+    scope=Scope.ENQUEUE,
+    status=202,
+    examples=[{"name": "file.arrived", "payload": {"path": "a.csv"}}],
 )
 def post_event(api: Api, body: NewEvent) -> Asked:
     """Say that something happened; workflows that wait for it start."""
@@ -78,14 +83,14 @@ def post_event(api: Api, body: NewEvent) -> Asked:
     return Asked(UUID(bytes=event), "event")
 
 
-@routes.get("/healthz", scope=None)
+@routes.get("/healthz", about=NOTHING, scope=None)
 def healthy(api: Api) -> Health:
     """Say that this process lives."""
     del api
     return Health("ok")
 
 
-@routes.get("/readyz", scope=None)
+@routes.get("/readyz", about=NOTHING, scope=None)
 def ready(api: Api) -> Health:
     """Say that this process can work: Postgres answers, and has the tables of this release."""
     with api.reading() as connection:

@@ -12,7 +12,8 @@ from msgspec import UNSET, Meta, UnsetType
 from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import refused
-from orchestrator.domain.access import Scope
+from orchestrator.api.reach import TASK, WITHIN, check_queue, has_run
+from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask
 from orchestrator.errors import NotFound, OrchestratorError
@@ -125,37 +126,40 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """`next` of the page before."""
 
 
-def new_task(api: Api, call: NewCall, key: str | None = None) -> NewTask:
+def new_task(api: Api, call: NewCall, reach: Reach, key: str | None = None) -> NewTask:
     """Return a task as it is stored; raises what a caller should know."""
     given = call.options()
     if key is not None and given.setdefault("idempotency_key", key) != key:
         raise refused(422, "The request does not fit", "Idempotency-Key and idempotency_key differ.")
-    return call_by_name(api.settings, call.name, call.args, call.kwargs, options=given, queue=DEFAULT_QUEUE)
+    task = call_by_name(api.settings, call.name, call.args, call.kwargs, options=given, queue=DEFAULT_QUEUE)
+    check_queue(reach, task.queue)
+    return task
 
 
-@routes.post("", scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE])
-def enqueue(api: Api, body: NewCall, key: str | None) -> Enqueued:
+@routes.post("", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE])
+def enqueue(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enqueued:
     """Enqueue a task. It is durable when this is answered.
 
     Whether its arguments fit is for the worker to say, who knows it. A repeated request with the same
     `Idempotency-Key` gives the id of the first.
     """
-    return Enqueued(UUID(bytes=api.backend.tasks.enqueue(new_task(api, body, key))))
+    return Enqueued(UUID(bytes=api.backend.tasks.enqueue(new_task(api, body, reach, key), reach.queues)))
 
 
-@routes.post("/bulk", scope=Scope.ENQUEUE, status=201, examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}])
-def enqueue_many(api: Api, body: Calls) -> EnqueuedMany:
+@routes.post("/bulk", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}])
+def enqueue_many(api: Api, body: Calls, reach: Reach) -> EnqueuedMany:
     """Enqueue many tasks, all or none."""
-    created = api.backend.tasks.enqueue_many([new_task(api, call) for call in body.tasks])
+    created = api.backend.tasks.enqueue_many([new_task(api, call, reach) for call in body.tasks], reach.queues)
     return EnqueuedMany([UUID(bytes=id) for id in created])
 
 
-@routes.get("")
-def list_tasks(api: Api, query: TaskQuery) -> Page[TaskView]:
+@routes.get("", about=WITHIN)
+def list_tasks(api: Api, query: TaskQuery, reach: Reach) -> Page[TaskView]:
     """List tasks, open and ended, newest first; those of a run from the first; by their ends, the last first.
 
     With `since`, `until`, `error`, or only states of tasks that did not succeed, it is about the ends of tasks.
     """
+    is_own_run = query.run is not None and reach.is_bound and has_run(api, reach, query.run)
     wanted = TaskFilter(
         statuses=query.status,
         queue=query.queue,
@@ -164,12 +168,13 @@ def list_tasks(api: Api, query: TaskQuery) -> Page[TaskView]:
         since=query.since,
         until=query.until,
         error=query.error,
+        within="" if is_own_run else reach.queues,
     )
     with api.reading() as connection:
         return Page(*insights.page_of_tasks(connection, wanted, limit=query.limit, before=query.cursor))
 
 
-@routes.get("/{id}")
+@routes.get("/{id}", about=TASK)
 def show_task(api: Api, id: UUID) -> TaskAnswer:
     """Show all that is known of one task."""
     with api.reading() as connection:
@@ -217,7 +222,7 @@ class Log(msgspec.Struct, frozen=True):
     lines: list[LogEntry]
 
 
-@routes.get("/{id}/logs")
+@routes.get("/{id}/logs", about=TASK)
 def task_log(api: Api, id: UUID) -> Log:
     """Show what a task said with `ctx.log`: its last 200 lines, for an hour."""
     api.backend.tasks.status(id.bytes)  # there is such a task
@@ -234,14 +239,14 @@ def lines_of(api: Api, task: bytes, attempt: int | None = None) -> list[LogEntry
     ]
 
 
-@routes.post("/{id}/cancel", status=202)
+@routes.post("/{id}/cancel", about=TASK, status=202)
 def cancel_task(api: Api, id: UUID) -> Asked:
     """Cancel a task, wherever it stands; one that runs is interrupted."""
     api.backend.tasks.cancel(id.bytes)
     return Asked(id, "cancel")
 
 
-@routes.post("/{id}/retry", status=202)
+@routes.post("/{id}/retry", about=TASK, status=202)
 def retry_task(api: Api, id: UUID) -> Asked:
     """Open a failed or skipped task again, with all its tries."""
     api.backend.tasks.retry(id.bytes)
@@ -281,17 +286,19 @@ class Redriven(msgspec.Struct, frozen=True):
     """Whether they are opened again, or this was only a look."""
 
 
-@routes.post("/retry", status=202, examples=[{"queue": "mail", "error": "ConnectionError", "dry_run": True}])
-def retry_failed(api: Api, body: Redrive) -> Redriven:
+@routes.post(
+    "/retry", about=WITHIN, status=202, examples=[{"queue": "mail", "error": "ConnectionError", "dry_run": True}]
+)
+def retry_failed(api: Api, body: Redrive, reach: Reach) -> Redriven:
     """Open failed tasks again by the thousand: those of a queue, a name, an error or a time."""
     given = {name: getattr(body, name) for name in ("queue", "name", "error", "since", "until")}
     wanted = FailedFilter(**given)
     if wanted == FailedFilter():
         raise refused(422, "The request does not fit", "Say which: queue, name, error, since or until.")
     with api.reading() as connection:
-        groups = redrive.preview(connection, wanted)
+        groups = redrive.preview(connection, wanted, reach.queues)
     asked = not body.dry_run and bool(groups)
     if asked:
-        api.backend.tasks.retry_failed(wanted)
+        api.backend.tasks.retry_failed(wanted, reach.queues)
     found = [FailureGroup(*group) for group in groups]
     return Redriven(sum(group.tasks for group in groups), found, asked)

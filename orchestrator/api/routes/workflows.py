@@ -12,7 +12,8 @@ from msgspec import Meta
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Done
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import refused
-from orchestrator.domain.access import Scope
+from orchestrator.api.reach import NOTHING, WITHIN, WORKFLOW, check_definition, check_workflow
+from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState
 from orchestrator.sdk.dag import definitions
@@ -177,12 +178,12 @@ def start(api: Api, name: str, given: NewRunOf, key: str | None) -> UUID:
     return UUID(bytes=run)
 
 
-@routes.get("")
-def list_workflows(api: Api) -> Workflows:
+@routes.get("", about=WITHIN)
+def list_workflows(api: Api, reach: Reach) -> Workflows:
     """List the newest version of each workflow."""
     with api.reading() as connection:
-        found = workflows.list_latest(connection)
-        code = insights.list_code_workflows(connection)
+        found = workflows.list_latest(connection, reach.workflows)
+        code = insights.list_code_workflows(connection, reach.workflows)
     return Workflows([summary(stored) for stored in found], code)
 
 
@@ -195,7 +196,7 @@ def summary(stored: workflows.Stored) -> WorkflowSummary:
     )
 
 
-@routes.post("/validate", scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
+@routes.post("/validate", about=NOTHING, scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
 def validate_workflow(api: Api, body: Document) -> Verdict:
     """Say everything that is wrong with a definition; nothing is stored."""
     del api
@@ -205,13 +206,14 @@ def validate_workflow(api: Api, body: Document) -> Verdict:
         return Verdict(False, None, str(error).splitlines())
 
 
-@routes.post("", examples=[{"definition": _EXAMPLE}])
-def apply_workflow(api: Api, body: Document, match: str | None = None) -> Applied:
+@routes.post("", about=WITHIN, examples=[{"definition": _EXAMPLE}])
+def apply_workflow(api: Api, body: Document, reach: Reach, match: str | None = None) -> Applied:
     """Store a definition. A body that has changed becomes a new version; runs under way stay on theirs.
 
     With `If-Match`, the `ETag` of the version that was read before, nothing is stored where there is another by now.
     """
     definition = read_definition(body)
+    check_definition(reach, definition)
     try:
         version, is_new = api.backend.workflows.apply(definition, match)
     except WrongState as error:
@@ -219,10 +221,11 @@ def apply_workflow(api: Api, body: Document, match: str | None = None) -> Applie
     return Applied(definition.name, version, is_new)
 
 
-@routes.post("/diff", scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
-def diff_workflow(api: Api, body: Document) -> Difference:
+@routes.post("/diff", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
+def diff_workflow(api: Api, body: Document, reach: Reach) -> Difference:
     """Say what applying a definition would change."""
     definition = read_definition(body)
+    check_workflow(reach, definition.name)
     with api.reading() as connection:
         stored = workflows.latest(connection, definition.name)
     before = definitions.to_yaml(stored.definition) if stored is not None else ""
@@ -230,7 +233,7 @@ def diff_workflow(api: Api, body: Document) -> Difference:
     return Difference(before != after, stored.version if stored else None, before, after)
 
 
-@routes.get("/{name}/versions")
+@routes.get("/{name}/versions", about=WORKFLOW)
 def list_versions(api: Api, name: str, query: VersionsQuery) -> Versions:
     """List the versions that a workflow has had, newest first. None of them ever changes."""
     with api.reading() as connection:
@@ -244,13 +247,13 @@ def _hash(found: WorkflowAnswer) -> str:
     return found.hash
 
 
-@routes.get("/{name}", etag=_hash)
+@routes.get("/{name}", about=WORKFLOW, etag=_hash)
 def show_workflow(api: Api, name: str, query: VersionQuery) -> WorkflowAnswer:
     """Show a version of a workflow."""
     return answer(find(api, name, query.version))
 
 
-@routes.delete("/{name}")
+@routes.delete("/{name}", about=WORKFLOW)
 def delete_workflow(api: Api, name: str) -> Done:
     """Delete a workflow and its schedules; runs under way go on."""
     if not api.backend.workflows.delete(name):
@@ -258,7 +261,9 @@ def delete_workflow(api: Api, name: str) -> Done:
     return Done("deleted")
 
 
-@routes.post("/{name}/runs", scope=Scope.ENQUEUE, status=201, examples=[{"params": {"day": "2026-01-31"}}])
+@routes.post(
+    "/{name}/runs", about=WORKFLOW, scope=Scope.ENQUEUE, status=201, examples=[{"params": {"day": "2026-01-31"}}]
+)
 def start_run(api: Api, name: str, body: NewRunOf, key: str | None) -> Started:
     """Start a run of the newest version of a workflow."""
     return Started(start(api, name, body, key))

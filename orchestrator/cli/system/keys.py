@@ -14,9 +14,10 @@ from orchestrator.cli.terminal.times import ago, present
 from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.domain.durations import parse_duration
 from orchestrator.errors import NotFound
-from orchestrator.sdk.tasks.options import check_label
+from orchestrator.sdk.tasks.options import check_label, check_name
 from orchestrator.store import keys
 
+_SHOWN = ("id", "name", "created_at", "expires_at", "revoked_at", "queues", "workflows")
 _LONGEST = 100 * 365 * 86_400
 
 
@@ -40,23 +41,34 @@ def command() -> None:
     help="What it may do: read; also enqueue; also operate (cancel, retry, pause, apply); also admin.",
 )
 @click.option("--expires", metavar="TIME", help="How long it is good for: 12h, 90d.  [default: for ever]")
+@click.option("--queues", metavar="PREFIX", help="Only for queues whose names begin so, and for no workflow.")
+@click.option("--workflows", metavar="PREFIX", help="Only for workflows whose names begin so, and for no queue.")
 @json_option
-def create(name: str, scope: str, expires: str | None, as_json: bool) -> None:
+def create(
+    name: str, scope: str, expires: str | None, queues: str | None, workflows: str | None, as_json: bool
+) -> None:
     """Make a key, and print it: it is shown this once, and only a hash of it is kept.
+
+    With both --queues and --workflows it is good for these queues and for these workflows.
 
     \b
     Example:
       orchestrator keys create webshop --scope enqueue
+      orchestrator keys create mailers --scope operate --queues mail. --workflows mail-
     """
+    for option, prefix in (("--queues", queues), ("--workflows", workflows)):
+        if prefix:
+            check_name(option, prefix)
     secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
     until = None if expires is None else present() + _period(expires)
     with reading() as connection:
-        key = keys.add(connection, secret, check_label("name", name), Scope(scope), until)
+        label = check_label("name", name)
+        key = keys.add(connection, secret, label, Scope(scope), until, queues=queues, workflows=workflows)
     if as_json:
         print_json(_document(key, present()) | {"key": str(secret)})
         return
     echo(str(secret))
-    echo(f"Key {key.id} may {key.scope}. It is not shown again.", err=True)
+    echo(f"Key {key.id} may {key.scope}{_bounds(key)}. It is not shown again.", err=True)
 
 
 @command.command("list")
@@ -75,8 +87,11 @@ def list_(as_json: bool) -> None:
         print_json({"keys": [_document(key, now) for key in found]})
         return
     print_table(
-        ("id", "name…", "scope", "state", "created"),
-        [(key.id, key.name, str(key.scope), _state(key, now), ago(key.created_at, now)) for key in found],
+        ("id", "name…", "scope", "state", "created", "for…"),
+        [
+            (key.id, key.name, str(key.scope), _state(key, now), ago(key.created_at, now), _bounds(key).strip())
+            for key in found
+        ],
         empty="There is no key, so the API serves this machine only. Make one: orchestrator keys create NAME",
     )
 
@@ -103,6 +118,13 @@ def _period(text: str) -> timedelta:
     return timedelta(seconds=seconds)
 
 
+def _bounds(key: Key) -> str:
+    """Say what a key is bound to, if it is."""
+    prefixes = (("queues", key.queues), ("workflows", key.workflows))
+    parts = [f"{kind} {prefix}*" for kind, prefix in prefixes if prefix is not None]
+    return f" {' and '.join(parts)}" if parts else ""
+
+
 def _state(key: Key, now: datetime) -> str:
     if key.revoked_at is not None:
         return "revoked"
@@ -110,5 +132,5 @@ def _state(key: Key, now: datetime) -> str:
 
 
 def _document(key: Key, now: datetime) -> dict[str, object]:
-    shown = {name: getattr(key, name) for name in ("id", "name", "created_at", "expires_at", "revoked_at")}
+    shown = {name: getattr(key, name) for name in _SHOWN}
     return shown | {"scope": str(key.scope), "state": _state(key, now)}

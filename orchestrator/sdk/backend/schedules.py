@@ -42,10 +42,10 @@ class ScheduleBackend:
 
     # -- schedules
 
-    def list_all(self) -> list[StoredSchedule]:
-        """Return all schedules."""
+    def list_all(self, within: str = "") -> list[StoredSchedule]:
+        """Return all schedules of workflows whose names begin with `within`."""
         with self._connections.reading() as connection:
-            return schedules.list_all(connection)
+            return schedules.list_all(connection, within)
 
     def find(self, key: str) -> StoredSchedule:
         """Return the schedule that is called workflow/name, or the only one of a workflow."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.ids import to_text
@@ -48,14 +49,18 @@ class TaskBackend:
 
     # -- enqueueing
 
-    def enqueue(self, task: NewTask) -> bytes:
-        """Create one task; return its id, or that of the task which has its key."""
+    def enqueue(self, task: NewTask, within: str = "") -> bytes:
+        """Create one task; return its id, or that of the task which has its key.
+
+        Where `within` says what the names of the caller's queues begin with, a task of another queue that has the key
+        is not touched, and its id not told.
+        """
         created = task.id
         if task.unique is None:
             self._connections.insert(task)
         else:
             with self._connections.writing(f"task {to_text(task.id)} was stored") as connection:
-                created = unique.insert_unique(connection, task, task.unique)
+                created = unique.insert_unique(connection, task, task.unique, within)
         self._connections.nudge()
         return created
 
@@ -76,14 +81,14 @@ class TaskBackend:
         enqueue.notify_on_commit(connection, self._connections.namespace)
         return created
 
-    def enqueue_many(self, tasks: Sequence[NewTask]) -> list[bytes]:
+    def enqueue_many(self, tasks: Sequence[NewTask], within: str = "") -> list[bytes]:
         """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
         created = {}
         with self._connections.writing("the tasks were stored, all of them or none", transaction=True) as connection:
             if any(task.unique is not None for task in tasks):
                 # In the order of their keys: two such calls that share some cannot then wait for each other.
                 in_order = sorted(tasks, key=lambda task: task.unique.key if task.unique else "")
-                created = {task.id: _insert_in(connection, task) for task in in_order}
+                created = {task.id: _insert_in(connection, task, within) for task in in_order}
             else:
                 enqueue.copy_tasks(connection, tasks)
         self._connections.nudge()
@@ -122,12 +127,17 @@ class TaskBackend:
         self._connections.retries += 1
         self._connections.nudge()
 
-    def retry_failed(self, wanted: FailedFilter) -> int:
-        """Ask the leader to open the failed tasks again that match; return how many match now."""
-        with self._connections.writing("the request to retry failed tasks was stored") as connection:
-            count = sum(group.tasks for group in redrive.preview(connection, wanted))
-            if count:
-                redrive.ask(connection, wanted)
+    def retry_failed(self, wanted: FailedFilter, within: str = "") -> int:
+        """Ask the leader to open the failed tasks again that match; return how many match now.
+
+        Who may do that only to queues whose names begin with `within` asks for each of these by its name.
+        """
+        what = "the request to retry failed tasks was stored"
+        with self._connections.writing(what, transaction=True) as connection:
+            groups = redrive.preview(connection, wanted, within)
+            for queue in sorted({group.queue for group in groups}) if within else [wanted.queue] if groups else []:
+                redrive.ask(connection, msgspec.structs.replace(wanted, queue=queue))
+            count = sum(group.tasks for group in groups)
         self._connections.retries += 1
         self._connections.nudge()
         return count
@@ -202,10 +212,10 @@ def _connection(given: object) -> Connection:
     raise InvalidTask(f"enqueue_in: expected a connection or a session of SQLAlchemy, found {shown(given)}.")
 
 
-def _insert_in(connection: Connection, task: NewTask) -> bytes:
+def _insert_in(connection: Connection, task: NewTask, within: str = "") -> bytes:
     """Create one task in a transaction that may last."""
     if task.unique is None:
         enqueue.insert_task(connection, task)
         return task.id
     unique.wait_for_key(connection, task.unique)
-    return unique.insert_unique(connection, task, task.unique)
+    return unique.insert_unique(connection, task, task.unique, within)

@@ -85,7 +85,7 @@ def of_run(connection: Connection, run: bytes) -> Definition | None:
 
 _LIST = Statement[Row](f"""
 SELECT /* workflows.list */ DISTINCT ON (name) {_COLUMNS} FROM orchestrator.workflows w
- WHERE deleted_at IS NULL ORDER BY name, version DESC
+ WHERE deleted_at IS NULL AND starts_with(name, %(within)s::text) ORDER BY name, version DESC
 """)
 
 
@@ -101,9 +101,9 @@ def list_versions(connection: Connection, name: str, limit: int, before: int | N
     return _VERSIONS(connection, name=name, limit=limit, before=before)
 
 
-def list_latest(connection: Connection) -> list[Stored]:
-    """Return the newest version of each workflow."""
-    return [_stored(row) for row in _LIST(connection)]
+def list_latest(connection: Connection, within: str = "") -> list[Stored]:
+    """Return the newest version of each workflow whose name begins with `within`."""
+    return [_stored(row) for row in _LIST(connection, within=within)]
 
 
 class Triggered(NamedTuple):

@@ -14,6 +14,7 @@ from orchestrator.store.insights.code_workflows import (
 )
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, list_queues, list_workers
 from orchestrator.store.insights.obstacles import find_obstacles
+from orchestrator.store.insights.owners import find_run_owner, find_task_owner
 from orchestrator.store.insights.pressure import (
     Connections,
     LongTransaction,
@@ -77,7 +78,9 @@ __all__ = [
     "count_open_others",
     "dead_rows",
     "find_obstacles",
+    "find_run_owner",
     "find_step_task",
+    "find_task_owner",
     "list_code_workflows",
     "list_queues",
     "list_runs",

@@ -39,14 +39,18 @@ WITH /* insights.code_workflows.list */ open AS (
 )
 SELECT name, announced.versions || open.versions AS versions, coalesce(workers, 0) AS workers,
        coalesce(runs, 0) AS open_runs
-  FROM announced FULL JOIN open USING (name) ORDER BY name
+  FROM announced FULL JOIN open USING (name) WHERE starts_with(name, %(within)s::text) ORDER BY name
 """)
 
 
-def list_code_workflows(connection: Connection) -> list[CodeWorkflowView]:
-    """Return the workflows as code that live workers have announced, and those that have open runs."""
+def list_code_workflows(connection: Connection, within: str = "") -> list[CodeWorkflowView]:
+    """Return the workflows as code that live workers have announced, and those that have open runs.
+
+    Those whose names begin with `within`, that is.
+    """
     return [
-        CodeWorkflowView(**row._asdict() | {"versions": tuple(sorted(set(row.versions)))}) for row in _LIST(connection)
+        CodeWorkflowView(**row._asdict() | {"versions": tuple(sorted(set(row.versions)))})
+        for row in _LIST(connection, within=within)
     ]
 
 

@@ -67,7 +67,7 @@ WITH /* insights.fleet.queues */ waiting AS (
            count(*) FILTER (WHERE status = 'dispatched') AS dispatched,
            count(*) FILTER (WHERE status = 'running') AS running,
            extract(epoch FROM now() - min(created_at) FILTER (WHERE {READY}))::double precision AS oldest_ready
-      FROM orchestrator.tasks GROUP BY queue
+      FROM orchestrator.tasks WHERE %(within)s::text = '' OR starts_with(queue, %(within)s::text) GROUP BY queue
 ), serving AS (
     SELECT queue, count(*) AS workers, sum(slots) AS slots
       FROM orchestrator.workers CROSS JOIN LATERAL unnest(queues) AS queue
@@ -82,13 +82,17 @@ SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coal
                FROM orchestrator.queues
               WHERE paused OR num_nonnulls(concurrency, rate, retention_success, retention_failed) > 0)
             AS chosen USING (queue)
+ WHERE starts_with(queue, %(within)s::text)
  ORDER BY queue
 """)
 
 
-def list_queues(connection: Connection) -> list[QueueCounts]:
-    """Return every queue with an open task, a live worker or a setting; costs one pass over the open tasks."""
-    return _QUEUES(connection)
+def list_queues(connection: Connection, within: str = "") -> list[QueueCounts]:
+    """Return every queue with an open task, a live worker or a setting; costs one pass over the open tasks.
+
+    Those whose names begin with `within`, that is.
+    """
+    return _QUEUES(connection, within=within)
 
 
 @dataclass(frozen=True, kw_only=True)

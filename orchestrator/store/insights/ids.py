@@ -17,6 +17,7 @@ from orchestrator.store.sql import Statement
 
 Kind = Literal["task", "run"]
 _TABLES = {"task": ("orchestrator.tasks", "orchestrator.ended_tasks"), "run": ("orchestrator.runs",)}
+_OWNERS = {"task": "queue", "run": "workflow"}
 _TIME = 13
 """The characters of an id that are its time: none that is made later begins with them, unless it derives from it."""
 
@@ -34,7 +35,9 @@ class IdMatch:
 def _begin_with(kind: Kind) -> Statement[IdMatch]:
     tables = " UNION ALL ".join(
         f"(SELECT id, name, status, created_at FROM {table}"
-        f" WHERE id BETWEEN %(first)s::uuid AND %(last)s::uuid ORDER BY id DESC LIMIT %(most)s)"
+        f" WHERE id BETWEEN %(first)s::uuid AND %(last)s::uuid"
+        f" AND (%(within)s::text = '' OR starts_with({_OWNERS[kind]}, %(within)s::text))"
+        f" ORDER BY id DESC LIMIT %(most)s)"
         for table in _TABLES[kind]
     )
     return Statement[IdMatch](
@@ -58,9 +61,13 @@ _BEGIN_WITH = {kind: _begin_with(kind) for kind in get_args(Kind)}
 _ENOUGH = {kind: _enough(kind) for kind in get_args(Kind)}
 
 
-def begin_with(connection: Connection, kind: Kind, digits: str, most: int) -> list[IdMatch]:
-    """Return the newest tasks or runs whose ids begin with these hexadecimal digits."""
-    return _BEGIN_WITH[kind](connection, first=digits.ljust(32, "0"), last=digits.ljust(32, "f"), most=most)
+def begin_with(connection: Connection, kind: Kind, digits: str, most: int, within: str = "") -> list[IdMatch]:
+    """Return the newest tasks or runs whose ids begin with these hexadecimal digits.
+
+    The name of the queue or workflow that they belong to begins with `within`.
+    """
+    first, last = digits.ljust(32, "0"), digits.ljust(32, "f")
+    return _BEGIN_WITH[kind](connection, first=first, last=last, most=most, within=within)
 
 
 def enough(connection: Connection, kind: Kind, ids: Sequence[UUID]) -> int:

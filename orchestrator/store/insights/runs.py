@@ -101,6 +101,8 @@ class RunFilter:
     """Created at this time or later."""
     until: datetime | None = None
     """Created before this time."""
+    within: str = ""
+    """Of a workflow whose name begins so."""
 
 
 _COLUMNS = """id, name, status, cancelling, total, open, success, failed, cancelled, skipped,
@@ -127,6 +129,7 @@ SELECT /* insights.runs.list */ * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
    AND (NOT %(stuck)s OR (stuck IS NOT NULL AND ended_at IS NULL))
    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s::timestamptz)
+   AND (%(within)s::text = '' OR starts_with(workflow, %(within)s::text))
  ORDER BY id DESC LIMIT %(limit)s) AS page ORDER BY created_at DESC, id DESC
 """)
 
@@ -154,11 +157,12 @@ def page_of_runs(connection: Connection, wanted: RunFilter, *, limit: int, befor
         "stuck": wanted.stuck,
         "since": wanted.since,
         "until": wanted.until,
+        "within": wanted.within,
         "before": before and before.hex,
         "limit": limit,
         "most": MOST_LOOKED_AT,
     }
-    is_walked = any((wanted.statuses, wanted.name, wanted.since, wanted.until)) and not wanted.parent
+    is_walked = any((wanted.statuses, wanted.name, wanted.since, wanted.until, wanted.within)) and not wanted.parent
     horizon = _HORIZON.first(connection, parameters) if is_walked else None
     found = [RunView(**_columns(row)) for row in _LIST(connection, parameters, horizon=horizon and horizon.hex)]
     return RunPage(found, min(run.id for run in found) if len(found) == limit else horizon)

@@ -35,19 +35,22 @@ class Found:
     """Tasks that failed with this text in their error."""
 
 
-def search(connection: Connection, text: str, limit: int) -> Found:
-    """Return what matches a text in any of the ways in which people remember something, among what is recent."""
+def search(connection: Connection, text: str, limit: int, *, queues: str = "", workflows: str = "") -> Found:
+    """Return what matches a text in any of the ways in which people remember something, among what is recent.
+
+    Tasks are of queues, and runs of workflows, whose names begin so.
+    """
     digits = text.lower().replace("-", "")
     is_id = _ID.fullmatch(digits) is not None
-    by_workflow = page_of_runs(connection, RunFilter(workflow=text), limit=limit).runs
-    by_tag = page_of_runs(connection, RunFilter(tags=(text,)), limit=limit).runs
+    by_workflow = page_of_runs(connection, RunFilter(workflow=text, within=workflows), limit=limit).runs
+    by_tag = page_of_runs(connection, RunFilter(tags=(text,), within=workflows), limit=limit).runs
     runs = {run.id: run for run in (*by_workflow, *by_tag)}
     return Found(
-        tasks_by_id=ids.begin_with(connection, "task", digits, limit) if is_id else [],
-        runs_by_id=ids.begin_with(connection, "run", digits, limit) if is_id else [],
-        tasks=page_of_tasks(connection, TaskFilter(name=text), limit=limit).tasks,
+        tasks_by_id=ids.begin_with(connection, "task", digits, limit, queues) if is_id else [],
+        runs_by_id=ids.begin_with(connection, "run", digits, limit, workflows) if is_id else [],
+        tasks=page_of_tasks(connection, TaskFilter(name=text, within=queues), limit=limit).tasks,
         runs=sorted(runs.values(), key=_newest, reverse=True)[:limit],
-        failures=page_of_tasks(connection, TaskFilter(error=text), limit=limit).tasks,
+        failures=page_of_tasks(connection, TaskFilter(error=text, within=queues), limit=limit).tasks,
     )
 
 

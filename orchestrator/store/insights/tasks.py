@@ -119,7 +119,8 @@ class TaskFilter:
     """This task name."""
     run: UUID | None = None
     """This run."""
-
+    within: str = ""
+    """A queue whose name begins so."""
     since: datetime | None = None
     """Ended at this time or later."""
     until: datetime | None = None
@@ -143,7 +144,8 @@ _ENDED = """id, name, queue, priority, status, reason, NULL::text AS hold, 0 AS 
 # Parameters arrive as literals, so the planner drops the conditions that are not asked for.
 _MATCHES = """(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
         AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-        AND (%(name)s::text IS NULL OR name = %(name)s::text)"""
+        AND (%(name)s::text IS NULL OR name = %(name)s::text)
+        AND (%(within)s::text = '' OR starts_with(queue, %(within)s::text))"""
 _BY_TIME = """(%(since)s::timestamptz IS NULL OR ended_at >= %(since)s::timestamptz)
         AND (%(until)s::timestamptz IS NULL OR ended_at < %(until)s::timestamptz)"""
 _BY_ERROR = """(%(error)s::text IS NULL
@@ -266,6 +268,7 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None) -> dict[str
         "queue": wanted.queue,
         "name": wanted.name,
         "run": wanted.run and wanted.run.hex,
+        "within": wanted.within,
         "since": wanted.since,
         "until": wanted.until,
         "error": wanted.error,

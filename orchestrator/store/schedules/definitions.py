@@ -78,12 +78,12 @@ def _stored(row: Row) -> StoredSchedule:
     return StoredSchedule(**columns | {"schedule": schedule, "code": code})
 
 
-_LIST = _select("list")
+_LIST = _select("list", "WHERE starts_with(s.workflow, %(within)s::text)")
 
 
-def list_all(connection: Connection) -> list[StoredSchedule]:
-    """Return all schedules, in order of their names."""
-    return [_stored(row) for row in _LIST(connection)]
+def list_all(connection: Connection, within: str = "") -> list[StoredSchedule]:
+    """Return all schedules of workflows whose names begin with `within`, in order of their names."""
+    return [_stored(row) for row in _LIST(connection, within=within)]
 
 
 _FIND = _select("find", "WHERE s.workflow = %(text)s OR s.workflow || '/' || s.name = %(text)s")

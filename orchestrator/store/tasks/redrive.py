@@ -57,13 +57,17 @@ SELECT /* redrive.preview */ e.name, e.queue, coalesce(e.error->>'kind', '') AS 
   FROM orchestrator.ended_tasks e
  WHERE {_MATCHES} AND e.ended_at >= coalesce(%(since)s::timestamptz, '-infinity')
    AND e.ended_at <= coalesce(%(until)s::timestamptz, 'infinity')
+   AND (%(within)s::text = '' OR starts_with(e.queue, %(within)s::text))
  GROUP BY 1, 2, 3 ORDER BY 5 DESC, 1, 2, 3
 """)
 
 
-def preview(connection: Connection, wanted: FailedFilter) -> list[Group]:
-    """Return what would be tried again, the largest groups first; of those that share a unique key, one."""
-    return _PREVIEW(connection, _parameters(wanted))
+def preview(connection: Connection, wanted: FailedFilter, within: str = "") -> list[Group]:
+    """Return what would be tried again, the largest groups first; of those that share a unique key, one.
+
+    It is of queues whose names begin with `within`.
+    """
+    return _PREVIEW(connection, _parameters(wanted), within=within)
 
 
 def ask(connection: Connection, wanted: FailedFilter) -> None:

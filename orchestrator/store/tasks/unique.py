@@ -58,8 +58,18 @@ SELECT payload FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
 """)
 
 
-def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey) -> bytes:
-    """Create a task, or do what its policy says if another has its key; return the id of the task that has it."""
+_QUEUE = Statement[str]("""
+SELECT /* keys.queue */ queue FROM orchestrator.tasks WHERE id = %(id)s::uuid
+ UNION ALL
+SELECT queue FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
+""")
+
+
+def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, within: str = "") -> bytes:
+    """Create a task, or do what its policy says if another has its key; return the id of the task that has it.
+
+    The other one is left alone, and stays unknown, unless the name of its queue begins with `within`.
+    """
     for _ in range(_ROUNDS):
         if insert_task(connection, task):
             return task.id
@@ -70,6 +80,8 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey) -> b
         holder = str(found)
         if is_over:
             _FREE_EXPIRED(connection, key=unique.key)
+        elif within and not (_QUEUE.first(connection, id=holder) or "").startswith(within):
+            raise Duplicate(f"A task of another queue has the key {unique.key!r}; this one was not enqueued.", "")
         elif unique.on_duplicate == "raise":
             raise Duplicate(f"Task {holder} already has the key {unique.key!r}; this one was not enqueued.", holder)
         elif unique.on_duplicate == "replace":

@@ -1,0 +1,115 @@
+"""What a key that is for some queues and workflows only may have to do with: each route says what it is about.
+
+    @routes.get("/{id}", about=TASK)
+
+What is asked for by name is refused before anybody looks whether it is there; what is asked for by id is as good as
+not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.api.context import Api
+from orchestrator.api.problems import Refused, refused
+from orchestrator.domain.access import Reach
+from orchestrator.domain.dag.definition import Definition, named_queues
+from orchestrator.errors import NotFound
+from orchestrator.store import insights
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a route is about, and so whose it is."""
+
+    name: str
+    check: Callable[[Api, Reach, Mapping[str, Any]], None]
+    """Refuses what was read from a request of somebody whose reach it is out of; not asked where all is in it."""
+
+
+def _beside(what: str, name: str, prefix: str) -> Refused:
+    own = f"for {what}s whose names begin with {prefix!r}" if prefix.isprintable() else f"for no {what}"
+    return refused(403, "The key is for others", f"{what.capitalize()} {name!r:.140}: the key is {own}.")
+
+
+def check_queue(reach: Reach, name: str) -> None:
+    """Refuse a queue that is out of reach."""
+    if not reach.has_queue(name):
+        raise _beside("queue", name, reach.queues)
+
+
+def check_workflow(reach: Reach, name: str) -> None:
+    """Refuse a workflow that is out of reach."""
+    if not reach.has_workflow(name):
+        raise _beside("workflow", name, reach.workflows)
+
+
+def check_definition(reach: Reach, definition: Definition) -> None:
+    """Refuse a definition that would reach out: by its name, its queues, or the workflows that it starts or follows."""
+    check_workflow(reach, definition.name)
+    for queue in sorted(named_queues(definition)):
+        check_queue(reach, queue)
+    named = [*(step.workflow for step in definition.steps), *(trigger.workflow for trigger in definition.on)]
+    for workflow in named:
+        check_workflow(reach, workflow or definition.name)
+
+
+def _queue(_: Api, reach: Reach, given: Mapping[str, Any]) -> None:
+    check_queue(reach, given["name"])
+
+
+def _workflow(_: Api, reach: Reach, given: Mapping[str, Any]) -> None:
+    check_workflow(reach, given["workflow"] if "workflow" in given else given["name"])
+
+
+def _task(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
+    with api.reading() as connection:
+        found = insights.find_task_owner(connection, given["id"])
+    if found is None or not (reach.has_queue(found.queue) or (found.in_run and reach.has_workflow(found.workflow))):
+        raise NotFound.by_id("task", str(given["id"]))
+
+
+def has_run(api: Api, reach: Reach, run: Any) -> bool:
+    """Say whether there is such a run, and it is in reach."""
+    with api.reading() as connection:
+        found = insights.find_run_owner(connection, run)
+    return found is not None and reach.has_workflow(found.workflow)
+
+
+def _run(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
+    if not has_run(api, reach, given["id"]):
+        raise NotFound.by_id("run", str(given["id"]))
+
+
+def _backfill(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
+    if not reach.has_workflow(api.backend.schedules.show_backfill(given["number"]).workflow):
+        raise NotFound(f"There is no backfill {given['number']}.")
+
+
+def _whole(_: Api, __: Reach, ___: Mapping[str, Any]) -> None:
+    detail = "This is about the whole system, and the key is for some queues or workflows only."
+    raise refused(403, "The key is for others", detail)
+
+
+def _nothing(_: Api, __: Reach, ___: Mapping[str, Any]) -> None:
+    """Let everybody in."""
+
+
+QUEUE = Subject("queue", _queue)
+"""The queue in the path."""
+WORKFLOW = Subject("workflow", _workflow)
+"""The workflow in the path."""
+TASK = Subject("task", _task)
+"""The task in the path: its queue, or the workflow of its run."""
+RUN = Subject("run", _run)
+"""The run in the path: its workflow."""
+BACKFILL = Subject("backfill", _backfill)
+"""The backfill in the path: its workflow."""
+WITHIN = Subject("within", _nothing)
+"""The function is given the `reach`, and keeps to it: lists, and what is named in a body."""
+WHOLE = Subject("whole", _whole)
+"""The system as a whole: for nobody who is bound to a part."""
+NOTHING = Subject("nothing", _nothing)
+"""Nothing that is anybody's."""

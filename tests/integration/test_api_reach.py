@@ -1,0 +1,371 @@
+"""Keys that are for some queues and workflows only: everything else is refused, or is not there, on every route."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from sqlalchemy import Connection, Engine
+
+from orchestrator.api.app import create_app
+from orchestrator.api.endpoints import Endpoint, Routes
+from orchestrator.api.reach import BACKFILL, NOTHING, QUEUE, RUN, TASK, WHOLE, WITHIN, WORKFLOW, Subject
+from orchestrator.api.routes import ROUTES
+from orchestrator.domain.access import Reach, Scope, Secret
+from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.dag import definitions
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.by_name import call_by_name
+from orchestrator.settings import Settings, load_settings
+from orchestrator.store import keys
+from orchestrator.store.database import engine_for
+
+OWN, OTHERS = "mail.out", "bank.out"
+
+
+@dataclass
+class House:
+    """Two of everything: one for the key that is bound to it, one beside it."""
+
+    settings: Settings
+    engine: Engine
+    key: Secret
+    tasks: dict[str, UUID] = field(default_factory=dict)
+    failed: dict[str, UUID] = field(default_factory=dict)
+    runs: dict[str, UUID] = field(default_factory=dict)
+    run_tasks: dict[str, UUID] = field(default_factory=dict)
+    backfills: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.app = create_app(self.settings)
+
+    def send(self, method: str, path: str, key: Secret | None = None, **given: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key or self.key}"}
+
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.request(method, path, headers=headers, **given)
+
+        return asyncio.run(ask())
+
+    def get(self, path: str, key: Secret | None = None) -> Any:
+        answer = self.send("GET", path, key)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def make_key(self, queues: str | None, workflows: str | None) -> Secret:
+        secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+        with self.engine.connect() as connection:
+            keys.add(connection, secret, "bound", Scope.ADMIN, None, queues=queues, workflows=workflows)
+        return secret
+
+
+def definition(workflow: str, queue: str, **more: Any) -> dict[str, Any]:
+    schedule = {"cron": "0 6 * * *"}
+    return {"name": workflow, "queue": queue, "schedule": schedule, "tasks": {"a": {"task": "t.a"}}} | more
+
+
+def fill(house: House, backend: Backend, connection: Connection, name: str) -> None:
+    queue, workflow = f"{name}.out", f"{name}-flow"
+    task = call_by_name(house.settings, "t.a", [], {}, options={"queue": queue}, queue="default")
+    house.tasks[name] = UUID(bytes=backend.tasks.enqueue(task))
+    house.failed[name] = UUID(bytes=new_id())
+    connection.exec_driver_sql(
+        "INSERT INTO orchestrator.ended_tasks (id, name, queue, payload, status, error, attempt, failures, losses,"
+        " priority, seq, created_at, ended_at) VALUES (%s, 't.a', %s, '', 'failed', %s, 1, 1, 0, 0, 1, now(), now())",
+        (house.failed[name].hex, queue, f'{{"kind": "E", "message": "secret of {name}"}}'),
+    )
+    backend.workflows.apply(definitions.from_data(definition(workflow, queue)))
+    house.runs[name] = UUID(bytes=backend.workflows.start(workflow, {}, new_id(), key=None, tags=()))
+    house.run_tasks[name] = UUID(bytes=new_id())
+    connection.exec_driver_sql(
+        "INSERT INTO orchestrator.tasks (id, name, queue, payload, run_id, step)"
+        " VALUES (%s, 't.a', 'shared', '', %s, 'a')",
+        (house.run_tasks[name].hex, house.runs[name].hex),
+    )
+    backend.queues.limit(queue, 5, None)
+    house.backfills[name] = backend.schedules.backfill(f"{workflow}/default", "2026-01-01", "2026-01-03", None, False)
+
+
+@pytest.fixture(scope="module")
+def house(database_url: str, redis_url: str) -> Iterator[House]:
+    settings = load_settings(environ={}, database_url=database_url, redis_url=redis_url)
+    engine = engine_for(database_url, autocommit=True)
+    found = House(settings, engine, Secret("", ""))
+    found.key = found.make_key("mail.", "mail-")
+    backend = Backend(settings)
+    with engine.connect() as connection:
+        for name in ("mail", "bank"):
+            fill(found, backend, connection, name)
+        connection.exec_driver_sql("DELETE FROM orchestrator.inbox")
+    yield found
+    backend.close()
+    engine.dispose()
+
+
+def place(endpoint: Endpoint, house: House, name: str) -> str:
+    """Return the address of something of one side of the house."""
+    kinds: dict[Subject, dict[str, Any]] = {
+        QUEUE: {"name": f"{name}.out"},
+        WORKFLOW: {"name": "default" if "{workflow}" in endpoint.path else f"{name}-flow", "workflow": f"{name}-flow"},
+        TASK: {"id": house.tasks[name]},
+        RUN: {"id": house.runs[name], "name": "a"},
+        BACKFILL: {"number": house.backfills[name]},
+    }
+    return re.sub(r"{(\w+)}", lambda found: str(kinds[endpoint.about].get(found[1], "x")), endpoint.path)
+
+
+def changes(house: House) -> list[Any]:
+    """Return all that a request beside the key's reach must not touch."""
+    tables = ("inbox", "queues", "schedules", "workflows", "backfills", "runs", "tasks", "api_keys")
+    with house.engine.connect() as connection:
+        return [
+            connection.exec_driver_sql(f"SELECT count(*), sum(hashtext(t::text)) FROM orchestrator.{table} t").one()
+            for table in tables
+        ]
+
+
+NAMED = [one for one in ROUTES if one.about in (QUEUE, WORKFLOW, TASK, RUN, BACKFILL)]
+BODIES = {"set_schedule": {"schedule": {"cron": "1 1 * * *"}}, "backfill": {"start": "2026-01-01"}, "reset": {"to": 1}}
+
+
+def titled(endpoint: Endpoint) -> str:
+    return f"{endpoint.method} {endpoint.path}"
+
+
+@pytest.mark.parametrize("endpoint", NAMED, ids=titled)
+def test_what_is_beside_the_prefix_is_refused_or_not_there(house: House, endpoint: Endpoint) -> None:
+    before = changes(house)
+    body: dict[str, Any] = {} if endpoint.body is None else {"json": BODIES.get(endpoint.call.__name__, {})}
+    answer = house.send(endpoint.method, place(endpoint, house, "bank"), **body)
+    by_name = endpoint.about in (QUEUE, WORKFLOW)
+    assert answer.status_code == (403 if by_name else 404), answer.text
+    assert changes(house) == before
+    if not by_name:  # and it cannot be told from what was never there
+        path = re.sub(
+            r"{(id|number)}", lambda found: str(UUID(bytes=new_id())) if found[1] == "id" else "999", endpoint.path
+        )
+        missing = house.send(endpoint.method, re.sub(r"{\w+}", "a", path), **body)
+        assert missing.json() == answer.json()
+
+
+@pytest.mark.parametrize("endpoint", [one for one in NAMED if one.method == "GET"], ids=titled)
+def test_what_the_key_is_for_is_shown(house: House, endpoint: Endpoint) -> None:
+    answer = house.send("GET", place(endpoint, house, "mail"))
+    if endpoint.call.__name__ in ("history", "task_logs"):  # no run of code, and no such step yet
+        assert answer.status_code in (200, 404)
+    else:
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("endpoint", [one for one in ROUTES if one.about is WHOLE], ids=titled)
+def test_the_system_as_a_whole_is_for_keys_that_are_bound_to_nothing(house: House, endpoint: Endpoint) -> None:
+    body: dict[str, Any] = {} if endpoint.body is None else {"json": {"name": "a"}}
+    path = re.sub(r"{\w+}", "1", endpoint.path)
+    assert house.send(endpoint.method, path, **body).status_code == 403
+
+
+# -- what a function keeps to by itself: each such route has a test here
+
+
+def listed(house: House, path: str, key: Secret | None = None) -> list[dict[str, Any]]:
+    """Return all pages of a list, one item each."""
+    found: list[dict[str, Any]] = []
+    cursor = ""
+    while True:
+        page = house.get(f"{path}{'&' if '?' in path else '?'}limit=1{cursor}", key)
+        found += page["items"]
+        if page["next"] is None:
+            return found
+        assert len(found) < 100, "the cursor goes round"
+        cursor = f"&cursor={page['next']}"
+
+
+def ids(found: list[dict[str, Any]]) -> set[str]:
+    return {one["id"] for one in found}
+
+
+def lists_tasks(house: House) -> None:
+    own = {str(house.tasks["mail"]), str(house.failed["mail"])}
+    assert ids(listed(house, "/api/v1/tasks")) == own
+    assert listed(house, f"/api/v1/tasks?queue={OTHERS}") == []
+    assert ids(listed(house, "/api/v1/tasks?name=t.a&status=failed")) == {str(house.failed["mail"])}
+    assert listed(house, "/api/v1/tasks?queue=shared") == []
+    assert ids(listed(house, f"/api/v1/tasks?run={house.runs['mail']}")) == {str(house.run_tasks["mail"])}
+    assert listed(house, f"/api/v1/tasks?run={house.runs['bank']}") == []
+    assert house.get(f"/api/v1/tasks/{house.run_tasks['mail']}")["task"]["queue"] == "shared"
+    assert listed(house, "/api/v1/tasks", house.make_key(None, "mail-")) == []
+
+
+def lists_runs(house: House, path: str = "/api/v1/runs") -> None:
+    found = listed(house, path)
+    assert str(house.runs["mail"]) in ids(found)
+    assert {one["workflow"] for one in found} == {"mail-flow"}
+    assert listed(house, f"{path}?workflow=bank-flow") == []
+    assert listed(house, f"{path}?parent={house.runs['bank']}") == []
+    assert listed(house, path, house.make_key("mail.", None)) == []
+
+
+def lists_runs_of_the_seed(house: House) -> None:
+    lists_runs(house, "/runs")
+
+
+def lists_queues(house: House) -> None:
+    assert [one["queue"] for one in house.get("/api/v1/queues")["queues"]] == [OWN]
+    assert house.get("/api/v1/queues", house.make_key(None, "mail-"))["queues"] == []
+
+
+def lists_workflows(house: House, path: str = "/api/v1/workflows") -> None:
+    assert [one["name"] for one in house.get(path)["workflows"]] == ["mail-flow"]
+    assert house.get(path, house.make_key("mail.", None))["workflows"] == []
+
+
+def lists_workflows_of_the_seed(house: House) -> None:
+    lists_workflows(house, "/workflows")
+
+
+def lists_schedules(house: House) -> None:
+    assert [one["workflow"] for one in house.get("/api/v1/schedules")["schedules"]] == ["mail-flow"]
+
+
+def enqueues(house: House) -> None:
+    task = {"name": "t.a"}
+    assert house.send("POST", "/api/v1/tasks", json=task).status_code == 403  # into `default`
+    assert house.send("POST", "/api/v1/tasks", json=task | {"queue": OTHERS}).status_code == 403
+    made = house.send("POST", "/api/v1/tasks", json=task | {"queue": OWN})
+    assert made.status_code == 201
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE id = %s", (made.json()["id"],))
+
+
+def enqueues_under_a_key_of_somebody_else(house: House) -> None:
+    whole = house.make_key(None, None)
+    theirs = {"name": "t.a", "queue": OTHERS, "unique_key": "k", "args": [1]}
+    held = house.send("POST", "/api/v1/tasks", whole, json=theirs).json()["id"]
+    for policy in ("return", "replace", "raise"):
+        mine = theirs | {"queue": OWN, "on_duplicate": policy, "args": [2]}
+        for path, body in (("/api/v1/tasks", mine), ("/api/v1/tasks/bulk", {"tasks": [mine]})):
+            answer = house.send("POST", path, json=body)
+            assert answer.status_code == 409
+            assert held not in answer.text
+    assert house.get(f"/api/v1/tasks/{held}", whole)["args"] == [1]
+
+
+def enqueues_many(house: House) -> None:
+    before = changes(house)
+    both = {"tasks": [{"name": "t.a", "queue": OWN}, {"name": "t.a", "queue": OTHERS}]}
+    assert house.send("POST", "/api/v1/tasks/bulk", json=both).status_code == 403
+    assert changes(house) == before
+
+
+def redrives(house: House) -> None:
+    def wanted() -> list[Any]:
+        with house.engine.connect() as connection:
+            return list(connection.exec_driver_sql("DELETE FROM orchestrator.inbox RETURNING kind, body->>'queue'"))
+
+    wanted()
+    answer = house.send("POST", "/api/v1/tasks/retry", json={"name": "t.a"}).json()
+    assert (answer["tasks"], [group["queue"] for group in answer["groups"]]) == (1, [OWN])
+    assert wanted() == [("redrive", OWN)]
+    answer = house.send("POST", "/api/v1/tasks/retry", json={"queue": OTHERS})
+    assert answer.json()["tasks"] == 0
+    assert "secret of bank" not in answer.text
+    assert wanted() == []
+
+
+def applies(
+    house: House, path: str = "/api/v1/workflows", wrap: Callable[[Any], Any] = lambda one: {"definition": one}
+) -> None:
+    for given in (
+        definition("bank-flow", OWN),
+        definition("mail-flow", OTHERS),
+        definition("mail-flow", OWN, tasks={"a": {"task": "t.a", "queue": OTHERS}}),
+        definition("mail-flow", OWN, tasks={"a": {"workflow": "bank-flow"}}),
+        definition("mail-flow", OWN, on=[{"workflow": "bank-flow"}]),
+    ):
+        before = changes(house)
+        assert house.send("POST", path, json=wrap(given)).status_code == 403, given
+        assert changes(house) == before
+    assert house.send("POST", path, json=wrap(definition("mail-flow", OWN))).json()["new"] is False
+
+
+def applies_at_the_seed(house: House) -> None:
+    applies(house, "/workflows", lambda one: one)
+
+
+def compares(house: House) -> None:
+    path = "/api/v1/workflows/diff"
+    assert house.send("POST", path, json={"definition": definition("bank-flow", OWN)}).status_code == 403
+    assert house.send("POST", path, json={"definition": definition("mail-flow", OWN)}).json()["version"] == 1
+
+
+def searches(house: House) -> None:
+    for text in ("t.a", "bank-flow", "secret of bank", str(house.tasks["bank"]), str(house.runs["bank"])):
+        found = house.send("GET", f"/api/v1/search?text={text}")
+        assert found.status_code == 200
+        assert not re.search(r"bank|shared", found.text), text
+    for own, kind in ((house.tasks["mail"], "tasks_by_id"), (house.runs["mail"], "runs_by_id")):
+        assert len(house.get(f"/api/v1/search?text={own}")[kind]) == 1
+    assert ids(house.get("/api/v1/search?text=secret%20of")["failures"]) == {str(house.failed["mail"])}
+
+
+WITHIN_TESTS: dict[str, list[Callable[[House], None]]] = {
+    "GET /api/v1/tasks": [lists_tasks],
+    "POST /api/v1/tasks": [enqueues, enqueues_under_a_key_of_somebody_else],
+    "POST /api/v1/tasks/bulk": [enqueues_many],
+    "POST /api/v1/tasks/retry": [redrives],
+    "GET /api/v1/queues": [lists_queues],
+    "GET /api/v1/workflows": [lists_workflows],
+    "POST /api/v1/workflows": [applies],
+    "POST /api/v1/workflows/diff": [compares],
+    "GET /api/v1/runs": [lists_runs],
+    "GET /api/v1/schedules": [lists_schedules],
+    "GET /api/v1/search": [searches],
+    "GET /workflows": [lists_workflows_of_the_seed],
+    "POST /workflows": [applies_at_the_seed],
+    "GET /runs": [lists_runs_of_the_seed],
+}
+ANYBODYS = {"GET /healthz", "GET /readyz", "POST /api/v1/workflows/validate"}
+
+
+@pytest.mark.parametrize("endpoint", [one for one in ROUTES if one.about is WITHIN], ids=titled)
+def test_what_keeps_to_the_reach_by_itself_does(house: House, endpoint: Endpoint) -> None:
+    assert titled(endpoint) in WITHIN_TESTS, "give this route a test here: what does it show beside the prefix?"
+    for test in WITHIN_TESTS[titled(endpoint)]:
+        test(house)
+
+
+def test_what_is_said_to_be_about_nothing_is_known_here() -> None:
+    assert {titled(one) for one in ROUTES if one.about is NOTHING} == ANYBODYS
+
+
+def test_no_route_can_be_declared_without_saying_whose_it_is() -> None:
+    routes = Routes("test")
+    with pytest.raises(TypeError, match="about"):
+        routes.get("/x")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="WITHIN"):
+        routes.get("/x", about=WITHIN)(lambda: None)
+    with pytest.raises(TypeError, match="WITHIN"):
+        routes.get("/x", about=NOTHING)(lambda reach: reach)
+
+
+def test_names_that_are_near_are_not_told(house: House) -> None:
+    answer = house.send("GET", "/api/v1/workflows/mail-flov")
+    assert (answer.status_code, "flow" in answer.json()["detail"]) == (404, False)
+
+
+def test_a_key_for_queues_only_is_for_no_workflow() -> None:
+    assert Reach.of(None, None) == Reach("", "")
+    assert Reach.of("mail.", None).has_queue("mail.out")
+    assert not Reach.of("mail.", None).has_workflow("mail.out")
+    assert not Reach.of("mail.", None).has_workflow(None)
+    assert Reach.of("mail.", "").has_workflow(None)
+    assert not Reach.of("mail.", "").has_queue("mai")
