@@ -38,7 +38,9 @@ CHOICES = {
     "log_level": ("debug", "info", "warning", "error"),
     "log_format": ("text", "json"),
     "webhooks": ("public", "allowed", "off"),
+    "signing": ("sign", "require"),
 }
+_SECRETS = ("signing_keys",)
 _FOR_EVER_IF_ZERO = ("retention_success", "retention_failed")
 
 
@@ -112,6 +114,13 @@ class Settings:
     """Where workers post webhooks: to `public` addresses and those of webhook_allow, `allowed` ones only, or `off`."""
     webhook_allow: str = ""
     """Hosts and networks that webhooks may reach although they are internal, e.g. hooks.corp, *.corp, 10.1.0.0/16."""
+
+    signing: str = "require"
+    """Where there are signing keys: `require` signatures on messages in Redis, or `sign` and take unsigned ones too."""
+    signing_keys: str = ""
+    """Secrets with which messages in Redis are signed, in base64; the first one signs, and all are believed."""
+    signing_keys_file: str = ""
+    """A file that holds them instead."""
 
     def __repr__(self) -> str:
         """Show everything but passwords."""
@@ -297,7 +306,9 @@ def _validated(settings: Settings) -> Settings:
 
 
 def _shown(name: str, value: object) -> str:
-    """Return a value for a message, without the password that an address may hold."""
+    """Return a value for a message, without the password that an address may hold, and no secret at all."""
+    if name in _SECRETS:
+        return "'…'" if value else "''"
     if not name.endswith("_url"):
         return repr(value)
     return repr(without_password(value)) if isinstance(value, str) else f"a value of type {type(value).__name__}"

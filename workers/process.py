@@ -171,7 +171,7 @@ class WorkerProcess:
         """It goes on all the same."""
         url = settings.require_redis()
         self._queues = (*queues, private_queue(worker))
-        keys = Keys(settings.namespace)
+        keys = Keys.of(settings)
         self._streams = WorkerStreams(connect(url), keys)
         self.reporter = Reporter(WorkerStreams(connect(url), keys), worker, held)
         self.journal = Journal(connect(url), keys)

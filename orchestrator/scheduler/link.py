@@ -26,6 +26,7 @@ from orchestrator.transport.batch_sizes import MOST_BYTES
 from orchestrator.transport.codec import Attempt, Malformed, decode_flush, encode
 from orchestrator.transport.leader import Inbound, LeaderStreams, StreamsDamaged
 from orchestrator.transport.quarantine import Refused
+from orchestrator.transport.signing import Signing
 
 log = get_logger("scheduler")
 
@@ -118,6 +119,7 @@ class Link(Remembering):
                     gathered.fleet_changed or inbound.fleet_changed,
                     inbound.complete,
                     gathered.stopped + inbound.stopped,
+                    inbound.stream or gathered.stream,
                 )
                 if inbound.complete or sum(len(body) for _, body in gathered.entries) > MOST_BYTES:
                     return
@@ -178,12 +180,12 @@ class Decoded(NamedTuple):
     refused: list[Refused]
 
 
-def decode(inbound: Inbound) -> Decoded:
-    """Return what entries of the events stream say; what cannot be read is set aside."""
+def decode(inbound: Inbound, signing: Signing) -> Decoded:
+    """Return what entries of the events stream say; what cannot be read, or believed, is set aside."""
     decoded = Decoded([], [])
     for entry, body in inbound.entries:
         try:
-            flush = decode_flush(body)
+            flush = decode_flush(signing.body(inbound.stream, body))
         except Malformed as error:
             decoded.refused.append(Refused(entry, body, str(error)))
         else:

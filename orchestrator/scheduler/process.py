@@ -27,7 +27,7 @@ log = get_logger("scheduler")
 
 def run_scheduler(settings: Settings) -> int:
     """Run a scheduler; return its exit code."""
-    keys = Keys(settings.namespace)
+    keys = Keys.of(settings)
     url, namespace = settings.require_database(), settings.namespace
     deadlines = Deadlines(max(settings.database_timeout, settings.lease), late=settings.lease)
     engine = database.engine_for(

@@ -175,7 +175,7 @@ class Term:
 
     def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> News:
         """Do everything that a tick does to Postgres."""
-        decoded, thorough = decode(inbound), inbound.nudged or suspicion is not None
+        decoded, thorough = decode(inbound, self.link.streams.signing), inbound.nudged or suspicion is not None
         with self._transaction(self._behind(inbound), with_agenda=thorough) as (tx, news, agenda):
             self._apply(tx, news, decoded)
             if suspicion is not None and inbound.complete:
@@ -216,7 +216,7 @@ class Term:
     def _apply_leftover(self, inbound: Inbound, cursor: Cursor) -> Sequence[Ended]:
         """Apply what still stands in the stream of a generation that ends, up to a cursor; return what ended."""
         self._is_careful = True  # nothing that stands there may keep the next generation from beginning
-        decoded = decode(inbound)
+        decoded = decode(inbound, self.link.streams.signing)
         with self._transaction(cursor) as (tx, news, _):
             self._apply(tx, news, decoded)
             self.runs.advance(tx, news)

@@ -14,11 +14,18 @@ from redis.exceptions import ConnectionError
 from orchestrator.transport.codec import Ended, Malformed, decode
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import NUDGE_CAP, Keys
+from orchestrator.transport.quarantine import Refused, set_aside
+from orchestrator.transport.signing import Forged
 
 _TIMEOUT = 2.0
 """Seconds that one nudge may take."""
 _SILENCE = 2.0
 """Seconds without nudges after one that failed."""
+
+_FRESH = 60.0
+"""Seconds after which a signed announcement may be an old one that somebody repeats: then Postgres is asked."""
+_REFUSE_EVERY = 10.0
+"""Seconds between two forged announcements that a client sets aside."""
 
 Wake = Callable[["Ended | None"], None]
 """Called with the end that was announced, or with None: something may have been missed, look in Postgres."""
@@ -108,6 +115,7 @@ class Announcements:
         self._subscribed: dict[str, threading.Event] = {}
         self._pubsub = redis.pubsub()  # type: ignore[no-untyped-call]
         self._thread: threading.Thread | None = None
+        self._refuse_at = 0.0
         self._closed = threading.Event()
 
     def listen(self, identifier: bytes, wake: Wake) -> None:
@@ -163,7 +171,7 @@ class Announcements:
             if message["type"] == "subscribe":
                 self._subscribed[message["channel"].decode()].set()
             elif message["type"] == "message":
-                self._deliver(message["data"])
+                self._deliver(message["channel"].decode(), message["data"])
 
     def _subscribe_missing(self) -> None:
         """Subscribe to channels that Redis was away for when somebody began to listen."""
@@ -177,16 +185,28 @@ class Announcements:
             if self._subscribed:
                 self._pubsub.subscribe(*self._subscribed)
 
-    def _deliver(self, data: bytes) -> None:
+    def _deliver(self, channel: str, data: bytes) -> None:
         try:
-            ended = decode(list[Ended], data)
-        except Malformed:
+            checked = self._keys.signing.check(channel, data)
+            ended = decode(list[Ended], checked.body)
+        except Malformed as error:
+            self._refuse(channel, data, error)
             return  # a stranger's message on our channel; Postgres is the truth
+        is_old = bool(checked.mac) and abs(time.time() - checked.stamp / 1000) > _FRESH
         for item in ended:
             with self._lock:
                 waiting = list(self._waiters.get(item.id, ()))
             for wake in waiting:
-                wake(item)
+                wake(None if is_old else item)
+
+    def _refuse(self, channel: str, data: bytes, error: Malformed) -> None:
+        """Set a forged message aside; one now and then is enough, for every client hears it."""
+        if isinstance(error, Forged) and time.monotonic() >= self._refuse_at:
+            self._refuse_at = time.monotonic() + _REFUSE_EVERY
+            with contextlib.suppress(*UNAVAILABLE):
+                pipeline = self._redis.pipeline(transaction=False)
+                set_aside(pipeline, self._keys, [Refused(channel, data, str(error))])
+                pipeline.execute()
 
     def _wake_everyone(self) -> None:
         with self._lock:

@@ -35,9 +35,11 @@ def write(
     """Write down, by task, how far it has come and what it said."""
     pipeline = redis.pipeline(transaction=False)
     for task, mark in marks.items():
-        pipeline.set(keys.progress(task), encode(mark), ex=JOURNAL_TTL)
+        place = keys.progress(task)
+        pipeline.set(place, keys.signing.sign(place, encode(mark)), ex=JOURNAL_TTL)
     for task, line in lines:
-        pipeline.xadd(keys.log(task), {"d": encode(line)}, maxlen=LOG_CAP, approximate=False)
+        place = keys.log(task)
+        pipeline.xadd(place, {"d": keys.signing.sign(place, encode(line))}, maxlen=LOG_CAP, approximate=False)
     for task in {task for task, _ in lines}:
         pipeline.expire(keys.log(task), JOURNAL_TTL)
     pipeline.execute()
@@ -52,9 +54,10 @@ def read_progress(redis: Redis, keys: Keys, task: bytes) -> tuple[ProgressMark, 
     if value is None:
         return None
     try:
-        return decode(ProgressMark, value), max(0.0, JOURNAL_TTL - left / 1000)  # by one clock, that of Redis
+        mark = decode(ProgressMark, keys.signing.body(keys.progress(task), value))
+        return mark, max(0.0, JOURNAL_TTL - left / 1000)  # by one clock, that of Redis
     except Malformed:
-        return None  # another release's
+        return None  # another release's, or a stranger's
 
 
 class Said(NamedTuple):
@@ -72,7 +75,8 @@ def read_log(redis: Redis, keys: Keys, task: bytes, after: str = "0-0", block: f
     for _, items in cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or []):
         for entry, fields in items:
             try:
-                said.append(Said(entry.decode(), decode(LogLine, (fields or {}).get(b"d", b""))))
+                body = keys.signing.body(keys.log(task), (fields or {}).get(b"d", b""))
+                said.append(Said(entry.decode(), decode(LogLine, body)))
             except Malformed:
-                continue  # another release's
+                continue  # another release's, or a stranger's
     return said

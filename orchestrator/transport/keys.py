@@ -36,7 +36,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from orchestrator.settings import DEFAULT_NAMESPACE
+from orchestrator.settings import DEFAULT_NAMESPACE, Settings
+from orchestrator.transport.signing import OFF, Signing, signing_of
 
 GROUP = "workers"
 DONE_CHANNELS = 16
@@ -65,10 +66,16 @@ def is_private(queue: str) -> bool:
 
 @dataclass(frozen=True)
 class Keys:
-    """The names of one shard's keys."""
+    """The names of one shard's keys, and how what stands there is signed."""
 
     namespace: str = DEFAULT_NAMESPACE
     shard: int = 0
+    signing: Signing = OFF
+
+    @classmethod
+    def of(cls, settings: Settings) -> Keys:
+        """Return what the settings say."""
+        return cls(settings.namespace, signing=signing_of(settings))
 
     @property
     def prefix(self) -> str:

@@ -32,6 +32,7 @@ from orchestrator.transport.listening import Found, Listening
 from orchestrator.transport.pages import Pages
 from orchestrator.transport.quarantine import Refused, set_aside
 from orchestrator.transport.raw_connection import Argument, RawConnection, Script, field
+from orchestrator.transport.signing import Forged, Signing
 
 M = TypeVar("M")
 
@@ -180,6 +181,8 @@ class Inbound(NamedTuple):
     """Nothing was left to read."""
     stopped: list[str] = []
     """Workers that have ended in good order."""
+    stream: str = ""
+    """Where the events stood, for which they are signed."""
 
 
 class Message(NamedTuple):
@@ -246,6 +249,13 @@ class LeaderStreams:
         self._database = ""
         self._refused_beats: dict[bytes, Refused] = {}
         """Heartbeats that make no sense; each is set aside once, although it is read every second."""
+        self._beat_numbers: dict[str, int] = {}
+        """Of the heartbeats that were read last: an order answers one, and is signed with its number."""
+
+    @property
+    def signing(self) -> Signing:
+        """How messages are signed."""
+        return self._keys.signing
 
     # -- leadership and generations
 
@@ -287,7 +297,7 @@ class LeaderStreams:
         server = str(info["run_id"])
         return ServerState(
             generation=found.decode(errors="replace") if isinstance(found, bytes) else None,
-            applied=_decode_or_none(Applied, applied) if isinstance(applied, bytes) else None,
+            applied=self._read(Applied, self._keys.applied, applied) if isinstance(applied, bytes) else None,
             server=server,
             readable=kind == b"stream",
             usable=kind == b"stream"
@@ -367,6 +377,7 @@ class LeaderStreams:
         nudged = fleet_changed = False
         is_complete = True
         stopped: list[str] = []
+        source = ""
         nudges = self._keys.nudges.encode()
         for stream, items in found:
             if stream == nudges:
@@ -374,12 +385,13 @@ class LeaderStreams:
                 nudged = True
                 fleet_changed = any(b"fleet" in (fields or ()) for _, fields in items)
                 for entry in items:
-                    stopped += _decode_or_none(list[Word], field(entry, b"stopped") or None) or []
+                    stopped += self._read(list[Word], self._keys.nudges, field(entry, b"stopped") or None) or []
             else:
+                source = stream.decode()
                 entries = self._batch_sizes.cut([(entry[0].decode(), field(entry, b"d")) for entry in items], count)
                 is_complete = len(items) < count and len(entries) == len(items)
         self._nudged_in_vain = nudged and not entries and not fleet_changed  # until something is published
-        return Inbound(entries, nudged, fleet_changed, is_complete, stopped)
+        return Inbound(entries, nudged, fleet_changed, is_complete, stopped, source)
 
     def close(self) -> None:
         """Close the connections that are this process's own."""
@@ -410,14 +422,16 @@ class LeaderStreams:
         calls: a Redis that is nearly full then takes at least some of them.
         """
         said = self._said(generation, cursor, ended) if cursor is not None else _NOTHING_SAID
+        signing = self._keys.signing
         self._nudged_in_vain = False
         for part in _in_parts(messages):
             keys = [self._keys.term, self._keys.applied, self._keys.events(generation), self._keys.claimed]
             arguments: list[Argument] = [self._mark(term), claimed, *said]
             for queue, bodies in part.items():
-                keys.append(self._keys.queue(generation, queue))
+                stream = self._keys.queue(generation, queue)
+                keys.append(stream)
                 arguments.append(len(bodies))
-                arguments.extend(bodies)
+                arguments.extend([signing.sign(stream, body) for body in bodies] if signing.is_on else bodies)
             with _noticing_damage():
                 accepted = self._connection.run(_PUBLISH, keys, arguments)
             if accepted != 1:
@@ -428,16 +442,19 @@ class LeaderStreams:
         by_channel: dict[str, list[Ended]] = {}
         for item in ended:
             by_channel.setdefault(self._keys.done(item.id), []).append(item)
-        said: list[Argument] = [encode(Applied(generation, cursor)), _after(cursor), len(by_channel)]
+        sign, now = self._keys.signing.sign, int(time.time() * 1000)
+        applied = sign(self._keys.applied, encode(Applied(generation, cursor)))
+        said: list[Argument] = [applied, _after(cursor), len(by_channel)]
         for channel, items in by_channel.items():
-            said += [channel, encode(items)]
+            said += [channel, sign(channel, encode(items), now)]
         return said
 
     def tell_key_holders(self, holders: Mapping[bytes, KeyHolder]) -> None:
         """Tell running tasks which tasks have the keys that they wanted; what is lost, they ask again."""
         pipeline = self._redis.pipeline(transaction=False)
         for task, holder in holders.items():
-            pipeline.set(self._keys.key_holder(task), encode(holder), ex=KEY_HOLDER_TTL)
+            place = self._keys.key_holder(task)
+            pipeline.set(place, self._keys.signing.sign(place, encode(holder)), ex=KEY_HOLDER_TTL)
         pipeline.execute()
 
     # -- dispatch
@@ -456,7 +473,17 @@ class LeaderStreams:
                 raise
             pending = []  # no worker has joined this queue in this generation yet
         owners = {item["message_id"]: item["consumer"].decode() for item in cast("list[dict[str, bytes]]", pending)}
-        return [Message(entry.decode(), (fields or {}).get(b"d", b""), owners.get(entry)) for entry, fields in entries]
+        return [
+            Message(entry.decode(), self._believed(stream, (fields or {}).get(b"d", b"")), owners.get(entry))
+            for entry, fields in entries
+        ]
+
+    def _believed(self, place: str, data: bytes) -> bytes:
+        """Return what stands in a place; nothing if it is not ours. Whoever reads it sets it aside."""
+        try:
+            return self._keys.signing.body(place, data)
+        except Forged:
+            return b""
 
     def withdraw(self, generation: str, queue: str, entries: Sequence[str]) -> None:
         """Take messages back, so that nobody receives them."""
@@ -496,11 +523,13 @@ class LeaderStreams:
         for key, value in zip(keys, found, strict=True):
             try:
                 if value is not None:
-                    beats.append(decode(Heartbeat, value))
+                    beat = decode(Heartbeat, self._keys.signing.body(key.decode(errors="replace"), value))
+                    beats.append(beat)
             except Malformed as error:
                 refused[key] = Refused(key.decode(errors="replace"), value or b"", str(error))
         new = [refusal for key, refusal in refused.items() if self._refused_beats.get(key) != refusal]
         self._refused_beats = refused
+        self._beat_numbers = {beat.worker: beat.number for beat in beats}
         if new:
             self.set_aside(new)
         return beats
@@ -516,15 +545,20 @@ class LeaderStreams:
 
     def names(self, digest: str) -> list[str] | None:
         """Return the task names published under a digest."""
-        value = cast("bytes | None", self._redis.get(self._keys.names(digest)))
-        return _decode_or_none(list[Word], value)
+        place = self._keys.names(digest)
+        return self._read(list[Word], place, cast("bytes | None", self._redis.get(place)))
+
+    def _read(self, kind: type[M], place: str, value: bytes | None) -> M | None:
+        """Return what stands in a place, or None if it is nothing of ours."""
+        return None if value is None else _decode_or_none(kind, self._believed(place, value))
 
     def order(self, orders: Mapping[str, Order]) -> None:
         """Send each worker its order."""
         pipeline = self._redis.pipeline(transaction=False)
         for worker, order in orders.items():
             stream = self._keys.orders(worker)
-            pipeline.xadd(stream, {"d": encode(order)}, maxlen=1000, approximate=True)
+            body = self._keys.signing.sign(stream, encode(order), self._beat_numbers.get(worker, 0))
+            pipeline.xadd(stream, {"d": body}, maxlen=1000, approximate=True)
             pipeline.expire(stream, _ORDERS_TTL)
         pipeline.execute()
 

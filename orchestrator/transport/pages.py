@@ -14,6 +14,8 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from orchestrator.transport.keys import Keys
+from orchestrator.transport.quarantine import Refused, set_aside
+from orchestrator.transport.signing import Forged
 
 _TTL = 3_600
 """Seconds after which pages expire whose leader died before it could remove them."""
@@ -29,6 +31,7 @@ class Pages:
     def write(self, run: bytes, attempt: int, number: int, page: bytes) -> None:
         """Write one page; the first one, numbered 0, puts away whatever stood there. The same again changes nothing."""
         key = self._keys.pages(run, attempt)
+        page = self._keys.signing.sign(_place(key, number), page)
         pipeline = self._redis.pipeline(transaction=False)
         if number == 0:
             pipeline.unlink(key)
@@ -42,11 +45,23 @@ class Pages:
             self._redis.unlink(key)  # somebody has taken it, and the pages of before are gone: the worker will say so
 
     def read(self, run: bytes, attempt: int, number: int) -> bytes | None:
-        """Return one page, or None if it is gone."""
-        return cast("bytes | None", self._redis.hget(self._keys.pages(run, attempt), str(number)))
+        """Return one page, or None if it is gone, or nobody of ours has written it."""
+        key = self._keys.pages(run, attempt)
+        page = cast("bytes | None", self._redis.hget(key, str(number)))
+        try:
+            return None if page is None else self._keys.signing.body(_place(key, number), page)
+        except Forged as error:
+            pipeline = self._redis.pipeline(transaction=False)
+            set_aside(pipeline, self._keys, [Refused(f"{key} {number}", page or b"", str(error))])
+            pipeline.execute(raise_on_error=False)
+            return None
 
     def remove(self, attempts: Iterable[tuple[bytes, int]]) -> None:
         """Remove the pages of attempts that have landed."""
         keys = [self._keys.pages(run, attempt) for run, attempt in attempts]
         if keys:
             self._redis.unlink(*keys)
+
+
+def _place(key: str, number: int) -> str:
+    return f"{key}:{number}"

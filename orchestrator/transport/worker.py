@@ -26,6 +26,7 @@ from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import CANARY_TTL, GROUP, NUDGE_CAP, PRIVATE_TTL, Keys, private_queue
 from orchestrator.transport.quarantine import Refused, set_aside
 from orchestrator.transport.raw_connection import Argument, Entry, RawConnection, Script, field
+from orchestrator.transport.signing import Forged, Once
 
 # The events stream is never created here: where it is missing, Redis has lost it, and the reports stay with the worker,
 # and the messages where they are, until a leader has begun anew.
@@ -56,6 +57,8 @@ return {entry, read(KEYS[2]), read(KEYS[3])}
 """
 )
 _NAMES_TTL = 3600
+_OLDEST_ORDER = 60
+"""Heartbeats after which an order is no answer any more."""
 _ANSWER_TIMEOUT = 5.0
 """Seconds beyond the time that Redis was asked to wait after which its answer is not awaited any more."""
 
@@ -88,6 +91,9 @@ class WorkerStreams:
         self._redis = redis
         self._keys = keys
         self._connection = RawConnection(redis)
+        self._taken = Once()
+        self._beat_numbers: dict[str, int] = {}
+        """Of the last heartbeats: an order that answers one of long ago is an old one."""
 
     def generation(self) -> str | None:
         """Return the current generation, or None while no leader has begun one on this server.
@@ -126,12 +132,17 @@ class WorkerStreams:
                 raise StreamsGone from error
             raise
         received: list[Received] = []
+        signing = self._keys.signing
         for stream, items in cast("list[tuple[bytes, list[Entry]]]", reply or []):
-            queue = stream.decode().removeprefix(self._keys.queue(generation, ""))
+            place = stream.decode()
+            queue = place.removeprefix(self._keys.queue(generation, ""))
             for item in items:
                 entry, body = item[0].decode(), field(item, b"d")
                 try:
-                    received.append(Received(queue, entry, decode_dispatches(body)))
+                    checked = signing.check(place, body)
+                    tasks = decode_dispatches(checked.body)
+                    self._taken.take(checked.mac)
+                    received.append(Received(queue, entry, tasks))
                 except Malformed as error:
                     self._set_aside(generation, queue, entry, body, str(error))
         return received
@@ -141,7 +152,9 @@ class WorkerStreams:
 
         `done` maps queues to the ids of their messages.
         """
-        keys: list[Argument] = [self._keys.events(generation), self._keys.generation, self._keys.applied]
+        events = self._keys.events(generation)
+        keys: list[Argument] = [events, self._keys.generation, self._keys.applied]
+        body = None if body is None else self._keys.signing.sign(events, body)
         arguments: list[Argument] = [GROUP, "reports" if body is not None else "none", body or b""]
         for queue, entries in done.items():
             keys.append(self._keys.queue(generation, queue))
@@ -150,7 +163,7 @@ class WorkerStreams:
         return Receipt(
             entry=entry.decode() if entry else None,
             generation=_text(now) if now else None,
-            applied=_applied(applied) if applied else None,
+            applied=self._applied(applied),
         )
 
     def is_led(self, within: float) -> bool:
@@ -178,10 +191,13 @@ class WorkerStreams:
         keys = self._keys
         pipeline = self._redis.pipeline(transaction=False)
         for beat in beats:
-            pipeline.set(keys.worker(beat.worker), encode(beat), px=int(ttl * 1000))
+            place = keys.worker(beat.worker)
+            pipeline.set(place, keys.signing.sign(place, encode(beat)), px=int(ttl * 1000))
+            self._beat_numbers[beat.worker] = beat.number
             pipeline.sadd(keys.workers, beat.worker)
         for digest in {beat.names for beat in beats}:
-            pipeline.set(keys.names(digest), encode(list(names)), ex=_NAMES_TTL)
+            place = keys.names(digest)
+            pipeline.set(place, keys.signing.sign(place, encode(list(names))), ex=_NAMES_TTL)
         pipeline.execute()
 
     def leave(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
@@ -193,7 +209,8 @@ class WorkerStreams:
             pipeline.delete(keys.worker(worker), keys.orders(worker))
             pipeline.expire(keys.queue(generation, private_queue(worker)), PRIVATE_TTL)
             pipeline.srem(keys.workers, worker)
-        self._greet(pipeline, {"fleet": b"", "stopped": encode(list(stopped))})
+            self._beat_numbers.pop(worker, None)
+        self._greet(pipeline, {"fleet": b"", "stopped": keys.signing.sign(keys.nudges, encode(list(stopped)))})
         pipeline.execute()
 
     def greet(self) -> None:
@@ -206,7 +223,7 @@ class WorkerStreams:
 
     def order_inbox(self) -> OrderInbox:
         """Return where the leader's orders arrive."""
-        return OrderInbox(self._redis, self._keys)
+        return OrderInbox(self._redis, self._keys, self._beat_numbers)
 
     def key_holders(self, tasks: Sequence[bytes]) -> dict[bytes, KeyHolder]:
         """Return which tasks have the keys that these were wanted for, as far as the leader has told."""
@@ -215,7 +232,7 @@ class WorkerStreams:
         for task, data in zip(tasks, found, strict=True):
             with contextlib.suppress(Malformed):  # a stranger's; the leader tells it again
                 if data is not None:
-                    holders[task] = decode(KeyHolder, data)
+                    holders[task] = decode(KeyHolder, self._keys.signing.body(self._keys.key_holder(task), data))
         return holders
 
     def listen_applied(self, heard: Callable[[Applied], None]) -> None:
@@ -228,7 +245,7 @@ class WorkerStreams:
                     pubsub.subscribe(self._keys.applied)
                     while True:
                         message = pubsub.get_message(timeout=5.0)
-                        applied = _applied(message["data"]) if message and message["type"] == "message" else None
+                        applied = self._applied(message["data"]) if message and message["type"] == "message" else None
                         if applied is not None:
                             heard(applied)
                 except UNAVAILABLE:
@@ -236,6 +253,12 @@ class WorkerStreams:
                     threading.Event().wait(0.5)  # the reporter learns it too, a little later
 
         threading.Thread(target=listen, name="applied", daemon=True).start()
+
+    def _applied(self, value: bytes | None) -> Applied | None:
+        try:
+            return decode(Applied, self._keys.signing.body(self._keys.applied, value)) if value else None
+        except Malformed:
+            return None  # another release's, or a stranger's; the leader writes ours with its next tick
 
     def _set_aside(self, generation: str, queue: str, entry: str, body: bytes, error: str) -> None:
         stream = self._keys.queue(generation, queue)
@@ -260,9 +283,11 @@ class OrderInbox:
     One asks, and waits for `fileno` to become readable beside other things; then the answer is read.
     """
 
-    def __init__(self, redis: Redis, keys: Keys) -> None:
+    def __init__(self, redis: Redis, keys: Keys, beat_numbers: Mapping[str, int]) -> None:
         self._redis = redis
         self._keys = keys
+        self._beat_numbers = beat_numbers
+        self._taken = Once()
         self._connection: Any = redis.connection_pool.make_connection()
         self._last: dict[str, str] = {}
         """The workers that are listened for, and the last order that each was given."""
@@ -313,7 +338,7 @@ class OrderInbox:
             for entry, fields in items:
                 body = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"d", b"")
                 try:
-                    found.append((worker, decode(Order, body)))
+                    found.append((worker, self._order(worker, stream.decode(), body)))
                 except Malformed as error:  # a stranger's; the leader repeats what it means
                     refused.append(Refused(f"orders of {worker}/{entry.decode()}", body, str(error)))
             if refused:
@@ -322,9 +347,10 @@ class OrderInbox:
                 pipeline.execute(raise_on_error=False)
         return found
 
-
-def _applied(value: bytes | None) -> Applied | None:
-    try:
-        return decode(Applied, value) if value else None
-    except Malformed:
-        return None  # another release's; the next leader writes ours
+    def _order(self, worker: str, place: str, data: bytes) -> Order:
+        """Return an order of the leader's, and each only once."""
+        checked = self._keys.signing.check(place, data)
+        if checked.mac and checked.stamp < self._beat_numbers.get(worker, 0) - _OLDEST_ORDER:
+            raise Forged(f"refused: it answers heartbeat {checked.stamp}, which was long ago")
+        self._taken.take(checked.mac)
+        return decode(Order, checked.body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import subprocess
@@ -22,7 +23,7 @@ TASKS = 200
 
 @pytest.fixture
 def settings() -> dict[str, float]:
-    return {"worker_ttl": 2.0, "heartbeat": 0.5}
+    return QUICK
 
 
 def rubbish(chance: random.Random) -> bytes:
@@ -81,6 +82,11 @@ def status(stack: Stack) -> Any:
     return json.loads(done.stdout)["redis"]
 
 
+QUICK = {"worker_ttl": 2.0, "heartbeat": 0.5}
+SIGNED = QUICK | {"signing_keys": base64.b64encode(bytes(32)).decode()}
+
+
+@pytest.mark.parametrize("settings", [QUICK, SIGNED], ids=["unsigned", "signed"])
 def test_rubbish_in_every_stream_stops_nothing(stack: Stack) -> None:
     chance = random.Random(4)
     scheduler = stack.scheduler()

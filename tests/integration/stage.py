@@ -7,7 +7,7 @@ offset where something has to become due.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from orchestrator.transport.codec import Heartbeat, Order, decode, encode, names
 from orchestrator.transport.connection import FULL, connect
 from orchestrator.transport.keys import Keys, private_queue
 from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.signing import OFF
 from orchestrator.transport.worker import OrderInbox, Receipt, WorkerStreams
 
 KEYS = Keys()
@@ -68,14 +69,16 @@ class Clock:
 class Worker:
     """A worker made of its streams alone."""
 
-    def __init__(self, redis: Redis, name: str, *, knows: Sequence[str], slots: int, queues: Sequence[str]) -> None:
+    def __init__(
+        self, redis: Redis, name: str, *, knows: Sequence[str], slots: int, queues: Sequence[str], keys: Keys = KEYS
+    ) -> None:
         self.name = name
         self.alive = True
         self.doubtful = self.burst = self.draining = self.hungry = False
         self.still = 0.0
         self.held: list[tuple[bytes, int]] = []
         self._redis = redis
-        self._streams = WorkerStreams(redis, KEYS)
+        self._streams = WorkerStreams(redis, keys)
         self._knows = list(knows)
         self._slots = slots
         self._queues = list(queues)
@@ -122,12 +125,17 @@ class Worker:
         self.alive = False
         self._streams.leave([self.name], [self.name])
 
-    def take(self) -> list[Dispatch]:
-        """Receive what there is, and hold it."""
+    def join(self) -> tuple[str, list[str]]:
+        """Make sure that its queues can be read; return the generation and these."""
         generation = self._streams.generation()
         assert generation is not None
         queues = [*self._queues, private_queue(self.name)]
         self._streams.join(generation, queues)
+        return generation, queues
+
+    def take(self) -> list[Dispatch]:
+        """Receive what there is, and hold it."""
+        generation, queues = self.join()
         taken: list[Dispatch] = []
         for queue, entry, tasks in self._streams.take(generation, self.name, queues, 1_000, 0.001):
             self._messages.append((queue, entry, {(task.id, task.attempt) for task in tasks}))
@@ -178,6 +186,7 @@ class System:
         self.engine = engine
         self.redis = redis
         self.settings = settings
+        self.keys = Keys.of(settings)
         self.clock = Clock()
         self.workers: list[Worker] = []
         self.schedulers: list[Scheduler] = []
@@ -203,7 +212,7 @@ class System:
 
     def stand_by(self, *, offset: float = 0.0) -> Scheduler:
         """Return a scheduler that does not lead yet."""
-        streams = LeaderStreams(connect(self.settings.redis_url), KEYS)
+        streams = LeaderStreams(connect(self.settings.redis_url), self.keys)
         self._leaders.append(streams)
         return Scheduler(
             self.engine, streams, self.settings, clock_offset=timedelta(seconds=offset), monotonic=self.clock
@@ -252,7 +261,7 @@ class System:
     def worker(
         self, name: str = "w1", *, knows: Sequence[str] = ("job",), slots: int = 10, queue: str = "default"
     ) -> Worker:
-        worker = Worker(self.redis, name, knows=knows, slots=slots, queues=[queue])
+        worker = Worker(self.redis, name, knows=knows, slots=slots, queues=[queue], keys=self.keys)
         worker.beat()
         self.workers.append(worker)
         return worker
@@ -301,7 +310,8 @@ class System:
     def messages(self, queue: str = "default") -> list[tuple[bytes, int]]:
         """Return the attempts whose messages stand in a queue's stream."""
         entries: Any = self.redis.xrange(KEYS.queue(self.generation, queue))
-        return [(task.id, task.attempt) for _, fields in entries for task in decode(list[Dispatch], fields[b"d"])]
+        bodies = [OFF.body("", fields[b"d"]) for _, fields in entries]
+        return [(task.id, task.attempt) for body in bodies for task in decode(list[Dispatch], body)]
 
     def quarantine(self) -> list[dict[bytes, bytes]]:
         entries: Any = self.redis.xrange(KEYS.quarantine)
@@ -318,7 +328,16 @@ def engine(database_url: str) -> Iterator[Engine]:
 @pytest.fixture
 def system(engine: Engine, database_url: str, redis_url: str) -> Iterator[System]:
     """Everything empty, and a leader in its first term."""
-    settings = Settings(database_url=database_url, redis_url=redis_url, lease=60.0, safety_scan=0.01, worker_ttl=TTL)
+    with fresh_system(engine, database_url, redis_url) as system:
+        yield system
+
+
+@contextmanager
+def fresh_system(engine: Engine, database_url: str, redis_url: str, **given: Any) -> Iterator[System]:
+    """Everything empty, and a leader in its first term, with other settings than others have."""
+    settings = Settings(
+        database_url=database_url, redis_url=redis_url, lease=60.0, safety_scan=0.01, worker_ttl=TTL, **given
+    )
     redis = connect(redis_url)
     redis.flushall()
     with engine.begin() as connection:

@@ -67,7 +67,7 @@ class Supervisor:
     def __init__(self, spec: WorkerSpec, settings: Settings) -> None:
         self._spec = spec
         self._settings = settings
-        self._streams = WorkerStreams(connect(settings.require_redis()), Keys(settings.namespace))
+        self._streams = WorkerStreams(connect(settings.require_redis()), Keys.of(settings))
         self._inbox = self._streams.order_inbox()
         self._children: dict[int, Child] = {}
         self._gone: dict[str, bool] = {}

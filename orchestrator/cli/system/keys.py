@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import secrets
 from datetime import datetime, timedelta
 
@@ -24,6 +25,8 @@ _LONGEST = 100 * 365 * 86_400
 @click.group("keys")
 def command() -> None:
     """Make, list and revoke keys of the HTTP API. As soon as there is one, the API asks everybody for one.
+
+    Secrets that are no keys of the API are made here too: with `generate-…`, for settings.
 
     \b
     Example:
@@ -94,6 +97,17 @@ def list_(as_json: bool) -> None:
         ],
         empty="There is no key, so the API serves this machine only. Make one: orchestrator keys create NAME",
     )
+
+
+@command.command("generate-signing")
+def generate_signing() -> None:
+    """Print a new secret for signing messages in Redis, for the setting signing_keys. It is kept nowhere.
+
+    \b
+    Example:
+      orchestrator keys generate-signing
+    """
+    echo(base64.b64encode(secrets.token_bytes(32)).decode())
 
 
 @command.command()

@@ -22,6 +22,7 @@ from orchestrator.transport import quarantine
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.quarantine import SetAside
+from orchestrator.transport.signing import OFF
 
 _EXCERPT = 200
 """Characters of a message that a list shows."""
@@ -137,7 +138,7 @@ def _redis() -> Iterator[tuple[Redis, Keys]]:
     settings = load_settings()
     redis = connect(settings.require_redis())
     try:
-        yield redis, Keys(settings.namespace)
+        yield redis, Keys.of(settings)
     finally:
         redis.close()
 
@@ -150,6 +151,6 @@ def _document(message: SetAside) -> dict[str, Any]:
 def _content(body: bytes) -> str:
     """Return a body as data if it is such, else as Python writes bytes."""
     try:
-        return data_text(msgspec.msgpack.decode(body))
+        return data_text(msgspec.msgpack.decode(OFF.body("", body)))
     except (msgspec.DecodeError, ValueError, RecursionError):
         return repr(body)

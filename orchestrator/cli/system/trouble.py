@@ -40,7 +40,7 @@ def check_redis(settings: Settings, events: Events | None, queues: Iterable[str]
     """Return how Redis is doing and what it holds; that it cannot be used is part of the answer."""
     try:
         with closing(connect(settings.require_redis(), timeout=_TIMEOUT)) as redis:
-            keys = Keys(settings.namespace)
+            keys = Keys.of(settings)
             health = check_health(redis, keys)
             generation = events.generation if events else None
             return health, inspect(redis, keys, generation, queues) if health.reachable else RedisView()

@@ -36,7 +36,7 @@ def last_words(settings: Settings, task: bytes) -> TaskProgress | None:
     if not settings.redis_url:
         return None
     with suppress(OrchestratorError):
-        return read_progress(connect(settings.redis_url, timeout=_TIMEOUT), Keys(settings.namespace), task)
+        return read_progress(connect(settings.redis_url, timeout=_TIMEOUT), Keys.of(settings), task)
     return None
 
 
@@ -129,7 +129,7 @@ def print_log(app: Orchestrator, task: bytes, *, follow: bool, as_json: bool) ->
 
 
 def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]:
-    redis, keys = connect(app.settings.require_redis()), Keys(app.settings.namespace)
+    redis, keys = connect(app.settings.require_redis()), Keys.of(app.settings)
     last = "0-0"
     try:
         while True:

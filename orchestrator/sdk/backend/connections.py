@@ -30,7 +30,7 @@ class Connections:
 
     def __init__(self, settings: Settings) -> None:
         self.namespace = settings.namespace
-        self.keys = Keys(settings.namespace)
+        self.keys = Keys.of(settings)
         self._settings = settings
         self._links = PerProcess(lambda: _Links(settings))
         self._links()  # and so refuse settings that will not do
@@ -138,7 +138,7 @@ class _Links:
 
     def __init__(self, settings: Settings) -> None:
         self.redis = connect(settings.require_redis())
-        self.nudges = Nudges(settings.require_redis(), Keys(settings.namespace))
+        self.nudges = Nudges(settings.require_redis(), Keys.of(settings))
         self.deadlines = deadlines.Deadlines(settings.database_timeout)
         self.engine = _engine(settings, self.deadlines, autocommit=True)
         # A pool of its own: changing the mode of a connection that had died would leave it in the pool, dead for ever.

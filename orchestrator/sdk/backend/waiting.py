@@ -54,9 +54,7 @@ class EndWaiters:
         self._obstacles = obstacles
         self._ask_at = 0.0
         self._told: dict[str, float] = {}
-        self._announcements = PerProcess(
-            lambda: Announcements(connect(settings.require_redis()), Keys(settings.namespace))
-        )
+        self._announcements = PerProcess(lambda: Announcements(connect(settings.require_redis()), Keys.of(settings)))
         self._postgres = Outage(log, "Postgres", "those who wait for results go on waiting")
 
     def close(self) -> None:

@@ -1,0 +1,40 @@
+"""Secrets that settings hold, or the file that a setting names, where secrets are kept in files."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from pathlib import Path
+
+from orchestrator.errors import ConfigurationError
+
+SHORTEST = 32
+"""Bytes."""
+
+
+def read_secrets(name: str, given: str, path: str, advice: str) -> list[str]:
+    """Return the secrets of a setting as they are written, by comma or by line, the one in use first."""
+    if given and path:
+        raise ConfigurationError(f"Settings {name} and {name}_file are both set. Set one of them.")
+    if path:
+        try:
+            given = Path(path).read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"Setting {name}_file: {path!r} cannot be read: {error}.") from error
+        if not given.strip():
+            raise ConfigurationError(f"Setting {name}_file: {path!r} is empty. {advice}")
+    return given.replace(",", " ").split()
+
+
+def decode_secret(name: str, text: str, advice: str) -> bytes:
+    """Return the bytes of a secret, which is not shown where it is none."""
+    try:
+        secret = base64.b64decode(text.replace("-", "+").replace("_", "/") + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        secret = b""
+    if len(secret) < SHORTEST:
+        raise ConfigurationError(
+            f"Setting {name}: expected secrets of at least {SHORTEST} bytes in base64, by comma, the one in use first; "
+            f"found one that is none, or has {len(secret)} bytes. {advice}"
+        )
+    return secret
