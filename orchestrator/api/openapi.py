@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
@@ -38,6 +39,7 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, known, components)
+    _link(endpoints, paths)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -52,6 +54,36 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "bearerFormat": "orc_…"}},
         },
     }
+
+
+def _link(endpoints: Sequence[Endpoint], paths: dict[str, dict[str, Any]]) -> None:
+    """Say where what is answered can be looked at, or acted on: the id of a new task, the first of a list of runs."""
+    for endpoint in endpoints:
+        found = _shows(endpoint)
+        if found is None:
+            continue
+        base, pointer = found
+        links = {
+            operation["operationId"]: {
+                "operationId": operation["operationId"],
+                "parameters": {"id": f"$response.body#/{pointer}"},
+            }
+            for path, operations in paths.items()
+            if path.startswith(f"{base}/{{id}}")
+            for operation in operations.values()
+        }
+        paths[endpoint.path][endpoint.method.lower()]["responses"][str(endpoint.status)]["links"] = links
+
+
+def _shows(endpoint: Endpoint) -> tuple[str, str] | None:
+    """Return under which path the things that are answered stand, and where in the answer the first one's id does."""
+    top = endpoint.path[: -len("/bulk")] if endpoint.path.endswith("/bulk") else endpoint.path
+    base = re.sub(r"/workflows/{name}(/runs)$", r"\1", top)
+    if endpoint.method == "DELETE" or "{" in base or not base.endswith(("/tasks", "/runs", "/quarantine")):
+        return None
+    fields = [field.name for field in msgspec.structs.fields(endpoint.answer)] if _is_described(endpoint) else []
+    pointers = {"id": "id", "ids": "ids/0", "items": "items/0/id", "messages": "messages/0/id"}
+    return next(((base, pointers[name]) for name in fields if name in pointers), None)
 
 
 def _types(endpoint: Endpoint) -> Iterable[Any]:
