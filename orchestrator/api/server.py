@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import signal
 import socket
+import sys
 
 import uvicorn
 
@@ -35,8 +37,15 @@ def serve(settings: Settings, host: str, port: int, *, or_any: bool = False) -> 
     )
     place = f"[{host}]" if ":" in host else host
     log.info("serving http://%s:%d/docs", place, listener.getsockname()[1])
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)  # the server raises once more what it was stopped by, when it has stopped
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _end(_number: int, _frame: object) -> None:
+    """End as one who was asked to, and has."""
+    sys.exit(0)
 
 
 def _has_keys(settings: Settings) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -258,6 +259,16 @@ def test_the_document_describes_every_route(http: httpx.Client) -> None:
     assert http.get("/readyz").json() == {"status": "ready"}
     assert http.get("/api/v1/status").json()["leader"]
     assert http.get("/api/v1/workers").json()["workers"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_is_asked_to_end_ends_in_good_order(served: tuple[Stack, str], number: signal.Signals) -> None:
+    stack, _ = served
+    address = stack.api()
+    process = stack.processes[-1]
+    assert httpx.get(f"{address}/healthz").status_code == 200
+    process.signal(number)
+    assert process.wait() == 0
 
 
 def test_the_program_of_the_guide_runs(served: tuple[Stack, str], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -43,6 +44,13 @@ CREATE TRIGGER write_down AFTER UPDATE ON orchestrator.tasks FOR EACH ROW
 """
 
 
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
 class Arena:
     """Postgres, Redis, schedulers and workers, for as long as the `with` block lasts."""
 
@@ -61,6 +69,8 @@ class Arena:
         self.services = EmbeddedServices(folder / "services")
         self.schedulers: list[Member] = []
         self.workers: list[Member] = []
+        self.apis: list[Member] = []
+        self.api_port = _free_port()
         self._wanted = (schedulers, workers, hosts)
         self._has_clocks = clocks
         self._settings = settings
@@ -95,7 +105,7 @@ class Arena:
 
     @property
     def members(self) -> list[Member]:
-        return [*self.schedulers, *self.workers]
+        return [*self.schedulers, *self.workers, *self.apis]
 
     @property
     def settings(self) -> Settings:
@@ -163,7 +173,7 @@ class Arena:
     def stop_members(self, timeout: float = 30.0) -> dict[str, int | None]:
         """End all processes in good order, workers first; return how each ended."""
         exit_codes: dict[str, int | None] = {}
-        for members in (self.workers, self.schedulers):
+        for members in (self.apis, self.workers, self.schedulers):
             for member in members:
                 member.ask_to_end()
             exit_codes |= {member.name: member.wait_for_end(timeout) for member in members}
@@ -196,6 +206,8 @@ class Arena:
             host = hosts[1] if hosts and number == 0 else None
             wire = self._wire_to_redis(host)
             self.workers.append(self._member(f"worker-{number}", arguments, host=host, redis=wire))
+        wires = {"redis": self._wire_to_redis(), "postgres": self._wire_to_postgres()}
+        self.apis.append(self._member("api-0", ["api", "--port", str(self.api_port)], **wires))
 
     def _member(self, name: str, arguments: list[str], **connections: Any) -> Member:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("ORCHESTRATOR_")}

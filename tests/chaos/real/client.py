@@ -18,6 +18,7 @@ from tests.chaos.real.loads import LOADS
 from tests.chaos.real.loads.runs import workflow
 from tests.chaos.real.outsider import Outsider
 from tests.chaos.real.project import app
+from tests.chaos.real.visitor import Visitor
 from tests.chaos.real.weather import is_weather
 
 Cancellable = Handle[Any] | RunHandle[Any] | WorkflowHandle[Any]
@@ -41,6 +42,7 @@ class Client:
         self.violations: list[str] = []
         """What no caller should ever see."""
         self._outsider = Outsider(arena, seed)
+        self._visitor = Visitor(arena, seed)
         self._clockwork = Clockwork(arena)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="client", daemon=True)
@@ -85,10 +87,12 @@ class Client:
         self._clockwork.wind_up()
         self._thread.start()
         self._outsider.start()
+        self._visitor.start()
 
     def stop(self) -> None:
         """Submit no more. What was begun is still talked to, until `close`."""
         self._stopping.set()
+        self._visitor.stop()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -100,8 +104,10 @@ class Client:
         """End, when everything is at rest."""
         self.stop()
         self._outsider.stop()
-        self.violations += self._outsider.violations
-        self.counts += self._outsider.counts
+        self._visitor.close()
+        for other in (self._outsider, self._visitor):
+            self.violations += other.violations
+            self.counts += other.counts
         app.close()
         app._client._settings = None
 

@@ -164,7 +164,8 @@ def _wait_until_ready(arena: Arena) -> float:
     """Return the time when all processes have said that they are ready."""
     deadline = time.monotonic() + READY_TIMEOUT
     while not all(
-        member.log.exists() and any(word in member.log.read_text() for word in ("scheduler ready", " ready: queues"))
+        member.log.exists()
+        and any(word in member.log.read_text() for word in ("scheduler ready", " ready: queues", "serving"))
         for member in arena.members
     ):
         if time.monotonic() > deadline:

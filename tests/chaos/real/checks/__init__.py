@@ -10,6 +10,7 @@ callbacks.py     each end was followed once
 runs.py          counters equal a recount
 journeys.py      workflows as code did every step once, and were told the truth
 releases.py      what only some workers know came to its end with them
+visits.py        what was enqueued over HTTP with a key is there once
 fires.py         schedules fired as their policies say
 processes.py     logs, connections, and what outlives the processes
 """
@@ -26,6 +27,7 @@ from tests.chaos.real.checks.processes import check_after_stop, check_connection
 from tests.chaos.real.checks.releases import check_releases
 from tests.chaos.real.checks.rest import wait_for_rest
 from tests.chaos.real.checks.runs import check_runs
+from tests.chaos.real.checks.visits import check_visits
 
 __all__ = ["check", "check_after_stop", "overlaps", "wait_for_rest"]
 
@@ -46,6 +48,7 @@ def check(arena: Arena) -> list[str]:
         *check_rounds(arena),
         *check_releases(arena, ended),
         *check_fires(arena),
+        *check_visits(ended),
         *check_logs(arena),
         *check_connections(arena),
     ]

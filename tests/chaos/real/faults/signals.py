@@ -46,6 +46,30 @@ def kill_scheduler(arena: Arena, pick: Random) -> Iterator[str]:
 
 
 @fault
+def kill_api(arena: Arena, pick: Random) -> Iterator[str]:
+    """The HTTP API dies between the commit of a task and its answer, or anywhere else."""
+    api = pick.choice(arena.apis)
+    with api.held_down():
+        _kill_group(arena, api)
+        yield f"kill -9 of {api}"
+
+
+@fault
+def stop_api(arena: Arena, pick: Random) -> Iterator[str]:
+    api = pick.choice(arena.apis)
+    with stopped(api.pid):
+        yield f"SIGSTOP of {api}"
+
+
+@fault
+def term_api(arena: Arena, pick: Random) -> Iterator[str]:
+    api = pick.choice(arena.apis)
+    with api.held_down():
+        api.signal(signal.SIGTERM)
+        yield f"SIGTERM of {api}"
+
+
+@fault
 def stop_worker(arena: Arena, pick: Random) -> Iterator[str]:
     """A machine stands still: a virtual machine that is moved, or memory that swaps."""
     worker = pick.choice(arena.workers)

@@ -22,6 +22,15 @@ def work(context: TaskContext, seconds: float = 0.0) -> str:
 
 
 @app.task
+def work_for(context: TaskContext, key: str, seconds: float = 0.0) -> str:
+    """Work for somebody who has a key of their own for it."""
+    del key
+    with written_down(context):
+        spend(seconds)
+    return token(context)
+
+
+@app.task
 async def work_async(context: TaskContext, seconds: float = 0.0) -> str:
     with written_down(context):
         await asyncio.sleep(seconds)
