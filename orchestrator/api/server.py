@@ -14,7 +14,9 @@ from orchestrator.api.app import create_app
 from orchestrator.api.context import Api
 from orchestrator.api.guard import check_address
 from orchestrator.errors import ConfigurationError
+from orchestrator.prerequisites import Prerequisites
 from orchestrator.settings import Settings
+from orchestrator.store import database
 from orchestrator.telemetry import get_logger
 
 log = get_logger("api")
@@ -26,6 +28,8 @@ _LAST_REQUESTS = 10
 
 def serve(settings: Settings, host: str, port: int, *, or_any: bool = False) -> None:
     """Serve until SIGTERM or Ctrl-C; what is under way is finished. If the port is taken, another may do."""
+    if not _wait_for_postgres(settings):
+        return
     check_address(host, _has_keys(settings))
     listener = _listen(host, port, or_any)
     config = uvicorn.Config(
@@ -37,14 +41,26 @@ def serve(settings: Settings, host: str, port: int, *, or_any: bool = False) -> 
     )
     place = f"[{host}]" if ":" in host else host
     log.info("serving http://%s:%d/docs", place, listener.getsockname()[1])
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)  # the server raises once more what it was stopped by, when it has stopped
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
 
 
+def _wait_for_postgres(settings: Settings) -> bool:
+    """Wait until Postgres can be used; False if the process was told to stop before."""
+    engine = database.engine_for(
+        settings.require_database(), autocommit=True, pool_size=1, name="orchestrator api", namespace=settings.namespace
+    )
+    prerequisites = Prerequisites(log, [database.awaited(engine)])
+    try:
+        return prerequisites.wait()
+    finally:
+        engine.dispose()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _end)
+
+
 def _end(_number: int, _frame: object) -> None:
-    """End as one who was asked to, and has."""
+    """End as one who was asked to, and has: the server raises once more what it was stopped by, when it has stopped."""
     sys.exit(0)
 
 

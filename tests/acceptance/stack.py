@@ -99,9 +99,13 @@ class Stack:
             eventually(lambda: process.logged("ready:", processes), f"worker ready, see {process.log}")
         return process
 
+    def begin_api(self) -> Process:
+        """Start the API, and do not wait for it."""
+        return self._start("api", ["api", "--port", "0"])
+
     def api(self) -> str:
         """Serve the API; return its address."""
-        process = self._start("api", ["api", "--port", "0"])
+        process = self.begin_api()
         eventually(lambda: process.logged("serving "), f"the API is served, see {process.log}")
         return re.findall(r"serving (\S+)/docs", process.log.read_text())[-1]
 

@@ -58,11 +58,16 @@ def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPos
     server, redis, _ = servers
     server.stop()
     redis.stop()
-    scheduler, worker = stack.scheduler(wait=False), stack.worker(wait=False)
+    scheduler, worker, api = stack.scheduler(wait=False), stack.worker(wait=False), stack.begin_api()
     impatient = [stack.scheduler(wait=False), stack.worker(wait=False)]
     for process in (scheduler, worker, *impatient):
         eventually(lambda process=process: said(process, "Redis cannot be used; waiting for it:") == 1, "it waits")
-    eventually(lambda: said(scheduler, "Postgres cannot be used; waiting for it:") == 1, "for Postgres too")
+    for process in (scheduler, api):
+        eventually(
+            lambda process=process: said(process, "Postgres cannot be used; waiting for it:") == 1, "for Postgres too"
+        )
+    impatient.append(stack.begin_api())
+    eventually(lambda: said(impatient[-1], "waiting for it:") == 1, "so does another")
     for process in impatient:
         process.signal(signal.SIGTERM)
         assert process.wait(10) == 0, "who waits can be stopped"
@@ -72,12 +77,13 @@ def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPos
     assert not scheduler.logged("scheduler ready")
     server.start()
     eventually(lambda: scheduler.logged("scheduler ready"), "the scheduler has all that it needs")
+    eventually(lambda: api.logged("serving "), "so has the API")
     assert project.add.enqueue(2, 3).result(30) == 5
     for process in (scheduler, worker):
         assert said(process, "Redis cannot be used;") == 1
         assert said(process, "Traceback") == 0
     assert said(worker, "Postgres") == 0
-    assert scheduler.stop() == worker.stop() == 0
+    assert scheduler.stop() == worker.stop() == api.stop() == 0
 
 
 def test_a_mistake_in_the_settings_is_told_at_once(
