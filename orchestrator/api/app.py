@@ -1,8 +1,8 @@
-"""The ASGI application: every route, read, done in a thread, and answered."""
+"""The ASGI application: every route, read, done in a thread or, if it can, without one, and answered."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -89,11 +89,15 @@ class _Turns:
         """Do something in a thread when its turn comes."""
         if self._free is None:
             self._free = anyio.CapacityLimiter(_AT_ONCE)
+        return await self.count(partial(anyio.to_thread.run_sync, call, limiter=self._free))
+
+    async def count(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Wait for something that holds no thread; this is one more who waits."""
         if self._waiting >= _MOST_WAITING:
             raise refused(429, "Too many requests at once", f"{_MOST_WAITING:,} wait already.")
         self._waiting += 1
         try:
-            return await anyio.to_thread.run_sync(call, limiter=self._free)
+            return await call()
         finally:
             self._waiting -= 1
 
@@ -137,7 +141,7 @@ async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request,
         given["key"] = request.headers.get("Idempotency-Key")
     if endpoint.takes_match:
         given["match"] = expected_tag(request.headers.get("If-Match"))
-    answer = await turns.run(partial(_call, api, endpoint, given, reach))
+    answer = await (turns.count if endpoint.is_async else turns.run)(partial(_call, api, endpoint, given, reach))
     if isinstance(answer, Generator):
         answer = await _wait_for(turns, answer)
     if isinstance(answer, Response):

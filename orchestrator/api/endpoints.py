@@ -34,7 +34,7 @@ class Endpoint:
     method: str
     path: str
     call: Callable[..., Any]
-    """Called in a thread, with the server's parts and what was read from the request."""
+    """Called in a thread, or on the event loop if it is `async`, with the server's parts and what was read."""
     scope: Scope | None
     """What a key must be good for; None for what everybody may ask."""
     about: Subject
@@ -48,6 +48,7 @@ class Endpoint:
     query: Any = None
     body: Any = None
     answer: Any = None
+    is_async: bool = False
     takes_key: bool = False
     takes_match: bool = False
     etag: Callable[[Any], str] | None = None
@@ -161,6 +162,8 @@ class Routes:
                 raise TypeError(
                     f"{method} {path}: who is given the `reach` is about what is WITHIN it, and nobody else."
                 )
+            if inspect.iscoroutinefunction(call) and about is not WITHIN:
+                raise TypeError(f"{method} {path}: whom it is about may have to be looked up, which needs a thread.")
             summary, _, description = (inspect.getdoc(call) or "").partition("\n")
             self.found.append(
                 Endpoint(
@@ -177,6 +180,7 @@ class Routes:
                     query=hints.get("query"),
                     body=hints.get("body"),
                     answer=_answered(hints.get("return")),
+                    is_async=inspect.iscoroutinefunction(call),
                     takes_key="key" in names,
                     takes_match="match" in names,
                     etag=etag,

@@ -30,14 +30,15 @@ class Commits:
         self._ends.append(Future())
         return self._ends[-1]
 
-    def _store_alone(self, tasks: Sequence[NewTask]) -> Future[Sequence[Outcome]]:
-        self.alone.append([task.id[0] for task in tasks])
+    def _store_alone(self, calls: Sequence[shared.Alone]) -> Future[Sequence[Outcome]]:
+        self.alone.append([call()[0] for call in calls])
         self._last.append(Future())
         return self._last[-1]
 
     def add(self, number: int, size: int = 0, key: str | None = None) -> asyncio.Future[bytes]:
         unique = None if key is None else UniqueKey(key, "running")
-        return self.gathering.add(NewTask(bytes([number]) * 16, "job", "default", bytes(size), unique=unique))
+        task = NewTask(bytes([number]) * 16, "job", "default", bytes(size), unique=unique)
+        return self.gathering.add(task, lambda: task.id)
 
     async def end(self, commit: int, outcomes: Sequence[Outcome] | None = None) -> None:
         self._ends[commit].set_result(outcomes or [bytes([number]) * 16 for number in self.begun[commit]])
@@ -189,6 +190,19 @@ def test_a_commit_that_ends_after_its_loop_is_nobodys() -> None:
     asyncio.run(main())
     with contextlib.suppress(RuntimeError):
         kept[0]._ends[0].set_result([bytes(16)])
+
+
+def test_a_defect_keeps_nobody_waiting() -> None:
+    async def main() -> None:
+        commits = Commits()
+        calls = [commits.add(1), commits.add(2)]
+        await turns()
+        commits._ends[0].set_exception(MemoryError("no room"))
+        await turns()
+        assert "no room" in str(calls[0].exception())
+        assert "no room" in str(calls[1].exception())
+
+    asyncio.run(main())
 
 
 def test_a_thread_that_cannot_be_had_is_told_to_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,13 +137,13 @@ def new_task(api: Api, call: NewCall, reach: Reach, key: str | None = None) -> N
 
 
 @routes.post("", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE])
-def enqueue(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enqueued:
+async def enqueue(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enqueued:
     """Enqueue a task. It is durable when this is answered.
 
     Whether its arguments fit is for the worker to say, who knows it. A repeated request with the same
     `Idempotency-Key` gives the id of the first.
     """
-    return Enqueued(UUID(bytes=api.backend.tasks.enqueue(new_task(api, body, reach, key), reach.queues)))
+    return Enqueued(UUID(bytes=await api.backend.tasks.aenqueue(new_task(api, body, reach, key), reach.queues)))
 
 
 @routes.post("/bulk", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}])

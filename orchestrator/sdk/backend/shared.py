@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -31,29 +32,29 @@ _MOST_BYTES = 4_000_000
 
 Outcome = bytes | Exception | None
 """What a caller is told: the id of its task, or what went wrong; None if its task has to be tried alone."""
+Alone = Callable[[], bytes]
+"""Enqueues the task of one caller by itself."""
 
 
 class SharedCommits:
     """Enqueues of the coroutines of this process; those of one event loop share commits."""
 
-    def __init__(self, connections: Connections, alone: Callable[[NewTask], bytes]) -> None:
-        """`alone` enqueues one task."""
+    def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._alone = alone
         self._loops: PerProcess[WeakKeyDictionary[asyncio.AbstractEventLoop, _Gathering]] = PerProcess(
             WeakKeyDictionary
         )
         self._committing = PerProcess(lambda: ThreadPoolExecutor(_COMMITS, "orchestrator-commits"))
         self._waiting = PerProcess(lambda: ThreadPoolExecutor(_ALONE, "orchestrator-keys"))
 
-    async def enqueue(self, task: NewTask) -> bytes:
+    async def enqueue(self, task: NewTask, alone: Alone) -> bytes:
         """Create one task; return its id, or that of the task which has its key, when that is durable."""
         loop = asyncio.get_running_loop()
         gatherings = self._loops()
         gathering = gatherings.get(loop)
         if gathering is None:
             gathering = gatherings[loop] = _Gathering(loop, self._submit, self._submit_alone)
-        return await gathering.add(task)
+        return await gathering.add(task, alone)
 
     def close(self) -> None:
         """Let the threads end with what they do now."""
@@ -66,8 +67,8 @@ class SharedCommits:
     def _submit(self, tasks: Sequence[NewTask]) -> Future[Sequence[Outcome]]:
         return self._committing().submit(self._store_and_nudge, tasks)
 
-    def _submit_alone(self, tasks: Sequence[NewTask]) -> Future[Sequence[Outcome]]:
-        return self._waiting().submit(self._store_alone, tasks)
+    def _submit_alone(self, calls: Sequence[Alone]) -> Future[Sequence[Outcome]]:
+        return self._waiting().submit(_store_alone, calls)
 
     def _store_and_nudge(self, tasks: Sequence[NewTask]) -> Sequence[Outcome]:
         outcomes = self._store(tasks)
@@ -95,20 +96,22 @@ class SharedCommits:
         self._connections.insert(tasks[0])
         return set()
 
-    def _store_alone(self, tasks: Sequence[NewTask]) -> Sequence[Outcome]:
-        outcomes: list[Outcome] = []
-        for task in tasks:
-            try:
-                outcomes.append(self._alone(task))
-            except Exception as error:  # noqa: BLE001  # it is raised where the task was enqueued
-                outcomes.append(error)
-        return outcomes
+
+def _store_alone(calls: Sequence[Alone]) -> Sequence[Outcome]:
+    outcomes: list[Outcome] = []
+    for call in calls:
+        try:
+            outcomes.append(call())
+        except Exception as error:  # noqa: BLE001  # it is raised where the task was enqueued
+            outcomes.append(error)
+    return outcomes
 
 
 class _Call(NamedTuple):
     """One coroutine that waits for its task to be stored."""
 
     task: NewTask
+    alone: Alone
     stored: asyncio.Future[bytes]
     begun: float
 
@@ -120,7 +123,7 @@ class _Gathering:
         self,
         loop: asyncio.AbstractEventLoop,
         store: Callable[[Sequence[NewTask]], Future[Sequence[Outcome]]],
-        store_alone: Callable[[Sequence[NewTask]], Future[Sequence[Outcome]]],
+        store_alone: Callable[[Sequence[Alone]], Future[Sequence[Outcome]]],
     ) -> None:
         self._loop = loop
         self._store = store
@@ -129,9 +132,9 @@ class _Gathering:
         self._commits = 0
         self._is_due = False
 
-    def add(self, task: NewTask) -> asyncio.Future[bytes]:
+    def add(self, task: NewTask, alone: Alone) -> asyncio.Future[bytes]:
         """Have a task stored with the next commit; the future is done when it is durable."""
-        call = _Call(task, self._loop.create_future(), self._loop.time())
+        call = _Call(task, alone, self._loop.create_future(), self._loop.time())
         self._waiting.append(call)
         if not self._commits and not self._is_due:
             self._is_due = True
@@ -156,7 +159,7 @@ class _Gathering:
         if not calls:
             return
         self._commits += 1
-        self._begin(self._store, calls, self._committed)
+        self._begin(partial(self._store, [call.task for call in calls]), calls, self._committed)
         if self._waiting:
             self._limit_wait()
 
@@ -173,16 +176,18 @@ class _Gathering:
 
     def _begin(
         self,
-        store: Callable[[Sequence[NewTask]], Future[Sequence[Outcome]]],
+        store: Callable[[], Future[Sequence[Outcome]]],
         calls: list[_Call],
         then: Callable[[list[_Call], Sequence[Outcome]], None],
     ) -> None:
         def end(done: Future[Sequence[Outcome]]) -> None:
+            error = done.exception()
+            outcomes = done.result() if error is None else [RuntimeError(repr(error)) for _ in calls]
             with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                self._loop.call_soon_threadsafe(then, calls, done.result())
+                self._loop.call_soon_threadsafe(then, calls, outcomes)
 
         try:
-            store([call.task for call in calls]).add_done_callback(end)
+            store().add_done_callback(end)
         except RuntimeError as error:  # the interpreter is about to end, or there are too many threads
             self._loop.call_soon(then, calls, [RuntimeError(str(error)) for _ in calls])
 
@@ -196,7 +201,7 @@ class _Gathering:
             if outcome is None and call.task.unique is not None:
                 by_key.setdefault(call.task.unique.key, []).append(call)
         for same in by_key.values():  # one after the other, as they came
-            self._begin(self._store_alone, same, self._settle)
+            self._begin(partial(self._store_alone, [call.alone for call in same]), same, self._settle)
 
     @staticmethod
     def _settle(calls: Iterable[_Call], outcomes: Iterable[Outcome]) -> None:

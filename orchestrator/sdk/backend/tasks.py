@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from sqlalchemy import Connection
@@ -36,7 +37,7 @@ class TaskBackend:
     def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
         self._connections = connections
         self._waiting = waiting
-        self._shared = SharedCommits(connections, self.enqueue)
+        self._shared = SharedCommits(connections)
 
     def close(self) -> None:
         """Let what is being stored be stored."""
@@ -64,9 +65,9 @@ class TaskBackend:
         self._connections.nudge()
         return created
 
-    async def aenqueue(self, task: NewTask) -> bytes:
+    async def aenqueue(self, task: NewTask, within: str = "") -> bytes:
         """Do the same on an event loop, where those who come at the same time share a commit."""
-        return await self._shared.enqueue(task)
+        return await self._shared.enqueue(task, partial(self.enqueue, task, within))
 
     def enqueue_in(self, given: object, task: NewTask) -> bytes:
         """Create one task in the caller's transaction, whose commit wakes the scheduler."""
