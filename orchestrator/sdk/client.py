@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class Client:
         self._overrides = overrides
         self._settings: Settings | None = None
         self._backend: Backend | None = None
+        self._opening: asyncio.Task[Backend] | None = None
         self._transactions: Transactions | None = None
         self._lock = ProcessLock()
         self.threads = Threads()
@@ -70,9 +72,12 @@ class Client:
         return self._backend
 
     async def opened(self) -> Backend:
-        """Return the same on an event loop, which goes on while the store is loaded."""
+        """Return the same on an event loop, which goes on while the store is loaded; who waits keeps its place."""
         if self._backend is None:
-            await self.threads.run(lambda: self.backend)
+            loop, opening = asyncio.get_running_loop(), self._opening
+            if opening is None or opening.done() or opening.get_loop() is not loop:
+                opening = self._opening = loop.create_task(self.threads.run(lambda: self.backend))
+            await asyncio.shield(opening)
         return self.backend
 
     def _make_backend(self) -> Backend:

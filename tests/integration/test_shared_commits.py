@@ -18,7 +18,6 @@ from sqlalchemy.exc import IntegrityError
 
 from orchestrator import Duplicate, Handle, InvalidTask, Orchestrator, Task, Unavailable, Uncertain
 from orchestrator.sdk.backend import shared
-from orchestrator.sdk.waiting.threads import _MOST
 from orchestrator.store import database
 from tests.chaos.cutting import Cutting
 
@@ -71,12 +70,10 @@ def stored(engine: Engine) -> set[str]:
 
 def test_coroutines_share_commits_and_keep_their_order(job: Task[[int], int], engine: Engine) -> None:
     async def main() -> list[Any]:
-        await job.aenqueue(0)
         return await together(*(job.aenqueue(number) for number in range(300)))
 
     handles = asyncio.run(main())
-    assert {handle.id for handle in handles} < stored(engine)
-    in_order = rows(engine, "SELECT id, xmin::text FROM orchestrator.tasks ORDER BY seq")[1:]
+    in_order = rows(engine, "SELECT id, xmin::text FROM orchestrator.tasks ORDER BY seq")
     assert [str(id) for id, _ in in_order] == [handle.id for handle in handles]
     assert len({transaction for _, transaction in in_order}) <= 2
 
@@ -252,15 +249,14 @@ def test_ten_thousand_coroutines_need_a_few_threads(job: Task[[int], int], engin
         nonlocal most
         calls = asyncio.gather(*(job.aenqueue(number) for number in range(10_000)))
         while not calls.done():
-            most = max(most, threading.active_count())
+            most = max(most, sum(thread.name.startswith("orchestrator-") for thread in threading.enumerate()))
             await asyncio.sleep(0)
         return await calls
 
-    before = threading.active_count()
     handles = asyncio.run(main())
     assert stored(engine) == {handle.id for handle in handles}
     assert len(handles) == 10_000
-    assert most - before <= _MOST + shared._COMMITS + 2  # one loads the store, one looks for statements that hang
+    assert 0 < most <= shared._COMMITS + 3  # others load the store, and look for statements that hang
 
 
 def test_event_loops_in_several_threads(job: Task[[int], int], engine: Engine) -> None:
