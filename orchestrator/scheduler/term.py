@@ -54,6 +54,8 @@ log = get_logger("scheduler")
 
 _FAILED_PAUSE = 0.5
 """Seconds in which a part of a tick that failed is not tried again, unless something happens."""
+_REST = 0.005
+"""Seconds after nudges that came to nothing, because no worker had room, in which a leader does not listen."""
 
 
 class Term:
@@ -82,6 +84,7 @@ class Term:
         self.due_in = 0.0
         """Seconds for which nothing is due, unless something comes in; counted from `_due_since`."""
         self._due_since = 0.0
+        self._nudged_in_vain = False
         self._began: float | None = None
         """When the transaction began that is open, or that failed last."""
 
@@ -171,6 +174,8 @@ class Term:
             log.error("a tick failed, and the next one looks for what is at fault: %s", first_line(error))
             self._is_careful = True
             return
+        is_useful = inbound.entries or inbound.fleet_changed or news.outgoing.ended or self.dispatcher.had_room
+        self._nudged_in_vain = inbound.nudged and not is_useful
         self.link.publish(news, moved_on=bool(inbound.entries))
 
     def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> News:
@@ -197,11 +202,18 @@ class Term:
         return self._fleet_check.run() if self._monotonic() >= self.watch.due_at else None
 
     def _read(self, suspicion: Suspicion | None) -> Inbound:
-        """Read a batch of events, waiting for the first; after a look, all there are."""
+        """Read a batch of events, waiting for the first; after a look, all there are.
+
+        After nudges that came to nothing more may gather: where no worker has room, every enqueue would cost a tick.
+        Where one has, a nudge comes to nothing if its task was found before it: the next may have one to find.
+        """
         if not self.link.can_read:
             self._stopping.wait(min(self.due_in, 0.1))
             return Inbound()
         until = min(self._due_since + self.due_in, self.watch.due_at)
+        if self._nudged_in_vain and suspicion is None:
+            self._nudged_in_vain = False
+            self._stopping.wait(min(_REST, until - self._monotonic()))
         return self.link.read(until if suspicion is None else None)
 
     def _behind(self, inbound: Inbound) -> Cursor:

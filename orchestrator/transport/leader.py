@@ -152,8 +152,6 @@ _ORDERS_TTL = 60
 _COMPLAINT_TTL = 5
 _LARGEST = 2**64 - 1
 """Of either part of a stream's ids."""
-_REST = 0.005
-"""Seconds after nudges that came to nothing, in which a leader does not listen."""
 _CONSUMER_IDLE = 60
 """Seconds without a read after which a consumer is gone; one that is back is made anew by its next read."""
 
@@ -244,7 +242,6 @@ class LeaderStreams:
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
         self._batch_sizes = BatchSizes()
         self._last_nudge = "0-0"
-        self._nudged_in_vain = False
         self._name = secrets.token_hex(4)
         self._database = ""
         self._refused_beats: dict[bytes, Refused] = {}
@@ -346,17 +343,10 @@ class LeaderStreams:
     # -- events
 
     def read(self, generation: str, cursor: str, count: int, block: float) -> Inbound:
-        """Read events after the cursor; wait up to `block` seconds for the first.
-
-        After nudges that came to nothing more may gather: where no worker has room, every enqueue would cost a tick.
-        """
+        """Read events after the cursor; wait up to `block` seconds for the first."""
         streams = (self._keys.events(generation), self._keys.nudges)
         count = self._batch_sizes.number(count)
         deadline = time.monotonic() + block
-        if self._nudged_in_vain and block > 0:
-            self._nudged_in_vain = False
-            time.sleep(min(block, _REST))
-            block = deadline - time.monotonic()
         while block > 0:
             answer = self._listening.wait(streams, (cursor, self._last_nudge), count, block)
             if answer is None:
@@ -390,7 +380,6 @@ class LeaderStreams:
                 source = stream.decode()
                 entries = self._batch_sizes.cut([(entry[0].decode(), field(entry, b"d")) for entry in items], count)
                 is_complete = len(items) < count and len(entries) == len(items)
-        self._nudged_in_vain = nudged and not entries and not fleet_changed  # until something is published
         return Inbound(entries, nudged, fleet_changed, is_complete, stopped, source)
 
     def close(self) -> None:
@@ -423,7 +412,6 @@ class LeaderStreams:
         """
         said = self._said(generation, cursor, ended) if cursor is not None else _NOTHING_SAID
         signing = self._keys.signing
-        self._nudged_in_vain = False
         for part in _in_parts(messages):
             keys = [self._keys.term, self._keys.applied, self._keys.events(generation), self._keys.claimed]
             arguments: list[Argument] = [self._mark(term), claimed, *said]

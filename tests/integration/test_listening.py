@@ -109,33 +109,3 @@ def test_a_question_that_is_never_answered_is_given_up(streams: LeaderStreams, m
     monkeypatch.setattr(streams._listening._connection, "can_read", lambda timeout: bool(time.sleep(timeout)))
     with pytest.raises(TimeoutError):
         eventually(lambda: streams.read(G, "0-0", 10, 0.01).entries, "it is given up", 5)
-
-
-def test_nudges_that_come_to_nothing_are_gathered(redis: Redis, streams: LeaderStreams) -> None:
-    """Where no worker has room, every enqueue would cost a tick, and a commit beside its own."""
-    looks = 0
-    began = time.monotonic()
-    for _ in range(200):
-        nudge(redis, KEYS)
-        looks += streams.read(G, "0-0", 10, 0.02).nudged
-    took = time.monotonic() - began
-    assert looks <= 2 + took / 0.005
-
-
-def test_the_nudge_after_something_was_handed_out_is_heard_at_once(
-    redis: Redis, streams: LeaderStreams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rests: list[float] = []
-    monkeypatch.setattr("orchestrator.transport.leader.time.sleep", rests.append)
-    streams.claim_term(1, "database")
-    nudge(redis, KEYS)
-    assert streams.read(G, "0-0", 10, 1.0).nudged
-    streams.publish(G, 1, {"default": [b"message"]})
-    nudge(redis, KEYS)
-    assert streams.read(G, "0-0", 10, 1.0).nudged
-    assert not rests
-    entry = add(redis, b"report")
-    assert streams.read(G, "0-0", 10, 1.0).entries == [(entry, b"report")]
-    assert len(rests) == 1, "the second came to nothing"
-    assert streams.read(G, entry, 10, 0.001).entries == []
-    assert len(rests) == 1

@@ -57,6 +57,8 @@ class Dispatcher(Remembering):
         self._measured_at = 0.0
         self._finished: Counter[str] = Counter()
         fleet.capabilities.rates = self._rates
+        self.had_room = False
+        """The last claim could have handed something out, had there been anything."""
 
     @property
     def in_flight(self) -> int:
@@ -75,6 +77,7 @@ class Dispatcher(Remembering):
             self._settings = {row.name: row for row in queues.read(tx.connection)}
         self._lanes.refresh(tx, news)
         rooms = self._rooms(tx, news)
+        self.had_room = bool(rooms)
         if not rooms:
             return
         if self._fleet.capabilities.mixed:
