@@ -154,6 +154,8 @@ _BY_ERROR = """(%(error)s::text IS NULL
 # What is asked for may be rare: each page looks at so many rows of each table, and the next one goes on behind them.
 MOST_LOOKED_AT = 10_000
 """Rows of a table that are looked at for one page."""
+MOST_ENDS_LOOKED_AT = 2_000
+"""The same, in the order of ends: what failed stands far apart in the table, and each row may be a page of it."""
 _BEFORE = "(%(before)s::uuid IS NULL OR id < %(before)s::uuid)"
 _HORIZON = Statement[UUID](f"""
 SELECT /* insights.tasks.horizon */ id FROM (
@@ -274,7 +276,7 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None) -> dict[str
         "error": wanted.error,
         "before": before and before.hex,
         "limit": limit,
-        "most": MOST_LOOKED_AT,
+        "most": MOST_ENDS_LOOKED_AT if wanted.by_end else MOST_LOOKED_AT,
     }
 
 
