@@ -110,6 +110,9 @@ class Settings:
     log_format: str = "text"
     """How they tell it: text for people, or json, one object a line."""
 
+    metrics: str = ""
+    """Where a process serves /metrics, /healthz and /readyz: host:port, or a port, for this machine alone."""
+
     webhooks: str = "public"
     """Where workers post webhooks: to `public` addresses and those of webhook_allow, `allowed` ones only, or `off`."""
     webhook_allow: str = ""

@@ -107,15 +107,26 @@ class Outage:
         """How often it has begun again since it was told."""
         self._over_at = float("-inf")
         self.lasts = False
+        self.reason = ""
+        """What the last failure said."""
+        self.begun = 0
+        """How many outages there have been."""
+
+    @property
+    def is_down(self) -> bool:
+        """Say whether it failed when it was last used; it may be told to last a little longer."""
+        return self.lasts and self._works_since is None
 
     def failed(self, reason: str, *, age: float = 0.0) -> None:
         """Take note of a failure, which began so many seconds ago."""
+        self.reason = reason
         with self._lock:
             began = self._monotonic() - age
             if not self.lasts:
                 is_soon = began - self._over_at < _LONGEST_CALM
                 self._calm = min(2 * self._calm, _LONGEST_CALM) if is_soon else self._settled
                 self.lasts, self._began, self._returns = True, began, 0
+                self.begun += 1
                 self._log.warning("%s cannot be used; %s: %s", self._what, self._meanwhile, reason)
             elif self._works_since is not None:
                 self._returns += 1

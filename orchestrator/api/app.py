@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -26,6 +27,7 @@ from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, re
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Reach
 from orchestrator.errors import NotFound
+from orchestrator.monitoring.exposition import OTHER
 from orchestrator.sdk.waiting.steps import Pause, Steps
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
@@ -112,8 +114,9 @@ class _Path:
         self._endpoints = endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive, send)
+        request, observed, began = Request(scope, receive, send), self._api.observed, time.monotonic()
         reach = Reach()
+        observed.under_way += 1
         try:
             endpoint = self._endpoint(request.method)
             reach = await self._door.admit(request.headers, endpoint.scope, self._turns.run)
@@ -122,7 +125,15 @@ class _Path:
             return
         except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback
             response = _problem(_without_names(error) if reach.is_bound else error, request)
+        finally:
+            observed.under_way -= 1
+        self._observe(request.method, response.status_code, time.monotonic() - began)
         await response(scope, receive, send)
+
+    def _observe(self, method: str, status: int, seconds: float) -> None:
+        known = next(iter(self._endpoints.values()))
+        told = method if method in self._endpoints else OTHER
+        self._api.observed.answered(told, known.path, known.tag, status, seconds)
 
     def _endpoint(self, method: str) -> Endpoint:
         found = self._endpoints.get("GET" if method == "HEAD" else method)

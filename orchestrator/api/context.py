@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.api.observed import ObservedApi
 from orchestrator.sdk.backend import Backend
 from orchestrator.settings import Settings
 
@@ -51,6 +52,7 @@ class Api:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.backend = Backend(settings)
+        self.observed = ObservedApi(settings)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -61,3 +63,4 @@ class Api:
     def close(self) -> None:
         """Close every connection."""
         self.backend.close()
+        self.observed.system.close()

@@ -25,6 +25,7 @@ from orchestrator.api.reach import WITHIN, Subject
 from orchestrator.domain.access import Scope
 
 F = TypeVar("F", bound=Callable[..., Any])
+JSON = "application/json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,8 @@ class Endpoint:
     body: Any = None
     answer: Any = None
     is_async: bool = False
+    media_type: str = JSON
+    """What the answer is."""
     takes_key: bool = False
     takes_match: bool = False
     etag: Callable[[Any], str] | None = None
@@ -119,9 +122,10 @@ class Routes:
         about: Subject,
         scope: Scope | None = Scope.READ,
         etag: Callable[[Any], str] | None = None,
+        media_type: str = JSON,
     ) -> Callable[[F], F]:
         """Declare a route that looks at something."""
-        return self._add("GET", path, about, scope, 200, etag=etag)
+        return self._add("GET", path, about, scope, 200, etag=etag, media_type=media_type)
 
     def post(
         self,
@@ -154,6 +158,7 @@ class Routes:
         status: int,
         examples: Sequence[Any] = (),
         etag: Callable[[Any], str] | None = None,
+        media_type: str = JSON,
     ) -> Callable[[F], F]:
         def declare(call: F) -> F:
             hints = get_type_hints(call, include_extras=True)
@@ -184,6 +189,7 @@ class Routes:
                     takes_key="key" in names,
                     takes_match="match" in names,
                     etag=etag,
+                    media_type=media_type,
                     takes_reach="reach" in names,
                     examples=examples,
                     repeated=frozenset(_lists(hints.get("query"))),

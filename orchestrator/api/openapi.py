@@ -123,7 +123,7 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
             str(endpoint.status): {
                 "description": endpoint.summary,
                 "content": {
-                    "application/json": {"schema": known[id(endpoint.answer)] if _is_described(endpoint) else {}}
+                    endpoint.media_type: {"schema": known[id(endpoint.answer)] if _is_described(endpoint) else {}}
                 },
             },
             **({"304": {"description": "It is as it was."}} if endpoint.etag is not None else {}),

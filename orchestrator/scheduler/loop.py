@@ -13,6 +13,7 @@ from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.candidacy import Candidacy
 from orchestrator.scheduler.leadership import TICK_LIMIT, Leadership, TermOver
 from orchestrator.scheduler.link import miss_redis
+from orchestrator.scheduler.meter import Meter
 from orchestrator.scheduler.term import Term
 from orchestrator.settings import Settings
 from orchestrator.store import database
@@ -45,12 +46,18 @@ class Scheduler:
         self._stopping = threading.Event()
         self._awake = threading.Event()
         """Wakes a standby: the lease is free, or it is time to stop."""
-        self._redis = Outage(log, "Redis", "nothing is handed out, and reports wait", monotonic=monotonic)
-        self._postgres = Outage(log, "Postgres", "nothing moves, and reports wait", monotonic=monotonic)
+        self.redis = Outage(log, "Redis", "nothing is handed out, and reports wait", monotonic=monotonic)
+        self.postgres = Outage(log, "Postgres", "nothing moves, and reports wait", monotonic=monotonic)
+        self.meter = Meter()
         self.leading = threading.Event()
         self._pace = Pace(settings.lease, monotonic)
         self.term: Term
         """The one that it leads, or led last."""
+
+    @property
+    def trouble(self) -> str | None:
+        """What keeps it from its work while it leads."""
+        return self._leadership.trouble
 
     # -- one process's life
 
@@ -61,7 +68,7 @@ class Scheduler:
             leads = False
             try:
                 if not self._candidacy.stand():
-                    self._postgres.worked()
+                    self.postgres.worked()
                     self._candidacy.wait(self._awake)
                     continue
                 leads = True
@@ -69,7 +76,7 @@ class Scheduler:
                 pause = 0.1
                 while not self._stopping.is_set():
                     self.tick()
-                    self._postgres.worked()
+                    self.postgres.worked()
                     if self._leadership.trouble is None:
                         self._candidacy.worked()
             except (TermOver, Deposed) as error:
@@ -110,7 +117,7 @@ class Scheduler:
 
     def _cannot_work(self, error: Exception) -> None:
         if isinstance(error, transport.UNAVAILABLE):
-            miss_redis(self._redis, self._leadership, error)
+            miss_redis(self.redis, self._leadership, error)
             return
         took = self.term.took if self.leading.is_set() else 0.0
         if took > TICK_LIMIT * self._settings.lease:
@@ -120,13 +127,13 @@ class Scheduler:
             complaint = f"The scheduler had more to do at once than it can in its lease: {reason}."
         else:
             reason, complaint = first_line(error), database.explain(error, self._settings.namespace)
-        self._postgres.failed(reason)
+        self.postgres.failed(reason)
         self._leadership.trouble = f"it cannot use Postgres: {reason}"
         self._streams.complain(complaint)
 
     def misses_postgres(self, seconds: float) -> None:
         """Say that Postgres has not answered for so long; called from another thread while a statement waits."""
-        self._postgres.failed(f"it has not answered for {seconds:.1f} s", age=seconds)
+        self.postgres.failed(f"it has not answered for {seconds:.1f} s", age=seconds)
 
     def _resign(self) -> None:
         try:
@@ -145,12 +152,14 @@ class Scheduler:
             self._streams,
             self._leadership,
             self._pace,
-            self._redis,
+            self.redis,
+            self.meter,
             stopping=self._stopping,
             on_ended=self._on_ended,
             monotonic=self._monotonic,
         )
         self.term.begin()
+        self.meter.terms += 1
         self.leading.set()
 
     def tick(self) -> None:

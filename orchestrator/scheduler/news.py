@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple, Self
+from operator import attrgetter
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -25,6 +26,8 @@ from orchestrator.store.code.turns import Unshown
 from orchestrator.store.tasks.transitions import Claimed, Moved
 from orchestrator.transport.codec import Attempt, Ended
 from orchestrator.transport.quarantine import Refused
+
+T = TypeVar("T")
 
 
 class Paged(NamedTuple):
@@ -152,6 +155,56 @@ class Outgoing(_Mergeable):
     """Events that could not be applied."""
 
 
+_LOOKS = 25
+"""Of a batch, how many are looked at for their times, at least."""
+_queue, _queue_and_state = attrgetter("queue"), attrgetter("queue", "state")
+
+
+class _Timed(Protocol):
+    """An attempt of which it is known how long it ran."""
+
+    @property
+    def id(self) -> bytes: ...
+    @property
+    def duration(self) -> float | None: ...
+
+
+def sampled(batch: Sequence[T]) -> Iterator[tuple[T, int]]:
+    """Yield all of a small batch, or every n-th of a large one, and for how many of it each stands."""
+    step = max(1, len(batch) // _LOOKS)
+    for place in range(0, len(batch), step):
+        yield batch[place], min(step, len(batch) - place)
+
+
+@dataclass
+class Counts(_Mergeable):
+    """What is counted for monitoring, once it stands."""
+
+    moved: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By queue and state, how many tasks have come to that."""
+    retried: Counter[str] = field(default_factory=Counter)
+    """By queue, attempts that failed and are tried again."""
+    lost: Counter[str] = field(default_factory=Counter)
+    """By queue, attempts that were lost with their workers."""
+    ran: list[tuple[str, float, int]] = field(default_factory=list)
+    """Queues, how long an attempt of theirs ran, and for how many it stands."""
+    reports: int = 0
+    """How many reports were applied."""
+
+    def time(self, moved: Sequence[Moved], reported: Sequence[_Timed]) -> None:
+        """Take note of how long attempts ran; of many, every n-th is looked at, and stands for n."""
+        queues = set(map(_queue, moved))
+        if len(queues) == 1 and len(moved) == len(reported):  # as a rule; then nobody need be looked for
+            queue = queues.pop()
+            self.ran += [(queue, row.duration, times) for row, times in sampled(reported) if row.duration is not None]
+        elif moved:
+            wanted = {task.id: (task.queue, times) for task, times in sampled(moved)}
+            for row in reported:
+                if row.id in wanted and row.duration is not None:
+                    queue, times = wanted[row.id]
+                    self.ran.append((queue, row.duration, times))
+
+
 @dataclass
 class News(_Mergeable):
     """All that one transaction, or a part of it, has brought about."""
@@ -162,12 +215,13 @@ class News(_Mergeable):
     wakeups: WakeUps = field(default_factory=WakeUps)
     code: CodeNews = field(default_factory=CodeNews)
     outgoing: Outgoing = field(default_factory=Outgoing)
+    counts: Counts = field(default_factory=Counts)
     failed_parts: list[str] = field(default_factory=list)
     """What a careful tick could not do, and nobody in particular is at fault."""
 
     def note(
         self,
-        moved: Iterable[Moved],
+        moved: Sequence[Moved],
         *,
         results: Mapping[bytes, bytes] | None = None,
         errors: Mapping[bytes, TaskError] | None = None,
@@ -180,6 +234,7 @@ class News(_Mergeable):
         `lingering` are tasks whose code may still run although their attempts have ended.
         """
         tasks, capacity, ended = self.tasks, self.capacity, self.outgoing.ended
+        self.counts.moved.update(map(_queue_and_state, moved))
         for task in moved:
             if task.before in IN_FLIGHT_STATES:
                 capacity.landed[task.queue] += 1

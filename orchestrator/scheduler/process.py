@@ -8,9 +8,11 @@ import signal
 import threading
 
 from orchestrator.harmless import without_password
+from orchestrator.monitoring.listener import serve_metrics
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.notifications import listen
+from orchestrator.scheduler.observed import ObservedScheduler
 from orchestrator.scheduler.upkeep.janitor import Janitor
 from orchestrator.scheduler.upkeep.pruning import Pruner
 from orchestrator.settings import Settings
@@ -36,6 +38,8 @@ def run_scheduler(settings: Settings) -> int:
     redis_url = settings.require_redis()
     redis = connect(redis_url)
     log.info("scheduler of %s, with Redis at %s", without_password(url), without_password(redis_url))
+    observed = ObservedScheduler(settings)
+    serve_metrics(settings.metrics, observed, log)
     prerequisites = Prerequisites(log, [database.awaited(engine), awaited(redis)])
     if prerequisites.wait():
         tidying = database.engine_for(
@@ -44,6 +48,7 @@ def run_scheduler(settings: Settings) -> int:
         janitor = Janitor(tidying)
         scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note)
         deadlines.on_late = scheduler.misses_postgres
+        observed.scheduler = scheduler
         _stop_on_signal(scheduler, settings, keys)
         if prerequisites.told_to_stop:
             scheduler.stop()

@@ -33,6 +33,7 @@ from orchestrator.scheduler.isolation import is_about_all
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.link import Decoded, Link, decode
+from orchestrator.scheduler.meter import Meter
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.requests import Requests, settle_ends
 from orchestrator.scheduler.runs.advance import Runs
@@ -68,6 +69,7 @@ class Term:
         leadership: Leadership,
         pace: Pace,
         redis: Outage,
+        meter: Meter,
         *,
         stopping: threading.Event,
         on_ended: Callable[[int], None],
@@ -77,6 +79,7 @@ class Term:
         self._streams = streams
         self._leadership = leadership
         self._pace = pace
+        self._meter = meter
         self._stopping = stopping
         self._on_ended = on_ended
         self._monotonic = monotonic
@@ -128,7 +131,7 @@ class Term:
             reconciler=self._reconciler,
             monotonic=monotonic,
         )
-        self._remembering = (dispatcher, dags, code, backlog, self.agenda, watch, self.link)
+        self._remembering = (dispatcher, dags, code, backlog, self.agenda, watch, self.link, meter)
 
     def begin(self) -> None:
         """Read what is in flight, and have pushes of this term accepted."""
@@ -177,6 +180,7 @@ class Term:
         is_useful = inbound.entries or inbound.fleet_changed or news.outgoing.ended or self.dispatcher.had_room
         self._nudged_in_vain = inbound.nudged and not is_useful
         self.link.publish(news, moved_on=bool(inbound.entries))
+        self._meter.ticked(self._monotonic() - self._due_since)
 
     def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> News:
         """Do everything that a tick does to Postgres."""
@@ -223,6 +227,7 @@ class Term:
 
     def _apply(self, tx: Transaction, news: News, decoded: Decoded) -> None:
         news.outgoing.set_aside += decoded.refused
+        news.counts.reports += len(decoded.reports)
         self._reports.apply(tx, news, decoded.reports)
 
     def _apply_leftover(self, inbound: Inbound, cursor: Cursor) -> Sequence[Ended]:
@@ -251,6 +256,7 @@ class Term:
                 yield tx, news, writing.agenda
                 writing.cursor = cursor if cursor is not self.generations.cursor else None
         except Exception as error:
+            self._meter.failed_ticks += 1
             self._pace.interrupted(budget, by_postgres=database.is_timeout(error))
             self._rolled_back()
             self.due_in = 0.0

@@ -20,6 +20,14 @@ _BLOCK = 65_536
 """Characters that are sent at once."""
 
 
+_statements = 0
+
+
+def statements_sent() -> int:
+    """Return how many times this process has sent something by `send`, as leaders do."""
+    return _statements
+
+
 class Answer(NamedTuple):
     """What comes back of a statement."""
 
@@ -47,6 +55,8 @@ _TYPES = {2950: new_type((2950,), "UUID", _id), 17: new_type((17,), "BYTES", _by
 
 def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Answer:
     """Run SQL on a connection. It must name no table: nothing is said of namespaces here."""
+    global _statements
+    _statements += 1
     if not connection.in_transaction():
         connection.begin()  # as SQLAlchemy would have done by itself
     lent = connection.connection

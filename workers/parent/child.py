@@ -73,6 +73,11 @@ class Child:
             return ChildState.LOADING
         return ChildState.WORN if self.worn else ChildState.WORKING
 
+    @property
+    def is_still(self) -> bool:
+        """Say whether it stands still."""
+        return self._still > 0.0
+
     def hear(self) -> list[Hello | Leaving]:
         """Return what the process has said since."""
         heard: list[Hello | Leaving] = []

@@ -31,6 +31,7 @@ from orchestrator.workers.parent.changes import Changes
 from orchestrator.workers.parent.child import Child, start_child
 from orchestrator.workers.parent.held import Farewell
 from orchestrator.workers.parent.memory import format_memory, resident_memory
+from orchestrator.workers.parent.observed import ObservedWorker
 from orchestrator.workers.parent.parent_death import ending
 from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan
 from orchestrator.workers.parent.signal_wakeup import SignalWakeup
@@ -56,9 +57,11 @@ def run_worker(spec: WorkerSpec, settings: Settings) -> int:
     url = settings.require_redis()
     log.info("worker of %s, with Redis at %s", spec.app, without_password(url))
     prerequisites = Prerequisites(log, [awaited(connect(url))])
-    if not prerequisites.wait():
-        return 0
-    return Supervisor(spec, settings).run(prerequisites)
+    supervisor = Supervisor(spec, settings)
+    with supervisor.observed.served_by_thread():  # which is gone before anything is forked
+        if not prerequisites.wait():
+            return 0
+    return supervisor.run(prerequisites)
 
 
 class Supervisor:
@@ -89,9 +92,8 @@ class Supervisor:
         self._is_closing = False
         """Nothing is started any more."""
         self._drain_told = False
-        self._handed_back = 0
-        """Attempts that its processes gave back at their ends."""
         self._exit_code = 0
+        self.observed = ObservedWorker(settings, spec.concurrency, self._redis)
         bounds = Bounds(*(spec.autoscale or (spec.processes, spec.processes)))
         self._autoscaler = Autoscaler(bounds, settings.scale_down_after)
         self._changes = Changes(Path.cwd()) if spec.reload else None
@@ -105,6 +107,7 @@ class Supervisor:
 
     def run(self, prerequisites: Prerequisites) -> int:
         """Supervise until every child has ended."""
+        self.observed.children = self._children.values()
         self._wakeup = SignalWakeup(
             {
                 signal.SIGTERM: self._on_signal,
@@ -125,7 +128,7 @@ class Supervisor:
             except UNAVAILABLE as error:
                 self._redis.failed(describe(error))
                 self._sleep(min(0.5, self._settings.heartbeat))
-        log.info("worker stopped; attempts that it handed back: %d", self._handed_back)
+        log.info("worker stopped; attempts that it handed back: %d", self.observed.handed_back)
         return self._exit_code
 
     def _step(self, now: float) -> None:
@@ -163,9 +166,11 @@ class Supervisor:
     def _sleep(self, seconds: float, also: Sequence[Any] = ()) -> list[Any]:
         """Sleep until a signal arrives, a child says something, or one of these is ready; return what is."""
         pipes = [child.pipe for child in self._children.values() if not child.is_closed]
-        ready: list[Any] = wait([self._wakeup, *pipes, *also], seconds)  # type: ignore[list-item]
+        asking = self.observed.waits_for()
+        ready: list[Any] = wait([self._wakeup, *pipes, *also, *asking], seconds)  # type: ignore[list-item]
         if self._wakeup in ready:
             self._wakeup.silence()
+        self.observed.serve(ready)
         return ready
 
     # -- children
@@ -184,8 +189,13 @@ class Supervisor:
             self._has_news = True
         if now >= self._start_after:
             for _ in range(start):
-                child = start_child(self._spec, self._settings, self._wakeup.remove)
+                child = start_child(self._spec, self._settings, self._leave_to_parent)
                 self._children[child.pid] = child
+
+    def _leave_to_parent(self) -> None:
+        """In a process that was just forked, let go of what is its parent's."""
+        self._wakeup.remove()
+        self.observed.let_go()
 
     def _see_to_the_spent(self, now: float) -> None:
         """Have processes that wait for a successor end where the worker ends, and go on where nothing can be loaded."""
@@ -224,6 +234,7 @@ class Supervisor:
 
     def _replace(self, child: Child, leaving: Leaving) -> None:
         log.info("process %d is replaced: %s", child.pid, leaving.reason)
+        self.observed.replaced += 1
         if not leaving.at_once:
             child.worn = True
         elif leaving.is_last:
@@ -278,12 +289,14 @@ class Supervisor:
             self._gone[child.worker] = in_order
             died_of = ending(code)
             reports = child.last_words(now, died_of)
-            self._handed_back += child.held.handed_back + sum(isinstance(report, Returned) for report in reports)
+            handed_back = sum(isinstance(report, Returned) for report in reports)
+            self.observed.handed_back += child.held.handed_back + handed_back
             if reports:
                 self._lost.append(Flush(child.worker, reports))
             if farewell in (Farewell.UNUSABLE, Farewell.BROKEN):
                 self._cannot_load(now, mendable=farewell is Farewell.BROKEN or self._was_loaded)
             elif not in_order and not child.dismissed:
+                self.observed.deaths += 1
                 log.error("process %d died (%s) with %d tasks; they will run elsewhere", pid, died_of, len(reports))
                 self._start_after = max(self._start_after, self._died_at + _BREATHER)
                 self._died_at = max(now, self._start_after)
@@ -357,7 +370,7 @@ class Supervisor:
         for alike in by_names.values():
             beats = [child.heartbeat(self._spec, self._beats, hungry=child is asks) for child in alike]
             self._streams.beat(beats, alike[0].names or [], self._settings.worker_ttl)
-        self._last_beat = now
+        self._last_beat = self.observed.heard_at = now
         self._say_unheard_at = 0.0
 
     def _obey(self, worker: str, order: Order) -> None:

@@ -7,11 +7,13 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Meta
+from starlette.responses import Response
 
 from orchestrator.api.context import Api, Asked
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import NOTHING, WHOLE, WITHIN
 from orchestrator.domain.access import Reach, Scope
+from orchestrator.monitoring.exposition import CONTENT_TYPE, render
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_label
 from orchestrator.store import database, insights
@@ -81,6 +83,12 @@ def post_event(api: Api, body: NewEvent) -> Asked:
     event = new_id()
     api.backend.workflows.post_event(event, check_label("event", body.name), body.payload)
     return Asked(UUID(bytes=event), "event")
+
+
+@routes.get("/metrics", about=WHOLE, media_type="text/plain")
+def metrics(api: Api) -> Response:
+    """Tell Prometheus what is asked of this process, and how the whole system is doing."""
+    return Response(render(api.observed.metrics()), media_type=CONTENT_TYPE)
 
 
 @routes.get("/healthz", about=NOTHING, scope=None)

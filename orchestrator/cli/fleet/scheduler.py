@@ -7,15 +7,16 @@ import sys
 import click
 
 from orchestrator.cli.dev.parent import follow_parent
-from orchestrator.cli.terminal.options import log_options
+from orchestrator.cli.terminal.options import log_options, metrics_option
 from orchestrator.scheduler.process import run_scheduler
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging
 
 
 @click.command("scheduler")
+@metrics_option
 @log_options
-def command(log_level: str | None, log_format: str | None) -> None:
+def command(log_level: str | None, log_format: str | None, metrics: str | None) -> None:
     """Run a scheduler.
 
     One scheduler leads. Start another, on another machine if you like, and it stands by to take over within
@@ -24,8 +25,9 @@ def command(log_level: str | None, log_format: str | None) -> None:
     \b
     Example:
       orchestrator scheduler
+      orchestrator scheduler --metrics 9464
     """
     follow_parent()
-    settings = load_settings(log_level=log_level, log_format=log_format)
+    settings = load_settings(log_level=log_level, log_format=log_format, metrics=metrics)
     configure_logging(settings.log_level, settings.log_format)
     sys.exit(run_scheduler(settings))

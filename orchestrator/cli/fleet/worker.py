@@ -8,7 +8,7 @@ import sys
 import click
 
 from orchestrator.cli.dev.parent import follow_parent
-from orchestrator.cli.terminal.options import app_option, log_options, require_app
+from orchestrator.cli.terminal.options import app_option, log_options, metrics_option, require_app
 from orchestrator.sdk.tasks.options import check_name
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging
@@ -59,6 +59,7 @@ _LEAST_MEMORY = 32 * 2**20
 )
 @click.option("--burst", is_flag=True, help="Work until the queues are empty, then exit.")
 @click.option("--reload", is_flag=True, help="Start again when a *.py file under this folder changes; for development.")
+@metrics_option
 @log_options
 def command(
     app: str | None,
@@ -74,6 +75,7 @@ def command(
     reload: bool,
     log_level: str | None,
     log_format: str | None,
+    metrics: str | None,
 ) -> None:
     """Run tasks.
 
@@ -88,7 +90,7 @@ def command(
     """
     if autoscale is not None and processes is not None:
         raise click.UsageError("--autoscale says how many processes there are; leave --processes out.")
-    settings = load_settings(app=app, log_level=log_level, log_format=log_format)
+    settings = load_settings(app=app, log_level=log_level, log_format=log_format, metrics=metrics)
     spec = WorkerSpec(
         app=require_app(settings),
         queues=tuple(_queue(name.strip()) for name in queues.split(",")) if queues is not None else (),

@@ -32,6 +32,16 @@ def log_options(command: F) -> F:
     return command
 
 
+def metrics_option(command: F) -> F:
+    """Add the option that says where monitoring finds the process."""
+    return click.option(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        help="Serve /metrics, /healthz and /readyz here; without a host, to this machine alone. Default: the setting "
+        "`metrics`, else nowhere.",
+    )(command)
+
+
 def page_options(identifier: click.ParamType[UUID]) -> Callable[[F], F]:
     """Return the options of a list that goes back in time, page by page."""
 

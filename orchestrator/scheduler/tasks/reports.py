@@ -113,12 +113,15 @@ class Reports:
             news.wakeups.delayed |= any(row.delay > 0 for row in again)
             repeated = transitions.requeue(tx.connection, again, tx.now)
             news.note(repeated, lingering=lingering)
+            _count_repeated(news, again, repeated)
             _log_lost(unhappy, repeated)
         if endings:
             errors = {ending.id: error for ending, error in endings}
             moved = transitions.end(tx.connection, TaskState.FAILED, [ending for ending, _ in endings], tx.now)
             news.note(moved, errors=errors, by_worker=True, lingering=lingering)
             lost = {report.id for _, report in unhappy if isinstance(report, Lost)}
+            news.counts.lost.update(task.queue for task in moved if task.id in lost)
+            news.counts.time(moved, [ending for ending, _ in endings])
             log_failed(tx, {task.id: errors[task.id] for task in moved if task.id in lost})
 
 
@@ -127,9 +130,20 @@ def _succeed(tx: Transaction, news: News, succeeded: Sequence[tuple[str, Succeed
     results = {row.id: row.result for row in rows}
     moved = transitions.succeed(tx.connection, rows, tx.now)
     news.note(moved, results=results, by_worker=True, inline_result=inline_result)
+    news.counts.time(moved, rows)
     with_children = {report.id: report.children for _, report in succeeded if report.children}
     if with_children:
         create_enqueued(tx, news, [child for task in moved for child in with_children.get(task.id, ())])
+
+
+def _count_repeated(news: News, again: Sequence[Requeue], repeated: Sequence[Moved]) -> None:
+    """Count attempts that failed or were lost, and are tried again; what was handed back is neither."""
+    outcomes = {row.id: row.outcome for row in again if row.outcome is not None}
+    for task in repeated if outcomes else ():
+        outcome = outcomes.get(task.id)
+        if outcome is not None:
+            (news.counts.lost if outcome == "lost" else news.counts.retried)[task.queue] += 1
+    news.counts.time(repeated, again)
 
 
 def _decide(

@@ -1,0 +1,114 @@
+"""The text format that Prometheus reads: families of samples, with labels of which there are never too many."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_QUEUES = 100
+"""Queues that have labels of their own; all others are told as one."""
+OTHER = "other"
+"""The label of all the others."""
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+"""Bounds for lengths of time, from a short task to a long night."""
+SIZES = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000)
+"""Bounds for how many things are done at once."""
+
+_ESCAPES = {"\\": r"\\", "\n": r"\n", '"': r"\""}
+_ESCAPED = re.compile(r'[\\\n"]')
+
+
+@dataclass
+class Histogram:
+    """How often something was as large as what: a number for each bound, and one above all."""
+
+    bounds: Sequence[float] = SECONDS
+    counts: list[int] = field(default_factory=list)
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Take a value in, or as many of about that size."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+
+Labels = Mapping[str, str]
+Sample = tuple[Labels, "float | Histogram"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric, with all its samples."""
+
+    name: str
+    kind: str
+    """`counter`, `gauge` or `histogram`."""
+    help: str
+    samples: Sequence[Sample]
+
+
+def gauge(name: str, help: str, *samples: Sample) -> Family:
+    """Return something that goes up and down."""
+    return Family(name, "gauge", help, samples)
+
+
+def counter(name: str, help: str, *samples: Sample) -> Family:
+    """Return something that only grows, until its process ends."""
+    return Family(name, "counter", help, samples)
+
+
+def histogram(name: str, help: str, *samples: Sample) -> Family:
+    """Return how large something was how often."""
+    return Family(name, "histogram", help, samples)
+
+
+def render(families: Iterable[Family]) -> bytes:
+    """Return families as text; those without samples are left out."""
+    lines: list[str] = []
+    for family in families:
+        if family.samples:
+            lines += [f"# HELP {family.name} {_line(family.help)}", f"# TYPE {family.name} {family.kind}"]
+        for labels, value in family.samples:
+            if isinstance(value, Histogram):
+                lines += _buckets(family.name, labels, value)
+            else:
+                lines.append(f"{family.name}{_labels(labels)} {_number(value)}")
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _buckets(name: str, labels: Labels, value: Histogram) -> list[str]:
+    counts = list(accumulate(list(value.counts)))  # of a copy: another thread may be adding to it
+    bounds = (*map(_number, value.bounds), "+Inf")
+    lines = [
+        f"{name}_bucket{_labels({**labels, 'le': bound})} {count}" for bound, count in zip(bounds, counts, strict=True)
+    ]
+    return [*lines, f"{name}_sum{_labels(labels)} {_number(value.sum)}", f"{name}_count{_labels(labels)} {counts[-1]}"]
+
+
+def _labels(labels: Labels) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items()) + "}"
+
+
+def _escaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: _ESCAPES[found[0]], text)
+
+
+def _line(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    if value == math.inf:
+        return "+Inf"
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))

@@ -1,0 +1,187 @@
+"""What only Postgres and Redis know: read when somebody asks, at most every few seconds, and in bounded time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from redis import Redis
+from sqlalchemy import Connection, Engine, exc
+
+from orchestrator.monitoring.exposition import MOST_QUEUES, OTHER, Family, gauge
+from orchestrator.settings import Settings
+from orchestrator.store import database
+from orchestrator.store.deadlines import Deadlines
+from orchestrator.store.insights.load import QueueLoad, SystemLoad, queue_loads, system_load, use_indexes
+from orchestrator.transport.connection import UNAVAILABLE, connect
+from orchestrator.transport.keys import Keys
+
+_FRESH = 5.0
+"""Seconds for which what was read is told again."""
+_LONGEST = 2.0
+"""Seconds that reading may take."""
+
+
+class SystemGauges:
+    """Numbers about the whole system. All processes that can read them tell the same, so take the `max` over these."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._keys = Keys(settings.namespace)
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._redis: Redis | None = None
+        self._read_at = float("-inf")
+        self._read: list[Family] = []
+
+    def metrics(self) -> Sequence[Family]:
+        """Return what Postgres and Redis say now, or said a moment ago."""
+        with self._lock:
+            if time.monotonic() - self._read_at > _FRESH:
+                self._read = [*self._of_postgres(), *self._of_redis()]
+                self._read_at = time.monotonic()
+            return self._read
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._engine is not None:
+            self._engine.dispose()
+        if self._redis is not None:
+            self._redis.close()
+
+    def redis_trouble(self) -> str | None:
+        """Return why Redis does not answer now, if it does not."""
+        try:
+            self._connected().ping()
+        except UNAVAILABLE as error:
+            return str(error)
+        return None
+
+    def _of_postgres(self) -> Iterator[Family]:
+        began = time.monotonic()
+        queues: list[QueueLoad] | None = None
+        with suppress(*database.UNAVAILABLE, exc.DBAPIError), self._connection() as connection:
+            use_indexes(connection, _LONGEST)
+            queues, system = queue_loads(connection), system_load(connection)
+        took = time.monotonic() - began
+        up = {"server": "postgres"}, float(queues is not None)
+        yield gauge("orchestrator_stats_up", "Whether the numbers about the whole system could be read.", up)
+        yield gauge("orchestrator_stats_seconds", "How long it took to read them.", ({"server": "postgres"}, took))
+        if queues is not None:
+            yield from of_queues(queues)
+            yield from of_system(system)
+
+    def _connection(self) -> Connection:
+        if self._engine is None:
+            self._engine = database.engine_for(
+                self._settings.require_database(),
+                autocommit=True,
+                pool_size=1,
+                max_overflow=0,
+                name="orchestrator metrics",
+                namespace=self._settings.namespace,
+                deadlines=Deadlines(_LONGEST + 1.0),
+            )
+        return self._engine.connect()
+
+    def _connected(self) -> Redis:
+        if self._redis is None:
+            self._redis = connect(self._settings.require_redis(), timeout=1.0)
+        return self._redis
+
+    def _of_redis(self) -> Iterator[Family]:
+        try:
+            pipeline = self._connected().pipeline(transaction=False)
+            pipeline.info("memory")
+            pipeline.xlen(self._keys.quarantine)
+            memory, quarantined = pipeline.execute(raise_on_error=False)
+            if isinstance(memory, Exception):
+                raise memory
+        except UNAVAILABLE:
+            yield gauge("orchestrator_redis_up", "Whether Redis answers.", ({}, 0))
+            return
+        yield gauge("orchestrator_redis_up", "Whether Redis answers.", ({}, 1))
+        yield gauge("orchestrator_redis_memory_bytes", "Memory that Redis uses.", ({}, memory["used_memory"]))
+        limit = memory.get("maxmemory", 0)
+        yield gauge("orchestrator_redis_memory_limit_bytes", "Memory that Redis may use; 0 is any.", ({}, limit))
+        if isinstance(quarantined, int):
+            help = "Messages that could not be understood or applied, and were set aside."
+            yield gauge("orchestrator_quarantined_messages", help, ({}, quarantined))
+
+
+def bounded(queues: Sequence[QueueLoad]) -> list[QueueLoad]:
+    """Return so many queues, those with most to do, and the rest as one."""
+    if len(queues) <= MOST_QUEUES:
+        return list(queues)
+    by_load = sorted(queues, key=lambda queue: (-queue.ready - queue.in_flight, queue.queue))
+    rest = by_load[MOST_QUEUES:]
+    other = QueueLoad(
+        queue=OTHER,
+        ready=sum(queue.ready for queue in rest),
+        delayed=sum(queue.delayed for queue in rest),
+        in_flight=sum(queue.in_flight for queue in rest),
+        oldest=max((queue.oldest for queue in rest if queue.oldest is not None), default=None),
+        slots=max(queue.slots for queue in rest),
+        paused=any(queue.paused for queue in rest),
+    )
+    return [*by_load[:MOST_QUEUES], other]
+
+
+def of_queues(queues: Sequence[QueueLoad]) -> Iterator[Family]:
+    """Yield what waits in each queue."""
+    found = [({"queue": queue.queue}, queue) for queue in bounded(queues)]
+    yield gauge(
+        "orchestrator_queue_tasks",
+        "Open tasks of a queue by state, counted up to 10000.",
+        *(({**labels, "state": "ready"}, queue.ready) for labels, queue in found),
+        *(({**labels, "state": "delayed"}, queue.delayed) for labels, queue in found),
+        *(({**labels, "state": "in_flight"}, queue.in_flight) for labels, queue in found),
+    )
+    yield gauge(
+        "orchestrator_queue_oldest_seconds",
+        "Age of the oldest task of a queue that only waits for a free slot; 0 where none does.",
+        *((labels, queue.oldest or 0.0) for labels, queue in found),
+    )
+    yield gauge(
+        "orchestrator_queue_slots",
+        "How many tasks the live workers of a queue run at once, of all their queues together.",
+        *((labels, queue.slots) for labels, queue in found),
+    )
+    yield gauge(
+        "orchestrator_queue_paused",
+        "Whether a queue is paused.",
+        *((labels, float(queue.paused)) for labels, queue in found),
+    )
+
+
+_OF_SYSTEM = {
+    "orchestrator_lease_term": ("term", "Number of the present term of leading."),
+    "orchestrator_lease_remaining_seconds": ("lease_remaining", "Time until the lease runs out unless it is renewed."),
+    "orchestrator_leader_idle_seconds": ("leader_idle", "Time since the leader last did all of its work."),
+    "orchestrator_inbox_requests": ("inbox", "Requests that the leader has not applied yet, counted up to 10000."),
+    "orchestrator_stuck_runs": ("stuck_runs", "Runs that cannot go on."),
+    "orchestrator_late_schedules": ("late_schedules", "Schedules that should have fired more than a minute ago."),
+    "orchestrator_schedule_lateness_seconds": ("lateness", "Time since the first of these should have fired."),
+    "orchestrator_workers": ("live_workers", "Live worker processes."),
+    "orchestrator_slots": ("slots", "How many tasks the live workers run at once."),
+    "orchestrator_slots_used": ("running", "How many tasks the live workers run now."),
+    "orchestrator_open_tasks": ("open_tasks", "Open tasks in all, as Postgres estimates."),
+    "orchestrator_postgres_dead_rows": ("dead_rows", "Dead rows of open tasks that vacuum has not removed."),
+    "orchestrator_postgres_oldest_transaction_seconds": (
+        "transaction_age",
+        "Age of the oldest open transaction, behind which vacuum removes nothing.",
+    ),
+    "orchestrator_postgres_connections": ("connections", "Connections to Postgres, of all its programs."),
+    "orchestrator_postgres_connections_limit": ("max_connections", "How many connections Postgres takes."),
+    "orchestrator_postgres_size_bytes": ("size", "Size of the tables on disk, with their indexes."),
+}
+
+
+def of_system(load: SystemLoad) -> Iterator[Family]:
+    """Yield numbers about the whole."""
+    for name, (field, help) in _OF_SYSTEM.items():
+        value = getattr(load, field)
+        if value is not None:
+            yield gauge(name, help, ({}, value))

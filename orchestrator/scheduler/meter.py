@@ -1,0 +1,124 @@
+"""What a scheduler counts, for monitoring: numbers that grow with the news of commits, never with a tick that fails.
+
+A batch is counted at once. Of a large one, every n-th task is looked at for the times, and counts n times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+from orchestrator.domain.states import TaskState
+from orchestrator.monitoring.exposition import (
+    MOST_QUEUES,
+    OTHER,
+    SIZES,
+    Family,
+    Histogram,
+    counter,
+    histogram,
+)
+from orchestrator.scheduler.news import News, sampled
+from orchestrator.scheduler.remembering import Remembering
+from orchestrator.store import driver
+from orchestrator.store.tasks.transitions import Claimed
+
+_queue = attrgetter("queue")
+_TIMED = 7
+"""The version of ids that tell when a task was enqueued."""
+
+
+class Meter(Remembering):
+    """Lives as long as its process, over all terms."""
+
+    def __init__(self) -> None:
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """By queue and state, tasks that ended."""
+        self.dispatched: Counter[str] = Counter()
+        self.retried: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        self.waits: dict[str, Histogram] = {}
+        self.runs: dict[str, Histogram] = {}
+        self.ticks = self.failed_ticks = self.reports = self.set_aside = self.terms = 0
+        self.tick_times = Histogram()
+        self.batches = Histogram(SIZES)
+        self._labels: dict[str, str] = {}
+        """By queue, the label under which it is counted: queues that come late have none of their own."""
+
+    # -- what happened
+
+    def committed(self, news: News) -> None:
+        """Count what a transaction has brought about."""
+        counts = news.counts
+        for (queue, state), number in counts.moved.items():
+            if state != TaskState.PENDING:
+                self.ended[self._label(queue), state] += number
+        for queue, number in counts.retried.items():
+            self.retried[self._label(queue)] += number
+        for queue, number in counts.lost.items():
+            self.lost[self._label(queue)] += number
+        for queue, seconds, times in counts.ran:
+            _histogram(self.runs, self._label(queue)).add(seconds, times)
+        self.set_aside += len(news.outgoing.set_aside)
+        if counts.reports:
+            self.reports += counts.reports
+            self.batches.add(counts.reports)
+        if sent := news.sent():
+            for queue, number in Counter(map(_queue, sent)).items():
+                self.dispatched[self._label(queue)] += number
+            self._wait(sent, time.time())
+
+    def ticked(self, seconds: float) -> None:
+        """A tick has come to its end, so long after it began to work."""
+        self.ticks += 1
+        self.tick_times.add(seconds)
+
+    def _wait(self, claimed: Sequence[Claimed], now: float) -> None:
+        """Note how long first attempts have waited since they were enqueued, which their ids tell."""
+        for task, times in sampled(claimed):
+            if not task.failures and task.id[6] >> 4 == _TIMED and not task.is_turn_task:
+                seconds = now - int.from_bytes(task.id[:6], "big") / 1_000
+                _histogram(self.waits, self._label(task.queue)).add(max(0.0, seconds), times)
+
+    def _label(self, queue: str) -> str:
+        label = self._labels.get(queue)
+        if label is None:
+            label = queue if len(self._labels) < MOST_QUEUES else OTHER
+            if label is not OTHER:
+                self._labels[queue] = label
+        return label
+
+    # -- what is told
+
+    def metrics(self) -> Iterator[Family]:
+        """Yield what was counted."""
+        ended = [({"queue": queue, "state": state}, number) for (queue, state), number in sorted(self.ended.items())]
+        yield counter("orchestrator_tasks_ended_total", "Tasks that ended, by state.", *ended)
+        for name, help, counts in (
+            ("orchestrator_tasks_dispatched_total", "Attempts that were handed to workers.", self.dispatched),
+            ("orchestrator_attempts_retried_total", "Attempts that failed and are tried again.", self.retried),
+            ("orchestrator_attempts_lost_total", "Attempts that were lost with their workers.", self.lost),
+        ):
+            yield counter(name, help, *(({"queue": queue}, number) for queue, number in sorted(counts.items())))
+        for name, help, times in (
+            ("orchestrator_task_wait_seconds", "Time from enqueue to hand-out of first attempts.", self.waits),
+            ("orchestrator_task_run_seconds", "Time that attempts ran, as their workers report.", self.runs),
+        ):
+            yield histogram(name, help, *(({"queue": queue}, found) for queue, found in sorted(times.items())))
+        outcomes = (({"outcome": "committed"}, self.ticks), ({"outcome": "failed"}, self.failed_ticks))
+        yield counter("orchestrator_ticks_total", "Ticks of this scheduler.", *outcomes)
+        yield histogram(
+            "orchestrator_tick_seconds", "Time that ticks took, without waiting for events.", ({}, self.tick_times)
+        )
+        yield counter("orchestrator_reports_total", "Reports of workers that were applied.", ({}, self.reports))
+        yield histogram("orchestrator_tick_reports", "Reports that ticks applied at once.", ({}, self.batches))
+        sent = driver.statements_sent()
+        yield counter("orchestrator_tick_statements_total", "Statements sent to Postgres as leader.", ({}, sent))
+        yield counter("orchestrator_messages_set_aside_total", "Events that were set aside.", ({}, self.set_aside))
+        yield counter("orchestrator_terms_total", "Terms that this scheduler began.", ({}, self.terms))
+
+
+def _histogram(found: dict[str, Histogram], queue: str) -> Histogram:
+    return found.get(queue) or found.setdefault(queue, Histogram())

@@ -1,0 +1,191 @@
+"""How much there is to do, for those who ask every few seconds: each number costs a walk along an index, and no more.
+
+`fleet.list_queues` counts every open task, which takes long where there are millions. Here nothing is counted beyond
+`MOST_COUNTED`, and the oldest task of a queue is found at the front of its priorities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from orchestrator.store.insights.fleet import IS_FRESH
+from orchestrator.store.sql import Statement
+from orchestrator.store.tables import READY_IN_LANE, READY_PLAIN
+
+MOST_COUNTED = 10_000
+"""Where a queue has more, this many are told; how many there are in all, Postgres estimates."""
+_MOST_QUEUES = 1_000
+_MOST_PRIORITIES = 20
+_MOST_LOOKED_AT = 1_000
+"""Tasks with keys whose ages are looked at, in each queue."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueLoad:
+    """What waits in one queue, and what of it is with the workers."""
+
+    queue: str
+    """Its name."""
+    ready: int
+    """Tasks that only wait for a free slot."""
+    delayed: int
+    """Tasks that wait for their time, or for somebody who knows them."""
+    in_flight: int
+    """Tasks that are with the workers, or on their way."""
+    oldest: float | None
+    """Seconds since the oldest ready task was enqueued, its delays included."""
+    slots: int
+    """How many tasks its live workers run at once."""
+    paused: bool
+    """Nothing of it is handed out."""
+
+
+# A loose scan: from each queue in the index to the next one, and so over priorities.
+_QUEUES = Statement[QueueLoad](f"""
+WITH /* insights.load.queues */ RECURSIVE plain(queue) AS (
+    (SELECT queue FROM orchestrator.tasks WHERE {READY_PLAIN} ORDER BY queue LIMIT 1)
+     UNION ALL
+    SELECT (SELECT t.queue FROM orchestrator.tasks t WHERE {READY_PLAIN} AND t.queue > plain.queue
+             ORDER BY t.queue LIMIT 1)
+      FROM plain WHERE plain.queue IS NOT NULL
+), in_lanes(queue) AS (
+    (SELECT queue FROM orchestrator.tasks WHERE {READY_IN_LANE} ORDER BY queue LIMIT 1)
+     UNION ALL
+    SELECT (SELECT t.queue FROM orchestrator.tasks t WHERE {READY_IN_LANE} AND t.queue > in_lanes.queue
+             ORDER BY t.queue LIMIT 1)
+      FROM in_lanes WHERE in_lanes.queue IS NOT NULL
+), waiting AS (
+    SELECT queue, sum(number) AS ready, min(oldest) AS oldest FROM (
+        SELECT queue,
+               (SELECT count(*) FROM (SELECT FROM orchestrator.tasks t WHERE t.queue = plain.queue AND {READY_PLAIN}
+                                       LIMIT {MOST_COUNTED}) AS counted) AS number,
+               (WITH RECURSIVE front(priority, created_at) AS (
+                    (SELECT t.priority, t.created_at FROM orchestrator.tasks t
+                      WHERE t.queue = plain.queue AND {READY_PLAIN} ORDER BY t.priority DESC, t.seq LIMIT 1)
+                     UNION ALL
+                    SELECT next.priority, next.created_at FROM front CROSS JOIN LATERAL (
+                        SELECT t.priority, t.created_at FROM orchestrator.tasks t
+                         WHERE t.queue = plain.queue AND {READY_PLAIN} AND t.priority < front.priority
+                         ORDER BY t.priority DESC, t.seq LIMIT 1) AS next
+                ) SELECT min(created_at) FROM (SELECT created_at FROM front LIMIT {_MOST_PRIORITIES}) AS oldest)
+                 AS oldest
+          FROM (SELECT queue FROM plain WHERE queue IS NOT NULL LIMIT {_MOST_QUEUES}) AS plain
+         UNION ALL
+        SELECT queue,
+               (SELECT count(*) FROM (SELECT FROM orchestrator.tasks t WHERE t.queue = in_lanes.queue
+                                         AND {READY_IN_LANE} LIMIT {MOST_COUNTED}) AS counted),
+               (SELECT min(created_at) FROM (SELECT t.created_at FROM orchestrator.tasks t
+                                              WHERE t.queue = in_lanes.queue AND {READY_IN_LANE}
+                                              ORDER BY t.lane, t.priority DESC, t.seq
+                                              LIMIT {_MOST_LOOKED_AT}) AS looked_at)
+          FROM (SELECT queue FROM in_lanes WHERE queue IS NOT NULL LIMIT {_MOST_QUEUES}) AS in_lanes
+    ) AS kinds GROUP BY queue
+), later AS (
+    SELECT queue, count(*) AS delayed
+      FROM (SELECT queue FROM orchestrator.tasks WHERE wake_at IS NOT NULL LIMIT {MOST_COUNTED}) AS counted
+     GROUP BY queue
+), moving AS (
+    SELECT queue, count(*) AS in_flight
+      FROM (SELECT queue FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')
+             LIMIT {MOST_COUNTED}) AS counted
+     GROUP BY queue
+), serving AS (
+    SELECT queue, sum(slots) AS slots FROM orchestrator.workers CROSS JOIN LATERAL unnest(queues) AS queue
+     WHERE state = 'live' AND still_since IS NULL AND {IS_FRESH} GROUP BY queue
+)
+SELECT queue, coalesce(ready, 0)::int AS ready, coalesce(delayed, 0)::int AS delayed,
+       coalesce(in_flight, 0)::int AS in_flight,
+       extract(epoch FROM now() - oldest)::double precision AS oldest, coalesce(slots, 0)::int AS slots,
+       coalesce(paused, false) AS paused
+  FROM waiting FULL JOIN later USING (queue) FULL JOIN moving USING (queue) FULL JOIN serving USING (queue)
+  FULL JOIN (SELECT name AS queue, paused FROM orchestrator.queues WHERE paused) AS chosen USING (queue)
+ ORDER BY queue LIMIT {_MOST_QUEUES}
+""")
+
+
+def use_indexes(connection: Connection, seconds: float) -> None:
+    """Have these statements take the indexes, also where Postgres has no statistics yet, and no longer than this."""
+    connection.exec_driver_sql(
+        f"SET statement_timeout = {int(1_000 * seconds)}; SET jit = off; "
+        "SET enable_seqscan = off; SET enable_bitmapscan = off"
+    )
+
+
+def queue_loads(connection: Connection) -> list[QueueLoad]:
+    """Return the queues that have something to do, a live worker, or are paused."""
+    return _QUEUES(connection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemLoad:
+    """Numbers about the whole."""
+
+    term: int | None
+    """The number of the present term; None before the first."""
+    lease_remaining: float | None
+    """Seconds until the lease runs out, unless it is renewed; below zero where nobody leads."""
+    leader_idle: float | None
+    """Seconds since the leader last did all of its work."""
+    inbox: int
+    """Requests that the leader has not applied yet."""
+    stuck_runs: int
+    """Runs that cannot go on."""
+    late_schedules: int
+    """Schedules that should have fired more than a minute ago."""
+    lateness: float
+    """Seconds since the first of these should have fired."""
+    live_workers: int
+    """Worker processes that take tasks."""
+    slots: int
+    """How many tasks they run at once."""
+    running: int
+    """How many they run now."""
+    open_tasks: int
+    """About how many tasks are open."""
+    dead_rows: int
+    """About how many dead rows the table of open tasks carries along."""
+    transaction_age: float
+    """Seconds for which the oldest transaction of this database has been open."""
+    connections: int
+    """Connections to Postgres, of all its databases and programs."""
+    max_connections: int
+    """How many there may be."""
+    size: int
+    """Bytes of our tables on disk, with their indexes."""
+
+
+_SYSTEM = Statement[SystemLoad](f"""
+SELECT /* insights.load.system */ lease.term,
+       extract(epoch FROM lease.expires_at - clock_timestamp())::double precision AS lease_remaining,
+       CASE WHEN lease.useful_term = lease.term AND lease.expires_at > clock_timestamp()
+            THEN extract(epoch FROM clock_timestamp() - lease.useful_at)::double precision END AS leader_idle,
+       (SELECT count(*) FROM (SELECT FROM orchestrator.inbox LIMIT {MOST_COUNTED}) AS counted)::int AS inbox,
+       (SELECT count(*) FROM (SELECT FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL
+                               LIMIT {MOST_COUNTED}) AS counted)::int AS stuck_runs,
+       late.schedules::int AS late_schedules, coalesce(late.seconds, 0)::double precision AS lateness,
+       fleet.workers::int AS live_workers, fleet.slots::int AS slots, fleet.running::int AS running,
+       coalesce(kept.n_live_tup, 0)::bigint AS open_tasks, coalesce(kept.n_dead_tup, 0)::bigint AS dead_rows,
+       coalesce((SELECT extract(epoch FROM clock_timestamp() - min(xact_start)) FROM pg_stat_activity
+                  WHERE datname = current_database() AND backend_type = 'client backend'
+                    AND pid <> pg_backend_pid() AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+                    AND query NOT ILIKE 'vacuum%%'), 0)::double precision AS transaction_age,
+       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')::int AS connections,
+       current_setting('max_connections')::int AS max_connections,
+       (SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND relnamespace =
+               (SELECT relnamespace FROM pg_class WHERE oid = 'orchestrator.tasks'::regclass))::bigint AS size
+  FROM (SELECT count(*) AS schedules, max(extract(epoch FROM now() - due_at)) AS seconds FROM (
+            SELECT due_at FROM orchestrator.schedules
+             WHERE due_at IS NOT NULL AND NOT paused AND due_at < now() - interval '1 minute'
+             ORDER BY due_at LIMIT {MOST_COUNTED}) AS due) AS late
+ CROSS JOIN (SELECT count(*) AS workers, coalesce(sum(slots), 0) AS slots, coalesce(sum(running), 0) AS running
+               FROM orchestrator.workers WHERE state = 'live' AND still_since IS NULL AND {IS_FRESH}) AS fleet
+  LEFT JOIN orchestrator.leases AS lease ON lease.shard = %(shard)s
+  LEFT JOIN pg_stat_user_tables AS kept ON kept.schemaname = 'orchestrator' AND kept.relname = 'tasks'
+""")
+
+
+def system_load(connection: Connection, *, shard: int = 0) -> SystemLoad:
+    """Return numbers about the whole."""
+    return _SYSTEM.one(connection, shard=shard)

@@ -1,0 +1,105 @@
+"""A worker as monitoring sees it: its parent tells for all of its processes."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+from orchestrator.monitoring.exposition import Family, counter, gauge
+from orchestrator.monitoring.listener import Listener
+from orchestrator.monitoring.own import own_metrics
+from orchestrator.settings import Settings
+from orchestrator.telemetry import Outage, get_logger
+from orchestrator.workers.parent.child import Child
+from orchestrator.workers.parent.scaling import ChildState
+
+log = get_logger("worker")
+
+
+class ObservedWorker:
+    """What the parent knows of its processes. It counts what happens seldom, and reads the rest when it is asked."""
+
+    def __init__(self, settings: Settings, slots: int, redis: Outage) -> None:
+        self._slots = slots
+        self._redis = redis
+        self._ttl = settings.worker_ttl
+        self._listener = Listener(settings.metrics, self, log) if settings.metrics else None
+        self.children: Collection[Child] | None = None
+        """None while the worker waits for Redis to be there."""
+        self.heard_at: float | None = None
+        """When the last heartbeat was sent."""
+        self.deaths = self.replaced = self.handed_back = 0
+
+    # -- who asks
+
+    def served_by_thread(self) -> AbstractContextManager[None]:
+        """Answer while the parent does not wait in `supervisor.py`, where it asks what to wait for."""
+        return nullcontext() if self._listener is None else self._listener.in_thread()
+
+    def waits_for(self) -> list[socket.socket]:
+        """Return what to wait for."""
+        return [] if self._listener is None else self._listener.waits_for()
+
+    def serve(self, ready: Iterable[object]) -> None:
+        """Answer who has asked."""
+        if self._listener is not None:
+            self._listener.serve(ready)
+
+    def let_go(self) -> None:
+        """In a process that was just forked, leave all that to the parent."""
+        if self._listener is not None:
+            self._listener.close()
+
+    # -- what is told
+
+    def metrics(self) -> Iterator[Family]:
+        """Yield all metrics."""
+        yield from own_metrics("worker", redis=self._redis)
+        children = list(self.children or ())
+        ready = [child for child in children if child.names is not None]
+        states = Counter(child.state for child in children)
+        yield gauge(
+            "orchestrator_worker_processes",
+            "Processes of this worker by state: loading, working, worn (to be replaced soon) or draining.",
+            *(({"state": state.name.lower()}, states[state]) for state in ChildState),
+        )
+        working = [child for child in ready if child.state in (ChildState.WORKING, ChildState.WORN)]
+        slots = self._slots * len(working)
+        yield gauge("orchestrator_worker_slots", "How many tasks this worker runs at once.", ({}, slots))
+        running = sum(child.held.snapshot()[1] for child in ready)
+        yield gauge("orchestrator_worker_slots_used", "How many tasks this worker runs now.", ({}, running))
+        held = sum(len(child.held.unended()) for child in ready)
+        yield gauge(
+            "orchestrator_worker_attempts_held", "Attempts that it runs, will run, or whose reports wait.", ({}, held)
+        )
+        load = sum(child.held.pulse()[1] for child in working) / len(working) if working else 0.0
+        yield gauge("orchestrator_worker_load_ratio", "How full its processes have been of late.", ({}, load))
+        still = sum(child.is_still for child in ready)
+        yield gauge(
+            "orchestrator_worker_still_processes", "Processes that stand still: a task keeps them.", ({}, still)
+        )
+        died = "Processes that died with what they ran."
+        yield counter("orchestrator_worker_process_deaths_total", died, ({}, self.deaths))
+        yield counter("orchestrator_worker_process_replacements_total", "Processes replaced.", ({}, self.replaced))
+        yield counter("orchestrator_worker_attempts_returned_total", "Attempts handed back.", ({}, self.handed_back))
+        if self.heard_at is not None:
+            age = time.monotonic() - self.heard_at
+            yield gauge("orchestrator_worker_heartbeat_age_seconds", "Time since its last heartbeat.", ({}, age))
+
+    def obstacles(self) -> dict[str, str]:
+        """Return what keeps it from running tasks."""
+        if self.children is None:
+            return {"redis": "waiting for Redis"}
+        found = {}
+        if self._redis.is_down:
+            found["redis"] = self._redis.reason
+        states = Counter(child.state for child in self.children)
+        if not states[ChildState.WORKING] and not states[ChildState.WORN]:
+            said = ", ".join(f"{number} {state.name.lower()}" for state, number in states.items())
+            found["processes"] = f"none takes tasks ({said or 'there is none'})"
+        elif self.heard_at is None or time.monotonic() - self.heard_at > self._ttl:
+            found["heartbeat"] = "nobody has heard of this worker yet, or for too long"
+        return found
