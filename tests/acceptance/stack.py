@@ -86,8 +86,8 @@ class Stack:
         self.processes: list[Process] = []
         self._count = 0
 
-    def scheduler(self, *, wait: bool = True) -> Process:
-        process = self._start("scheduler", ["scheduler"])
+    def scheduler(self, *options: str, wait: bool = True) -> Process:
+        process = self._start("scheduler", ["scheduler", *options])
         if wait:
             eventually(lambda: process.logged("scheduler ready"), f"scheduler ready, see {process.log}")
         return process
