@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,6 +33,8 @@ class Doorkeeper:
         self._asked_at = -math.inf
         self._has_keys = True
         self._known: dict[str, tuple[float, tuple[Key, datetime] | None]] = {}
+        self._looks: dict[str | None, asyncio.Future[Any]] = {}
+        """Those that are under way."""
 
     async def admit(self, headers: Mapping[str, str], needed: Scope | None, run: Run) -> Reach:
         """Refuse who may not do this, and return what they may do it to.
@@ -42,11 +45,20 @@ class Doorkeeper:
             return _ALL
         given = _given(headers)
         if not self._is_fresh(given):
-            await run(partial(self.read_keys, given))
+            await self._look(given, run)
         if self._has_keys:
             return self._check(given, needed).reach
         check_sender(headers)
         return _ALL
+
+    async def _look(self, given: Secret | None, run: Run) -> None:
+        """Read keys; whoever needs the same meanwhile waits for this, so that a crowd looks once."""
+        id = None if given is None else given.id
+        look = self._looks.get(id)
+        if look is None:
+            look = self._looks[id] = asyncio.ensure_future(run(partial(self.read_keys, given)))
+            look.add_done_callback(lambda _: self._looks.pop(id))
+        await asyncio.shield(look)
 
     def _is_fresh(self, given: Secret | None) -> bool:
         since = time.monotonic() - _REMEMBERED

@@ -146,3 +146,23 @@ def test_keys_are_made_listed_and_revoked_by_command(
     assert re.search(rf"{key.id} +grafana +read +revoked", run("list"))
     make(engine, Scope.READ)  # without any, none is asked for
     assert server.send(("GET", "/api/v1/tasks"), key=key)[0].status_code == 401
+
+
+def test_a_crowd_looks_once(database_url: str, redis_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Secret | None] = []
+    read_keys = access.Doorkeeper.read_keys
+
+    def counted(door: access.Doorkeeper, given: Secret | None = None) -> bool:
+        looks.append(given)
+        return read_keys(door, given)
+
+    monkeypatch.setattr(access.Doorkeeper, "read_keys", counted)
+    app = create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
+
+    async def ask() -> set[int]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return {answer.status_code for answer in await asyncio.gather(*(client.get("/runs") for _ in range(40)))}
+
+    assert asyncio.run(ask()) == {200}
+    assert len(looks) == 1
