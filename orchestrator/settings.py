@@ -41,7 +41,7 @@ CHOICES = {
     "signing": ("sign", "require"),
 }
 _SECRETS = ("signing_keys",)
-_FOR_EVER_IF_ZERO = ("retention_success", "retention_failed")
+_FOR_EVER_IF_ZERO = ("retention_success", "retention_failed", "retention_audit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,11 @@ class Settings:
     """Seconds for which tasks and runs that succeeded are kept; 0 keeps them for ever."""
     retention_failed: float = 90 * 86_400.0
     """Seconds for which tasks and runs that failed, were cancelled or skipped are kept; 0 keeps them for ever."""
+
+    retention_audit: float = 365 * 86_400.0
+    """Seconds for which lines of the audit log are kept; 0 keeps them for ever."""
+    audit_as: str = ""
+    """Who acts where no key says it, as the audit log has it; if it is not set, the user and host of the process."""
 
     lease: float = 3.0
     """Seconds after which a silent leader may be replaced."""
@@ -112,6 +117,17 @@ class Settings:
 
     metrics: str = ""
     """Where a process serves /metrics, /healthz and /readyz: host:port, or a port, for this machine alone."""
+
+    api_proxies: str = ""
+    """Addresses and networks of proxies that the HTTP API believes: who sends something, and from where."""
+    api_user_header: str = ""
+    """The header in which they name the user whom they have let in, e.g. X-Forwarded-User."""
+    api_user_scope: str = "read"
+    """What such a user may do: read, enqueue, operate, admin or none."""
+    api_group_header: str = ""
+    """The header in which they name the user's groups, with commas between."""
+    api_group_scopes: str = ""
+    """What groups may do, e.g. ops=operate, platform=admin; the largest counts, and api_user_scope without any."""
 
     webhooks: str = "public"
     """Where workers post webhooks: to `public` addresses and those of webhook_allow, `allowed` ones only, or `off`."""

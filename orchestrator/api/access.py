@@ -1,28 +1,40 @@
-"""Who is let in: by a key, as soon as there is one; before that, only programs of this machine."""
+"""Who is let in: by a key, or by a proxy that is trusted, as soon as there is either; before, only this machine."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+from starlette.datastructures import Headers
 
 from orchestrator.api.context import Api
 from orchestrator.api.guard import check_sender
 from orchestrator.api.problems import Problem, Refused
+from orchestrator.api.proxies import Proxies, User
+from orchestrator.api.strangers import Strangers
 from orchestrator.domain.access import Key, Reach, Scope, Secret, parse
+from orchestrator.sdk.acting import Actor
 from orchestrator.store import keys
 
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Does something in a thread."""
 
-_ALL = Reach()
 _REMEMBERED = 1.0
 """Seconds for which a look into Postgres holds: so long may a key that was revoked still open the door."""
 _MOST_REMEMBERED = 10_000
+_ALL = Reach()
+
+
+class Caller(NamedTuple):
+    """Who asks for something."""
+
+    actor: Actor
+    reach: Reach = _ALL
 
 
 class Doorkeeper:
@@ -30,26 +42,44 @@ class Doorkeeper:
 
     def __init__(self, api: Api) -> None:
         self._api = api
+        self._proxies = Proxies(api.settings)
+        self._strangers = Strangers()
         self._asked_at = -math.inf
         self._has_keys = True
         self._known: dict[str, tuple[float, tuple[Key, datetime] | None]] = {}
         self._looks: dict[str | None, asyncio.Future[Any]] = {}
         """Those that are under way."""
 
-    async def admit(self, headers: Mapping[str, str], needed: Scope | None, run: Run) -> Reach:
-        """Refuse who may not do this, and return what they may do it to.
+    def stranger(self, peer: str, headers: Headers) -> Actor:
+        """Return who somebody says they are, before anything of it is believed."""
+        given = _given(headers)
+        return Actor(f"? ({given.id})" if given is not None else "?", self._proxies.origin(peer, headers))
+
+    async def admit(self, peer: str, headers: Headers, needed: Scope | None, run: Run) -> Caller:
+        """Refuse who may not do this, and return who does it, and to what they may.
 
         None needs no key, for those who only ask whether the server lives.
         """
+        origin = self._proxies.origin(peer, headers)
         if needed is None:
-            return _ALL
+            return Caller(Actor("?", origin))
         given = _given(headers)
+        user = self._proxies.user(peer, headers) if given is None else None
+        if user is not None:
+            return _check_user(user, needed, origin)
+        self._check_tries(given, origin)
         if not self._is_fresh(given):
             await self._look(given, run)
-        if self._has_keys:
-            return self._check(given, needed).reach
+        if self.asks:
+            key = self._check(given, needed, origin)
+            return Caller(Actor(f"{key.name} ({key.id})", origin), key.reach)
         check_sender(headers)
-        return _ALL
+        return Caller(Actor("anyone on this machine", origin))
+
+    @property
+    def asks(self) -> bool:
+        """Say whether everybody has to show who they are."""
+        return self._has_keys or self._proxies.identify
 
     async def _look(self, given: Secret | None, run: Run) -> None:
         """Read keys; whoever needs the same meanwhile waits for this, so that a crowd looks once."""
@@ -76,20 +106,43 @@ class Doorkeeper:
         self._asked_at = now
         return self._has_keys
 
-    def _check(self, given: Secret | None, needed: Scope) -> Key:
+    def _check_tries(self, given: Secret | None, origin: str) -> None:
+        """Send away who has tried many wrong keys, unless this one was good before."""
+        seconds = 0.0 if given is None else self._strangers.wait(origin)
+        if not seconds or self._refusal(given) is None:
+            return
+        problem = Problem(title="Too many wrong keys", status=429, detail=f"They came from {origin!r:.100}.")
+        raise Refused(problem, {"Retry-After": str(math.ceil(seconds))})
+
+    def _refusal(self, given: Secret | None) -> str | None:
+        """Return why a key, as far as it is known, lets nobody in."""
+        found = None if given is None else self._known.get(given.id, (0.0, None))[1]
+        return "no such key" if given is None or found is None else found[0].refusal(given, found[1])
+
+    def _check(self, given: Secret | None, needed: Scope, origin: str) -> Key:
         if given is None:
             raise _unknown("Send a key: `Authorization: Bearer orc_…`. `orchestrator keys create` makes one.")
-        found = self._known[given.id][1]
-        reason = "no such key" if found is None else found[0].refusal(given, found[1])
+        reason, found = self._refusal(given), self._known[given.id][1]
         if found is None or reason is not None:
+            self._strangers.note(origin)
             raise _unknown(f"The key {given.id} opens nothing: {reason}.")
-        if not found[0].scope.includes(needed):
-            detail = f"This needs the scope {needed!s}, and key {given.id} ({found[0].name}) has {found[0].scope!s}."
-            raise Refused(Problem(title="The key may not do this", status=403, detail=detail))
-        return found[0]
+        key = found[0]
+        _check_scope(f"key {given.id} ({key.name})", key.scope, needed)
+        return key
 
 
-def _given(headers: Mapping[str, str]) -> Secret | None:
+def _check_user(user: User, needed: Scope, origin: str) -> Caller:
+    _check_scope(f"user {user.name}", user.scope, needed)
+    return Caller(Actor(user.name, origin))
+
+
+def _check_scope(who: str, scope: Scope | None, needed: Scope) -> None:
+    if scope is None or not scope.includes(needed):
+        detail = f"This needs the scope {needed!s}, and {who} has {scope or 'none'!s}."
+        raise Refused(Problem(title="The key may not do this", status=403, detail=detail))
+
+
+def _given(headers: Headers) -> Secret | None:
     word, _, text = headers.get("authorization", "").partition(" ")
     return parse(text.strip()) if word.lower() == "bearer" else None
 

@@ -24,10 +24,12 @@ from orchestrator.api.conditions import expected_tag, is_known
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
+from orchestrator.api.refusals import Refusals
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Reach
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.exposition import OTHER
+from orchestrator.sdk.acting import Actor, served
 from orchestrator.sdk.waiting.steps import Pause, Steps
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
@@ -47,7 +49,7 @@ _MOST_WAITING = 1_000
 def create_app(settings: Settings) -> Starlette:
     """Return the application, as any ASGI server takes it."""
     api = Api(settings)
-    door, turns = Doorkeeper(api), _Turns()
+    door, refusals, turns = Doorkeeper(api), Refusals(api), _Turns()
 
     @asynccontextmanager
     async def alive(_: Starlette) -> AsyncIterator[None]:
@@ -58,7 +60,7 @@ def create_app(settings: Settings) -> Starlette:
     routes = [
         Route("/openapi.json", partial(_constant, document, "application/json"), methods=["GET"]),
         Route("/docs", partial(_page, openapi.page(ROUTES)), methods=["GET"]),
-        *(Route(path, _Path(api, door, turns, found)) for path, found in _by_path(ROUTES).items()),
+        *(Route(path, _Path(api, door, refusals, turns, found)) for path, found in _by_path(ROUTES).items()),
     ]
     return Starlette(routes=routes, lifespan=alive, exception_handlers={HTTPException: _not_served, Exception: _defect})
 
@@ -107,24 +109,31 @@ class _Turns:
 class _Path:
     """All that is served under one path: an ASGI application."""
 
-    def __init__(self, api: Api, door: Doorkeeper, turns: _Turns, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(
+        self, api: Api, door: Doorkeeper, refusals: Refusals, turns: _Turns, endpoints: Mapping[str, Endpoint]
+    ) -> None:
         self._api = api
         self._door = door
+        self._refusals = refusals
         self._turns = turns
         self._endpoints = endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, observed, began = Request(scope, receive, send), self._api.observed, time.monotonic()
-        reach = Reach()
+        peer = request.client.host if request.client else ""
+        caller = None
         observed.under_way += 1
         try:
             endpoint = self._endpoint(request.method)
-            reach = await self._door.admit(request.headers, endpoint.scope, self._turns.run)
-            response = await _answer(self._api, self._turns, endpoint, request, reach)
+            caller = await self._door.admit(peer, request.headers, endpoint.scope, self._turns.run)
+            served.set(caller.actor)
+            response = await _answer(self._api, self._turns, endpoint, request, caller.reach)
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback
-            response = _problem(_without_names(error) if reach.is_bound else error, request)
+            actor = caller.actor if caller else self._door.stranger(peer, request.headers)
+            await self._note(error, actor, request)
+            response = _problem(_without_names(error) if caller and caller.reach.is_bound else error, request)
         finally:
             observed.under_way -= 1
         self._observe(request.method, response.status_code, time.monotonic() - began)
@@ -134,6 +143,13 @@ class _Path:
         known = next(iter(self._endpoints.values()))
         told = method if method in self._endpoints else OTHER
         self._api.observed.answered(told, known.path, known.tag, status, seconds)
+
+    async def _note(self, error: Exception, actor: Actor, request: Request) -> None:
+        """Have it in the audit log that somebody was not let do something."""
+        status = error.problem.status if isinstance(error, Refused) else 0
+        if status in (401, 403) and self._refusals.is_told():
+            note = partial(self._refusals.write, actor, request.method, request.url.path, status)
+            await anyio.to_thread.run_sync(note)
 
     def _endpoint(self, method: str) -> Endpoint:
         found = self._endpoints.get("GET" if method == "HEAD" else method)

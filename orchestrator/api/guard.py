@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
+
 from orchestrator.api.problems import refused
+from orchestrator.api.proxies import is_forwarded
 from orchestrator.errors import ConfigurationError
 
 
@@ -18,17 +20,22 @@ def is_loopback(host: str) -> bool:
         return host in ("localhost", "localhost.localdomain") or host.endswith(".localhost")
 
 
-def check_address(host: str, has_keys: bool) -> None:
-    """Refuse to serve where everybody could come in."""
-    if not has_keys and not is_loopback(host):
+def check_address(host: str, asks: bool) -> None:
+    """Refuse to serve where everybody could come in, because nobody is asked who they are."""
+    if not asks and not is_loopback(host):
         raise ConfigurationError(
             f"There is no key yet, and others can reach {host!r}. Make one with `orchestrator keys create NAME`, or "
             f"serve this machine only, at 127.0.0.1."
         )
 
 
-def check_sender(headers: Mapping[str, str]) -> None:
+def check_sender(headers: Headers) -> None:
     """Refuse what a browser sends for a page of somebody else's: by its origin, or by a name that leads here."""
+    if is_forwarded(headers):
+        detail = (
+            "A proxy has passed this on, and so anybody may have sent it: make a key with `orchestrator keys create`."
+        )
+        raise refused(403, "Not through a proxy", detail)
     host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
     if not is_loopback(host):
         raise refused(421, "Not for this server", f"It is reached as localhost or 127.0.0.1, not as {host!r:.100}.")

@@ -30,13 +30,14 @@ def serve(settings: Settings, host: str, port: int, *, or_any: bool = False) -> 
     """Serve until SIGTERM or Ctrl-C; what is under way is finished. If the port is taken, another may do."""
     if not _wait_for_postgres(settings):
         return
-    check_address(host, _has_keys(settings))
+    check_address(host, _asks(settings))
     listener = _listen(host, port, or_any)
     config = uvicorn.Config(
         create_app(settings),
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # whom to believe is for the settings to say
         timeout_graceful_shutdown=_LAST_REQUESTS,
     )
     place = f"[{host}]" if ":" in host else host
@@ -64,10 +65,13 @@ def _end(_number: int, _frame: object) -> None:
     sys.exit(0)
 
 
-def _has_keys(settings: Settings) -> bool:
+def _asks(settings: Settings) -> bool:
+    """Say whether everybody has to show who they are."""
     api = Api(settings)
     try:
-        return Doorkeeper(api).read_keys()
+        door = Doorkeeper(api)
+        door.read_keys()
+        return door.asks
     finally:
         api.close()
 

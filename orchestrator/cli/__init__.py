@@ -19,6 +19,7 @@ COMMANDS = {
     "worker": ("fleet.worker", "Run tasks."),
     "api": ("system.api", "Serve the HTTP API."),
     "keys": ("system.keys", "Make, list and revoke keys of the HTTP API."),
+    "audit": ("system.audit", "Show who did what."),
     "db": ("system.db", "Prepare and check the database."),
     "enqueue": ("tasks.enqueue", "Enqueue a task."),
     "tasks": ("tasks.commands", "Look at tasks, cancel and retry them."),

@@ -517,6 +517,21 @@ api_keys = Table(
     Column("workflows", Text, comment="what the names of the workflows that it is for begin with"),
 )
 
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=_now),
+    Column("who", Text, nullable=False),
+    Column("origin", Text, nullable=False, comment="an address, or host and process"),
+    Column("act", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("detail", JSONB, nullable=False),
+)
+Index("audit_by_time", audit.c.at)
+Index("audit_of_target", audit.c.target, audit.c.id)
+
 workers = Table(
     "workers",
     metadata,

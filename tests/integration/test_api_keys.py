@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine
 
-from orchestrator.api import access
+from orchestrator.api import access, strangers
 from orchestrator.api.app import create_app
 from orchestrator.api.guard import check_address
 from orchestrator.api.routes import ROUTES
@@ -57,6 +57,7 @@ class Asked:
 @pytest.fixture
 def server(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(strangers, "_TRIES", 10_000)
     return Asked(database_url, redis_url)
 
 
@@ -118,10 +119,10 @@ def test_where_redis_is_away_that_is_said(engine: Engine, database_url: str) -> 
 def test_without_any_key_only_this_machine_is_served(engine: Engine, server: Asked) -> None:
     assert server.send(("GET", "/api/v1/tasks"))[0].status_code == 200
     with pytest.raises(ConfigurationError, match="orchestrator keys create"):
-        check_address("0.0.0.0", has_keys=False)
-    check_address("0.0.0.0", has_keys=True)
+        check_address("0.0.0.0", asks=False)
+    check_address("0.0.0.0", asks=True)
     for host in ("127.0.0.1", "::1", "localhost"):
-        check_address(host, has_keys=False)
+        check_address(host, asks=False)
 
 
 def test_keys_are_made_listed_and_revoked_by_command(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.api.endpoints import Endpoint
-from orchestrator.api.routes import code, quarantine, queues, runs, schedules, seed, system, tasks, workflows
+from orchestrator.api.routes import audit, code, quarantine, queues, runs, schedules, seed, system, tasks, workflows
 
 ROUTES: tuple[Endpoint, ...] = (
     *tasks.routes,
@@ -14,5 +14,6 @@ ROUTES: tuple[Endpoint, ...] = (
     *schedules.routes,
     *system.routes,
     *quarantine.routes,
+    *audit.routes,
     *seed.routes,
 )

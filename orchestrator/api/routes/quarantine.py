@@ -74,7 +74,10 @@ def show_quarantined(api: Api, id: EntryId) -> MessageView:
 @routes.delete("", about=WHOLE)
 def clear_quarantine(api: Api) -> Cleared:
     """Drop everything that was set aside."""
-    return Cleared(quarantine.clear(api.backend.connections.redis, api.backend.connections.keys))
+    connections = api.backend.connections
+    with connections.writing("the quarantine was cleared", transaction=True) as connection:
+        connections.record(connection, "clear", "quarantine", "")
+        return Cleared(quarantine.clear(api.backend.connections.redis, api.backend.connections.keys))
 
 
 def _view(message: SetAside) -> MessageView:

@@ -10,7 +10,7 @@ import click
 
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json, print_table
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import reading, writing
 from orchestrator.cli.terminal.times import ago, present
 from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.domain.durations import parse_duration
@@ -64,9 +64,10 @@ def create(
             check_name(option, prefix)
     secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
     until = None if expires is None else present() + _period(expires)
-    with reading() as connection:
+    with writing() as (connection, record):
         label = check_label("name", name)
         key = keys.add(connection, secret, label, Scope(scope), until, queues=queues, workflows=workflows)
+        record("create", "key", key.id, name=label, scope=scope, queues=queues, workflows=workflows)
     if as_json:
         print_json(_document(key, present()) | {"key": str(secret)})
         return
@@ -119,9 +120,10 @@ def revoke(id: str) -> None:
     Example:
       orchestrator keys revoke 3f9a5c1b2d4e
     """
-    with reading() as connection:
+    with writing() as (connection, record):
         if not keys.revoke(connection, id):
             raise NotFound(f"There is no key {id!r}. See: orchestrator keys list")
+        record("revoke", "key", id)
     echo(f"Key {id} opens nothing any more.")
 
 

@@ -15,6 +15,7 @@ from redis import Redis
 from orchestrator.cli.terminal.data import data_text
 from orchestrator.cli.terminal.options import json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_fields, print_json, print_table
+from orchestrator.cli.terminal.reading import writing
 from orchestrator.cli.terminal.times import ago, present, when
 from orchestrator.errors import NotFound
 from orchestrator.settings import load_settings
@@ -130,7 +131,10 @@ def clear(yes: bool) -> None:
     """
     with _redis() as (redis, keys):
         confirm("Drop everything that was set aside?", yes=yes)
-        echo(f"Dropped {counted(quarantine.clear(redis, keys), 'message')}.")
+        with writing() as (_, record):
+            record("clear", "quarantine", "")
+            dropped = quarantine.clear(redis, keys)
+        echo(f"Dropped {counted(dropped, 'message')}.")
 
 
 @contextmanager

@@ -1,23 +1,46 @@
-"""A connection for commands that only look."""
+"""A connection for commands that look, or that change what no client of the SDK does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
+from orchestrator.sdk import acting
 from orchestrator.settings import Settings, load_settings
-from orchestrator.store import database
+from orchestrator.store import audit, database
+
+Record = Callable[..., None]
+"""Writes into the audit log: what was done, to what kind of thing, to which, and details by name."""
+
+
+@contextmanager
+def writing() -> Iterator[tuple[Connection, Record]]:
+    """Open a transaction, and what tells the audit log of it; both are committed together."""
+    settings = load_settings()
+    with _connected(settings, autocommit=False) as connection:
+
+        def record(act: str, kind: str, target: str, **detail: object) -> None:
+            who, origin = acting.current(settings.audit_as)
+            audit.add(connection, who=who, origin=origin, act=act, kind=kind, target=target, detail=detail)
+
+        yield connection, record
+        connection.commit()
 
 
 @contextmanager
 def reading(settings: Settings | None = None) -> Iterator[Connection]:
     """Open a connection to a database that is at the right revision; times come in UTC."""
-    settings = settings or load_settings()
+    with _connected(settings or load_settings(), autocommit=True) as connection:
+        yield connection
+
+
+@contextmanager
+def _connected(settings: Settings, *, autocommit: bool) -> Iterator[Connection]:
     engine = database.engine_for(
         settings.require_database(),
-        autocommit=True,
+        autocommit=autocommit,
         pool_size=1,
         name="orchestrator command",
         namespace=settings.namespace,

@@ -15,7 +15,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.settings import Settings
-from orchestrator.store import retention
+from orchestrator.store import audit, retention
 from orchestrator.store.limits import lanes
 from orchestrator.store.retention import BEGINNING, Kind, Walk
 from orchestrator.store.tasks import unique
@@ -74,6 +74,9 @@ class Pruner:
             while (forgotten := prune(connection, self._size)) > 0:
                 yield forgotten
         settings = self._settings
+        if settings.retention_audit > 0:
+            while (forgotten := audit.prune(connection, settings.retention_audit, self._size)) > 0:
+                yield forgotten
         kinds: tuple[tuple[Kind, float], ...] = (
             ("success", settings.retention_success),
             ("failed", settings.retention_failed),

@@ -96,6 +96,7 @@ class CodeBackend:
                     connection, RequestKind.SIGNAL, held[0], name=signal.name, value=signal.value, start=start
                 )
                 sent = Sent(held[0], run_id, request)
+                self._connections.record(connection, "signal", "run", to_text(held[0]), name=signal.name)
             elif on_conflict != "return":
                 raise Duplicate(
                     f"Workflow {started.workflow!r} has run {to_text(held[0])} ({held[1]}) under the id {key!r}. "
@@ -165,8 +166,10 @@ class CodeBackend:
         """Start a run that repeats another one, open or not, up to an event; return the new one when it is there."""
         resets.check(run, self.history(run).events, to)  # so that a mistake is told at once, whether or not one leads
         request = new_id()
-        with self._connections.writing(f"the request to reset run {to_text(run)} was stored") as connection:
+        what = f"the request to reset run {to_text(run)} was stored"
+        with self._connections.writing(what, transaction=True) as connection:
             self._add_request(connection, RequestKind.RESET, run, request=request, to=to, reason=reason)
+            self._connections.record(connection, "reset", "run", to_text(run), to=to, reason=reason)
         self._connections.nudge()
         answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), None)
         assert answer is not None, "it is waited for without a limit"
@@ -176,7 +179,8 @@ class CodeBackend:
 
     def retry(self, run: bytes) -> bool:
         """Let a stuck run try again; False if this is no run of code at all."""
-        with self._connections.writing(f"the request to retry run {to_text(run)} was stored") as connection:
+        what = f"the request to retry run {to_text(run)} was stored"
+        with self._connections.writing(what, transaction=True) as connection:
             outcome = code_reads.outcome(connection, run)
             if outcome is None:
                 return False
@@ -187,14 +191,20 @@ class CodeBackend:
                     f"to keep what was done up to an event: orchestrator runs reset {to_text(run)} --to EVENT"
                 )
             inbox.add(connection, RequestKind.RETRY_RUN, run)
+            self._connections.record(connection, "retry", "run", to_text(run))
         self._connections.nudge()
         return True
 
     def _send(self, run: bytes, request_kind: RequestKind, verb: str, **body: Any) -> bytes:
         """Put a request for an open run into the inbox; return the run, which may be a successor."""
         run = self._open(run, verb)
-        with self._connections.writing(f"the request to {verb} run {to_text(run)} was stored") as connection:
+        what = f"the request to {verb} run {to_text(run)} was stored"
+        is_act = request_kind != RequestKind.QUERY
+        with self._connections.writing(what, transaction=is_act) as connection:
             self._add_request(connection, request_kind, run, **body)
+            if is_act:
+                detail = {"name": body["name"]} if "name" in body else {}
+                self._connections.record(connection, request_kind.split(" ")[0], "run", to_text(run), **detail)
         self._connections.nudge()
         return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from redis import Redis
 from sqlalchemy import Connection, Engine, exc
@@ -12,9 +13,10 @@ from sqlalchemy import Connection, Engine, exc
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import OrchestratorError, SchemaError, Unavailable, Uncertain
+from orchestrator.sdk import acting
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
-from orchestrator.store import database, deadlines
+from orchestrator.store import audit, database, deadlines
 from orchestrator.store.tasks import enqueue, shared
 from orchestrator.transport.client import Nudges
 from orchestrator.transport.connection import connect
@@ -68,6 +70,11 @@ class Connections:
             yield connection
             with deadlines.limited(connection, "COMMIT"):
                 connection.commit()
+
+    def record(self, connection: Connection, act: str, kind: str, target: str, **detail: Any) -> None:
+        """Write into the audit log who did this to which thing, in the transaction that does it."""
+        who, origin = acting.current(self._settings.audit_as)
+        audit.add(connection, who=who, origin=origin, act=act, kind=kind, target=target, detail=detail)
 
     def insert(self, task: NewTask) -> None:
         """Create one task without a unique key, on the shortest way."""

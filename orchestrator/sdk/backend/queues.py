@@ -19,23 +19,30 @@ class QueueBackend:
         """Keep a queue's tasks from being handed out, or let them go again."""
         with self._connections.writing(f"queue {name!r} was paused or resumed", transaction=True) as connection:
             queues.set_paused(connection, name, paused)
+            self._connections.record(connection, "pause" if paused else "resume", "queue", name)
         self._connections.nudge()
 
     def limit(self, name: str, concurrency: int | None, rate: Rate | None) -> None:
         """Set or lift a queue's limits."""
         with self._connections.writing(f"queue {name!r} was limited", transaction=True) as connection:
             queues.set_limits(connection, name, concurrency, rate)
+            per_second = rate.count / rate.per if rate else None
+            self._connections.record(connection, "limit", "queue", name, concurrency=concurrency, rate=per_second)
         self._connections.nudge()
 
     def retain(self, name: str, success: float | None, failed: float | None) -> None:
         """Set how long a queue's tasks are kept after they have ended."""
-        with self._connections.writing(f"the retention of queue {name!r} was stored") as connection:
+        what = f"the retention of queue {name!r} was stored"
+        with self._connections.writing(what, transaction=True) as connection:
             queues.set_retention(connection, name, success, failed)
+            self._connections.record(connection, "retain", "queue", name, success=success, failed=failed)
 
     def purge(self, name: str) -> None:
         """Cancel what waits in a queue."""
-        with self._connections.writing(f"the request to purge queue {name!r} was stored") as connection:
+        what = f"the request to purge queue {name!r} was stored"
+        with self._connections.writing(what, transaction=True) as connection:
             queues.ask_purge(connection, name)
+            self._connections.record(connection, "purge", "queue", name)
         self._connections.nudge()
 
     def open_tasks(self, name: str) -> int:

@@ -51,6 +51,7 @@ class RunBackend:
         with self._connections.writing(f"run {to_text(new)} was stored", transaction=True) as connection:
             found = next(iter(dags.load(connection, [run])), None)
             definition = workflows.of_run(connection, run)
+            self._connections.record(connection, "rerun", "run", to_text(run), new=to_text(new), from_step=from_step)
             if found is None and self._code.rerun(connection, run, new, from_step):
                 return
             if found is None or definition is None:

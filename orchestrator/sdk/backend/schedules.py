@@ -75,7 +75,8 @@ class ScheduleBackend:
                         f"The schedule of task {definition.steps[0].task!r} wants to be called {definition.name!r}, "
                         f"and a workflow is called so. Give it another name=."
                     )
-                workflows.apply(connection, definition)
+                if workflows.apply(connection, definition).created:
+                    self._connections.record(connection, "apply", "workflow", definition.name)
             now = schedules.clock(connection)
             for workflow, data, target in of_code:
                 schedule = _schedule_of_code(workflow, data, target)
@@ -90,6 +91,7 @@ class ScheduleBackend:
                 for key in forgotten:
                     stored = _one(connection, key)
                     schedules.delete(connection, stored.workflow, stored.name)
+                    self._connections.record(connection, "delete", "schedule", stored.key)
         return forgotten
 
     def set_code(self, workflow: str, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:
@@ -102,6 +104,7 @@ class ScheduleBackend:
             _check_fires(schedule, now)
             schedules.put(connection, workflow, schedule, now, code=target)
             found = _one(connection, f"{workflow}/{schedule.name}")
+            self._connections.record(connection, "set", "schedule", found.key, when=schedule.words())
         self._connections.nudge()
         return found
 
@@ -129,34 +132,38 @@ class ScheduleBackend:
             _check_fires(schedule, now)
             schedules.put(connection, workflow, schedule, now)
             found = _one(connection, f"{workflow}/{schedule.name}")
+            self._connections.record(connection, "set", "schedule", found.key, when=schedule.words())
         self._connections.nudge()
         return found
 
     def pause(self, key: str) -> None:
         """Fire no more."""
-        with self._connections.writing(f"schedule {key!r} was paused") as connection:
+        with self._connections.writing(f"schedule {key!r} was paused", transaction=True) as connection:
             stored = _one(connection, key)
             if not schedules.pause(connection, stored.workflow, stored.name):
                 raise WrongState(f"Schedule {stored.key} is paused already.")
+            self._connections.record(connection, "pause", "schedule", stored.key)
 
     def resume(self, key: str) -> None:
         """Fire again."""
-        with self._connections.writing(f"schedule {key!r} was resumed") as connection:
+        with self._connections.writing(f"schedule {key!r} was resumed", transaction=True) as connection:
             stored = _one(connection, key)
             if not schedules.resume(connection, stored, schedules.clock(connection)):
                 raise WrongState(f"Schedule {stored.key} is not paused.")
+            self._connections.record(connection, "resume", "schedule", stored.key)
         self._connections.nudge()
 
     def delete(self, key: str) -> StoredSchedule:
         """Remove a schedule."""
-        with self._connections.writing(f"schedule {key!r} was deleted") as connection:
+        with self._connections.writing(f"schedule {key!r} was deleted", transaction=True) as connection:
             stored = _one(connection, key)
             schedules.delete(connection, stored.workflow, stored.name)
+            self._connections.record(connection, "delete", "schedule", stored.key)
         return stored
 
     def trigger(self, key: str, run_id: bytes) -> StoredSchedule:
         """Start a run of a schedule now; return the schedule."""
-        with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
+        with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
             stored = _one(connection, key)
             now = schedules.clock(connection)
             schedule, name = stored.schedule, stored.workflow
@@ -165,6 +172,7 @@ class ScheduleBackend:
             else:
                 run = store.run_of(_target(connection, name), schedule, now, run_id, stored.key)
             creation.create(connection, [run])
+            self._connections.record(connection, "trigger", "schedule", stored.key, run=to_text(run_id))
         self._connections.nudge()
         return stored
 
@@ -174,9 +182,11 @@ class ScheduleBackend:
         self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
     ) -> int:
         """Ask for the runs of all fires in a range; return the number of the backfill."""
-        with self._connections.writing(f"the backfill of schedule {key!r} was stored") as connection:
+        what = f"the backfill of schedule {key!r} was stored"
+        with self._connections.writing(what, transaction=True) as connection:
             new, _ = _new_backfill(connection, key, start, end, concurrency, again)
             number = backfills.add(connection, new)
+            self._connections.record(connection, "backfill", "schedule", key, number=number, fires=new.total)
         self._connections.nudge()
         return number
 
@@ -204,6 +214,7 @@ class ScheduleBackend:
             raise WrongState(f"Backfill {number} is over.")
         with self._connections.writing(f"backfill {number} was cancelled", transaction=True) as connection:
             backfills.cancel(connection, view)
+            self._connections.record(connection, "cancel", "backfill", str(number), workflow=view.workflow)
         self._connections.nudge()
 
 

@@ -118,6 +118,8 @@ class TaskBackend:
         what = f"the request to {RequestKind.RETRY_TASK} {to_text(task)} was stored"
         with self._connections.writing(what, transaction=True) as connection:
             held = revival.ask(connection, task)
+            if held is None:
+                self._connections.record(connection, "retry", "task", to_text(task))
         if held is not None:
             key, holder = held
             raise Duplicate(
@@ -138,6 +140,7 @@ class TaskBackend:
             groups = redrive.preview(connection, wanted, within)
             for queue in sorted({group.queue for group in groups}) if within else [wanted.queue] if groups else []:
                 redrive.ask(connection, msgspec.structs.replace(wanted, queue=queue))
+                self._connections.record(connection, "retry", "failed tasks", queue or "", **_said(wanted))
             count = sum(group.tasks for group in groups)
         self._connections.retries += 1
         self._connections.nudge()
@@ -189,6 +192,12 @@ class TaskBackend:
             elif outcome.status in ENDED_TASK_STATES:
                 ends.append(Ended(task, outcome.status, outcome.result, outcome.error))
         return ends
+
+
+def _said(wanted: FailedFilter) -> dict[str, str]:
+    """Return what a filter says, for people."""
+    given = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def _connection(given: object) -> Connection:

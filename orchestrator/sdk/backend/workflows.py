@@ -30,14 +30,20 @@ class WorkflowBackend:
         what = f"workflow {definition.name!r} was stored"
         with self._connections.writing(what, transaction=True) as connection:
             application = workflows.apply(connection, definition, expected)
+            if application.created:
+                name, version = definition.name, application.version
+                self._connections.record(connection, "apply", "workflow", name, version=version)
         if definition.schedule is not None:
             self._connections.nudge()
         return application
 
     def delete(self, name: str) -> bool:
         """Delete a workflow and its schedules; False if there is none."""
-        with self._connections.writing(f"workflow {name!r} was deleted") as connection:
-            return workflows.delete(connection, name)
+        with self._connections.writing(f"workflow {name!r} was deleted", transaction=True) as connection:
+            is_deleted = workflows.delete(connection, name)
+            if is_deleted:
+                self._connections.record(connection, "delete", "workflow", name)
+            return is_deleted
 
     def names(self) -> list[str]:
         """Return the names of all workflows."""

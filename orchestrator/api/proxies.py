@@ -1,0 +1,112 @@
+"""Proxies that the operator trusts: who they say somebody is, and from where. Nobody else is believed."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import NamedTuple
+
+from starlette.datastructures import Headers
+
+from orchestrator.api.problems import refused
+from orchestrator.domain.access import Scope
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import Settings
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+"""What a proxy adds to a request."""
+_LONGEST_NAME = 200
+
+
+class User(NamedTuple):
+    """Somebody whom a proxy has let in."""
+
+    name: str
+    scope: Scope | None
+    """What they may do; None if that is nothing."""
+
+
+class Proxies:
+    """What the settings say of proxies."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._networks = [_network(text) for text in _words(settings.api_proxies)]
+        self._user_header = settings.api_user_header
+        self._group_header = settings.api_group_header
+        self._scope = _scope("api_user_scope", settings.api_user_scope)
+        self._groups = {
+            group.strip(): _scope("api_group_scopes", scope.strip())
+            for group, _, scope in (word.partition("=") for word in _words(settings.api_group_scopes))
+        }
+        if self._user_header and not self._networks:
+            raise ConfigurationError(
+                "Setting api_user_header: expected api_proxies too, the addresses of the proxies whose header is "
+                "believed, such as 10.0.0.5, 10.1.0.0/16."
+            )
+
+    @property
+    def identify(self) -> bool:
+        """Say whether there are proxies that tell who somebody is."""
+        return bool(self._user_header)
+
+    def origin(self, peer: str, headers: Headers) -> str:
+        """Return where a request comes from: the last address that no proxy of ours stands at."""
+        if not self._is_ours(peer):
+            return peer
+        forwarded = [word.strip() for line in headers.getlist("x-forwarded-for") for word in line.split(",")]
+        return next((word for word in reversed(forwarded) if not self._is_ours(word)), peer)[:_LONGEST_NAME]
+
+    def user(self, peer: str, headers: Headers) -> User | None:
+        """Return whom a proxy has let in; None if none of ours says so."""
+        if not self._user_header or not self._is_ours(peer):
+            return None
+        named = headers.getlist(self._user_header)
+        if not named or not named[0].strip():
+            return None
+        name = named[0].strip()
+        if len(named) > 1 or not name.isprintable() or len(name) > _LONGEST_NAME:
+            detail = f"{self._user_header}: expected one name of at most {_LONGEST_NAME} printable characters."
+            raise refused(403, "Who are you?", detail)
+        if not self._group_header:
+            return User(name, self._scope)
+        groups = {word.strip() for line in headers.getlist(self._group_header) for word in line.split(",")}
+        scopes = [scope for group, scope in self._groups.items() if group in groups and scope is not None]
+        return User(name, max(scopes, key=list(Scope).index, default=self._scope))
+
+    def _is_ours(self, address: str) -> bool:
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+            found = found.ipv4_mapped
+        return any(found in network for network in self._networks)
+
+
+def is_forwarded(headers: Headers) -> bool:
+    """Say whether a request has come through a proxy that says so."""
+    return any(name in headers for name in _FORWARDED)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"Setting api_proxies: expected addresses and networks such as 10.0.0.5, 10.1.0.0/16; {error}."
+        ) from error
+
+
+def _scope(name: str, text: str) -> Scope | None:
+    """Return a scope, or None for `none`."""
+    if text == "none":
+        return None
+    try:
+        return Scope(text)
+    except ValueError:
+        expected = ", ".join(Scope)
+        raise ConfigurationError(f"Setting {name}: expected one of {expected} or none, found {text!r}.") from None

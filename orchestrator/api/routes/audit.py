@@ -1,0 +1,56 @@
+"""Who did what."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.context import LARGEST_PAGE, PAGE, Api
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import WHOLE
+from orchestrator.domain.access import Scope
+from orchestrator.store import audit
+from orchestrator.store.audit import AuditEntry, AuditFilter
+
+routes = Routes("audit", "/api/v1/audit")
+
+
+class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which lines to show."""
+
+    who: str | None = None
+    """Only of those whose names begin so."""
+    act: str | None = None
+    """Only this: cancel, retry, pause, apply, refused, …"""
+    kind: str | None = None
+    """Only to this kind of thing: task, run, queue, schedule, workflow, key."""
+    target: str | None = None
+    """Only to this one: an id or a name."""
+    since: datetime | None = None
+    until: datetime | None = None
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
+    cursor: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    """`next` of the page before."""
+
+
+class AuditPage(msgspec.Struct, frozen=True):
+    """Some lines of the audit log, newest first."""
+
+    items: list[AuditEntry]
+    next: int | None
+    """Give it as `cursor` to get the next page; null on the last one."""
+
+
+@routes.get("", about=WHOLE, scope=Scope.ADMIN)
+def list_audit(api: Api, query: AuditQuery) -> AuditPage:
+    """Show who did what to which task, run, queue, schedule, workflow or key, newest first.
+
+    Enqueueing tasks, starting runs and posting events is not in it.
+    """
+    wanted = AuditFilter(**{name: getattr(query, name) for name in AuditFilter.__dataclass_fields__})
+    with api.reading() as connection:
+        found = audit.list_page(connection, wanted, limit=query.limit, before=query.cursor)
+    return AuditPage(found, found[-1].id if len(found) == query.limit else None)

@@ -1,0 +1,109 @@
+"""The audit log: who did what to which thing, when, from where. A line is written by the transaction that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.plain import stored_json
+from orchestrator.store.sql import Statement
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditEntry:
+    """One line of the audit log."""
+
+    id: int
+    at: datetime
+    who: str
+    """A key of the HTTP API, a user of the proxy in front of it, or the user and host of a process."""
+    origin: str
+    """From where: an address, or host and process."""
+    act: str
+    """What was done, in a word: cancel, retry, pause, …; `refused` for what somebody was not let do."""
+    kind: str
+    """To what kind of thing."""
+    target: str
+    """Its id or name."""
+    detail: dict[str, Any]
+    """What else there is to know; no arguments and no values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFilter:
+    """Which lines are wanted; what is not given does not matter."""
+
+    who: str | None = None
+    """Begins so."""
+    act: str | None = None
+    kind: str | None = None
+    target: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+_ADD = Statement[None]("""
+INSERT /* audit.add */ INTO orchestrator.audit (who, origin, act, kind, target, detail)
+VALUES (%(who)s, %(origin)s, %(act)s, %(kind)s, %(target)s, %(detail)s::jsonb)
+""")
+_LONGEST = 300
+"""Characters of one field: some are what strangers have sent."""
+
+
+def add(
+    connection: Connection, *, who: str, origin: str, act: str, kind: str, target: str, detail: Mapping[str, Any]
+) -> None:
+    """Write a line; the connection is in the transaction of what it tells."""
+    texts = {"who": who, "origin": origin, "act": act, "kind": kind, "target": target}
+    cut = {name: text.replace("\0", "")[:_LONGEST] for name, text in texts.items()}
+    _ADD(connection, cut, detail=stored_json(dict(detail)))
+
+
+_MATCHES = """(%(who)s::text IS NULL OR starts_with(who, %(who)s::text))
+   AND (%(act)s::text IS NULL OR act = %(act)s::text)
+   AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
+   AND (%(target)s::text IS NULL OR target = %(target)s::text)
+   AND (%(since)s::timestamptz IS NULL OR at >= %(since)s::timestamptz)
+   AND (%(until)s::timestamptz IS NULL OR at < %(until)s::timestamptz)"""
+_COLUMNS = "id, at, who, origin, act, kind, target, detail"
+_LIST = Statement[AuditEntry](f"""
+SELECT /* audit.list */ {_COLUMNS} FROM orchestrator.audit
+ WHERE (%(before)s::bigint IS NULL OR id < %(before)s::bigint) AND {_MATCHES}
+ ORDER BY id DESC LIMIT %(limit)s
+""")
+_NEWER = Statement[AuditEntry](f"""
+SELECT /* audit.newer */ {_COLUMNS} FROM orchestrator.audit
+ WHERE id > %(after)s::bigint AND {_MATCHES} ORDER BY id
+""")
+
+
+def _parameters(wanted: AuditFilter) -> dict[str, object]:
+    return {name: getattr(wanted, name) for name in AuditFilter.__dataclass_fields__}
+
+
+def list_page(
+    connection: Connection, wanted: AuditFilter, *, limit: int, before: int | None = None
+) -> list[AuditEntry]:
+    """Return the newest lines that match, newest first; `before` is the last id of the page before."""
+    return _LIST(connection, _parameters(wanted), limit=limit, before=before)
+
+
+def newer(connection: Connection, wanted: AuditFilter, after: int) -> list[AuditEntry]:
+    """Return the lines with a larger id, oldest first; one with a smaller id may still be committed after them."""
+    return _NEWER(connection, _parameters(wanted), after=after)
+
+
+_PRUNE = Statement[None]("""
+DELETE /* audit.prune */ FROM orchestrator.audit WHERE id = ANY (ARRAY(
+       SELECT id FROM orchestrator.audit WHERE at < now() - %(seconds)s::double precision * interval '1 second'
+        ORDER BY at LIMIT %(limit)s))
+""")
+
+
+def prune(connection: Connection, seconds: float, limit: int) -> int:
+    """Forget lines that are older than so many seconds, the oldest first; return how many."""
+    return _PRUNE.count(connection, seconds=seconds, limit=limit)

@@ -1,0 +1,118 @@
+"""Two of everything behind the HTTP API: one for a key that is bound to it, one beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import httpx
+from sqlalchemy import Connection, Engine
+
+from orchestrator.api.app import create_app
+from orchestrator.domain.access import Scope, Secret
+from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.dag import definitions
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.by_name import call_by_name
+from orchestrator.settings import Settings, load_settings
+from orchestrator.store import keys
+from orchestrator.store.database import engine_for
+
+OWN, OTHERS = "mail.out", "bank.out"
+
+
+@dataclass
+class House:
+    """Two of everything: one for the key that is bound to it, one beside it."""
+
+    settings: Settings
+    engine: Engine
+    key: Secret
+    tasks: dict[str, UUID] = field(default_factory=dict)
+    failed: dict[str, UUID] = field(default_factory=dict)
+    runs: dict[str, UUID] = field(default_factory=dict)
+    run_tasks: dict[str, UUID] = field(default_factory=dict)
+    backfills: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.app = create_app(self.settings)
+
+    def send(self, method: str, path: str, key: Secret | None = None, **given: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key or self.key}"}
+
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.request(method, path, headers=headers, **given)
+
+        return asyncio.run(ask())
+
+    def get(self, path: str, key: Secret | None = None) -> Any:
+        answer = self.send("GET", path, key)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def make_key(self, queues: str | None, workflows: str | None) -> Secret:
+        secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+        with self.engine.connect() as connection:
+            keys.add(connection, secret, "bound", Scope.ADMIN, None, queues=queues, workflows=workflows)
+        return secret
+
+
+def definition(workflow: str, queue: str, **more: Any) -> dict[str, Any]:
+    schedule = {"cron": "0 6 * * *"}
+    return {"name": workflow, "queue": queue, "schedule": schedule, "tasks": {"a": {"task": "t.a"}}} | more
+
+
+def fill(house: House, backend: Backend, connection: Connection, name: str) -> None:
+    queue, workflow = f"{name}.out", f"{name}-flow"
+    task = call_by_name(house.settings, "t.a", [], {}, options={"queue": queue}, queue="default")
+    house.tasks[name] = UUID(bytes=backend.tasks.enqueue(task))
+    house.failed[name] = UUID(bytes=new_id())
+    connection.exec_driver_sql(
+        "INSERT INTO orchestrator.ended_tasks (id, name, queue, payload, status, error, attempt, failures, losses,"
+        " priority, seq, created_at, ended_at) VALUES (%s, 't.a', %s, '', 'failed', %s, 1, 1, 0, 0, 1, now(), now())",
+        (house.failed[name].hex, queue, f'{{"kind": "E", "message": "secret of {name}"}}'),
+    )
+    backend.workflows.apply(definitions.from_data(definition(workflow, queue)))
+    house.runs[name] = UUID(bytes=backend.workflows.start(workflow, {}, new_id(), key=None, tags=()))
+    house.run_tasks[name] = UUID(bytes=new_id())
+    connection.exec_driver_sql(
+        "INSERT INTO orchestrator.tasks (id, name, queue, payload, run_id, step)"
+        " VALUES (%s, 't.a', 'shared', '', %s, 'a')",
+        (house.run_tasks[name].hex, house.runs[name].hex),
+    )
+    backend.queues.limit(queue, 5, None)
+    house.backfills[name] = backend.schedules.backfill(f"{workflow}/default", "2026-01-01", "2026-01-03", None, False)
+
+
+@contextmanager
+def furnished(database_url: str, redis_url: str) -> Iterator[House]:
+    """Fill a database that is empty."""
+    settings = load_settings(environ={}, database_url=database_url, redis_url=redis_url)
+    engine = engine_for(database_url, autocommit=True)
+    found = House(settings, engine, Secret("", ""))
+    found.key = found.make_key("mail.", "mail-")
+    backend = Backend(settings)
+    with engine.connect() as connection:
+        for name in ("mail", "bank"):
+            fill(found, backend, connection, name)
+        connection.exec_driver_sql("DELETE FROM orchestrator.inbox")
+    yield found
+    backend.close()
+    engine.dispose()
+
+
+def changes(house: House) -> list[Any]:
+    """Return all that a request which is refused must not touch."""
+    tables = ("inbox", "queues", "schedules", "workflows", "backfills", "runs", "tasks", "api_keys")
+    with house.engine.connect() as connection:
+        return [
+            connection.exec_driver_sql(f"SELECT count(*), sum(hashtext(t::text)) FROM orchestrator.{table} t").one()
+            for table in tables
+        ]

@@ -1,0 +1,237 @@
+"""The audit log: whatever is done to something has a line, and neither stands without the other."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from click.testing import CliRunner, Result
+from sqlalchemy import exc
+
+from orchestrator.api import app, refusals
+from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.reach import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
+from orchestrator.api.routes import ROUTES
+from orchestrator.cli import main
+from orchestrator.domain.access import Secret
+from orchestrator.domain.code import history
+from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.store import audit
+from orchestrator.store.audit import AuditEntry, AuditFilter
+from tests.integration.api_house import House, changes, definition, furnished
+
+UNAUDITED = {
+    "POST /api/v1/tasks",
+    "POST /api/v1/tasks/bulk",
+    "POST /api/v1/events",
+    "POST /api/v1/workflows/validate",
+    "POST /api/v1/workflows/diff",
+    "POST /api/v1/workflows/{name}/runs",
+    "POST /workflows/{name}/runs",
+    "POST /api/v1/runs/{id}/queries/{name}",
+}
+"""What only looks, or starts something: that is too much of it, and tasks and runs tell when they were created."""
+BODIES: dict[str, dict[str, Any]] = {
+    "set_schedule": {"schedule": {"cron": "1 1 * * *"}},
+    "backfill": {"start": "2026-01-01", "end": "2026-01-03"},
+    "reset": {"to": 1},
+    "retry_failed": {"queue": "mail.out"},
+    "update_run": {"timeout": 0},
+}
+ACTS = [one for one in ROUTES if one.method != "GET" and f"{one.method} {one.path}" not in UNAUDITED]
+
+
+@pytest.fixture
+def house(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    monkeypatch.setattr(app, "_LONGEST_WAIT", 0.2)
+    with furnished(database_url, redis_url) as found:
+        yield found
+        with found.engine.connect() as connection:
+            tables = (
+                "tasks, ended_tasks, runs, workflows, schedules, backfills, queues, inbox, audit, api_keys, histories"
+            )
+            names = ", ".join(f"orchestrator.{table.strip()}" for table in tables.split(","))
+            connection.exec_driver_sql(f"TRUNCATE {names}")
+
+
+def lines(house: House, **wanted: Any) -> list[AuditEntry]:
+    with house.engine.connect() as connection:
+        return audit.list_page(connection, AuditFilter(**wanted), limit=1_000)
+
+
+def forget(house: House) -> None:
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql("DELETE FROM orchestrator.audit")
+
+
+def code_run(house: House) -> UUID:
+    """Start a run of a workflow as code."""
+    backend, run = Backend(house.settings), new_id()
+    payload = encode_call("mail-code", [], {}, 10_000)
+    started = history.RunStarted(workflow="mail-code", version=1, payload=payload, queue="mail.out")
+    backend.code.start(run, started, timeout=None, tags="[]", key=None, on_conflict="reject", signal=None, pinned=False)
+    backend.close()
+    return UUID(bytes=run)
+
+
+def make_ready(house: House, endpoint: Endpoint) -> None:
+    """Have things in the states in which they can be acted upon."""
+    statements = {
+        "retry_run": "UPDATE orchestrator.runs SET status = 'failed', ended_at = now()",
+        "resume_schedule": "UPDATE orchestrator.schedules SET paused = true, next_fire = NULL, due_at = NULL",
+    }
+    with house.engine.connect() as connection:
+        if endpoint.call.__name__ in statements:
+            connection.exec_driver_sql(statements[endpoint.call.__name__])
+
+
+def address(endpoint: Endpoint, house: House) -> str:
+    is_code = endpoint.tag == "workflows as code"
+    task = house.failed if endpoint.call.__name__ == "retry_task" else house.tasks
+    kinds: dict[Subject, dict[str, Any]] = {
+        QUEUE: {"name": "mail.out"},
+        WORKFLOW: {"name": "default" if "{workflow}" in endpoint.path else "mail-flow", "workflow": "mail-flow"},
+        TASK: {"id": task["mail"]},
+        RUN: {"id": code_run(house) if is_code else house.runs["mail"], "name": "a"},
+        BACKFILL: {"number": house.backfills["mail"]},
+    }
+    places = kinds.get(endpoint.about, {})
+    return re.sub(r"{(\w+)}", lambda found: str(places.get(found[1], "x")), endpoint.path)
+
+
+def body(endpoint: Endpoint) -> dict[str, Any]:
+    made = definition("mail-new", "mail.out")
+    bodies = BODIES | {"apply_workflow": {"definition": made}, "put_workflow": made}
+    return {} if endpoint.body is None else {"json": bodies.get(endpoint.call.__name__, {})}
+
+
+@pytest.mark.parametrize("endpoint", ACTS, ids=lambda one: f"{one.method} {one.path}")
+def test_every_act_over_http_has_one_line(house: House, endpoint: Endpoint) -> None:
+    key = house.make_key(None, None)
+    make_ready(house, endpoint)
+    forget(house)
+    answer = house.send(endpoint.method, address(endpoint, house), key, **body(endpoint))
+    assert answer.status_code in (200, 201, 202, 504), answer.text
+    [line] = lines(house)
+    assert (line.who, line.origin) == (f"bound ({key.id})", "127.0.0.1")
+    assert line.kind in ("task", "run", "queue", "schedule", "workflow", "backfill", "failed tasks", "quarantine")
+
+
+@pytest.mark.parametrize("endpoint", ACTS, ids=lambda one: f"{one.method} {one.path}")
+def test_no_act_stands_without_its_line(house: House, endpoint: Endpoint) -> None:
+    if endpoint.tag == "quarantine":
+        pytest.skip("it stands in Redis, and is cleared after the line was written")
+    key = house.make_key(None, None)
+    make_ready(house, endpoint)
+    path = address(endpoint, house)
+    forget(house)
+    before = changes(house)
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql("ALTER TABLE orchestrator.audit ADD CONSTRAINT refuse CHECK (false) NOT VALID")
+    try:
+        answer = house.send(endpoint.method, path, key, **body(endpoint))
+    finally:
+        with house.engine.connect() as connection:
+            connection.exec_driver_sql("ALTER TABLE orchestrator.audit DROP CONSTRAINT refuse")
+    assert answer.status_code == 500
+    assert changes(house) == before
+
+
+def test_what_is_refused_has_a_line_too_but_not_a_million(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "_EVERY", 3_600.0)
+    forget(house)
+    assert house.send("POST", "/api/v1/queues/bank.out/purge").status_code == 403
+    assert house.send("GET", "/api/v1/tasks", Secret("0" * 12, "x" * 43)).status_code == 401
+    wrong, bound = lines(house, act="refused")
+    assert (bound.target, bound.detail, bound.origin) == (
+        "POST /api/v1/queues/bank.out/purge",
+        {"status": 403},
+        "127.0.0.1",
+    )
+    assert bound.who == f"bound ({house.key.id})"
+    assert wrong.who == "? (000000000000)"
+    for _ in range(30):
+        assert house.send("GET", "/api/v1/status").status_code == 403
+    assert len(lines(house, act="refused")) == refusals._AT_ONCE
+
+
+def command(house: House, *words: str) -> Result:
+    environment = {
+        "ORCHESTRATOR_DATABASE_URL": house.settings.database_url,
+        "ORCHESTRATOR_REDIS_URL": house.settings.redis_url,
+    }
+    result = CliRunner().invoke(main, list(words), env=environment)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_commands_that_are_given_with_the_database_have_lines(house: House) -> None:
+    forget(house)
+    command(house, "queues", "pause", "mail.out")
+    command(house, "tasks", "cancel", str(house.tasks["mail"]))
+    command(house, "keys", "create", "webshop")
+    found = lines(house)
+    assert [(line.act, line.kind) for line in found] == [("create", "key"), ("cancel", "task"), ("pause", "queue")]
+    assert {line.who for line in found} == {f"{getpass.getuser()}@{socket.gethostname()}"}
+    shown = json.loads(command(house, "audit", "--kind", "task", "--json").output)["entries"]
+    assert [entry["target"] for entry in shown] == [str(house.tasks["mail"])]
+    assert "pause" in command(house, "audit", "--who", getpass.getuser(), "--since", "1h").output
+    assert "Nobody" in command(house, "audit", "--who", "nobody").output
+
+
+def test_a_process_may_be_called_something(house: House) -> None:
+    forget(house)
+    backend = Backend(house.settings.__class__(**vars(house.settings) | {"audit_as": "deploy of shop 4.2"}))
+    backend.queues.pause("mail.out", True)
+    backend.close()
+    assert [line.who for line in lines(house)] == ["deploy of shop 4.2"]
+
+
+def test_what_changes_nothing_has_no_line(house: House) -> None:
+    backend = Backend(house.settings)
+    forget(house)
+    backend.workflows.apply(backend.workflows.latest("mail-flow").definition)
+    with pytest.raises(Exception, match="is not paused"):
+        backend.schedules.resume("mail-flow/default")
+    backend.close()
+    assert lines(house) == []
+
+
+def test_the_log_is_listed_over_http_page_by_page(house: House) -> None:
+    forget(house)
+    key = house.make_key(None, None)
+    for name in ("a", "b", "c"):
+        house.send("POST", f"/api/v1/queues/{name}/pause", key)
+    first = house.get("/api/v1/audit?limit=2&kind=queue", key)
+    second = house.get(f"/api/v1/audit?limit=2&kind=queue&cursor={first['next']}", key)
+    assert [entry["target"] for entry in first["items"] + second["items"]] == ["c", "b", "a"]
+    assert second["next"] is None
+
+
+def test_old_lines_are_forgotten(house: House) -> None:
+    forget(house)
+    house.send("POST", "/api/v1/queues/mail.out/pause")
+    house.send("POST", "/api/v1/queues/mail.out/resume")
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "UPDATE orchestrator.audit SET at = now() - %s WHERE act = 'pause'", (timedelta(days=400),)
+        )
+        assert audit.prune(connection, 365 * 86_400.0, 1_000) == 1
+    assert [line.act for line in lines(house)] == ["resume"]
+
+
+def test_a_line_that_cannot_be_stored_whole_is_cut(house: House) -> None:
+    with house.engine.connect() as connection:
+        audit.add(connection, who="a\0b" * 1_000, origin="", act="x", kind="x", target="", detail={})
+        with pytest.raises(exc.DBAPIError):
+            connection.exec_driver_sql("INSERT INTO orchestrator.audit (who) VALUES ('x')")
+    assert lines(house, act="x")[0].who == ("ab" * 1_000)[:300]

@@ -1,0 +1,107 @@
+"""Proxies that the operator trusts, and nobody else: who somebody is, and from where."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.datastructures import Headers
+
+from orchestrator.api import strangers
+from orchestrator.api.problems import Refused
+from orchestrator.api.proxies import Proxies, User
+from orchestrator.api.strangers import Strangers
+from orchestrator.domain.access import Scope
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import Settings
+
+SSO = Settings(
+    api_proxies="10.0.0.5, 192.168.7.0/24, fd00::/8",
+    api_user_header="X-User",
+    api_group_header="X-Groups",
+    api_group_scopes="ops=operate, platform=admin, guests=none",
+)
+
+
+def headers(*pairs: tuple[str, str]) -> Headers:
+    return Headers(raw=[(name.lower().encode(), value.encode("latin-1")) for name, value in pairs])
+
+
+@pytest.mark.parametrize("peer", ["10.0.0.5", "192.168.7.9", "fd00::1", "::ffff:10.0.0.5"])
+def test_a_proxy_of_ours_is_believed(peer: str) -> None:
+    assert Proxies(SSO).user(peer, headers(("X-User", "alice"))) == User("alice", Scope.READ)
+
+
+@pytest.mark.parametrize("peer", ["10.0.0.6", "192.168.8.1", "127.0.0.1", "::1", "", "unix"])
+def test_nobody_else_is_believed(peer: str) -> None:
+    given = headers(("X-User", "alice"), ("X-Groups", "platform"), ("X-Forwarded-For", "203.0.113.9"))
+    assert Proxies(SSO).user(peer, given) is None
+    assert Proxies(SSO).origin(peer, given) == peer
+
+
+def test_groups_say_what_a_user_may_do() -> None:
+    def scope(groups: str) -> Scope | None:
+        found = Proxies(SSO).user("10.0.0.5", headers(("X-User", "alice"), ("X-Groups", groups)))
+        assert found is not None
+        return found.scope
+
+    assert [scope(groups) for groups in ("ops", "ops, platform", "others", "guests", "")] == [
+        Scope.OPERATE,
+        Scope.ADMIN,
+        Scope.READ,
+        Scope.READ,
+        Scope.READ,
+    ]
+
+
+def test_without_a_name_nobody_is_known() -> None:
+    assert Proxies(SSO).user("10.0.0.5", headers()) is None
+    assert Proxies(SSO).user("10.0.0.5", headers(("X-User", " "))) is None
+    assert Proxies(Settings(api_proxies="10.0.0.5")).user("10.0.0.5", headers(("X-User", "alice"))) is None
+
+
+@pytest.mark.parametrize("given", [[("X-User", "alice"), ("X-User", "root")], [("X-User", "a" * 201)]])
+def test_a_name_that_is_none_is_refused(given: list[tuple[str, str]]) -> None:
+    with pytest.raises(Refused) as caught:
+        Proxies(SSO).user("10.0.0.5", headers(*given))
+    assert caught.value.problem.status == 403
+
+
+def test_the_last_address_that_is_not_ours_is_where_it_comes_from() -> None:
+    given = headers(("X-Forwarded-For", "1.2.3.4, 203.0.113.9"), ("X-Forwarded-For", "192.168.7.2"))
+    assert Proxies(SSO).origin("10.0.0.5", given) == "203.0.113.9"  # 1.2.3.4 is what the client has written
+    assert Proxies(SSO).origin("10.0.0.5", headers()) == "10.0.0.5"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (Settings(api_proxies="proxy.corp"), "api_proxies: expected addresses"),
+        (Settings(api_user_header="X-User"), "expected api_proxies too"),
+        (Settings(api_user_scope="root"), "api_user_scope: expected one of read"),
+        (Settings(api_group_scopes="ops"), "api_group_scopes: expected one of read"),
+    ],
+)
+def test_settings_that_will_not_do_are_refused(wrong: Settings, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Proxies(wrong)
+
+
+def test_an_address_with_many_wrong_keys_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Strangers()
+    for _ in range(strangers._TRIES):
+        assert known.wait("203.0.113.9") == 0
+        known.note("203.0.113.9")
+    assert 59 < known.wait("203.0.113.9") <= 60
+    assert known.wait("203.0.113.8") == 0
+    monkeypatch.setattr(strangers, "_PERIOD", 0.0)
+    assert known.wait("203.0.113.9") == 0
+
+
+def test_the_memory_of_addresses_is_bounded_and_a_host_is_a_network_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "_MOST_ADDRESSES", 100)
+    known = Strangers()
+    for number in range(strangers._TRIES):
+        known.note(f"2001:db8::{number:x}")
+    assert known.wait("2001:db8::ffff") > 0
+    for number in range(1_000):
+        known.note(f"10.0.{number // 250}.{number % 250}")
+    assert len(known._tries) <= 100
