@@ -263,7 +263,6 @@ class WorkerProcess:
 
     def leave_behind(self, task: str) -> None:
         """End for the sake of code that does not: with the process, it will."""
-        log.warning("task %s was stopped and goes on all the same; this process is replaced", task)
         self.retire()
         self._tell_parent(Leaving(f"the code of task {task} does not end", at_once=True))
 

@@ -47,3 +47,8 @@ def successor_id(run: bytes) -> bytes:
 def to_text(identifier: bytes) -> str:
     """Return the usual text form of an id."""
     return str(UUID(bytes=identifier))
+
+
+def about_run(run: bytes) -> dict[str, str]:
+    """Return what a line of the log about a run knows of it."""
+    return {"run_id": to_text(run)}

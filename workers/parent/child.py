@@ -198,7 +198,8 @@ class Child:
 
 def _timed_out(limit: Limit, now: float) -> Failed:
     error: TaskError = describe(TaskTimeout(f"ran longer than its timeout of {limit.timeout:g} s"))
-    log.error("task %s %s, and was killed with its process", to_text(limit.id), error.message)
+    whose = {"task_id": to_text(limit.id), "attempt": limit.attempt}
+    log.error("task %s %s, and was killed with its process", whose["task_id"], error.message, extra=whose)
     return Failed(limit.id, limit.attempt, now - limit.deadline + limit.timeout, error, limit.retryable)
 
 

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.domain.ids import to_text
 from orchestrator.harmless import with_styles
 from orchestrator.log_format import TASK_FIELDS
 from orchestrator.sdk.tasks.context import current_runtime
@@ -82,12 +81,7 @@ def current_job() -> Job | None:
 
 def add_fields(record: logging.LogRecord, job: Job | None) -> None:
     """Let a record know whose it is; what it knows already stays."""
-    values: tuple[Any, ...] = ("",) * len(TASK_FIELDS)
-    if job is not None:
-        dispatch = job.dispatch
-        run = "" if dispatch.run_id is None else to_text(dispatch.run_id)
-        values = to_text(dispatch.id), dispatch.name, run, dispatch.attempt, dispatch.queue
-    for name, value in zip(TASK_FIELDS, values, strict=True):
+    for name, value in (dict.fromkeys(TASK_FIELDS, "") if job is None else job.fields).items():
         record.__dict__.setdefault(name, value)
 
 

@@ -45,7 +45,8 @@ class _JobTask(asyncio.Task[None]):
         other = _job.get()
         if other is None or other is self.job:
             return super().cancel(msg)
-        log.error("task %s tried to cancel %s, which runs beside it", other.dispatch.name, self.job.dispatch.name)
+        names = other.dispatch.name, self.job.dispatch.name
+        log.error("task %s tried to cancel %s, which runs beside it", *names, extra=other.fields)
         return False
 
 

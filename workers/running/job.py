@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import Dispatch, NewTask, parse_options
 from orchestrator.errors import SoftTimeout
+from orchestrator.log_format import TASK_FIELDS
 
 if TYPE_CHECKING:
     from orchestrator.sdk.tasks.transaction import TaskTransaction
@@ -104,6 +106,13 @@ class Job:
         """What the transaction will record."""
         self.completion: bytes | None = None
         """The result that its transaction has recorded: it has succeeded, whatever its code does now."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What a line of the log about it knows of it (`log_format.TASK_FIELDS`)."""
+        task = self.dispatch
+        run = "" if task.run_id is None else to_text(task.run_id)
+        return dict(zip(TASK_FIELDS, (to_text(task.id), task.name, run, task.attempt, task.queue), strict=True))
 
     def begin(self, now: float, *, starting: bool = False) -> bool:
         """Take the job to run it; False if it was given back or revoked in the meantime."""

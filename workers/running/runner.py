@@ -133,7 +133,7 @@ class Runner:
             try:
                 events += decode(list[Event], page or b"")
             except Malformed:
-                log.warning("%s: page %d of its history is gone; it is sent again", job.dispatch.name, number)
+                log.warning("page %d of its history is gone; it is sent again", number, extra=job.fields)
                 return None
         return msgspec.structs.replace(activation, events=events, pages=0)
 
@@ -188,7 +188,7 @@ class Runner:
             data = encode_value(value, f"The result of task {job.dispatch.name!r}", self._limit)
         if job.completion is not None:
             if value is not None and data != job.completion:
-                log.warning("task %s returned another result than ctx.complete() was given", job.dispatch.name)
+                log.warning("it returned another result than ctx.complete() was given", extra=job.fields)
             return completed(job, job.completion)
         if _timed_out(job, ended_at):  # it has caught that, and returned all the same
             return self._failed(job, interruption(job, TaskTimeout))
@@ -203,7 +203,7 @@ class Runner:
         database, which its worker was not given, has not failed: it is handed back like a task that is unknown here.
         """
         if job.completion is not None:
-            log.warning("task %s had completed when it failed", job.dispatch.name, exc_info=error)
+            log.warning("it had completed when it failed", exc_info=error, extra=job.fields)
             return completed(job, job.completion)
         reason = job.interrupted_by
         if reason is not None and isinstance(error, (reason, asyncio.CancelledError)):
@@ -214,7 +214,7 @@ class Runner:
         elif isinstance(error, NoDatabase):
             if job.dispatch.name not in self._told:
                 self._told.add(job.dispatch.name)
-                log.error("%s It is handed back, and waits for a worker that was started so.", error)
+                log.error("%s It is handed back, and waits for a worker that was started so.", error, extra=job.fields)
             return unknown(job, "no database")
         return self._failed(job, error)
 
@@ -246,7 +246,7 @@ class Runner:
         try:
             return min(max(0.0, float(retries.backoff(job.dispatch.failures + 1))), retries.cap)
         except Exception:
-            log.exception("the backoff function of task %s failed; it waits as by default", job.dispatch.name)
+            log.exception("its backoff function failed; it waits as by default", extra=job.fields)
             return None
 
 

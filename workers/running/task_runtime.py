@@ -91,7 +91,7 @@ class ProcessOutbox:
         try:
             return self._pages.read(job.dispatch.id, job.dispatch.attempt, number)
         except UNAVAILABLE as error:
-            log.warning("a page of the history of %s cannot be read: %s", job.dispatch.name, describe(error))
+            log.warning("a page of its history cannot be read: %s", describe(error), extra=job.fields)
             return None
 
 

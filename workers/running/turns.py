@@ -61,7 +61,8 @@ class Turns:
         where = _place(running.thread)
         commander = running.commander
         name = commander.workflow
-        log.error("workflow %s, run %s: its code does not come back: %s", name, to_text(job.dispatch.id), where)
+        whose = name, to_text(job.dispatch.id)
+        log.error("workflow %s, run %s: its code does not come back: %s", *whose, where, extra=job.fields)
         error = TurnTooLong(
             f"The code of workflow {name!r} ran for {self._limit:g} s without waiting for anything: {where}. "
             f"A workflow decides what is to be done, and tasks do it; if it must take so long, raise the setting "
@@ -80,7 +81,8 @@ class Turns:
         if not job.dispatch.alone or job.starting or now - job.started_at < limit:
             return
         name = job.dispatch.name
-        log.error("workflow %s, run %s: its code does not come back", name, to_text(job.dispatch.id))
+        whose = name, to_text(job.dispatch.id)
+        log.error("workflow %s, run %s: its code does not come back", *whose, extra=job.fields)
         text = f"The code of workflow {name!r} ran for {limit:g} s in a process of its own, and did not come back."
         self._verdicts[id(job)] = Violation(0, TurnTooLong.__name__, text)
         job.stop_with(EndTurn, now)

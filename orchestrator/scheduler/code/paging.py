@@ -20,7 +20,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.code.history_budget import PAGE
-from orchestrator.domain.ids import to_text
+from orchestrator.domain.ids import about_run
 from orchestrator.scheduler.news import News, Paged
 from orchestrator.scheduler.remembering import Remembering
 from orchestrator.store.code import turns
@@ -118,5 +118,8 @@ class Paging(Remembering):
 
     def _give_up(self, turn: Turn) -> None:
         """Send no more of a turn. The attempt is nowhere then, so it will be made again, in some seconds."""
-        log.error("run %s: Redis has no room for its history of %d bytes", to_text(turn[0]), self._sizes[turn])
+        whose = about_run(turn[0])
+        log.error(
+            "run %s: Redis has no room for its history of %d bytes", *whose.values(), self._sizes[turn], extra=whose
+        )
         del self._unsent[turn], self._sizes[turn]

@@ -13,7 +13,7 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Query
 from orchestrator.domain.code.history import Fact
 from orchestrator.domain.code.promises import Resolution
-from orchestrator.domain.ids import to_text
+from orchestrator.domain.ids import about_run, to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import append_facts, reply
 from orchestrator.scheduler.news import News
@@ -45,7 +45,8 @@ def signal(tx: Transaction, news: News, items: Sequence[Request]) -> None:
         if item.target in heard:
             continue
         if item.body.get("start") is None:
-            log.warning("run %s has ended before signal %s reached it", to_text(item.target), item.body["name"])
+            whose = about_run(item.target)
+            log.warning("run %s has ended before signal %s reached it", *whose.values(), item.body["name"], extra=whose)
         else:
             late[item.body["start"]["key"]].append(item)
     if late:
@@ -61,7 +62,9 @@ def pass_on_signals(tx: Transaction, signals: Sequence[tuple[bytes, history.Sign
     heard = append_facts(tx, facts)
     for run, fact in signals:
         if latest[run] not in heard:
-            log.warning("run %s has ended, or never was, and signal %s does not reach it", to_text(run), fact.name)
+            whose = about_run(run)
+            said = "run %s has ended, or never was, and signal %s does not reach it"
+            log.warning(said, *whose.values(), fact.name, extra=whose)
 
 
 def _start_with(tx: Transaction, news: News, late: Mapping[str, Sequence[Request]]) -> None:

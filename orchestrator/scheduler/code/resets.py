@@ -21,7 +21,7 @@ from orchestrator.domain.code.ends import child_outcome
 from orchestrator.domain.code.history import Event, Outcome
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.code.resets import ResetBeginning, reset
-from orchestrator.domain.ids import derived_id, successor_id, to_text
+from orchestrator.domain.ids import about_run, derived_id, successor_id, to_text
 from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.changes import TurnTaskEnd
 from orchestrator.domain.runs.verdict import TIMED_OUT
@@ -94,7 +94,8 @@ def reset_runs(tx: Transaction, news: News, runs: Runs, items: Sequence[Request]
             continue
         planned.append(_Planned(head, new, begins, head.timeout or _time_it_had(events)))
         answers.append(Answered(_request(item), msgspec.msgpack.encode(to_text(new))))
-        log.info("run %s is reset to event %d, as run %s: %s", to_text(run), to, to_text(new), reason or "no reason")
+        whose, as_what = about_run(run), (to, to_text(new), reason or "no reason")
+        log.info("run %s is reset to event %d, as run %s: %s", *whose.values(), *as_what, extra=whose)
     if planned:
         ending = [plan.head.id for plan in planned if plan.head.open]
         kept = resolutions.of_runs(tx.connection, ending)

@@ -14,7 +14,7 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Activation, Query, Violation, WaitingPlaces
 from orchestrator.domain.code.history import Event, Fact
 from orchestrator.domain.code.history_budget import LARGEST_HISTORY, Delivery, HistoryBudget
-from orchestrator.domain.ids import successor_id, to_text
+from orchestrator.domain.ids import about_run, successor_id, to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.runs.verdict import CONTINUED, TIMED_OUT
@@ -290,7 +290,7 @@ def mark_stuck(tx: Transaction, news: News, reasons: Sequence[tuple[bytes, int, 
     news.note(moved, by_worker=True)
     messages = {run: violation.message for run, _, violation in reasons}
     for task in moved:
-        log.error("run %s is stuck: %s", to_text(task.id), messages[task.id])
+        log.error("run %s is stuck: %s", to_text(task.id), messages[task.id], extra=about_run(task.id))
 
 
 def json_text(known: Violation | WaitingPlaces) -> str:

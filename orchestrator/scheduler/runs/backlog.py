@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 import orchestrator
-from orchestrator.domain.ids import to_text
+from orchestrator.domain.ids import about_run, to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.scheduler.budget import COST
 from orchestrator.scheduler.news import News
@@ -142,7 +142,7 @@ class Backlog(Remembering):
         reason = {"event": 0, "kind": type(error).__name__, "message": said(error), "difference": ""}
         reason |= {"release": orchestrator.__version__}
         told = "".join(traceback.format_exception(error))
-        log.error("run %s is stuck, and nobody waits for it: %s", to_text(run), told)
+        log.error("run %s is stuck, and nobody waits for it: %s", to_text(run), told, extra=about_run(run))
         stuck.set_aside(tx.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
         self._note(wait=[run])
         self.add(tx, news, [(run, one) for one in changes])

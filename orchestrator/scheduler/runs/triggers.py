@@ -118,7 +118,8 @@ class Triggers:
             run = derived_id(event.id, "on", waiting.name, place)
             yield dags.new_run(definition, waiting.version, run, params)._replace(depth=depth, root=event.root)
         except (InvalidWorkflow, *REFUSALS) as error:  # which is not the fault of whoever ended or posted
-            log.warning("workflow %s cannot be started by event %s: %s", waiting.name, to_text(event.id), error)
+            whose = {"workflow": waiting.name, "event_id": to_text(event.id)}
+            log.warning("workflow %s cannot be started by event %s: %s", *whose.values(), error, extra=whose)
 
     def _within_limits(self, tx: Transaction, started: list[NewRun]) -> list[NewRun]:
         """Return the runs that may be started; a chain of runs that has grown too large gets no more."""
@@ -157,6 +158,7 @@ def _matches(trigger: EventTrigger, event: Posted, workflow: str) -> bool:
         log.warning(
             "workflow %s is not started by event %s: its filter %s does not fit it: %s",
             *(workflow, to_text(event.id), trigger.filter, error),
+            extra={"workflow": workflow, "event_id": to_text(event.id)},
         )
         return False
 

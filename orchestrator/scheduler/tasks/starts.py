@@ -8,7 +8,7 @@ import msgspec
 
 from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.dag.definition import resolve_params
-from orchestrator.domain.ids import to_text
+from orchestrator.domain.ids import about_run, to_text
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, of_task
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
@@ -90,7 +90,7 @@ def _start_steps(tx: Transaction, news: News, steps: Sequence[tuple[NewRun, Star
 
 
 def _refused(run: bytes, error: Exception) -> KeyHolder:
-    log.warning("run %s was not started for a task: %s", to_text(run), error)
+    log.warning("run %s was not started for a task: %s", to_text(run), error, extra=about_run(run))
     return KeyHolder(run, error=TaskError(type(error).__name__, str(error)))
 
 
