@@ -186,3 +186,51 @@ def test_an_application_closes_at_the_end_of_a_block(monkeypatch: pytest.MonkeyP
         return other
 
     assert asyncio.run(main())._client is closed[1]
+
+
+def test_many_calls_use_a_few_threads_and_each_has_its_own_end() -> None:
+    door = Door()
+
+    def knock(number: int) -> int:
+        door.threads.add(threading.current_thread().name)
+        if number % 100 == 7:
+            raise KeyError(number)
+        if number == 50:
+            raise StopIteration
+        return number
+
+    async def main() -> list[int | BaseException]:
+        calls = (door._client.threads.run(knock, number) for number in range(1_000))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    for _ in range(3):
+        found = asyncio.run(main())
+        assert [one for one in found if isinstance(one, int)] == [n for n in range(1_000) if n % 100 != 7 and n != 50]
+        assert isinstance(found[107], KeyError)
+        assert isinstance(found[50], RuntimeError)
+    assert len(door.threads) <= 16
+
+
+def test_a_call_that_is_cancelled_before_its_turn_is_not_made() -> None:
+    threads = Threads()
+    go_on = threading.Event()
+    made: list[int] = []
+
+    async def main() -> None:
+        stuck = [asyncio.create_task(threads.run(go_on.wait, 30)) for _ in range(16)]
+        late = [asyncio.create_task(threads.run(made.append, number)) for number in range(4)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        late[1].cancel()
+        go_on.set()
+        await asyncio.gather(*stuck, *late, return_exceptions=True)
+
+    asyncio.run(main())
+    assert sorted(made) == [0, 2, 3]
+
+
+def test_closed_loops_are_forgotten() -> None:
+    threads = Threads()
+    for _ in range(5):
+        asyncio.run(threads.run(int))
+    assert len(threads._crew._made()) == 1

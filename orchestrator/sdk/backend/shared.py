@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.waiting.per_loop import PerLoop
 from orchestrator.sdk.waiting.per_process import PerProcess
 
 _LONGEST_WAIT = 0.002
@@ -41,20 +41,13 @@ class SharedCommits:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._loops: PerProcess[WeakKeyDictionary[asyncio.AbstractEventLoop, _Gathering]] = PerProcess(
-            WeakKeyDictionary
-        )
+        self._gathering = PerLoop(lambda loop: _Gathering(loop, self._submit, self._submit_alone))
         self._committing = PerProcess(lambda: ThreadPoolExecutor(_COMMITS, "orchestrator-commits"))
         self._waiting = PerProcess(lambda: ThreadPoolExecutor(_ALONE, "orchestrator-keys"))
 
     async def enqueue(self, task: NewTask, alone: Alone) -> bytes:
         """Create one task; return its id, or that of the task which has its key, when that is durable."""
-        loop = asyncio.get_running_loop()
-        gatherings = self._loops()
-        gathering = gatherings.get(loop)
-        if gathering is None:
-            gathering = gatherings[loop] = _Gathering(loop, self._submit, self._submit_alone)
-        return await gathering.add(task, alone)
+        return await self._gathering().add(task, alone)
 
     def close(self) -> None:
         """Let the threads end with what they do now."""

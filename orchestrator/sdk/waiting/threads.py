@@ -6,7 +6,7 @@ hands to the threads of its event loop.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import contextvars
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +15,8 @@ from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from orchestrator.sdk.code.inside import inside_workflow
+from orchestrator.sdk.waiting.crew import Crew
+from orchestrator.sdk.waiting.per_loop import PerLoop
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
 
@@ -31,13 +33,15 @@ class Threads:
 
     def __init__(self) -> None:
         self._pool = PerProcess(lambda: ThreadPoolExecutor(_MOST, "orchestrator-client"))
+        self._crew = PerLoop(lambda loop: Crew(loop, self._pool, _MOST))
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a blocking call beside the event loop, in the caller's context."""
         if inside_workflow():
             return function(*args, **kwargs)  # in a workflow nothing blocks: it is a command, or is refused
         call = partial(contextvars.copy_context().run, function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._pool(), call)
+        result: R = await self._crew().add(call)
+        return result
 
     async def complete(self, steps: Steps[R]) -> R:
         """Take all steps of a call that waits, and return what they lead to; a pause holds no thread."""
@@ -69,15 +73,13 @@ class Threads:
     async def _advance(self, steps: Generator[Any, None, Any]) -> _Leg[Any]:
         if inside_workflow():
             return _walk(steps)
-        walk = self._pool().submit(contextvars.copy_context().run, _walk, steps)
-        try:
-            return await asyncio.wrap_future(walk)
-        except asyncio.CancelledError:
-            walk.add_done_callback(lambda _: self._drop(steps))  # a generator cannot be closed while it runs
-            raise
+        walk = partial(contextvars.copy_context().run, _walk, steps)
+        leg: _Leg[Any] = await self._crew().add(walk, partial(self._drop, steps))
+        return leg
 
     def _drop(self, steps: Generator[Any, None, Any]) -> None:
-        self._pool().submit(steps.close)
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to end
+            self._pool().submit(steps.close)
 
     def close(self) -> None:
         """Let the threads end with what they do now."""
