@@ -23,7 +23,7 @@ from datetime import datetime
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.telemetry import get_logger
 from orchestrator.transport import connection as transport
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 
 log = get_logger("scheduler")
 
@@ -111,7 +111,7 @@ class Candidacy:
         if self._back_until is not None and self._monotonic() < self._back_until:
             return "it has led, and failed."
         try:
-            self._streams.write_canary()
+            self._streams.fleet.write_canary()
         except transport.UNAVAILABLE as error:
             return f"it cannot use Redis: {transport.describe(error)}"
         return None

@@ -23,7 +23,7 @@ from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import lanes as store
 from orchestrator.store.tasks import waiting
-from orchestrator.store.tasks.transitions import Claimed
+from orchestrator.store.tasks.claims import Claimed
 
 Attempt = tuple[bytes, int]
 

@@ -19,12 +19,13 @@ from orchestrator.scheduler.leadership import Leadership
 from orchestrator.scheduler.news import News, Outgoing
 from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.tasks.reports import Reported
-from orchestrator.store.tasks.transitions import Claimed
+from orchestrator.store.tasks.claims import Claimed
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
 from orchestrator.transport.batch_sizes import MOST_BYTES
 from orchestrator.transport.codec import Attempt, Malformed, decode_flush, encode
-from orchestrator.transport.leader import Inbound, LeaderStreams, StreamsDamaged
+from orchestrator.transport.leader.queues import StreamsDamaged
+from orchestrator.transport.leader.streams import Inbound, LeaderStreams
 from orchestrator.transport.quarantine import Refused
 from orchestrator.transport.signing import Signing
 
@@ -155,7 +156,7 @@ class Link(Remembering):
             self.streams.tell_key_holders(outgoing.key_holders)
         for messages in (outgoing.withdrawn, self.watch.unreceived(generation, outgoing.revoked)):
             for queue, entries in messages.items():
-                self.streams.withdraw(generation, queue, entries)
+                self.streams.queues.withdraw(generation, queue, entries)
         self.set_aside(outgoing.set_aside)
         self.watch.give_orders()
         if self.has_pages:

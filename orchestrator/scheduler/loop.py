@@ -19,7 +19,8 @@ from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
-from orchestrator.transport.leader import Deposed, LeaderStreams, TermForgotten
+from orchestrator.transport.leader.streams import LeaderStreams
+from orchestrator.transport.leader.terms import Deposed, TermForgotten
 
 log = get_logger("scheduler")
 

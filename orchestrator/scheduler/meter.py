@@ -23,7 +23,7 @@ from orchestrator.monitoring.exposition import (
 from orchestrator.scheduler.news import News, sampled
 from orchestrator.scheduler.remembering import Remembering
 from orchestrator.store import driver
-from orchestrator.store.tasks.transitions import Claimed
+from orchestrator.store.tasks.claims import Claimed
 
 _queue = attrgetter("queue")
 _TIMED = 7

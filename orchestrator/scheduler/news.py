@@ -23,7 +23,8 @@ from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_succ
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.fleet.capabilities import Crowd
 from orchestrator.store.code.turns import Unshown
-from orchestrator.store.tasks.transitions import Claimed, Moved
+from orchestrator.store.tasks.claims import Claimed
+from orchestrator.store.tasks.transitions import Moved
 from orchestrator.transport.codec import Attempt, Ended
 from orchestrator.transport.quarantine import Refused
 

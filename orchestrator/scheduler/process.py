@@ -22,7 +22,7 @@ from orchestrator.telemetry import get_logger
 from orchestrator.transport.client import nudge
 from orchestrator.transport.connection import awaited, connect
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 
 log = get_logger("scheduler")
 

@@ -49,7 +49,8 @@ from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.waiting import AgendaProbe
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.codec import Ended
-from orchestrator.transport.leader import Deposed, Inbound, LeaderStreams
+from orchestrator.transport.leader.streams import Inbound, LeaderStreams
+from orchestrator.transport.leader.terms import Deposed
 
 log = get_logger("scheduler")
 
@@ -145,7 +146,7 @@ class Term:
         """Have pushes of this term accepted. Terms come from Postgres; a later one in Redis may be none of its own."""
         term, database = self._leadership.term, self._leadership.identity()
         try:
-            is_new = self._streams.claim_term(term, database)
+            is_new = self._streams.terms.claim(term, database)
         except Deposed:
             with self._leadership.writing(self._monotonic()):  # which says so if there is a later term
                 log.error(
@@ -153,7 +154,7 @@ class Term:
                     "or another system uses this Redis. Give each system a Redis database of its own.",
                     term,
                 )
-            self._streams.claim_term(term, database, overrule=True)
+            self._streams.terms.claim(term, database, overrule=True)
             is_new = False
         if not is_new:
             self.generations.postgres_has_lost_commits()

@@ -160,6 +160,16 @@ def decode(kind: type[M], data: bytes) -> M:
         raise Malformed(f"{kind} expected: {error}") from error
 
 
+def decode_or_none(kind: type[M], data: bytes | None) -> M | None:
+    """Decode a message that may be absent. What a stranger or another release wrote is as good as that."""
+    if data is None:
+        return None
+    try:
+        return decode(kind, data)
+    except Malformed:
+        return None
+
+
 prepare(Flush, list[Dispatch], Dispatch, Activation, list[Event], Heartbeat, Order, Applied, list[Ended], KeyHolder)
 prepare(
     Attempt,

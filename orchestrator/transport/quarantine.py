@@ -54,6 +54,13 @@ def set_aside(pipeline: Pipeline, keys: Keys, refused: Iterable[Refused]) -> Non
         pipeline.xadd(keys.quarantine, fields, maxlen=CAP, approximate=True)  # type: ignore[arg-type]
 
 
+def keep_aside(redis: Redis, keys: Keys, refused: Iterable[Refused]) -> None:
+    """Keep messages, at once."""
+    pipeline = redis.pipeline(transaction=False)
+    set_aside(pipeline, keys, refused)
+    pipeline.execute()
+
+
 def newest(redis: Redis, keys: Keys, limit: int) -> list[SetAside]:
     """Return the messages that were set aside last, newest first."""
     return [_view(*entry) for entry in cast("list[_Entry]", redis.xrevrange(keys.quarantine, count=limit))]

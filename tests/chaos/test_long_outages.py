@@ -7,7 +7,9 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +21,7 @@ from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.transport.codec import LARGEST_BUNDLE, encode
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.worker import WorkerStreams
 from tests.acceptance.conftest import fresh_stack, project
 from tests.chaos import breakable
@@ -53,7 +55,7 @@ def own_postgres() -> Iterator[tuple[EmbeddedPostgres, str]]:
 class Waiter:
     """Somebody who waits for a result, through whatever happens."""
 
-    def __init__(self, handle: Handle[object]) -> None:
+    def __init__(self, handle: Handle[Any]) -> None:
         self.found: list[object] = []
         self._handle = handle
         self._thread = threading.Thread(target=self._wait, daemon=True)
@@ -190,7 +192,7 @@ def test_connections_that_break_after_a_commit(database_url: str, redis_url: str
         stack.worker()
         run = project.app.start_many(project.logged, [(str(place / "log"), number) for number in range(1_000)])
         for threshold in (50, 300, 600, 900):
-            eventually(lambda limit=threshold: run.progress().counters.success >= limit, f"{threshold} tasks")
+            eventually(partial(lambda limit: run.progress().counters.success >= limit, threshold), f"{threshold} tasks")
             cutting.arm(b"COMMIT")
             eventually(lambda: not cutting.is_armed, "it is cut")
         each_ran_once(stack, place / "log", 1_000)
@@ -226,7 +228,7 @@ def test_a_worker_stops_taking_when_nobody_applies_its_reports(
         leader = LeaderStreams(connect(redis.url), Keys())
         generation = WorkerStreams(connect(redis.url), Keys()).generation()
         assert generation is not None
-        term, leader._name = stack.redis.get(Keys().term).decode().split()
+        term, leader.terms._name = cast("bytes", stack.redis.get(Keys().term)).decode().split()
         messages = [
             encode([Dispatch(os.urandom(16), 1, task.name, task.payload, "default") for _ in range(LARGEST_BUNDLE - 1)])
             for _ in range(1_100)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.worker import WorkerStreams
 from tests.chaos.simulator.memory import MemoryLeaderStreams, MemoryWorkerStreams
 from tests.chaos.simulator.plan import Fault, plan_for

@@ -26,7 +26,7 @@ from orchestrator.store import database
 from orchestrator.transport.codec import Heartbeat, Order, decode, encode, names_digest, pack_attempt
 from orchestrator.transport.connection import FULL, connect
 from orchestrator.transport.keys import Keys, private_queue
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.signing import OFF
 from orchestrator.transport.worker import OrderInbox, Receipt, WorkerStreams
 

@@ -18,7 +18,7 @@ from orchestrator.scheduler.loop import Scheduler
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.insights import list_steps
 from orchestrator.transport.connection import connect
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 from tests.integration.stage import KEYS, System, Worker
 
 LEASE = 2.0

@@ -37,8 +37,9 @@ from orchestrator.store.insights import RunFilter, RunView, TaskFilter
 from orchestrator.store.runs import creation
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs.creation import NewRun
-from orchestrator.store.tasks import enqueue, transitions
-from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Claimed, Requeue, Success
+from orchestrator.store.tasks import claims, enqueue, transitions
+from orchestrator.store.tasks.claims import Claimed
+from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Requeue, Success
 from orchestrator.transport import journal
 from orchestrator.transport.codec import Ended, LogLine, ProgressMark, encode
 from orchestrator.transport.keys import Keys
@@ -100,7 +101,7 @@ class Story:
 
     def claimed(self, *arguments: Any, **options: Any) -> bytes:
         task = self.new(*arguments, priority=100, **options)  # before all others
-        claimed = transitions.claim(self.connection, {self.queue: 1}, self.now)
+        claimed = claims.claim(self.connection, {self.queue: 1}, self.now)
         assert [found.id for found in claimed] == [task]
         return task
 
@@ -293,7 +294,7 @@ def test_a_task_is_shown_with_its_call_result_and_attempts(
         task = tale.claimed("a.png", options='{"timeout": 30.0}')
         again = Requeue(task, 1, failures=1, outcome="failed", error=ERROR, worker="worker-1", duration=0.5)
         transitions.requeue(tale.connection, [again], tale.now)
-        transitions.claim(tale.connection, {"shown": 1}, tale.now)
+        claims.claim(tale.connection, {"shown": 1}, tale.now)
         result = msgspec.msgpack.encode({"path": "b.png", "sizes": [1, 2]})
         transitions.succeed(tale.connection, [Success(task, 2, result, 1.25, "worker-2")], tale.now)
     output = run("tasks", "show", text(task)).output
@@ -707,7 +708,7 @@ def test_enqueue_wait_prints_the_result(engine: Engine, run: Callable[..., Resul
         while not claimed and time.monotonic() < deadline:
             time.sleep(0.05)
             with engine.begin() as connection:
-                claimed = transitions.claim(connection, {"awaited": 1}, datetime.now(UTC))
+                claimed = claims.claim(connection, {"awaited": 1}, datetime.now(UTC))
                 rows = [Success(task.id, 1, msgspec.msgpack.encode({"answer": 42}), 0.1, "w") for task in claimed]
                 transitions.succeed(connection, rows, datetime.now(UTC))
         with Redis.from_url(redis_url) as redis:

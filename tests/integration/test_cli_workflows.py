@@ -32,7 +32,7 @@ from orchestrator.store.dag import workflows
 from orchestrator.store.insights import RunFilter
 from orchestrator.store.runs import cancels, creation
 from orchestrator.store.runs import life as runs
-from orchestrator.store.tasks import enqueue, transitions
+from orchestrator.store.tasks import claims, enqueue, transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Success
 from tests.acceptance.stack import Stack
 from tests.integration.planning import explained
@@ -325,7 +325,7 @@ class Night:
         enqueue.create_tasks(self.connection, [new], self.now)
         if ending == "queued":
             return
-        transitions.claim(self.connection, {queue: 1}, self.now)
+        claims.claim(self.connection, {queue: 1}, self.now)
         transitions.start(self.connection, [AttemptStart(new.id, 1, 0.5, "w")], self.now)
         if ending == "success":
             transitions.succeed(self.connection, [Success(new.id, 1, b"\xc0", 1.25, "w")], self.now)
@@ -576,7 +576,7 @@ def open_orders(run: Callable[..., Result], connection: Connection) -> None:
     for number, workflow in enumerate(("order", "order", "refund"), 1):
         identifier = derived_id(bytes(16), workflow, number)
         task = NewTask(command_id(identifier, "task", 1), "ship", "default", b"")
-        events = [
+        events: list[history.HistoryItem] = [
             history.RunStarted(workflow, 1, encode_call(workflow, ["tea"], {}, 1000)),
             history.ActivationApplied(1),
             history.TaskScheduled(1, task.id, "ship", digest_call(["tea"], {})),

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,11 +36,12 @@ from orchestrator.scheduler.news import News
 from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.store import database
-from orchestrator.store.tasks import completions, details, enqueue, transitions
+from orchestrator.store.tasks import claims, completions, details, enqueue, transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Requeue
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.task_runtime import JobRuntime
 from tests.integration.parts import Parts
+from tests.outbox import KeptOutbox
 from tests.waiting import eventually
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -88,7 +89,7 @@ def put(
     enqueue.insert_task(
         connection, NewTask(task, "job", task.hex(), b"\x92\x90\x80", options=options, callbacks=callbacks)
     )
-    assert [claimed.attempt for claimed in transitions.claim(connection, {task.hex(): 1}, NOW)] == [1]
+    assert [claimed.attempt for claimed in claims.claim(connection, {task.hex(): 1}, NOW)] == [1]
     if running:
         transitions.start(connection, [AttemptStart(task, 1, 0.5, "worker")], NOW)
     connection.commit()
@@ -295,7 +296,7 @@ def test_an_older_attempt_is_refused_at_once(connection: Connection, other: Conn
     connection.commit()
     assert not completions.begin(other, task, 1)
     other.rollback()
-    transitions.claim(connection, {task.hex(): 1}, NOW)
+    claims.claim(connection, {task.hex(): 1}, NOW)
     connection.commit()
     assert not completions.begin(other, task, 1)
     assert completions.begin(other, task, 2)
@@ -330,29 +331,13 @@ def test_a_transaction_that_is_left_idle_ends(connection: Connection, other: Con
 # -- the block
 
 
-class Gathered:
-    """An outbox that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.tasks: list[NewTask] = []
-        self.said: list[object] = []
-
-    def hand_over(self, tasks: Sequence[NewTask]) -> None:
-        self.tasks.extend(tasks)
-
-    def mark(self, *words: object) -> None:
-        self.said.append(words)
-
-    log = leave = mark
-
-
 class Running:
     """A task that runs here, in the current thread."""
 
     def __init__(self, app: Orchestrator, task: bytes, options: str | None = None) -> None:
         self.job = Job(Dispatch(task, 1, "job", b"", "default", options), Bundle("", "", "", 1), 0, 0.0)
         self.job.begin(0.0)
-        self.outbox = Gathered()
+        self.outbox = KeptOutbox()
         self.runtime = JobRuntime(self.job, self.outbox, app)
         self.ctx: TaskContext = self.runtime.context()
 

@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from orchestrator.store import database
 from orchestrator.store.deadlines import Deadlines
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 from tests.chaos.cutting import Cutting
 from tests.waiting import eventually
 
@@ -98,7 +100,7 @@ def test_async_calls_leave_the_threads_of_the_event_loop_alone(app: Orchestrator
 
     async def main() -> None:
         line.hang()
-        stuck = [asyncio.create_task(task.aenqueue()) for _ in range(40)]
+        stuck: list[asyncio.Task[Any]] = [asyncio.create_task(task.aenqueue()) for _ in range(40)]
         stuck += [asyncio.create_task(handle.aresult(1)) for _ in range(40)]
         await asyncio.sleep(0)
         began = time.monotonic()
@@ -123,9 +125,11 @@ def test_a_leader_says_that_it_gets_no_answer_and_when_it_is_back(
         words = "Postgres cannot be used; nothing moves, and reports wait: it has not answered for 1."
         for number in (1, 2):  # each time
             line.hang()
-            eventually(lambda count=number: caplog.text.count(words) == count, "it says so")
+            eventually(partial(lambda count: caplog.text.count(words) == count, number), "it says so")
             line.go_on()
-            eventually(lambda count=number: caplog.text.count("Postgres can be used again") == count, "it is over")
+            eventually(
+                partial(lambda count: caplog.text.count("Postgres can be used again") == count, number), "it is over"
+            )
 
 
 def test_a_leader_gives_up_who_does_not_answer_for_long(

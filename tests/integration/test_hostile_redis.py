@@ -20,7 +20,7 @@ from orchestrator.scheduler.leadership import TermOver
 from orchestrator.transport import codec, inspection
 from orchestrator.transport.codec import Applied, Ended, Heartbeat, encode
 from orchestrator.transport.connection import connect
-from orchestrator.transport.leader import Deposed
+from orchestrator.transport.leader.terms import Deposed
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.reporting.reporter import Reporter

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.domain.tasks.task import Returned
 from orchestrator.sdk.values.payload import decode_value
-from orchestrator.store.tasks import transitions, waiting
+from orchestrator.store.tasks import claims, waiting
 from tests.integration.stage import KEYS, System
 
 
@@ -86,16 +86,16 @@ def test_a_slow_look_at_what_is_in_flight_does_not_take_all_the_time(
 @pytest.fixture
 def slow_front(system: System, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Make every claim from the front take a second of the leader's time; return when they were made."""
-    claims: list[float] = []
+    moments: list[float] = []
 
-    def slow(*arguments: Any) -> list[transitions.Claimed]:
-        claims.append(system.clock.now)
+    def slow(*arguments: Any) -> list[claims.Claimed]:
+        moments.append(system.clock.now)
         system.clock.now += 1.0
         return claim(*arguments)
 
-    claim = transitions.claim
-    monkeypatch.setattr(transitions, "claim", slow)
-    return claims
+    claim = claims.claim
+    monkeypatch.setattr(claims, "claim", slow)
+    return moments
 
 
 def test_where_the_front_is_slow_claims_go_on_behind_the_last(system: System, slow_front: list[float]) -> None:

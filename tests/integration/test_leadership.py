@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from orchestrator.scheduler.leadership import TermOver
-from orchestrator.transport.leader import Deposed
+from orchestrator.transport.leader.terms import Deposed
 from tests.integration.stage import KEYS, System
 from tests.waiting import eventually
 
@@ -71,8 +71,8 @@ def test_a_deposed_leader_cannot_push(system: System) -> None:
     stream = KEYS.queue(generation, "default")
     for attempt in (
         lambda: first._streams.publish(generation, term, {"default": [b"stale"]}),
-        lambda: first._streams.begin_generation(term, "stale", "server"),
-        lambda: first._streams.claim_term(term, ""),
+        lambda: first._streams.terms.begin(term, "stale", "server"),
+        lambda: first._streams.terms.claim(term, ""),
     ):
         with pytest.raises(Deposed):
             attempt()

@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError, TimeoutError
 from orchestrator.transport.client import nudge
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 from tests.waiting import eventually
 
 KEYS = Keys()
@@ -32,7 +32,7 @@ def redis(redis_url: str) -> Iterator[Redis]:
 @pytest.fixture
 def streams(redis: Redis) -> Iterator[LeaderStreams]:
     streams = LeaderStreams(redis, KEYS)
-    streams.begin_generation(1, G, "server")
+    streams.terms.begin(1, G, "server")
     yield streams
     streams.close()
 
@@ -86,7 +86,7 @@ def test_a_wait_ends_when_something_comes(redis: Redis, streams: LeaderStreams) 
 
 def test_a_new_generation_asks_a_new_question(redis: Redis, streams: LeaderStreams) -> None:
     assert streams.read(G, "0-0", 10, 0.001).entries == []
-    streams.begin_generation(1, "1-2-b", "server")
+    streams.terms.begin(1, "1-2-b", "server")
     add(redis, b"old")
     entry = add(redis, b"new", "1-2-b")
     assert streams.read("1-2-b", "0-0", 10, 5.0).entries == [(entry, b"new")]

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.domain.tasks.task import Enqueued, NewTask
 from orchestrator.transport.codec import Attempt
-from orchestrator.transport.leader import Deposed
+from orchestrator.transport.leader.terms import Deposed
 from tests.integration.stage import KEYS, System, raw
 
 TABLES = ("tasks", "ended_tasks", "attempts", "inbox", "leases", "cursors", "workers", "unique_keys")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from sqlalchemy import Engine
 
 from orchestrator import Settings, TaskFailed
 from orchestrator.domain.tasks.task import Lost, Returned, Started, Succeeded
-from orchestrator.transport import leader
 from orchestrator.transport.keys import GROUP
+from orchestrator.transport.leader import fleet
 from tests.integration.stage import ID, KEYS, ONE, TTL, System, raw
 
 
@@ -84,7 +85,7 @@ def test_the_first_loss_is_free_and_the_next_attempt_runs_alone(system: System) 
         else:
             victim.report(Lost(task.id, task.attempt, alone=True))
         system.tick_until(
-            lambda attempt=attempt: system.row(handle)["attempt"] > attempt or handle.status() == "failed"
+            partial(lambda attempt: system.row(handle)["attempt"] > attempt or handle.status() == "failed", attempt)
         )
         if handle.status() == "failed":
             break
@@ -246,7 +247,7 @@ def test_what_redis_remembers_of_workers_that_are_gone_is_removed(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By any leader, one that has never seen them too; but not the consumer that still has a message to answer for."""
-    monkeypatch.setattr(leader, "_CONSUMER_IDLE", -1)
+    monkeypatch.setattr(fleet, "_CONSUMER_IDLE", -1)
     gone, holder = system.worker("gone"), system.worker("holder")
     system.pass_seconds()
     gone.take()

@@ -16,7 +16,7 @@ from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
 from orchestrator.store import database
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 from tests.chaos.real import hosts
 from tests.chaos.real.proxy import Proxies
 
@@ -109,21 +109,21 @@ def redis(redis_url: str) -> Iterator[Redis]:
 
 def test_a_full_redis_is_an_outage_to_scripts_too(redis: Redis) -> None:
     streams = LeaderStreams(redis, Keys())
-    streams.claim_term(1, "")
+    streams.terms.claim(1, "")
     redis.config_set("maxmemory", 1)
     with pytest.raises(UNAVAILABLE):
-        streams.claim_term(2, "")
+        streams.terms.claim(2, "")
     with pytest.raises(UNAVAILABLE):
-        streams.begin_generation(1, "1-1", "server")
+        streams.terms.begin(1, "1-1", "server")
     with pytest.raises(UNAVAILABLE):
         streams.publish("1-1", 1, {"default": [b"message"]})
 
 
 def test_memory_that_runs_out_in_the_middle_of_a_transaction_is_an_outage(redis: Redis, redis_url: str) -> None:
     worker = connect(redis_url)
-    worker.execute_command("MULTI")
-    worker.execute_command("SET", "key", "value")
+    worker.execute_command("MULTI")  # type: ignore[no-untyped-call]
+    worker.execute_command("SET", "key", "value")  # type: ignore[no-untyped-call]
     redis.config_set("maxmemory", 1)
     with pytest.raises(UNAVAILABLE):
-        worker.execute_command("EXEC")
+        worker.execute_command("EXEC")  # type: ignore[no-untyped-call]
     worker.close()

@@ -20,8 +20,9 @@ from orchestrator.domain.tasks.task import NewTask, Noted
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.runs import cancels
-from orchestrator.store.tasks import completions, details, enqueue, transitions, waiting
-from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, ClaimPosition, Requeue, Success
+from orchestrator.store.tasks import claims, completions, details, enqueue, transitions, waiting
+from orchestrator.store.tasks.claims import ClaimPosition
+from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Requeue, Success
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, nodes, rows_read, scans
 
 PENDING = 50_000
@@ -55,7 +56,7 @@ def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterat
 
 def begin(connection: Connection) -> list[tuple[bytes, int]]:
     """Put tasks in flight, every second of which has started."""
-    claimed = transitions.claim(connection, {"q0": IN_FLIGHT // 2, "q1": IN_FLIGHT // 2}, NOW)
+    claimed = claims.claim(connection, {"q0": IN_FLIGHT // 2, "q1": IN_FLIGHT // 2}, NOW)
     transitions.start(connection, [AttemptStart(task.id, task.attempt, 0.1, "w") for task in claimed[::2]], NOW)
     return [(task.id, task.attempt) for task in claimed]
 
@@ -88,10 +89,8 @@ BY_ID: dict[str, Call] = {
 POSITIONS = {"q0": ClaimPosition(0, PENDING // 2, emptied=False), "q2": ClaimPosition(0, PENDING // 2, emptied=True)}
 
 OTHERS: dict[str, Call] = {
-    "claim": lambda _: lambda c: transitions.claim(c, {"q0": BATCH // 2, "q2": BATCH // 2, "none": 9}, NOW),
-    "claim_behind": lambda _: (
-        lambda c: transitions.claim_behind(c, dict.fromkeys(POSITIONS, BATCH // 2), POSITIONS, NOW)
-    ),
+    "claim": lambda _: lambda c: claims.claim(c, {"q0": BATCH // 2, "q2": BATCH // 2, "none": 9}, NOW),
+    "claim_behind": lambda _: lambda c: claims.claim_behind(c, dict.fromkeys(POSITIONS, BATCH // 2), POSITIONS, NOW),
     "promote_due": lambda _: lambda c: waiting.promote_due(c, NOW + timedelta(days=30), BATCH),
     "agenda": lambda _: waiting.probe_agenda,
     "in_flight": lambda _: waiting.in_flight,

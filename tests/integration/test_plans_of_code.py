@@ -23,7 +23,7 @@ from orchestrator.store.code.turns import unshown
 from orchestrator.store.runs import cancels, creation, stuck
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs.creation import NewRun
-from orchestrator.store.tasks import transitions
+from orchestrator.store.tasks import claims
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
 NOW = datetime.now(UTC)
@@ -76,7 +76,7 @@ FILL = [_RUNS, _TASKS, _HISTORIES, _TIMERS, _PROMISES, _RESOLUTIONS, _KEYS, _ANS
 
 
 def begin(connection: Connection) -> list[tuple[bytes, int]]:
-    return [(task.id, task.attempt) for task in transitions.claim(connection, {"now": IN_FLIGHT}, NOW)]
+    return [(task.id, task.attempt) for task in claims.claim(connection, {"now": IN_FLIGHT}, NOW)]
 
 
 @pytest.fixture(scope="module", params=STATES)

@@ -15,7 +15,7 @@ from orchestrator.embedded import EmbeddedServices
 from orchestrator.store.limits import lanes, queues
 from orchestrator.store.schedules import fires
 from orchestrator.store.schedules.fires import Advance
-from orchestrator.store.tasks import redrive, revival, transitions, unique
+from orchestrator.store.tasks import claims, redrive, revival, unique
 from orchestrator.store.tasks.redrive import FailedFilter
 from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
 
@@ -72,7 +72,7 @@ FILL = [_TASKS, _BEHIND, _ENDED, _KEYS, _WORKFLOWS, _SCHEDULES, _RUNS]
 
 def begin(connection: Connection) -> list[tuple[bytes, int]]:
     shares = [Share("now", f"job|{number}", 0, IN_FLIGHT) for number in range(LANES)]
-    plain = transitions.claim(connection, {"now": IN_FLIGHT}, NOW)
+    plain = claims.claim(connection, {"now": IN_FLIGHT}, NOW)
     return [(task.id, task.attempt) for task in (*plain, *lanes.claim(connection, shares, NOW))]
 
 

@@ -21,7 +21,7 @@ from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.store import database
 from orchestrator.transport.connection import connect
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 from tests.integration.stage import KEYS, System
 from tests.waiting import eventually
 
@@ -186,10 +186,11 @@ def test_a_redis_that_lets_nobody_in_is_not_to_be_started(
     redis_url: str, run: Run, monkeypatch: pytest.MonkeyPatch, password: str, rights: str
 ) -> None:
     with closing(Redis.from_url(redis_url)) as redis:
-        redis.execute_command("ACL", "SETUSER", "guest", "reset", "on", ">right", "~*", rights)
+        user = ("guest", "reset", "on", ">right", "~*", rights)
+        redis.execute_command("ACL", "SETUSER", *user)  # type: ignore[no-untyped-call]
         monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", redis_url.replace("unix://", f"unix://guest:{password}@"))
         said = run("status").output
-        redis.execute_command("ACL", "DELUSER", "guest")
+        redis.execute_command("ACL", "DELUSER", "guest")  # type: ignore[no-untyped-call]
     assert "! Redis refuses the user or the password of the setting redis_url" in said
     assert "start it" not in said
 

@@ -19,7 +19,7 @@ from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store import inbox, leases
 from orchestrator.store.inbox import RequestKind
-from orchestrator.store.tasks import transitions
+from orchestrator.store.tasks import claims
 from orchestrator.transport.codec import Applied, Attempt, Order, encode
 from tests.integration.code_stage import act, activation
 from tests.integration.stage import KEYS, System, Worker, raw
@@ -176,13 +176,13 @@ def test_tasks_whose_claim_was_rolled_back_are_claimed_by_the_next_tick(
     """Where the front of the queue is slow, claims go on behind the last one."""
     fronts: list[float] = []
 
-    def slow(*given: Any) -> list[transitions.Claimed]:
+    def slow(*given: Any) -> list[claims.Claimed]:
         fronts.append(system.clock.now)
         system.clock.now += 1.0
         return claim(*given)
 
-    claim = transitions.claim
-    monkeypatch.setattr(transitions, "claim", slow)
+    claim = claims.claim
+    monkeypatch.setattr(claims, "claim", slow)
     system.settle()
     before = len(fronts)
     system.tick_until(lambda: len(fronts) > before)

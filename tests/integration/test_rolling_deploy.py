@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import Handle, ResultTimeout, TaskFailed, WorkflowContext
+from orchestrator import Handle, ResultTimeout, Task, TaskFailed, WorkflowContext
 from orchestrator.cli.system.trouble import of_the_system as trouble_of
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.tasks.task import Dispatch, Returned
@@ -16,7 +16,7 @@ from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.insights import overview
 from orchestrator.transport.keys import private_queue
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.workers.spec import WITH_DATABASE
 from tests.integration.code_stage import act, activation, run_row
 from tests.integration.stage import KEYS, System, Worker, raw
@@ -34,8 +34,12 @@ def new(system: System) -> Worker:
     return system.worker("new", slots=4, knows=["job", "fresh"])
 
 
+def echo(number: int) -> int:
+    return number
+
+
 def enqueue(system: System, count: int, name: str = "fresh", **options: Any) -> list[Handle[Any]]:
-    task = system.app.tasks.get(name) or system.app.task(name=name)(lambda number: number)
+    task: Task[..., Any] = system.app.tasks.get(name) or system.app.task(name=name)(echo)
     return [task.options(**options).enqueue(number) for number in range(count)]
 
 
@@ -175,8 +179,8 @@ def test_what_a_worker_has_received_is_not_taken_back(system: System, old: Worke
     queue = private_queue("new")
     entries = [entry.decode() for entry, _ in system.redis.xrange(KEYS.queue(system.generation, queue))]  # type: ignore[union-attr]
     assert len(new.take()) == 3
-    assert streams.take_back(system.generation, queue, entries) == []
-    assert streams.take_back(system.generation, "@nobody", ["1-0"]) == []
+    assert streams.queues.take_back(system.generation, queue, entries) == []
+    assert streams.queues.take_back(system.generation, "@nobody", ["1-0"]) == []
     system.make_old()
     system.pass_seconds(3)
     assert len(new.held) == 3

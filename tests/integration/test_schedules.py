@@ -29,7 +29,7 @@ from orchestrator.store.sql import Prepared
 from orchestrator.store.tasks import waiting
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TABLES = ("tasks", "ended_tasks", "runs", "inbox", "leases", "cursors", "workflows", "schedules", "backfills")

@@ -37,7 +37,7 @@ from orchestrator.transport.codec import (
 )
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.pages import Pages
 from orchestrator.transport.signing import OFF, Forged, Signatures
 from orchestrator.transport.worker import WorkerStreams
@@ -210,7 +210,7 @@ def test_a_forged_heartbeat_is_nobodys(signed: System) -> None:
 
 def test_forged_names_are_not_known(signed: System) -> None:
     signed.redis.set(signed.keys.names("digest"), encode(["job"]))
-    assert LeaderStreams(signed.redis, signed.keys).names("digest") is None
+    assert LeaderStreams(signed.redis, signed.keys).fleet.names("digest") is None
 
 
 def test_nobody_else_says_that_a_worker_has_ended_in_order(signed: System) -> None:

@@ -33,8 +33,9 @@ from orchestrator.store.runs import cancels, creation
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs.creation import NewRun
-from orchestrator.store.tasks import enqueue, results, revival, transitions, waiting
-from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Claimed, Moved, Requeue, Success
+from orchestrator.store.tasks import claims, enqueue, results, revival, transitions, waiting
+from orchestrator.store.tasks.claims import Claimed
+from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Moved, Requeue, Success
 from tests.integration.parts import Parts
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -121,7 +122,7 @@ def put(connection: Connection, state: TaskState = T.PENDING, *, run: bytes | No
 
 
 def claim(connection: Connection, task: bytes) -> list[Claimed]:
-    return transitions.claim(connection, {task.hex(): 10}, NOW)
+    return claims.claim(connection, {task.hex(): 10}, NOW)
 
 
 # -- every function from every state
@@ -265,9 +266,9 @@ def test_a_claim_takes_the_most_urgent_first_and_no_more_than_fit(connection: Co
     tasks = [NewTask(new_id(), "job", "line", b"", priority) for priority in (0, 5, 0, -5, 5)]
     enqueue.copy_tasks(connection, tasks)
     order = [tasks[place].id for place in (1, 4, 0, 2, 3)]
-    assert [task.id for task in transitions.claim(connection, {"line": 2, "elsewhere": 9}, NOW)] == order[:2]
-    assert [task.id for task in transitions.claim(connection, {"line": 9}, NOW)] == order[2:]
-    assert transitions.claim(connection, {"line": 9}, NOW) == []
+    assert [task.id for task in claims.claim(connection, {"line": 2, "elsewhere": 9}, NOW)] == order[:2]
+    assert [task.id for task in claims.claim(connection, {"line": 9}, NOW)] == order[2:]
+    assert claims.claim(connection, {"line": 9}, NOW) == []
 
 
 def test_a_claim_carries_the_task_and_the_next_fence(connection: Connection) -> None:
@@ -414,7 +415,7 @@ def test_a_child_is_adopted_once(connection: Connection) -> None:
     columns = row(connection, child.id).columns
     assert (columns["priority"], columns["wake_at"]) == (3, NOW + timedelta(seconds=5))
     waiting.promote_due(connection, NOW + timedelta(seconds=5), 10)
-    transitions.claim(connection, {"line": 1}, NOW)
+    claims.claim(connection, {"line": 1}, NOW)
     transitions.succeed(connection, [Success(child.id, 1, b"", 0.1, "w")], NOW)
     enqueue.create_tasks(connection, [child], NOW)
     assert row(connection, child.id).state == "success"
@@ -440,7 +441,7 @@ def run_state(connection: Connection, run: bytes) -> str:
     return found[0]
 
 
-def _requeue(connection: Connection, run: bytes) -> set[bytes]:
+def _requeue_run(connection: Connection, run: bytes) -> set[bytes]:
     connection.execute(
         text("UPDATE orchestrator.runs SET workflow = 'w' WHERE id = CAST(:id AS uuid)"), {"id": run.hex()}
     )
@@ -459,7 +460,7 @@ def _begin(connection: Connection, run: bytes) -> Any:
 
 RUN_MOVES: dict[str, tuple[Callable[[Connection, bytes], Any], RunState, tuple[RunState, ...]]] = {
     "begin": (_begin, RunState.RUNNING, (RunState.PENDING,)),
-    "requeue": (_requeue, RunState.PENDING, (RunState.FAILED,)),
+    "requeue": (_requeue_run, RunState.PENDING, (RunState.FAILED,)),
     "requeue a child": (_requeue_child, RunState.PENDING, (RunState.FAILED, RunState.CANCELLED)),
     "reopen": (lambda connection, run: runs.reopen(connection, [run]), RunState.RUNNING, (RunState.FAILED,)),
     "succeed": (
@@ -629,7 +630,7 @@ class Life(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4))
     def claim_some(self, count: int) -> None:
         queues = {"line": count} | {task.hex(): count for task in self.tasks}
-        transitions.claim(self.connection, queues, NOW)
+        claims.claim(self.connection, queues, NOW)
 
     @rule(
         choices=st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True),

@@ -16,7 +16,7 @@ from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.transaction import Transaction
-from orchestrator.store.tasks.transitions import Claimed
+from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import LARGEST_BUNDLE, Heartbeat, decode_dispatches, names_digest
 

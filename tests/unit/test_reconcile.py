@@ -11,7 +11,7 @@ from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.tasks.reports import Reported
 from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import Heartbeat, encode, pack_attempt
-from orchestrator.transport.leader import Message
+from orchestrator.transport.leader.queues import Message
 
 A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
 TTL = 5.0

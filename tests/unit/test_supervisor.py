@@ -30,7 +30,7 @@ def test_a_worker_that_is_not_heard_says_so_once_and_then_seldom(
         child = Child("w1", 1, ours, HeldAttempts(capacity=4))
         child.names, child.draining = ["job"], draining
         supervisor._children[1] = child
-        supervisor._last_beat = 1_000.0
+        supervisor._beating._last = 1_000.0
         for second in range(1_001, 1_131):
             with suppress(*UNAVAILABLE):
                 supervisor._beat(float(second))

@@ -17,19 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.tasks.reports import Flush
 from orchestrator.domain.tasks.task import Returned
 from orchestrator.harmless import without_password
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger, retry_log
-from orchestrator.transport.codec import Order, encode, names_digest
+from orchestrator.transport.codec import Order
 from orchestrator.transport.connection import UNAVAILABLE, awaited, connect, describe
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import WorkerStreams
+from orchestrator.workers.parent.beating import Beating
 from orchestrator.workers.parent.changes import Changes
 from orchestrator.workers.parent.child import Child, start_child
 from orchestrator.workers.parent.held import Farewell
+from orchestrator.workers.parent.last_words import LastWords
 from orchestrator.workers.parent.memory import format_memory, resident_memory
 from orchestrator.workers.parent.observed import ObservedWorker
 from orchestrator.workers.parent.parent_death import ending
@@ -46,8 +47,6 @@ _BREATHER = 1.0
 """Seconds between the starts of two processes that stand in for dead ones."""
 _TRY_LOADING_AGAIN = 30.0
 """Seconds until an application that could be loaded before, and now cannot, is tried again."""
-_SAY_UNHEARD = 60.0
-"""Seconds between two lines that say that nobody has heard of this worker."""
 _LOOK_AT_FILES = 0.5
 """Seconds between two looks at the files that may change."""
 
@@ -73,15 +72,10 @@ class Supervisor:
         self._streams = WorkerStreams(connect(settings.require_redis()), Keys.of(settings))
         self._inbox = self._streams.order_inbox()
         self._children: dict[int, Child] = {}
-        self._gone: dict[str, bool] = {}
-        """Processes that have ended and whether that was in good order; the leader has not been told."""
-        self._lost: list[Flush] = []
+        self._last_words = LastWords(self._streams)
+        self._beating = Beating(self._streams, spec, settings)
         self._redis = Outage(log, "Redis", "tasks go on, and nobody can hear of them")
-        self._beats = 0
         self._beat_at = 0.0
-        self._last_beat: float | None = None
-        self._say_unheard_at = 0.0
-        """When it is next said that nobody has heard of this worker."""
         self._has_news = False
         """The leader should look at the fleet now."""
         self._start_after = 0.0
@@ -119,7 +113,9 @@ class Supervisor:
         if prerequisites.told_to_stop:
             self._on_signal()  # before there was a wakeup
         give_up_at = float("inf")
-        while not self._is_closing or self._children or (self._lost and time.monotonic() < give_up_at):
+        while (
+            not self._is_closing or self._children or (self._last_words.has_reports and time.monotonic() < give_up_at)
+        ):
             if self._is_closing and not self._children:
                 give_up_at = min(give_up_at, time.monotonic() + _LAST_WORDS)
             try:
@@ -146,7 +142,7 @@ class Supervisor:
             self._beat(now)
             self._streams.greet()
             self._has_news = False
-        self._report_lost()
+        self._last_words.say()
         self._inbox.ask(self._settings.heartbeat)
         self._wait(now)
 
@@ -156,7 +152,7 @@ class Supervisor:
             until.append(self._start_after)
         if self._changes is not None:
             until.append(self._check_files_at)
-        if self._lost:
+        if self._last_words.has_reports:
             until.append(now + 0.1)  # Redis has no generation yet, or takes no reports
         orders = [self._inbox] if self._inbox.is_open else []
         if self._inbox in self._sleep(max(0.0, min(until) - time.monotonic()), orders):
@@ -244,7 +240,7 @@ class Supervisor:
 
     def _check_children(self, now: float) -> None:
         """Find the children that have grown too large, and those that cannot end what must end."""
-        heard = self._last_beat is not None and now - self._last_beat < 2 * self._settings.heartbeat + 1.0
+        heard = self._beating.is_heard(now)
         for child in self._children.values():
             if child.names is None or child.dismissed:
                 continue
@@ -286,13 +282,11 @@ class Supervisor:
             code = os.waitstatus_to_exitcode(status)
             farewell = child.held.farewell
             in_order = farewell in (Farewell.FINISHED, Farewell.UNFINISHED)
-            self._gone[child.worker] = in_order
             died_of = ending(code)
             reports = child.last_words(now, died_of)
             handed_back = sum(isinstance(report, Returned) for report in reports)
             self.observed.handed_back += child.held.handed_back + handed_back
-            if reports:
-                self._lost.append(Flush(child.worker, reports))
+            self._last_words.add(child.worker, reports, in_order=in_order)
             if farewell in (Farewell.UNUSABLE, Farewell.BROKEN):
                 self._cannot_load(now, mendable=farewell is Farewell.BROKEN or self._was_loaded)
             elif not in_order and not child.dismissed:
@@ -332,46 +326,14 @@ class Supervisor:
                 child.leave(Command("drain"))
                 self._has_news = True
 
-    def _report_lost(self) -> None:
-        """Sign off dead children and report what they held; while Redis is away, both wait."""
-        if self._gone:
-            self._streams.leave(list(self._gone), [worker for worker, in_order in self._gone.items() if in_order])
-            self._gone = {}
-        while self._lost:
-            generation = self._streams.generation()
-            if generation is None:
-                return
-            if self._streams.flush(generation, encode(self._lost[0]), {}).entry is None:
-                return
-            self._lost.pop(0)
-
     # -- heartbeats and orders
 
     def _beat(self, now: float) -> None:
         for child in self._children.values():
             child.held.nod(now)
         ready = [child for child in self._children.values() if child.names is not None]
-        if not ready:
-            self._last_beat = None  # nobody was there to be heard
-            return
-        if self._last_beat is not None and now - self._last_beat > self._settings.worker_ttl:
-            if now >= self._say_unheard_at:
-                self._say_unheard_at = now + _SAY_UNHEARD
-                log.warning("unheard for %.1f s; asking which tasks still count", now - self._last_beat)
-            for child in ready:
-                if not child.doubtful:  # once: one that stands still would not read it
-                    child.doubtful = True
-                    child.send(Command("pause"))
-        self._beats += 1
-        asks = self._scale()
-        by_names: dict[str, list[Child]] = {}
-        for child in ready:
-            by_names.setdefault(names_digest(child.names or []), []).append(child)
-        for alike in by_names.values():
-            beats = [child.heartbeat(self._spec, self._beats, hungry=child is asks) for child in alike]
-            self._streams.beat(beats, alike[0].names or [], self._settings.worker_ttl)
-        self._last_beat = self.observed.heard_at = now
-        self._say_unheard_at = 0.0
+        if self._beating.beat(ready, self._scale() if ready else None, now):
+            self.observed.heard_at = now
 
     def _obey(self, worker: str, order: Order) -> None:
         child = next((child for child in self._children.values() if child.worker == worker), None)

@@ -24,7 +24,7 @@ from orchestrator.domain.ids import about_run
 from orchestrator.scheduler.news import News, Paged
 from orchestrator.scheduler.remembering import Remembering
 from orchestrator.store.code import turns
-from orchestrator.store.tasks.transitions import Claimed
+from orchestrator.store.tasks.claims import Claimed
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import encode
 from orchestrator.transport.connection import FULL

@@ -34,7 +34,8 @@ from orchestrator.store.code.turns import Unshown
 from orchestrator.store.runs import stuck
 from orchestrator.store.runs.life import Delta, RunRow
 from orchestrator.store.tasks import transitions
-from orchestrator.store.tasks.transitions import Claimed, Requeue
+from orchestrator.store.tasks.claims import Claimed
+from orchestrator.store.tasks.transitions import Requeue
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Ended, encode
 from orchestrator.transport.keys import private_queue

@@ -16,8 +16,8 @@ from datetime import datetime
 from sqlalchemy import Connection
 
 from orchestrator.scheduler.remembering import Remembering
-from orchestrator.store.tasks import transitions
-from orchestrator.store.tasks.transitions import Claimed, ClaimPosition
+from orchestrator.store.tasks import claims
+from orchestrator.store.tasks.claims import Claimed, ClaimPosition
 
 _SLOW = 0.05
 """Seconds; a claim from the front that takes less is made every time."""
@@ -38,12 +38,12 @@ class Claims(Remembering):
         """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first."""
         began = self._monotonic()
         if self._is_slow and began < self._front_at and rooms.keys() <= self._positions.keys():
-            found = transitions.claim_behind(connection, rooms, self._positions, now)
+            found = claims.claim_behind(connection, rooms, self._positions, now)
             for queue, room in rooms.items():
                 self._move_position(queue, room, [task for task in found if task.queue == queue])
             return found
-        newest = transitions.newest(connection) if self._is_slow else None
-        found = transitions.claim(connection, rooms, now)
+        newest = claims.newest(connection) if self._is_slow else None
+        found = claims.claim(connection, rooms, now)
         took = self._monotonic() - began
         self._is_slow = took >= _SLOW
         self._front_at = began + took + _PAUSE * took

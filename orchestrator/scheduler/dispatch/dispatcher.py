@@ -22,7 +22,8 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import queues
 from orchestrator.store.limits.queues import QueueRow
 from orchestrator.store.tasks import transitions, unique, waiting
-from orchestrator.store.tasks.transitions import Claimed, Requeue
+from orchestrator.store.tasks.claims import Claimed
+from orchestrator.store.tasks.transitions import Requeue
 from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import LARGEST_BUNDLE, encode
 

@@ -14,7 +14,7 @@ from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.scheduler.link import Link
 from orchestrator.store.tasks import waiting
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 
 _SWEEP_EVERY = 10.0
 """Seconds between two looks for messages that belong to nothing."""
@@ -67,7 +67,7 @@ class FleetCheck:
         self._count_at = began + _COUNT_PAUSE * (self.monotonic() - began)
         self.dispatcher.recount(in_flight)
         away = [task for task in in_flight if not self.paging.holds(task.id, task.attempt)]
-        return self.reconciler.suspects(self.streams, self.generations.cursor.generation, away, sweep)
+        return self.reconciler.suspects(self.streams.queues, self.generations.cursor.generation, away, sweep)
 
     def _sweep(self) -> list[str]:
         """Now and then, forget workers that are gone; return the queues in which they may have left messages: all."""
@@ -75,5 +75,5 @@ class FleetCheck:
             return []
         self._sweep_at = self.monotonic() + _SWEEP_EVERY
         queues = list(self.fleet.queues)
-        self.streams.forget_gone(self.generations.cursor.generation, queues)
+        self.streams.fleet.forget_gone(self.generations.cursor.generation, queues)
         return queues

@@ -20,7 +20,8 @@ from orchestrator.store.leases import Cursor
 from orchestrator.store.tasks import waiting
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Applied, Ended
-from orchestrator.transport.leader import Inbound, LeaderStreams, ServerState
+from orchestrator.transport.leader.streams import Inbound, LeaderStreams
+from orchestrator.transport.leader.terms import ServerState
 
 log = get_logger("scheduler")
 
@@ -57,7 +58,7 @@ class Generations:
     def keep(self, monotonic: float) -> bool:
         """Begin a new generation if Redis has lost anything since the last look; say whether one has begun."""
         cursor = self.cursor
-        state = self._streams.state(cursor.generation, cursor.position)
+        state = self._streams.terms.state(cursor.generation, cursor.position)
         if cursor.generation and (state.is_ahead(cursor.generation, cursor.position) or not self._has(state)):
             self.postgres_has_lost_commits()
         same = state.generation == cursor.generation and state.server == cursor.server
@@ -89,7 +90,7 @@ class Generations:
             return False
         if state.generation is not None:
             log.info("Postgres is another server now, or was restored, and has all commits that Redis knows of")
-            self._streams.accept_database()
+            self._streams.terms.accept_database()
         return True
 
     def give_up(self) -> None:
@@ -97,7 +98,7 @@ class Generations:
         self.cursor = self.cursor._replace(server="")
 
     def _begin(self, server: str, monotonic: float, *, is_whole: bool) -> None:
-        self._streams.write_canary()  # no use to begin anything where nothing can be written
+        self._streams.fleet.write_canary()  # no use to begin anything where nothing can be written
         self._serial += 1
         generation = name(self._leadership.term, self._serial, secrets.token_hex(4))
         is_first, rewound = not self.cursor.generation, self._has_lost_commits
@@ -125,13 +126,13 @@ class Generations:
         self._has_lost_commits = False
         self.is_rewound = rewound
         self._tidy = False
-        self._streams.begin_generation(self._leadership.term, generation, server)
+        self._streams.terms.begin(self._leadership.term, generation, server)
         self._remove_old_streams()
 
     def _remove_old_streams(self) -> None:
         """Remove what earlier generations left, once: whoever began this one may not have come to it."""
         if not self._tidy:
-            self._streams.remove_older(self.cursor.generation, later=self.is_rewound)
+            self._streams.terms.remove_older(self.cursor.generation, later=self.is_rewound)
             self._tidy = True
 
     def _drain(self, generation: str) -> None:

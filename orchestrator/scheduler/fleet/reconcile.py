@@ -37,7 +37,7 @@ from orchestrator.scheduler.tasks.reports import Reported
 from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import Malformed, decode_dispatches
 from orchestrator.transport.keys import is_private, private_queue
-from orchestrator.transport.leader import LeaderStreams, Message
+from orchestrator.transport.leader.queues import Message, Queues
 
 _MINIMUM_AGE = 1.0
 """Seconds since the dispatch before anyone asks: a fast queue is never read through."""
@@ -66,7 +66,7 @@ class Reconciler:
         self._missing_since: dict[tuple[bytes, int], float] = {}
 
     def suspects(
-        self, streams: LeaderStreams, generation: str, in_flight: Sequence[InFlight], sweep: Iterable[str] = ()
+        self, queues: Queues, generation: str, in_flight: Sequence[InFlight], sweep: Iterable[str] = ()
     ) -> Suspicion:
         """Return the in-flight tasks that no live worker lists, and where their messages stand.
 
@@ -78,7 +78,7 @@ class Reconciler:
         )
         current = {(task.id, task.attempt) for task in in_flight}
         for queue in sorted({*sweep, *self._private(suspicion.tasks), *(task.queue for task in suspicion.tasks)}):
-            for message in streams.messages(generation, queue):
+            for message in queues.messages(generation, queue):
                 try:
                     members = [(task.id, task.attempt) for task in decode_dispatches(message.body)]
                 except Malformed:
@@ -87,7 +87,7 @@ class Reconciler:
                     suspicion.where[attempt] = (queue, message)
                 if not current.intersection(members):
                     suspicion.stale[queue].append(message.entry)
-        self._take_back(streams, generation, suspicion)
+        self._take_back(queues, generation, suspicion)
         return suspicion
 
     def _private(self, tasks: Sequence[InFlight]) -> set[str]:
@@ -102,7 +102,7 @@ class Reconciler:
             homes |= set(self._fleet.beats)
         return {private_queue(worker) for worker in placed | homes}
 
-    def _take_back(self, streams: LeaderStreams, generation: str, suspicion: Suspicion) -> None:
+    def _take_back(self, queues: Queues, generation: str, suspicion: Suspicion) -> None:
         """Take messages of tasks back from workers that do not receive them, if it is not too late for that."""
         entries: dict[str, set[str]] = defaultdict(set)
         for task in suspicion.tasks:
@@ -112,7 +112,7 @@ class Reconciler:
             if is_private(queue) and task.age > _UNRECEIVED_AFTER:
                 entries[queue].add(message.entry)
         for queue, unreceived in entries.items():
-            taken = streams.take_back(generation, queue, sorted(unreceived))
+            taken = queues.take_back(generation, queue, sorted(unreceived))
             suspicion.taken_back.update((queue, entry) for entry in taken)
 
     def judge(self, suspicion: Suspicion) -> tuple[list[Reported], dict[str, list[str]]]:

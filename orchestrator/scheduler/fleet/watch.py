@@ -31,7 +31,7 @@ from orchestrator.transport.codec import (
     unpack_attempts,
 )
 from orchestrator.transport.keys import private_queue
-from orchestrator.transport.leader import LeaderStreams
+from orchestrator.transport.leader.streams import LeaderStreams
 
 _MIRROR_EVERY = 5.0
 _MOST_SHOWN = 3
@@ -73,7 +73,7 @@ class FleetWatch(Remembering):
     def read_heartbeats(self) -> None:
         """Read all heartbeats."""
         monotonic = self._monotonic()
-        self._fleet.observe(self._streams.fleet(), monotonic, self._streams.names)
+        self._fleet.observe(self._streams.fleet.heartbeats(), monotonic, self._streams.fleet.names)
         self._fleet.forget_dead()
         self._looked = True
         self.due_at = monotonic + self._settings.heartbeat
@@ -107,7 +107,7 @@ class FleetWatch(Remembering):
         dispatched = [task for task in tasks if task.before == "dispatched"]
         placed = {worker for task in dispatched if (worker := self._fleet.capabilities.holder(task.id)) is not None}
         for queue in {*(task.queue for task in dispatched), *map(private_queue, placed)}:
-            for message in self._streams.messages(generation, queue):
+            for message in self._streams.queues.messages(generation, queue):
                 try:
                     members = {(task.id, task.attempt) for task in decode_dispatches(message.body)}
                 except Malformed:
@@ -148,7 +148,7 @@ class FleetWatch(Remembering):
     def give_orders(self) -> None:
         """Send what has been decided."""
         if self._orders:
-            self._streams.order(self._orders)
+            self._streams.fleet.order(self._orders)
             self._orders = {}
 
     def _order_stops(self) -> None:

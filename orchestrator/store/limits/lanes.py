@@ -9,10 +9,9 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.limits.lanes import Rest, Share, Stock
-from orchestrator.domain.states import TaskState, sources_of
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
 from orchestrator.store.tables import READY_IN_LANE, READY_PLAIN
-from orchestrator.store.tasks.transitions import CLAIMED, NEXT_ATTEMPT, Claimed, among, most_urgent_first
+from orchestrator.store.tasks.claims import Claimed, claiming, most_urgent_first
 
 
 class Arrival(NamedTuple):
@@ -93,10 +92,9 @@ def lanes_after(connection: Connection, queue: str, lane: str, limit: int) -> li
 
 _SHARES = Batch("share", "queue text, lane text, priority smallint, turns int")
 _PLAIN = Batch("plain", "queue text, priority smallint, turns int")
-_CLAIM = Prepared[Claimed](f"""
-UPDATE /* lanes.claim */ orchestrator.tasks t
-   SET status = 'dispatched', attempt = {NEXT_ATTEMPT}, dispatched_at = %(now)s::timestamptz
- WHERE t.ctid = ANY (ARRAY(
+_CLAIM = claiming(
+    "lanes.claim",
+    f"""ARRAY(
        SELECT next.ctid
          FROM {_SHARES}
         CROSS JOIN LATERAL (
@@ -109,10 +107,8 @@ UPDATE /* lanes.claim */ orchestrator.tasks t
         CROSS JOIN LATERAL (
               SELECT ctid FROM orchestrator.tasks
                WHERE queue = plain.queue AND priority = plain.priority AND {READY_PLAIN}
-               ORDER BY seq LIMIT plain.turns) AS next))
-   AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
-RETURNING {CLAIMED}
-""")
+               ORDER BY seq LIMIT plain.turns) AS next)""",
+)
 
 
 def claim(connection: Connection, shares: Sequence[Share], now: datetime) -> list[Claimed]:

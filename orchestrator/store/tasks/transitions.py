@@ -2,7 +2,8 @@
 
 Only the leader calls these, inside the tick's transaction. Each statement returns the rows it really changed,
 and whatever follows (counters, announcements) derives from those rows alone. The guards are written from the
-transition table. The way back from an end, which takes keys, is in `revival.py`.
+transition table. Claims, pending → dispatched, are in `claims.py`; the way
+back from an end, which takes keys, is in `revival.py`.
 
 A planner trap, tested: joined to an `unnest` that it cannot estimate, and above all where it believes the table to be
 empty, Postgres may start from all the tasks and loop over the whole batch for each of them. So rows are found one by
@@ -14,7 +15,7 @@ it, Postgres examines the conditions on its columns again, but before late 2025 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -22,7 +23,6 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState, sources_of
 from orchestrator.store.sql import Batch, Blob, Json, Prepared
-from orchestrator.store.tables import READY_PLAIN
 
 
 def among(states: Iterable[TaskState]) -> str:
@@ -67,122 +67,6 @@ class Moved(NamedTuple):
     def is_turn_task(self) -> bool:
         """Say whether this is the turn task of a run of a workflow as code, which carries the turns of its code."""
         return self.run_id == self.id
-
-
-# -- pending → dispatched
-
-CLAIMED = """t.id, t.attempt, t.name, t.payload, t.queue, t.options::text AS options, t.run_id, t.position, t.alone,
-          t.failures, t.lane, t.unique_key, t.priority, t.details, t.seq, t.worker"""
-"""What every statement that claims returns of a task `t`."""
-NEXT_ATTEMPT = "greatest(t.attempt, (SELECT max(fence) FROM orchestrator.leases)) + 1"
-"""The number of a task's next attempt; above the fence, where numbers have been given away that nobody remembers."""
-
-
-class Claimed(NamedTuple):
-    """A task that was just claimed for dispatch."""
-
-    id: bytes
-    attempt: int
-    name: str
-    payload: bytes
-    queue: str
-    options: str | None
-    run_id: bytes | None
-    position: int | None
-    alone: bool
-    failures: int = 0
-    lane: str | None = None
-    unique_key: str | None = None
-    priority: int = 0
-    details: bytes | None = None
-    """What an earlier attempt left for this one."""
-    seq: int = 0
-    worker: str | None = None
-    """Of a run's turn task: who has its code in memory."""
-    to: str | None = None
-    """The one worker that it is sent to; None where any worker of the queue may take it."""
-
-    @property
-    def is_turn_task(self) -> bool:
-        """Say whether this is a turn of a workflow's code: a run's turn task has the run's id."""
-        return self.run_id == self.id
-
-
-_ROOMS = Batch("queue", "name text, room int")
-_CLAIM = Prepared[Claimed](f"""
-UPDATE /* tasks.claim */ orchestrator.tasks t
-   SET status = 'dispatched', attempt = {NEXT_ATTEMPT}, dispatched_at = %(now)s::timestamptz
- WHERE t.ctid = ANY (ARRAY(
-       SELECT next.ctid
-         FROM {_ROOMS}
-        CROSS JOIN LATERAL (
-              SELECT ctid FROM orchestrator.tasks
-               WHERE queue = queue.name AND {READY_PLAIN}
-               ORDER BY priority DESC, seq
-               LIMIT queue.room) AS next))
-   AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
-RETURNING {CLAIMED}
-""")
-
-
-def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
-    """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first."""
-    return most_urgent_first(_CLAIM(connection, _ROOMS(rooms.items()), now=now))
-
-
-def most_urgent_first(claimed: Iterable[Claimed]) -> list[Claimed]:
-    """Return what was claimed in the order in which it is handed out."""
-    return sorted(claimed, key=lambda task: (-task.priority, task.seq))
-
-
-class ClaimPosition(NamedTuple):
-    """Where a claim has ended: everything more urgent that was ready then has been claimed."""
-
-    priority: int
-    seq: int
-    emptied: bool
-    """Less urgent tasks were not there either, up to this `seq`."""
-
-
-def _behind(condition: str) -> str:
-    return f"""(SELECT ctid, priority, seq FROM orchestrator.tasks
-                 WHERE queue = queue.name AND {READY_PLAIN} AND seq > queue.seq AND {condition}
-                 ORDER BY priority DESC, seq LIMIT queue.room)"""
-
-
-# Three probes instead of one: each begins where its part of the index has something new.
-_MARKED = Batch("queue", "name text, room int, priority int, seq bigint, emptied boolean")
-_CLAIM_BEHIND = Prepared[Claimed](f"""
-UPDATE /* tasks.claim_behind */ orchestrator.tasks t
-   SET status = 'dispatched', attempt = {NEXT_ATTEMPT}, dispatched_at = %(now)s::timestamptz
- WHERE t.ctid = ANY (ARRAY(
-       SELECT next.ctid
-         FROM {_MARKED}
-        CROSS JOIN LATERAL (
-              SELECT ctid FROM (
-                {_behind("priority > queue.priority")} UNION ALL
-                {_behind("priority = queue.priority")} UNION ALL
-                {_behind("priority < queue.priority AND queue.emptied")}) AS parts
-               ORDER BY priority DESC, seq LIMIT queue.room) AS next))
-   AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
-RETURNING {CLAIMED}
-""")
-
-
-def claim_behind(
-    connection: Connection, rooms: dict[str, int], positions: Mapping[str, ClaimPosition], now: datetime
-) -> list[Claimed]:
-    """Claim as `claim` does, but only what has come since each queue's mark was set."""
-    marked = [(queue, room, *positions[queue]) for queue, room in rooms.items()]
-    return most_urgent_first(_CLAIM_BEHIND(connection, _MARKED(marked), now=now))
-
-
-_NEWEST = Prepared[int]("SELECT /* tasks.newest */ last_value - (NOT is_called)::int FROM orchestrator.tasks_seq_seq")
-
-
-def newest(connection: Connection) -> int:
-    """Return the number of the newest task that anyone has begun to insert."""
-    return _NEWEST.one(connection)
 
 
 # -- dispatched → running

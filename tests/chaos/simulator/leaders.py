@@ -13,7 +13,7 @@ from orchestrator.scheduler.leadership import Leadership, TermOver, Writing
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.store import database
 from orchestrator.transport import connection as transport
-from orchestrator.transport.leader import Deposed
+from orchestrator.transport.leader.terms import Deposed
 from tests.chaos.simulator.memory import MemoryLeaderStreams
 
 if TYPE_CHECKING:

@@ -25,7 +25,9 @@ from orchestrator.transport.codec import (
     stream_position,
 )
 from orchestrator.transport.keys import is_private, private_queue
-from orchestrator.transport.leader import Deposed, Inbound, Message, ServerState
+from orchestrator.transport.leader.queues import Message
+from orchestrator.transport.leader.streams import Inbound
+from orchestrator.transport.leader.terms import Deposed, ServerState
 from orchestrator.transport.quarantine import Refused
 from orchestrator.transport.worker import OrderInbox, Receipt, Received, StreamsGone
 
@@ -203,6 +205,7 @@ class MemoryLeaderStreams:
         self._caller = Caller(caller)
         self._boundary = boundary
         self._last_nudge = "0-0"
+        self.terms = self.queues = self.fleet = self
 
     def _call(self, operation: str, effect: Callable[[], Any]) -> Any:
         self._boundary(f"before {operation}")
@@ -218,7 +221,7 @@ class MemoryLeaderStreams:
 
     # -- leadership and generations
 
-    def claim_term(self, term: int, database: str, *, overrule: bool = False) -> bool:
+    def claim(self, term: int, database: str, *, overrule: bool = False) -> bool:
         del database
 
         def effect() -> bool:
@@ -242,7 +245,7 @@ class MemoryLeaderStreams:
     def accept_database(self) -> None:
         """Postgres has one life here."""
 
-    def begin_generation(self, term: int, generation: str, server: str) -> None:
+    def begin(self, term: int, generation: str, server: str) -> None:
         def effect() -> None:
             data = self._server.data
             if term < (data.term or 0):
@@ -355,7 +358,7 @@ class MemoryLeaderStreams:
     def write_canary(self) -> None:
         self._call("canary", lambda: None)
 
-    def fleet(self) -> list[Heartbeat]:
+    def heartbeats(self) -> list[Heartbeat]:
         def effect() -> list[Heartbeat]:
             data, now = self._server.data, self._server.now
             found = [data.beats[worker] for worker in data.workers if worker in data.beats]

@@ -1,0 +1,132 @@
+"""Claims of ready tasks for dispatch, as many as there is room for: pending → dispatched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.states import TaskState, sources_of
+from orchestrator.store.sql import Batch, Prepared
+from orchestrator.store.tables import READY_PLAIN
+from orchestrator.store.tasks.transitions import among
+
+_CLAIMED = """t.id, t.attempt, t.name, t.payload, t.queue, t.options::text AS options, t.run_id, t.position, t.alone,
+          t.failures, t.lane, t.unique_key, t.priority, t.details, t.seq, t.worker"""
+"""The columns of `Claimed`, of a task `t`."""
+_NEXT_ATTEMPT = "greatest(t.attempt, (SELECT max(fence) FROM orchestrator.leases)) + 1"
+"""The number of a task's next attempt; above the fence, where numbers have been given away that nobody remembers."""
+
+
+class Claimed(NamedTuple):
+    """A task that was just claimed for dispatch."""
+
+    id: bytes
+    attempt: int
+    name: str
+    payload: bytes
+    queue: str
+    options: str | None
+    run_id: bytes | None
+    position: int | None
+    alone: bool
+    failures: int = 0
+    lane: str | None = None
+    unique_key: str | None = None
+    priority: int = 0
+    details: bytes | None = None
+    """What an earlier attempt left for this one."""
+    seq: int = 0
+    worker: str | None = None
+    """Of a run's turn task: who has its code in memory."""
+    to: str | None = None
+    """The one worker that it is sent to; None where any worker of the queue may take it."""
+
+    @property
+    def is_turn_task(self) -> bool:
+        """Say whether this is a turn of a workflow's code: a run's turn task has the run's id."""
+        return self.run_id == self.id
+
+
+def claiming(name: str, places: str) -> Prepared[Claimed]:
+    """Return the statement that claims what stands at the places of an array: pending → dispatched."""
+    return Prepared[Claimed](f"""
+UPDATE /* {name} */ orchestrator.tasks t
+   SET status = 'dispatched', attempt = {_NEXT_ATTEMPT}, dispatched_at = %(now)s::timestamptz
+ WHERE t.ctid = ANY ({places})
+   AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
+RETURNING {_CLAIMED}
+""")
+
+
+_ROOMS = Batch("queue", "name text, room int")
+_CLAIM = claiming(
+    "tasks.claim",
+    f"""ARRAY(
+       SELECT next.ctid
+         FROM {_ROOMS}
+        CROSS JOIN LATERAL (
+              SELECT ctid FROM orchestrator.tasks
+               WHERE queue = queue.name AND {READY_PLAIN}
+               ORDER BY priority DESC, seq
+               LIMIT queue.room) AS next)""",
+)
+
+
+def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
+    """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first."""
+    return most_urgent_first(_CLAIM(connection, _ROOMS(rooms.items()), now=now))
+
+
+def most_urgent_first(claimed: Iterable[Claimed]) -> list[Claimed]:
+    """Return what was claimed in the order in which it is handed out."""
+    return sorted(claimed, key=lambda task: (-task.priority, task.seq))
+
+
+class ClaimPosition(NamedTuple):
+    """Where a claim has ended: everything more urgent that was ready then has been claimed."""
+
+    priority: int
+    seq: int
+    emptied: bool
+    """Less urgent tasks were not there either, up to this `seq`."""
+
+
+def _behind(condition: str) -> str:
+    return f"""(SELECT ctid, priority, seq FROM orchestrator.tasks
+                 WHERE queue = queue.name AND {READY_PLAIN} AND seq > queue.seq AND {condition}
+                 ORDER BY priority DESC, seq LIMIT queue.room)"""
+
+
+# Three probes instead of one: each begins where its part of the index has something new.
+_MARKED = Batch("queue", "name text, room int, priority int, seq bigint, emptied boolean")
+_CLAIM_BEHIND = claiming(
+    "tasks.claim_behind",
+    f"""ARRAY(
+       SELECT next.ctid
+         FROM {_MARKED}
+        CROSS JOIN LATERAL (
+              SELECT ctid FROM (
+                {_behind("priority > queue.priority")} UNION ALL
+                {_behind("priority = queue.priority")} UNION ALL
+                {_behind("priority < queue.priority AND queue.emptied")}) AS parts
+               ORDER BY priority DESC, seq LIMIT queue.room) AS next)""",
+)
+
+
+def claim_behind(
+    connection: Connection, rooms: dict[str, int], positions: Mapping[str, ClaimPosition], now: datetime
+) -> list[Claimed]:
+    """Claim as `claim` does, but only what has come since each queue's mark was set."""
+    marked = [(queue, room, *positions[queue]) for queue, room in rooms.items()]
+    return most_urgent_first(_CLAIM_BEHIND(connection, _MARKED(marked), now=now))
+
+
+_NEWEST = Prepared[int]("SELECT /* tasks.newest */ last_value - (NOT is_called)::int FROM orchestrator.tasks_seq_seq")
+
+
+def newest(connection: Connection) -> int:
+    """Return the number of the newest task that anyone has begun to insert."""
+    return _NEWEST.one(connection)

@@ -1,0 +1,105 @@
+"""What the leader hears of workers, and what it orders them to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+from redis import Redis
+
+from orchestrator.transport.codec import Heartbeat, Malformed, Order, Word, decode, encode
+from orchestrator.transport.keys import CANARY_TTL, PRIVATE_TTL, Keys, private_queue
+from orchestrator.transport.quarantine import Refused, keep_aside
+
+# Both look and act in one step: a worker that is back may beat, and a consumer receive a message, at any moment. A
+# consumer that was removed with a message to answer for would leave it where nobody finds it. Where the key is not
+# what it should be, `pcall` returns an error, which has no items.
+_FORGET_SILENT = """
+for _, worker in ipairs(redis.pcall('SMEMBERS', KEYS[1])) do
+  if redis.call('EXISTS', ARGV[1] .. worker) == 0 then
+    redis.call('SREM', KEYS[1], worker)
+    redis.call('EXPIRE', ARGV[2] .. worker, ARGV[3])
+  end
+end
+"""
+_FORGET_CONSUMERS = """
+for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', KEYS[1])) do
+  for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], group[2])) do
+    local about = {}
+    for place = 1, #consumer, 2 do about[consumer[place]] = consumer[place + 1] end
+    if about['pending'] == 0 and about['idle'] > tonumber(ARGV[1]) then
+      redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group[2], about['name'])
+    end
+  end
+end
+"""
+
+_ORDERS_TTL = 60
+_CONSUMER_IDLE = 60
+"""Seconds without a read after which a consumer is gone; one that is back is made anew by its next read."""
+
+
+class FleetKeys:
+    """The heartbeats of workers, what they know, and their orders."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._forget_silent = redis.register_script(_FORGET_SILENT)
+        self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
+        self._refused_beats: dict[bytes, Refused] = {}
+        """Heartbeats that make no sense; each is set aside once, although it is read every second."""
+        self._beat_numbers: dict[str, int] = {}
+        """Of the heartbeats that were read last: an order answers one, and is signed with its number."""
+
+    def write_canary(self) -> None:
+        """Learn whether Redis takes writes."""
+        self._redis.set(self._keys.canary, b"1", ex=CANARY_TTL)
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """Write the canary, then return the heartbeats of all live workers.
+
+        The write comes first: while Redis refuses writes, the workers' silence means nothing.
+        """
+        self.write_canary()
+        members = cast("set[bytes]", self._redis.smembers(self._keys.workers))
+        keys = [self._keys.worker("").encode() + member for member in members]
+        found = cast("list[bytes | None]", self._redis.mget(keys)) if keys else []
+        beats: list[Heartbeat] = []
+        refused: dict[bytes, Refused] = {}
+        for key, value in zip(keys, found, strict=True):
+            try:
+                if value is not None:
+                    beats.append(decode(Heartbeat, self._keys.signing.body(key.decode(errors="replace"), value)))
+            except Malformed as error:
+                refused[key] = Refused(key.decode(errors="replace"), value or b"", str(error))
+        new = [refusal for key, refusal in refused.items() if self._refused_beats.get(key) != refusal]
+        self._refused_beats = refused
+        self._beat_numbers = {beat.worker: beat.number for beat in beats}
+        if new:
+            keep_aside(self._redis, self._keys, new)
+        return beats
+
+    def forget_gone(self, generation: str, queues: Iterable[str]) -> None:
+        """Drop the ids of workers that have no heartbeat, and their consumers once nothing is left of what they had."""
+        keys = self._keys
+        self._forget_silent(
+            keys=[keys.workers], args=[keys.worker(""), keys.queue(generation, private_queue("")), PRIVATE_TTL]
+        )
+        for queue in queues:
+            self._forget_consumers(keys=[keys.queue(generation, queue)], args=[_CONSUMER_IDLE * 1000])
+
+    def names(self, digest: str) -> list[str] | None:
+        """Return the task names published under a digest."""
+        place = self._keys.names(digest)
+        return self._keys.signing.read(list[Word], place, cast("bytes | None", self._redis.get(place)))
+
+    def order(self, orders: Mapping[str, Order]) -> None:
+        """Send each worker its order."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for worker, order in orders.items():
+            stream = self._keys.orders(worker)
+            body = self._keys.signing.sign(stream, encode(order), self._beat_numbers.get(worker, 0))
+            pipeline.xadd(stream, {"d": body}, maxlen=1000, approximate=True)
+            pipeline.expire(stream, _ORDERS_TTL)
+        pipeline.execute()

@@ -1,0 +1,107 @@
+"""What stands in the streams of queues, and how it is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, cast
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from orchestrator.transport.keys import GROUP, Keys
+
+# A message that the group has been given is somebody's; what comes after the last one that was is nobody's yet.
+_TAKE_BACK = """
+local function parts(id)
+  local milliseconds, sequence = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(milliseconds), tonumber(sequence)
+end
+local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+if groups.err then return {} end
+local time, count = -1, -1
+for _, group in ipairs(groups) do
+  local about = {}
+  for place = 1, #group, 2 do about[group[place]] = group[place + 1] end
+  if about['name'] == ARGV[1] then time, count = parts(about['last-delivered-id']) end
+end
+local taken = {}
+for place = 2, #ARGV do
+  local milliseconds, sequence = parts(ARGV[place])
+  if milliseconds > time or (milliseconds == time and sequence > count) then
+    if redis.call('XDEL', KEYS[1], ARGV[place]) == 1 then taken[#taken + 1] = ARGV[place] end
+  end
+end
+return taken
+"""
+
+
+class StreamsDamaged(Exception):
+    """Somebody has put something else, or the last possible entry, where a stream of this generation should be."""
+
+
+class Message(NamedTuple):
+    """A dispatch message that still stands in a stream."""
+
+    entry: str
+    body: bytes
+    consumer: str | None
+    """Who received it; None while nobody did."""
+
+
+class Queues:
+    """The messages that workers have not answered yet."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._take_back = redis.register_script(_TAKE_BACK)
+
+    def messages(self, generation: str, queue: str) -> list[Message]:
+        """Return every message that stands in a queue's stream; the window keeps this small."""
+        stream = self._keys.queue(generation, queue)
+        with noticing_damage():
+            entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self._redis.xrange(stream))
+        if not entries:
+            return []
+        try:
+            pending = self._redis.xpending_range(stream, GROUP, "-", "+", len(entries) + 1000)
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            pending = []  # no worker has joined this queue in this generation yet
+        owners = {item["message_id"]: item["consumer"].decode() for item in cast("list[dict[str, bytes]]", pending)}
+        believed = self._keys.signing.believed
+        return [
+            Message(entry.decode(), believed(stream, (fields or {}).get(b"d", b"")), owners.get(entry))
+            for entry, fields in entries
+        ]
+
+    def withdraw(self, generation: str, queue: str, entries: Sequence[str]) -> None:
+        """Take messages back, so that nobody receives them."""
+        stream = self._keys.queue(generation, queue)
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.xack(stream, GROUP, *entries)
+        pipeline.xdel(stream, *entries)
+        try:
+            with noticing_damage():
+                pipeline.execute()
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+
+    def take_back(self, generation: str, queue: str, entries: Sequence[str]) -> list[str]:
+        """Take messages back that nobody has received; return those of which it was not too late."""
+        taken = self._take_back(keys=[self._keys.queue(generation, queue)], args=[GROUP, *entries])
+        return [entry.decode() for entry in cast("list[bytes]", taken)]
+
+
+@contextmanager
+def noticing_damage() -> Iterator[None]:
+    """Tell a damaged stream from all else that Redis may refuse."""
+    try:
+        yield
+    except ResponseError as error:
+        if "WRONGTYPE" in str(error) or "exhausted" in str(error):
+            raise StreamsDamaged(str(error)) from error
+        raise

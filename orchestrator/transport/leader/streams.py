@@ -1,0 +1,223 @@
+"""The leader's way in and out: read events, say what was applied, and hand tasks out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple, cast
+
+from redis import Redis
+
+from orchestrator.domain.tasks.task import KeyHolder
+from orchestrator.transport.batch_sizes import BatchSizes
+from orchestrator.transport.codec import Applied, Ended, Word, encode
+from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.keys import KEY_HOLDER_TTL, Keys
+from orchestrator.transport.leader.fleet import FleetKeys
+from orchestrator.transport.leader.queues import Queues, noticing_damage
+from orchestrator.transport.leader.terms import Deposed, TermForgotten, Terms, entry_after
+from orchestrator.transport.listening import Found, Listening
+from orchestrator.transport.pages import Pages
+from orchestrator.transport.quarantine import Refused, keep_aside
+from orchestrator.transport.raw_connection import Argument, RawConnection, Script, field
+from orchestrator.transport.signing import Signing
+
+# What was applied is told before anything is handed out, each thing for itself: where Redis is full and takes neither,
+# forgetting applied events still makes room.
+_PUBLISH = Script("""
+if #KEYS > 4 then
+  local mark = redis.pcall('GET', KEYS[1])
+  if mark ~= ARGV[1] then return type(mark) == 'string' and 0 or -1 end
+end
+local refusal
+local function try(...)
+  local answer = redis.pcall(...)
+  if type(answer) == 'table' and answer.err then refusal = refusal or answer end
+end
+local next = 6
+if ARGV[3] ~= '' then
+  try('SET', KEYS[2], ARGV[3])
+  try('PUBLISH', KEYS[2], ARGV[3])
+  for _ = 1, tonumber(ARGV[5]) do
+    try('PUBLISH', ARGV[next], ARGV[next + 1])
+    next = next + 2
+  end
+  try('XTRIM', KEYS[3], 'MINID', ARGV[4])
+end
+if ARGV[2] ~= '' then try('SET', KEYS[4], ARGV[2]) end
+for stream = 5, #KEYS do
+  for _ = 1, tonumber(ARGV[next]) do
+    next = next + 1
+    redis.call('XADD', KEYS[stream], '*', 'd', ARGV[next])
+  end
+  next = next + 1
+end
+return refusal or 1
+""")
+
+_NOTHING_SAID: list[Argument] = ["", "", 0]
+_PUSH_BYTES = 1_000_000
+_COMPLAINT_TTL = 5
+
+
+class Inbound(NamedTuple):
+    """What one read brought."""
+
+    entries: list[tuple[str, bytes]] = []
+    """Ids and bodies of events, in order."""
+    nudged: bool = False
+    fleet_changed: bool = False
+    complete: bool = True
+    """Nothing was left to read."""
+    stopped: list[str] = []
+    """Workers that have ended in good order."""
+    stream: str = ""
+    """Where the events stood, for which they are signed."""
+
+
+class LeaderStreams:
+    """What the leading scheduler does in every tick, and all else that it does to Redis as parts."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self.terms = Terms(redis, keys)
+        self.queues = Queues(redis, keys)
+        self.fleet = FleetKeys(redis, keys)
+        self.pages = Pages(redis, keys)
+        self._connection = RawConnection(redis)
+        self._listening = Listening(redis)
+        self._batch_sizes = BatchSizes()
+        self._generation = ""
+        self._last_nudge = "0-0"
+
+    @property
+    def signing(self) -> Signing:
+        """How messages are signed."""
+        return self._keys.signing
+
+    # -- events
+
+    def read(self, generation: str, cursor: str, count: int, block: float) -> Inbound:
+        """Read events after the cursor; wait up to `block` seconds for the first."""
+        if generation != self._generation:  # nudges may be counted anew, too
+            self._generation, self._last_nudge = generation, "0-0"
+        streams = (self._keys.events(generation), self._keys.nudges)
+        count = self._batch_sizes.number(count)
+        deadline = time.monotonic() + block
+        while block > 0:
+            answer = self._listening.wait(streams, (cursor, self._last_nudge), count, block)
+            if answer is None:
+                return Inbound()
+            if answer.is_fresh and answer.found:
+                return self._inbound(answer.found, count)
+            if found := self._unread(streams, cursor, count):
+                return self._inbound(found, count)
+            block = deadline - time.monotonic()  # what rang has been read since
+        return self._inbound(self._unread(streams, cursor, count), count)
+
+    def _unread(self, streams: Sequence[str], cursor: str, count: int) -> Found:
+        reply = self._connection.call("XREAD", "COUNT", count, "STREAMS", *streams, cursor, self._last_nudge)
+        return cast("Found", reply or [])
+
+    def _inbound(self, found: Found, count: int) -> Inbound:
+        entries: list[tuple[str, bytes]] = []
+        nudged = fleet_changed = False
+        is_complete = True
+        stopped: list[str] = []
+        source = ""
+        nudges = self._keys.nudges.encode()
+        for stream, items in found:
+            if stream == nudges:
+                self._last_nudge = items[-1][0].decode()
+                nudged = True
+                fleet_changed = any(b"fleet" in (fields or ()) for _, fields in items)
+                for entry in items:
+                    said = field(entry, b"stopped") or None
+                    stopped += self.signing.read(list[Word], self._keys.nudges, said) or []
+            else:
+                source = stream.decode()
+                entries = self._batch_sizes.cut([(entry[0].decode(), field(entry, b"d")) for entry in items], count)
+                is_complete = len(items) < count and len(entries) == len(items)
+        return Inbound(entries, nudged, fleet_changed, is_complete, stopped, source)
+
+    def close(self) -> None:
+        """Close the connections that are this process's own."""
+        self._connection.close()
+        self._listening.close()
+
+    def set_aside(self, refused: Sequence[Refused]) -> None:
+        """Keep messages that could not be applied, for people to look at."""
+        keep_aside(self._redis, self._keys, refused)
+
+    def complain(self, reason: str) -> None:
+        """Tell `status` why nothing moves, where it can be told: Postgres itself may not take it."""
+        with suppress(*UNAVAILABLE):
+            self._redis.set(self._keys.complaint, reason[:1_000], ex=_COMPLAINT_TTL)
+
+    # -- after a commit
+
+    def publish(
+        self,
+        generation: str,
+        term: int,
+        messages: Mapping[str, Sequence[bytes]],
+        cursor: str | None = None,
+        ended: Sequence[Ended] = (),
+        claimed: bytes = b"",
+    ) -> None:
+        """Say how far events are applied, tell waiting clients, forget applied events, and hand tasks out: one call.
+
+        `claimed` is an attempt, encoded, by which to know the last commit, or None where the cursor does; empty leaves
+        what Redis has. `messages` go by queue; refused if another leader has taken over. Many large ones go in several
+        calls: a Redis that is nearly full then takes at least some of them.
+        """
+        said = self._said(generation, cursor, ended) if cursor is not None else _NOTHING_SAID
+        signing = self._keys.signing
+        for part in _in_parts(messages):
+            keys = [self._keys.term, self._keys.applied, self._keys.events(generation), self._keys.claimed]
+            arguments: list[Argument] = [self.terms.mark(term), claimed, *said]
+            for queue, bodies in part.items():
+                stream = self._keys.queue(generation, queue)
+                keys.append(stream)
+                arguments.append(len(bodies))
+                arguments.extend([signing.sign(stream, body) for body in bodies] if signing.is_on else bodies)
+            with noticing_damage():
+                accepted = self._connection.run(_PUBLISH, keys, arguments)
+            if accepted != 1:
+                raise Deposed if accepted == 0 else TermForgotten
+            said = _NOTHING_SAID
+
+    def _said(self, generation: str, cursor: str, ended: Sequence[Ended]) -> list[Argument]:
+        by_channel: dict[str, list[Ended]] = {}
+        for item in ended:
+            by_channel.setdefault(self._keys.done(item.id), []).append(item)
+        sign, now = self._keys.signing.sign, int(time.time() * 1000)
+        applied = sign(self._keys.applied, encode(Applied(generation, cursor)))
+        said: list[Argument] = [applied, entry_after(cursor), len(by_channel)]
+        for channel, items in by_channel.items():
+            said += [channel, sign(channel, encode(items), now)]
+        return said
+
+    def tell_key_holders(self, holders: Mapping[bytes, KeyHolder]) -> None:
+        """Tell running tasks which tasks have the keys that they wanted; what is lost, they ask again."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for task, holder in holders.items():
+            place = self._keys.key_holder(task)
+            pipeline.set(place, self._keys.signing.sign(place, encode(holder)), ex=KEY_HOLDER_TTL)
+        pipeline.execute()
+
+
+def _in_parts(messages: Mapping[str, Sequence[bytes]]) -> list[dict[str, list[bytes]]]:
+    """Cut messages by queue into parts of limited size: at least one."""
+    parts: list[dict[str, list[bytes]]] = [{}]
+    size = 0
+    for queue, bodies in messages.items():
+        for body in bodies:
+            if parts[-1] and size + len(body) > _PUSH_BYTES:
+                parts.append({})
+                size = 0
+            parts[-1].setdefault(queue, []).append(body)
+            size += len(body)
+    return parts

@@ -1,0 +1,42 @@
+"""Where the words of tasks go that run inside a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from orchestrator.domain.tasks.task import KeyHolder, NewTask
+from orchestrator.transport.codec import LogLine, ProgressMark
+from orchestrator.workers.running.job import Job
+from orchestrator.workers.running.task_runtime import Outbox
+
+
+class KeptOutbox(Outbox):
+    """An outbox that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.tasks: list[NewTask] = []
+        self.marks: list[tuple[bytes, ProgressMark]] = []
+        self.lines: list[tuple[bytes, LogLine]] = []
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
+        self.tasks.extend(tasks)
+        return None
+
+    def mark(self, task: bytes, mark: ProgressMark) -> None:
+        self.marks.append((task, mark))
+
+    def log(self, task: bytes, line: LogLine) -> None:
+        self.lines.append((task, line))
+
+    def leave(self, job: Job, details: bytes) -> None:
+        job.noted = details
+
+    def page(self, job: Job, number: int) -> bytes | None:
+        raise AssertionError(f"page {number} of {job}")
+
+
+class ClosedOutbox(KeptOutbox):
+    """An outbox for tasks that enqueue nothing."""
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
+        raise AssertionError(f"nothing was to be enqueued: {tasks}")

@@ -1,0 +1,63 @@
+"""The heartbeats of a worker's processes, which their parent sends for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.settings import Settings
+from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import names_digest
+from orchestrator.transport.worker import WorkerStreams
+from orchestrator.workers.parent.child import Child
+from orchestrator.workers.process import Command
+from orchestrator.workers.spec import WorkerSpec
+
+log = get_logger("worker")
+
+_SAY_UNHEARD = 60.0
+"""Seconds between two lines that say that nobody has heard of this worker."""
+
+
+class Beating:
+    """Sends heartbeats, and has processes pause of which nobody has heard for longer than a TTL."""
+
+    def __init__(self, streams: WorkerStreams, spec: WorkerSpec, settings: Settings) -> None:
+        self._streams = streams
+        self._spec = spec
+        self._settings = settings
+        self._number = 0
+        self._last: float | None = None
+        self._say_unheard_at = 0.0
+        """When it is next said that nobody has heard of this worker."""
+
+    def is_heard(self, now: float) -> bool:
+        """Say whether the last heartbeats have just been sent."""
+        return self._last is not None and now - self._last < 2 * self._settings.heartbeat + 1.0
+
+    def beat(self, ready: Sequence[Child], asks: Child | None, now: float) -> bool:
+        """Beat for processes, one of which `asks` the leader whether work waits; False if there are none."""
+        if not ready:
+            self._last = None  # nobody was there to be heard
+            return False
+        if self._last is not None and now - self._last > self._settings.worker_ttl:
+            self._pause(ready, now, now - self._last)
+        self._number += 1
+        by_names: dict[str, list[Child]] = {}
+        for child in ready:
+            by_names.setdefault(names_digest(child.names or []), []).append(child)
+        for alike in by_names.values():
+            beats = [child.heartbeat(self._spec, self._number, hungry=child is asks) for child in alike]
+            self._streams.beat(beats, alike[0].names or [], self._settings.worker_ttl)
+        self._last = now
+        self._say_unheard_at = 0.0
+        return True
+
+    def _pause(self, ready: Sequence[Child], now: float, unheard: float) -> None:
+        """Let nothing be started until the leader has said which attempts still count."""
+        if now >= self._say_unheard_at:
+            self._say_unheard_at = now + _SAY_UNHEARD
+            log.warning("unheard for %.1f s; asking which tasks still count", unheard)
+        for child in ready:
+            if not child.doubtful:  # once: one that stands still would not read it
+                child.doubtful = True
+                child.send(Command("pause"))

@@ -1,0 +1,41 @@
+"""What is left to say of processes that have ended: that they are gone, and what they held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.transport.codec import encode
+from orchestrator.transport.worker import WorkerStreams
+
+
+class LastWords:
+    """Signs processes off, and reports what they held; while Redis is away, both wait."""
+
+    def __init__(self, streams: WorkerStreams) -> None:
+        self._streams = streams
+        self._gone: dict[str, bool] = {}
+        """Processes of which the leader has not been told, and whether they ended in good order."""
+        self._reports: list[Flush] = []
+
+    def add(self, worker: str, reports: Sequence[Report], *, in_order: bool) -> None:
+        """Note that a process has ended."""
+        self._gone[worker] = in_order
+        if reports:
+            self._reports.append(Flush(worker, list(reports)))
+
+    @property
+    def has_reports(self) -> bool:
+        """Say whether there are reports that Redis has not taken yet."""
+        return bool(self._reports)
+
+    def say(self) -> None:
+        """Say what can be said now."""
+        if self._gone:
+            self._streams.leave(list(self._gone), [worker for worker, in_order in self._gone.items() if in_order])
+            self._gone = {}
+        while self._reports:
+            generation = self._streams.generation()
+            if generation is None or self._streams.flush(generation, encode(self._reports[0]), {}).entry is None:
+                return
+            self._reports.pop(0)
