@@ -104,7 +104,7 @@ def run(folder: Path, *words: str | Path, **environment: str) -> str:
 def dev(folder: Path, app: str, command: Path = COMMAND) -> Iterator[None]:
     """Run `orchestrator dev` in a folder, as the README says."""
     log = folder / "dev.log"
-    words = [command, "dev", "--app", app]
+    words: list[str | Path] = [command, "dev", "--app", app]
     with log.open("wb") as output:
         process = subprocess.Popen(words, cwd=folder, stdout=output, stderr=output, env=_clean())
     try:
@@ -136,7 +136,15 @@ def install() -> None:
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
     wanted = [word for line in dict.fromkeys(asked) for word in shlex.split(line)[2:]]
-    program = [ENVIRONMENT / "bin" / "python", "-m", "pip", "install", "--quiet", "--editable", *wanted]
+    program: list[str | Path] = [
+        ENVIRONMENT / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--editable",
+        *wanted,
+    ]
     done = subprocess.run(program, cwd=REPOSITORY, env=_clean(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     made.touch()

@@ -12,7 +12,7 @@ from typing import TypeVar
 import project
 import pytest
 
-from orchestrator import NotFound, ResultTimeout, RunFailed, TaskCancelled, TaskFailed, agather, as_completed
+from orchestrator import Handle, NotFound, ResultTimeout, RunFailed, TaskCancelled, TaskFailed, agather, as_completed
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
 
@@ -82,7 +82,8 @@ def test_tasks(running: Stack, tmp_path: Path) -> None:
             await project.app.handle("0" * 32).astatus()
         child = await (await project.parent_by_context.aenqueue()).aresult(30)
         assert await project.app.handle(child).aresult(30) == 3
-        assert await agather([]) == [one async for one in as_completed([])] == []
+        nobody: list[Handle[int]] = []
+        assert await agather(nobody) == [one async for one in as_completed(nobody)] == []
 
     on_a_loop(main)
 

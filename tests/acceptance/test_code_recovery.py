@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import project
@@ -77,7 +78,7 @@ def test_runs_are_reset_exactly_once_although_schedulers_and_workers_die(stack: 
     with ThreadPoolExecutor(4) as pool:
         resets = [pool.submit(handle.reset, to=to[number % len(to)]) for number, handle in enumerate(old)]
         for least in (35, 45):
-            eventually(lambda least=least: runs(stack) >= least, f"{least - 30} are reset")
+            eventually(partial(lambda least: runs(stack) >= least, least), f"{least - 30} are reset")
             scheduler.kill()
             worker.kill()
             scheduler, worker = stack.scheduler(), stack.worker(processes=2)

@@ -37,7 +37,8 @@ def starts(path: Path, count: int) -> list[int]:
 def charges(stack: Stack, *handles: Handle[Any]) -> tuple[int, int]:
     """Return how many failures and losses these tasks were charged with."""
     statement = "SELECT sum(failures), sum(losses) FROM orchestrator.ended_tasks WHERE id = ANY(CAST(:ids AS uuid[]))"
-    return tuple(stack.sql(statement, ids=[handle.id for handle in handles])[0])  # type: ignore[return-value]
+    failures, losses = stack.sql(statement, ids=[handle.id for handle in handles])[0]
+    return failures, losses
 
 
 def descendants(pid: int) -> set[int]:

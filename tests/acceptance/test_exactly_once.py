@@ -58,7 +58,7 @@ def test_every_transfer_happens_once_whenever_its_worker_dies(bank_stack: Stack,
     # The attempt that is recorded is the one that wrote.
     ended = bank_stack.sql("SELECT id, attempt FROM orchestrator.ended_tasks WHERE name = 'bank.transfer'")
     assert len(ended) == TRANSFERS
-    attempts: dict[object, object] = dict(bank_stack.sql("SELECT transfer, attempt FROM ledger"))
+    attempts: dict[int, int] = dict(bank_stack.sql("SELECT transfer, attempt FROM ledger"))
     by_id = {str(task): attempt for task, attempt in ended}
     assert {number: by_id[handle.id] for number, handle in enumerate(handles)} == attempts
 

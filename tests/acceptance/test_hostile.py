@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import project
@@ -115,7 +116,9 @@ def test_a_taken_key_is_named_by_the_log_and_by_status_until_it_is_free(stack: S
     stack.redis.delete(KEYS.workers)
     stack.redis.lpush(KEYS.workers, "mine")
     for process in (scheduler, worker):
-        eventually(lambda process=process: process.logged("Somebody has taken a key of ours"), "the log says so")
+        eventually(
+            partial(lambda process: process.logged("Somebody has taken a key of ours"), process), "the log says so"
+        )
     assert status(stack)["foreign_keys"] == [{"key": KEYS.workers, "expected": "set", "found": "list"}]
     handle = project.add.enqueue(2, 2)
     stack.redis.delete(KEYS.workers)

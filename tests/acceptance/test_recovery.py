@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import project
@@ -129,7 +130,7 @@ def test_a_killed_leader_loses_and_repeats_nothing(stack: Stack, tmp_path: Path)
     path = tmp_path / "log"
     run = project.app.start_many(project.logged, [(str(path), number) for number in range(4_000)])
     for threshold in (500, 1_500, 2_500):
-        eventually(lambda limit=threshold: run.progress().counters.success >= limit, f"{threshold} tasks")
+        eventually(partial(lambda limit: run.progress().counters.success >= limit, threshold), f"{threshold} tasks")
         stack.leader().kill()
         stack.scheduler()
     assert run.wait_ended(60) == "success"
@@ -155,7 +156,7 @@ def test_a_leader_killed_in_the_middle_of_a_fan_out(stack: Stack) -> None:
     )
     run = project.app.workflows["wide"].start()
     for threshold in (300, 2_000):
-        eventually(lambda limit=threshold: run.progress().counters.success > limit, f"{threshold} items")
+        eventually(partial(lambda limit: run.progress().counters.success > limit, threshold), f"{threshold} items")
         stack.leader().kill()
         stack.scheduler()
     assert run.wait_ended(60) == "success"
@@ -221,7 +222,7 @@ def test_flushall_during_a_run(stack: Stack, tmp_path: Path) -> None:
     started_by(tmp_path / "started")
     run = project.app.start_many(project.logged, [(str(tmp_path / "log"), number) for number in range(1_000)])
     for threshold in (100, 500):
-        eventually(lambda limit=threshold: run.progress().counters.success >= limit, f"{threshold} tasks")
+        eventually(partial(lambda limit: run.progress().counters.success >= limit, threshold), f"{threshold} tasks")
         stack.redis.flushall()
     assert run.wait_ended(60) == "success"
     assert set(map(int, lines(tmp_path / "log"))) == set(range(1_000))

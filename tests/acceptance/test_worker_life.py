@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import stubborn
@@ -44,7 +44,8 @@ def is_alive(pid: int) -> bool:
 def listed(stack: Stack, pid: int) -> set[bytes]:
     """Return the tasks that the heartbeat of a process lists."""
     keys = Keys()
-    beats = [stack.redis.get(keys.worker(worker.decode())) for worker in stack.redis.smembers(keys.workers)]
+    workers = cast("set[bytes]", stack.redis.smembers(keys.workers))
+    beats = cast("list[bytes | None]", [stack.redis.get(keys.worker(worker.decode())) for worker in workers])
     return {
         task
         for beat in (decode(Heartbeat, value) for value in beats if value)
@@ -62,7 +63,8 @@ def states(stack: Stack, worker: Process) -> list[str]:
 def charges(stack: Stack, *handles: Handle[Any]) -> tuple[int, int]:
     """Return how many failures and losses these tasks were charged with."""
     statement = "SELECT sum(failures), sum(losses) FROM orchestrator.ended_tasks WHERE id = ANY(CAST(:ids AS uuid[]))"
-    return tuple(stack.sql(statement, ids=[handle.id for handle in handles])[0])  # type: ignore[return-value]
+    failures, losses = stack.sql(statement, ids=[handle.id for handle in handles])[0]
+    return failures, losses
 
 
 # -- soft timeouts

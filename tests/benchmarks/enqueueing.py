@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LARGE = {f"field {number}": "v" * 20 for number in range(40)}
@@ -74,7 +75,7 @@ def measure(size: int, postgres: int, redis: int) -> dict[str, list[float]]:
     app = Orchestrator()
     task = app.task(name="noop")(lambda value: value)
 
-    def one_by_one(count: int, value: object, **options: object) -> None:
+    def one_by_one(count: int, value: object, **options: Any) -> None:
         for _ in range(count):
             (task.options(**options) if options else task).enqueue(value)
 

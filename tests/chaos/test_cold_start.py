@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from sqlalchemy.engine import make_url
 from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
 from orchestrator.embedded.programs import find_redis
 from tests.acceptance.conftest import fresh_stack, project
-from tests.acceptance.stack import Stack
+from tests.acceptance.stack import Process, Stack
 from tests.chaos import breakable
 from tests.chaos.breakable import SETTINGS, said
 from tests.waiting import eventually
@@ -54,6 +55,11 @@ def stack(servers: tuple[EmbeddedPostgres, EmbeddedRedis, str], place: Path) -> 
         redis.start()
 
 
+def is_waiting_for(server: str, process: Process) -> bool:
+    """Say whether a process has said once that it waits."""
+    return said(process, f"{server} cannot be used; waiting for it:") == 1
+
+
 def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPostgres, EmbeddedRedis, str]) -> None:
     server, redis, _ = servers
     server.stop()
@@ -61,11 +67,9 @@ def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPos
     scheduler, worker, api = stack.scheduler(wait=False), stack.worker(wait=False), stack.begin_api()
     impatient = [stack.scheduler(wait=False), stack.worker(wait=False)]
     for process in (scheduler, worker, *impatient):
-        eventually(lambda process=process: said(process, "Redis cannot be used; waiting for it:") == 1, "it waits")
+        eventually(partial(is_waiting_for, "Redis", process), "it waits")
     for process in (scheduler, api):
-        eventually(
-            lambda process=process: said(process, "Postgres cannot be used; waiting for it:") == 1, "for Postgres too"
-        )
+        eventually(partial(is_waiting_for, "Postgres", process), "for Postgres too")
     impatient.append(stack.begin_api())
     eventually(lambda: said(impatient[-1], "waiting for it:") == 1, "so does another")
     for process in impatient:

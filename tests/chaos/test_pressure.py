@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import psycopg2
@@ -38,11 +39,11 @@ def place() -> Iterator[Path]:
 
 # -- Redis
 
-Break = Callable[[EmbeddedRedis, Stack, Path, ExitStack], Callable[[], None]]
+Break = Callable[[EmbeddedRedis, Stack, Path, ExitStack], Callable[[], object]]
 """Make Redis refuse writes; return what ends it."""
 
 
-def out_of_memory(_: EmbeddedRedis, stack: Stack, __: Path, ___: ExitStack) -> Callable[[], None]:
+def out_of_memory(_: EmbeddedRedis, stack: Stack, __: Path, ___: ExitStack) -> Callable[[], object]:
     stack.redis.config_set("maxmemory", "1kb")
     return lambda: stack.redis.config_set("maxmemory", "0")
 
@@ -122,7 +123,9 @@ def test_redis_takes_no_writes(database_url: str, place: Path, break_it: Break, 
         each_ran_once(stack, place / "log", 20)
         assert len(lines(place / "started")) == 1, "its worker lived all the time"
         for process in (scheduler, worker):
-            eventually(lambda log=process: said(log, "Redis can be used again") >= 1, "it is over, and they say so")
+            eventually(
+                partial(lambda log: said(log, "Redis can be used again") >= 1, process), "it is over, and they say so"
+            )
         assert is_calm(stack, 3)
         assert said(scheduler, "Redis cannot be used;") == 1
         assert not {"redis full", "redis refuses writes"} & trouble(stack).keys()

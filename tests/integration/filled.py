@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 from orchestrator import WorkflowContext
@@ -112,7 +113,7 @@ def fill_oddly(system: System) -> None:
     schedules["small/paused"].pause()
     schedules.set("small", name="over", at="2096-01-01T00:00")
     system.sql("UPDATE orchestrator.schedules SET next_fire = NULL, due_at = NULL WHERE name = 'over'")
-    odd = {"cron": "15 3 * * 2", "timezone": "Asia/Kolkata", "jitter": "1m", "params": {"many": ["ä"]}}
+    odd: dict[str, Any] = {"cron": "15 3 * * 2", "timezone": "Asia/Kolkata", "jitter": "1m", "params": {"many": ["ä"]}}
     schedules.set("steps", name="odd", **odd)
     system.sql("UPDATE orchestrator.schedules SET error = 'no such parameter', last_fire = now() WHERE name = 'odd'")
     system.sql("UPDATE orchestrator.schedules SET origin = 'shop:app', forgotten_at = now() WHERE workflow = 'hourly'")

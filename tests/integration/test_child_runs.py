@@ -67,7 +67,7 @@ def test_a_run_has_only_so_many_below_it(system: System) -> None:
     assert run.progress().status == "failed"
     assert 10 < system.count("runs") <= 21
     assert system.sql("SELECT DISTINCT open FROM orchestrator.runs") == [{"open": 0}]
-    reasons: set[str] = set()
+    reasons: set[str | None] = set()
     with system.engine.connect() as connection:
         for found in system.sql("SELECT id FROM orchestrator.runs WHERE failed > 0"):
             reasons.update(step.reason for step in list_steps(connection, UUID(str(found["id"]))))

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis import Redis
 
-from orchestrator import prerequisites
 from orchestrator.cli import main
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.settings import load_settings
+from orchestrator.telemetry import Outage
 from tests.fuzzing import examples
 
 WORKFLOW = """
@@ -194,13 +194,13 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tell a process that waits for a server to stop, as soon as it has said so."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
-    failed = prerequisites.Outage.failed
+    failed = Outage.failed
 
-    def failed_and_told_to_stop(outage: prerequisites.Outage, reason: str) -> None:
+    def failed_and_told_to_stop(outage: Outage, reason: str) -> None:
         failed(outage, reason)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(prerequisites.Outage, "failed", failed_and_told_to_stop)
+    monkeypatch.setattr(Outage, "failed", failed_and_told_to_stop)
     yield
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)

@@ -69,7 +69,7 @@ def worker(system: System) -> Worker:
 
 
 def continue_with(
-    system: System, worker: Worker, engine: Engine, handle: WorkflowHandle[Any], moment: str, say: Callable[[], None]
+    system: System, worker: Worker, engine: Engine, handle: WorkflowHandle[Any], moment: str, say: Callable[[], object]
 ) -> None:
     """Have a run continue as new, and let something be said at a moment of that."""
     if moment != "before":
@@ -180,7 +180,7 @@ def test_time_goes_on(
     system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, moment: str
 ) -> None:
     handle = looper.start()
-    continue_with(system, worker, engine_, handle, moment, lambda: system.lead(offset=101) and None)
+    continue_with(system, worker, engine_, handle, moment, lambda: system.lead(offset=101))
     system.pass_seconds(2)
     rest(system, worker, engine_)
     assert handle.status() == "failed"

@@ -101,7 +101,7 @@ def test_a_run_that_continues_has_not_ended(system: System, order: CodeWorkflow[
     play(system, worker, AGAIN, AGAIN)
     assert started(system, "count") == []
     play(system, worker, CompleteRun(ONE))
-    last = WorkflowHandle[int](system.app, successor_id(successor_id(raw(first))))
+    last = WorkflowHandle[int](system.app._client, successor_id(successor_id(raw(first))))
     assert [run["params"] for run in started(system, "count")] == [{"run": last.id}]
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_is_terminated_has_ended(system: System, order: CodeWorkflow[
 def announced(system: System, handle: WorkflowHandle[Any], worker: Worker, *ends: Command) -> list[tuple[str, Any]]:
     """Return what is told to waiting clients of a run while it ends."""
     heard: list[Ended] = []
-    listener = system.redis.pubsub()
+    listener = system.redis.pubsub()  # type: ignore[no-untyped-call]
     listener.subscribe(KEYS.done(raw(handle)))
     eventually(lambda: listener.get_message(timeout=0.01))  # the subscription stands
     play(system, worker, *ends)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,13 @@ class Stage:
         """Let the code take its turns until nothing is new."""
         rest(self.system, self.worker, self.engine)
 
-    def ask(self, ask: Callable[[], None]) -> None:
+    def ask(self, ask: Callable[[], object]) -> None:
         """Ask for something, and have the leader answer."""
         asked = self.sent(ask)
         self.system.pass_seconds()
         asked.result(10)
 
-    def sent(self, ask: Callable[[], None]) -> Future[None]:
+    def sent(self, ask: Callable[[], object]) -> Future[object]:
         before = self.system.count("inbox")
         pool = ThreadPoolExecutor(1)
         asked = pool.submit(ask)
@@ -154,7 +155,7 @@ def test_the_first_wins_also_if_it_was_early(stage: Stage, waits: CodeWorkflow[.
 
 def test_several_of_a_tick_are_told_apart(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
     handle = waits.start(0, ["a", "b"])
-    asked = [stage.sent(lambda name=name: handle.resolve(name, name)) for name in ("a", "b")]
+    asked = [stage.sent(partial(handle.resolve, name, name)) for name in ("a", "b")]
     stage.system.pass_seconds()
     for one in asked:
         one.result(10)
@@ -202,7 +203,7 @@ def test_a_run_that_is_reset_keeps_what_was_early(stage: Stage, waits: CodeWorkf
     stage.go(handle, "on", "on")
     stage.ask(lambda: handle.resolve("approval", 7))
     events = [event.number for event in handle.history().events if type(event.what).__name__ == "PromiseResolved"]
-    stage.ask(lambda: handle.reset(to=events[0]) and None)
+    stage.ask(lambda: handle.reset(to=events[0]))
     with pytest.raises(WrongState, match="No promise 'first' is open"):
         stage.ask(lambda: handle.resolve("first", 2))
     stage.rest()

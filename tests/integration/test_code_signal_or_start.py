@@ -15,7 +15,6 @@ from orchestrator import ResultTimeout, WorkflowContext, WorkflowHandle
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import CompleteRun, ContinueRun
 from orchestrator.domain.code.history import RunStarted
-from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.runs import creation
@@ -51,7 +50,9 @@ def signalled(basket: CodeWorkflow[..., Any], number: int = 1) -> WorkflowHandle
     return basket.starting(id="b-1", signal=("number", number)).start()
 
 
-def end(worker: Worker, turn: Dispatch, result: bytes) -> None:
+def end(worker: Worker, result: bytes) -> None:
+    """End the run whose turn it is."""
+    (turn,) = worker.take()
     worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[CompleteRun(result)]))
 
 
@@ -60,13 +61,13 @@ def test_the_handle_is_about_the_run_that_begins_with_it(
 ) -> None:
     handle = signalled(basket)
     assert handle == first
-    end(worker, *worker.take(), ONE)
+    end(worker, ONE)
     system.tick()
     assert (first.status(), first.result(0)) == ("success", 1)
     assert handle.status() == "running"
     assert [event.what.__struct_config__.tag for event in handle.history().events] == ["run_started", "signal_received"]
     system.pass_seconds()
-    end(worker, *worker.take(), TWO)
+    end(worker, TWO)
     system.tick()
     assert (handle.result(0), asyncio.run(handle.aresult(0)), first.result(0)) == (2, 2, 1)
 
@@ -75,10 +76,10 @@ def test_or_about_the_one_that_another_signal_has_begun(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
     handles = [signalled(basket, number) for number in (1, 2, 3)]
-    end(worker, *worker.take(), ONE)
+    end(worker, ONE)
     system.pass_seconds()
     assert len({handle.history().run_id for handle in handles}) == 1
-    end(worker, *worker.take(), TWO)
+    end(worker, TWO)
     system.tick()
     assert [handle.result(0) for handle in handles] == [2, 2, 2]
     assert system.count("runs") == 2
@@ -94,7 +95,7 @@ def test_it_stays_with_the_run_that_gets_the_signal(
     worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[ContinueRun(b"\x92\x90\x80", {})]))
     system.pass_seconds(2)
     assert handle.status() == "running"
-    end(worker, *worker.take(), TWO)
+    end(worker, TWO)
     system.tick()
     assert (first.result(0), handle.result(0)) == (2, 2)
 
@@ -104,7 +105,7 @@ def test_a_client_starts_another_run_at_the_same_moment(
 ) -> None:
     """Whoever takes the id first has it, and the signal goes there."""
     handle = signalled(basket)
-    end(worker, *worker.take(), ONE)
+    end(worker, ONE)
     mine = uuid4()
     with system.engine.connect() as connection, connection.begin() as transaction:
         connection.execute(text("UPDATE orchestrator.run_keys SET run_id = :id"), {"id": mine})
@@ -126,7 +127,7 @@ def test_nobody_returns_before_it_is_known_where_the_signal_went(
 ) -> None:
     handle = signalled(basket)
     (request,) = system.sql("DELETE FROM orchestrator.inbox RETURNING *")  # as if it had not been committed yet
-    end(worker, *worker.take(), ONE)
+    end(worker, ONE)
     system.tick()
     assert first.result(0) == 1
     system.sql(
@@ -142,6 +143,6 @@ def test_nobody_returns_before_it_is_known_where_the_signal_went(
     with pytest.raises(ResultTimeout):
         asyncio.run(handle.aresult(0))
     system.pass_seconds(2)
-    end(worker, *worker.take(), TWO)
+    end(worker, TWO)
     system.tick()
     assert handle.result(0) == 2

@@ -116,7 +116,7 @@ def poison(system: System) -> None:
 
 def invoke(*words: object, terminal: bool = False) -> Result:
     """Run a command as if its output were a terminal's: what commands a terminal is not taken out."""
-    return CliRunner().invoke(main, [str(word) for word in words], color=terminal or None)
+    return CliRunner().invoke(main, [str(word) for word in words], color=terminal)
 
 
 def commands_in(shown: str) -> set[str]:

@@ -19,21 +19,15 @@ from orchestrator.workers.running import isolated
 from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.spec import WorkerSpec
+from tests.outbox import ClosedOutbox
 from tests.waiting import eventually
 
 APPLICATION = "tests.acceptance.project"
 
 
-class Nobody:
-    """An outbox that is not used."""
-
-    def hand_over(self, tasks: object) -> None:  # noqa: ARG002
-        raise AssertionError("no task enqueues here")
-
-
 @pytest.fixture
 def isolation() -> Iterator[Isolation]:
-    isolation = Isolation(WorkerSpec(app=f"{APPLICATION}:app"), Nobody(), kept_warm=2.0)
+    isolation = Isolation(WorkerSpec(app=f"{APPLICATION}:app"), ClosedOutbox(), kept_warm=2.0)
     yield isolation
     isolation.close()
 

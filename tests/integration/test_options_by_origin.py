@@ -123,18 +123,21 @@ def code(system: System, mail: Task[..., Any], worker: Worker) -> None:
     system.pass_seconds()
 
 
+def nothing() -> None: ...
+
+
 def test_the_code_of_a_workflow_may_name_moments(system: System) -> None:
     worker = system.worker(knows=["coded"])
     now = datetime.now(UTC)
     moments: dict[str, Any] = {"eta": now + timedelta(minutes=10), "expires": now + timedelta(minutes=20)}
-    code(system, system.app.task(name="mail", **moments)(lambda: None), worker)
+    code(system, system.app.task(name="mail", **moments)(nothing), worker)
     assert 590 < found(system)["delay"] < 610
     assert 1190 < found(system)["expires"] < 1210
 
 
 def test_the_code_of_a_workflow_cannot_share_a_task(system: System) -> None:
     worker = system.worker(knows=["coded"])
-    code(system, system.app.task(name="mail", unique_key="k")(lambda: None), worker)
+    code(system, system.app.task(name="mail", unique_key="k")(nothing), worker)
     (run,) = system.sql("SELECT status FROM orchestrator.runs")
     (own,) = system.sql("SELECT error FROM orchestrator.ended_tasks")
     assert run["status"] == "failed"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
@@ -55,11 +55,11 @@ def autocommit(system: System) -> Engine:
     return system.engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
-def pruner(system: System, size: int = 1_000, **settings: float) -> Pruner:
+def pruner(system: System, size: int = 1_000, **settings: Any) -> Pruner:
     return Pruner(autocommit(system), replace(system.settings, **settings), threading.Event(), size=size)
 
 
-def prune(system: System, by: Pruner | None = None, **settings: float) -> list[int]:
+def prune(system: System, by: Pruner | None = None, **settings: Any) -> list[int]:
     """Forget all that is old enough; return the sizes of the slices."""
     by = by or pruner(system, **settings)
     with by._engine.connect() as connection:
@@ -250,7 +250,7 @@ def test_a_run_of_code_that_was_half_forgotten_is_forgotten_by_the_next_who_prun
         with autocommit(system).connect() as connection:
             slices = pruner(system, size=2).slices(connection)
             made = sum(1 for _ in islice(slices, steps))
-            slices.close()
+            cast("Generator[int, None, None]", slices).close()
         prune(system, pruner(system, size=2))
         left = {table: system.count(table) for table in ("runs", "ended_tasks", "histories", "run_keys")}
         assert left == {"runs": 0, "ended_tasks": 0, "histories": 0, "run_keys": 0}, steps

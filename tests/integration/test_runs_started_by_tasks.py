@@ -100,8 +100,9 @@ def test_what_cannot_be_started_is_refused_and_keeps_nobody_waiting(
 ) -> None:
     good = as_task(OTHER, StartSteps("steps", '{"n": 1}'))
     found = answers(system, worker, as_task(ID, start), good)
-    assert found[ID].error is not None
-    assert found[ID].error.kind == kind
+    error = found[ID].error
+    assert error is not None
+    assert error.kind == kind
     assert found[OTHER] == KeyHolder(OTHER)
     assert system.count("runs") == 1
 

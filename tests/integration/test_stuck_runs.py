@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator import RunHandle, WorkflowContext, WrongState
 from orchestrator.domain.code.activation import Activated
-from orchestrator.domain.code.commands import CancelTask, StartTimer
+from orchestrator.domain.code.commands import CancelTask, Command, StartTimer
 from orchestrator.domain.dag.definition import Definition, Hook, Param, Step
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.store import inbox
@@ -355,7 +355,7 @@ def test_a_cancel_that_is_rolled_back_stops_no_worker(system: System) -> None:
     system.sql("UPDATE orchestrator.tasks SET blockers = 0 WHERE id = CAST(:id AS uuid)", id=turn.id.hex())
     system.pass_seconds()
     (again,) = worker.take()
-    commands = [CancelTask(task.id), StartTimer(9, b"\x01" * 16, 1e300, 0.0)]
+    commands: list[Command] = [CancelTask(task.id), StartTimer(9, b"\x01" * 16, 1e300, 0.0)]
     worker.report(Activated(again.id, again.attempt, 0.1, through=2, commands=commands))
     system.pass_seconds(3)
     assert system.quarantine(), "the turn could not be applied"

@@ -49,7 +49,7 @@ def test_from_enqueue_to_result(system: System) -> None:
 def test_what_is_applied_is_recorded_published_and_trimmed(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
-    pubsub = system.redis.pubsub(ignore_subscribe_messages=True)
+    pubsub = system.redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
     pubsub.subscribe(KEYS.applied, KEYS.done(raw(handle)))
     eventually(lambda: len(pubsub.channels) == 2 and pubsub.get_message() is None, "both subscriptions")
     receipt = worker.report(*(Succeeded(task.id, task.attempt, 0.1, ONE) for task in worker.take()))

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator import Retry
 from orchestrator.domain.ids import derived_id
+from orchestrator.domain.tasks.reports import Report
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Lost, NewTask, Succeeded
 from tests.integration.stage import ERROR, ONE, System
 from tests.waiting import eventually
@@ -112,13 +113,13 @@ def test_what_becomes_due_within_the_second_needs_no_look(system: System, what: 
     system.dispatch(retries=Retry(max=1, base=0.02, jitter=0))
     (task,) = worker.take()
     child = child_of(task, 1, delay=0.02)
-    report = {
+    reports: dict[str, Report] = {
         "a retry": Failed(task.id, 1, 0.1, ERROR),
         "a child": Enqueued([child]),
         "a child on success": Succeeded(task.id, 1, 0.1, ONE, [child]),
-    }[what]
+    }
     system.tick(2)
-    worker.report(report)
+    worker.report(reports[what])
 
     def fires() -> list[Dispatch]:
         system.tick()

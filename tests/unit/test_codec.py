@@ -11,6 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from orchestrator.domain.code.activation import Activation
+from orchestrator.domain.code.history import Event
 from orchestrator.domain.tasks.reports import Flush, Report
 from orchestrator.domain.tasks.task import (
     Dispatch,
@@ -165,7 +167,8 @@ def test_other_data(value: Any) -> None:
 @given(structures | st.lists(structures, max_size=14))
 @example(b"\x91" * 50_000)
 def test_the_other_messages_too(value: Any) -> None:
-    for kind in (Heartbeat, Order, list[Ended], Applied, list[Word], Hello | Leaving, Command):
+    kinds: tuple[Any, ...] = (Heartbeat, Order, list[Ended], Applied, list[Word], Hello | Leaving, Command)
+    for kind in kinds:
         for data in (encode(value), value if isinstance(value, bytes) else b""):
             try:
                 decode(kind, data)
@@ -264,4 +267,4 @@ def test_whatever_is_decoded_was_prepared_when_modules_were_imported() -> None:
     """Threads that work out a type at the same time take the process down."""
     with pytest.raises(KeyError):
         codec.decode(dict[str, list[bool]], b"")
-    assert {codec.Activation, list[codec.Event], list[codec.Dispatch], codec.Flush} <= codec._decoders.keys()
+    assert {Activation, list[Event], list[Dispatch], Flush} <= codec._decoders.keys()

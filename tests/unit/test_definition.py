@@ -33,7 +33,7 @@ def define(*steps: Step, **options: Any) -> Definition:
 
 
 def step(name: str, *depends_on: str, **options: Any) -> Step:
-    kind = {} if {"task", "workflow", "executor"} & options.keys() else {"task": "t"}
+    kind: dict[str, Any] = {} if {"task", "workflow", "executor"} & options.keys() else {"task": "t"}
     return Step(name=name, depends_on=depends_on, **kind, **options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -332,7 +333,8 @@ _DATA = st.recursive(
 @given(st.text() | _TOKENS, _DATA, _DATA)
 def test_any_text_is_read_or_refused(text: str, a: Any, other: Any) -> None:
     names = {"a": a, "b-c": other}
-    for read in (lambda: parse(text).evaluate(names), lambda: parse_template(text).render(names)):
+    reads: list[Callable[[], Any]] = [lambda: parse(text).evaluate(names), lambda: parse_template(text).render(names)]
+    for read in reads:
         try:
             read()
         except InvalidWorkflow as error:

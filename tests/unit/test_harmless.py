@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -89,7 +90,8 @@ def test_tags_and_keys_with_controls_are_refused(text: str) -> None:
             give()
     for name in ("idempotency_key", "unique_key", "concurrency_key"):
         with pytest.raises(InvalidTask, match=r"printable"):
-            task.options(**{name: text})
+            key: Any = {name: text}
+            task.options(**key)
 
 
 def test_what_is_not_text_at_all_can_be_printed() -> None:

@@ -64,7 +64,8 @@ def test_a_generator_is_no_task(app: Orchestrator, function: Callable[[], Any]) 
 
 def test_a_generator_is_no_workflow_and_no_handler_either(app: Orchestrator) -> None:
     with pytest.raises(InvalidWorkflow, match="expected an `async def` function without `yield`"):
-        app.workflow(later)
+        generator: Any = later
+        app.workflow(generator)
 
     @app.workflow
     async def answers(ctx: WorkflowContext, what: str) -> str:

@@ -8,7 +8,7 @@ import inspect
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
 from datetime import time as time_of_day
 from decimal import Decimal
@@ -47,6 +47,7 @@ from orchestrator.workers.running import task_runtime as runtime
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.running.task_runtime import JobRuntime
+from tests.outbox import ClosedOutbox, KeptOutbox
 
 
 class Colour(enum.Enum):
@@ -152,13 +153,6 @@ ROUND_TRIPS: list[tuple[Any, Any]] = [
 ]
 
 
-class NoOutbox:
-    """For tasks that enqueue nothing."""
-
-    def hand_over(self, tasks: Sequence[NewTask]) -> None:
-        raise AssertionError(tasks)
-
-
 def job_for(new: NewTask) -> Job:
     dispatch = Dispatch(new.id, 1, new.name, new.payload, new.queue, new.options)
     job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
@@ -188,7 +182,7 @@ def test_round_trip(app: Orchestrator, value: Any, kind: Any, named: bool) -> No
     seen: list[Any] = []
     task = echo_task(app, kind, seen)
     new = task._new((), {"value": value}) if named else task._new((value,), {})
-    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(new))
+    report = Runner(app, ClosedOutbox(), Allowed(app, [])).run(job_for(new))
     assert isinstance(report, Succeeded), report
     returned = task._signature.restore_result(decode_value(report.result))
     for arrived in (*seen, returned):
@@ -223,7 +217,7 @@ def test_variable_arguments_are_annotated_one_by_one(app: Orchestrator) -> None:
 
     task = app.task(name="collect")(collect)
     assert isinstance(
-        Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(task._new((POINT, POINT), {"a": KEY}))), Succeeded
+        Runner(app, ClosedOutbox(), Allowed(app, [])).run(job_for(task._new((POINT, POINT), {"a": KEY}))), Succeeded
     )
 
 
@@ -231,7 +225,7 @@ def test_an_argument_that_does_not_fit_its_annotation_fails_once_and_for_all(app
     """A step of a workflow, say, whose input nobody could compare with the signature before."""
     task = app.task(name="typed", retries=3)(_typed)
     unfit = msgspec.structs.replace(task._new((1,), {}), payload=encode_value((["not a number"], {}), "it", 100))
-    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(unfit))
+    report = Runner(app, ClosedOutbox(), Allowed(app, [])).run(job_for(unfit))
     assert isinstance(report, Failed)
     assert not report.retryable
     assert "'typed', argument 'number': expected int" in report.error.message
@@ -242,7 +236,9 @@ def _typed(number: int) -> int:
 
 
 def test_a_result_that_cannot_be_serialised_fails_the_task(app: Orchestrator) -> None:
-    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(app.task(name="odd")(lambda: object())._new((), {})))
+    report = Runner(app, ClosedOutbox(), Allowed(app, [])).run(
+        job_for(app.task(name="odd")(lambda: object())._new((), {}))
+    )
     assert isinstance(report, Failed)
     assert "The result of task 'odd' cannot be serialised" in report.error.message
 
@@ -267,7 +263,7 @@ def loop() -> list[Any]:
 )
 def test_a_result_that_cannot_be_stored_fails_once_and_for_all(app: Orchestrator, result: Any) -> None:
     task = app.task(name="odd", retries=5)(lambda: result)
-    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(task._new((), {})))
+    report = Runner(app, ClosedOutbox(), Allowed(app, [])).run(job_for(task._new((), {})))
     assert isinstance(report, Failed)
     assert not report.retryable
     assert "The result of task 'odd'" in report.error.message
@@ -312,7 +308,7 @@ def test_whatever_a_task_raises_can_be_reported(app: Orchestrator, error: BaseEx
     def fail() -> None:
         raise error
 
-    report = Runner(app, NoOutbox(), Allowed(app, [])).run(job_for(app.task(name="fails")(fail)._new((), {})))
+    report = Runner(app, ClosedOutbox(), Allowed(app, [])).run(job_for(app.task(name="fails")(fail)._new((), {})))
     assert isinstance(report, Failed)
     sent = msgspec.msgpack.encode(report)
     assert len(sent) < 100_000
@@ -324,7 +320,7 @@ def test_more_than_a_message_holds_is_not_enqueued_inside_a_task(
 ) -> None:
     monkeypatch.setattr(runtime, "_MOST_ENQUEUED", 100_000)
     inner = app.task(name="inner")(lambda text: text)
-    outbox = Gathered()
+    outbox = KeptOutbox()
     for options in ({}, {"on_success": True}):
         outer = app.task(name=f"outer{len(options)}")(
             lambda options=options: app.enqueue_many(inner.options(**options), [("x" * 9_000,)] * 12)
@@ -495,16 +491,6 @@ def test_two_functions_cannot_be_one_task(app: Orchestrator) -> None:
 # -- on_success
 
 
-class Gathered:
-    """Takes what a running task hands over."""
-
-    def __init__(self) -> None:
-        self.tasks: list[NewTask] = []
-
-    def hand_over(self, tasks: Sequence[NewTask]) -> None:
-        self.tasks.extend(tasks)
-
-
 def test_on_success_is_refused_where_no_task_runs(app: Orchestrator) -> None:
     task = app.task(name="resize", on_success=True)(resize)
     calls: list[Callable[[], object]] = [
@@ -521,7 +507,7 @@ def test_on_success_is_refused_where_no_task_runs(app: Orchestrator) -> None:
 def test_inside_a_task_on_success_waits_for_the_success(app: Orchestrator) -> None:
     task = app.task(name="resize")(resize)
     later = task.options(on_success=True)
-    job, gathered = job_for(task._new(("a",), {})), Gathered()
+    job, gathered = job_for(task._new(("a",), {})), KeptOutbox()
     enter_task(JobRuntime(job, gathered))
     try:
         later.enqueue("1")
@@ -631,9 +617,11 @@ def test_what_is_wide_is_not_decoded_to_see_that_it_is_not_deep(value: Any, monk
 
 def test_what_is_no_handle_is_named() -> None:
     with pytest.raises(TypeError, match="as_completed and gather: expected handles, .* found 1"):
-        list(as_completed([1]))
+        not_handles: Any = [1]
+        list(as_completed(not_handles))
     with pytest.raises(TypeError, match="expected handles, .* found 'x'"):
-        gather(["x"])
+        neither: Any = ["x"]
+        gather(neither)
 
 
 def test_another_database_is_no_place_for_a_task(live_app: Orchestrator) -> None:

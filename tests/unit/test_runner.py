@@ -17,11 +17,7 @@ from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running.interrupt import uninterrupted
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
-
-
-class Nothing:
-    def hand_over(self, tasks: Any) -> None:
-        raise AssertionError(f"nothing was to be enqueued: {tasks}")
+from tests.outbox import ClosedOutbox
 
 
 def run(function: Callable[..., Any], failures: int = 0, **options: Any) -> AttemptReport:
@@ -32,7 +28,7 @@ def run(function: Callable[..., Any], failures: int = 0, **options: Any) -> Atte
     dispatch = Dispatch(new.id, 1, "it", new.payload, "default", new.options, failures=failures)
     job = Job(dispatch, Bundle("g", "default", "0-1", 1), 0, 0.0)
     job.begin(0.0)
-    return Runner(app, Nothing(), Allowed(app, ())).run(job)
+    return Runner(app, ClosedOutbox(), Allowed(app, ())).run(job)
 
 
 def fail(error: BaseException, retries: int | Retry = 3, failures: int = 0) -> Failed:

@@ -173,9 +173,8 @@ def test_what_lies_outside_is_not_caught_up_with() -> None:
     decision = decide(schedule, utc("2026-03-01 10:00"), utc("2026-03-05 00:00"), 100)
     assert [f"{fire:%H}" for fire in decision.fires] == ["10", "11", "12"]
     assert decision.next_fire is None
-    latest = decide(
-        msgspec.structs.replace(schedule, catch_up="latest"), *map(utc, ("2026-03-01 10:00", "2026-03-05")), 9
-    )
+    only_latest = msgspec.structs.replace(schedule, catch_up="latest")
+    latest = decide(only_latest, utc("2026-03-01 10:00"), utc("2026-03-05"), 9)
     assert [f"{fire:%H}" for fire in latest.fires] == ["12"]
 
 

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, Retry, UnknownOption, WorkflowContext
-from orchestrator.domain.dag.definition import Registered
+from orchestrator.domain.dag.definition import Definition, Registered
 from orchestrator.domain.tasks.task import TaskOptions
+from orchestrator.sdk.schedules import Declaration
 
 
 def declare(app: Orchestrator, name: str | None = None, params: dict[str, Any] | None = None, **times: Any) -> Any:
@@ -23,11 +24,18 @@ def declare(app: Orchestrator, name: str | None = None, params: dict[str, Any] |
     return clean
 
 
+def defined(app: Orchestrator, name: str) -> Definition:
+    """Return the workflow that a scheduled task is."""
+    declared = app.schedules._declared[name]
+    assert isinstance(declared, Declaration)
+    return declared.definition()
+
+
 def test_a_scheduled_task_is_a_workflow_of_one_step() -> None:
     app = Orchestrator()
     task = declare(app, cron="0 3 * * *", timezone="Europe/Berlin", params={"before": "${run.fire_time}"})
     assert task is app.tasks["clean"]
-    definition = app.schedules._declared["clean"].definition()
+    definition = defined(app, "clean")
     assert (definition.name, definition.queue) == ("clean", "night")
     assert definition.schedule == {"cron": "0 3 * * *", "timezone": "Europe/Berlin"}
     (step,) = definition.steps
@@ -42,7 +50,7 @@ def test_it_runs_as_it_is_registered() -> None:
     @app.task(name="clean", retries=Retry(max=3, backoff="constant"), timeout=9, isolation="process", concurrency=2)
     def clean() -> None: ...
 
-    definition = app.schedules._declared["clean"].definition()
+    definition = defined(app, "clean")
     assert definition.schedule == {"every": 3600.0, "jitter": 300.0}
     registered = definition.steps[0].registered
     assert registered is not None
@@ -59,7 +67,7 @@ def test_it_runs_as_it_is_registered() -> None:
 def test_a_moment_may_be_a_datetime() -> None:
     app = Orchestrator()
     declare(app, at=datetime(2030, 1, 1, 9))
-    assert app.schedules._declared["clean"].definition().schedule == {"at": "2030-01-01T09:00:00"}
+    assert defined(app, "clean").schedule == {"at": "2030-01-01T09:00:00"}
 
 
 def test_two_schedules_of_a_task_want_two_names() -> None:
@@ -83,7 +91,8 @@ def test_what_is_refused_at_once() -> None:
     with pytest.raises(InvalidTask, match="option eta is a moment"):
         app.schedule(every="1h")(app.task(name="late", eta=datetime(2030, 1, 1, tzinfo=UTC))(lambda: None))
     with pytest.raises(UnknownOption):
-        app.task(name="x", cron="* * * * *")
+        wrong: Any = {"cron": "* * * * *"}
+        app.task(name="x", **wrong)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +169,7 @@ def test_keys_of_constant_parameters() -> None:
 
     app.schedule(every="1h", name="attic", params={"area": "attic"})(clean)
     app.schedule(every="1h", name="varied", params={"area": "attic"})(clean.options(concurrency_key="all"))
-    attic, varied = (app.schedules._declared[name].definition().steps[0].registered for name in ("attic", "varied"))
+    attic, varied = (defined(app, name).steps[0].registered for name in ("attic", "varied"))
     assert attic is not None
     assert (attic.key, attic.options["weight"]) == ("attic", 5)
     assert varied is not None
@@ -176,6 +185,6 @@ def test_a_schedule_may_begin_and_end() -> None:
     @app.task(name="bounded")
     def bounded() -> None: ...
 
-    schedule = app.schedules._declared["bounded"].definition().schedule
+    schedule = defined(app, "bounded").schedule
     assert schedule is not None
     assert (schedule["start"], schedule["end"]) == ("2090-01-01", "2090-01-01T03:00:00")

@@ -59,7 +59,8 @@ def test_run_transitions_are_those_of_the_design() -> None:
 
 
 def test_every_transition_gives_its_occasion() -> None:
-    assert all(transition.when for transition in (*TASK_TRANSITIONS, *RUN_TRANSITIONS))
+    assert all(transition.when for transition in TASK_TRANSITIONS)
+    assert all(transition.when for transition in RUN_TRANSITIONS)
 
 
 def test_open_and_ended_states_divide_all_states() -> None:

@@ -16,7 +16,7 @@ from orchestrator.domain.tasks.reports import Flush, Report
 from orchestrator.domain.tasks.reports import fold_notes as fold
 from orchestrator.domain.tasks.task import Dispatch, Failed, Noted, Returned, Succeeded, TaskError
 from orchestrator.sdk.values.payload import decode_value
-from orchestrator.transport.codec import LogLine, ProgressMark, decode, encode
+from orchestrator.transport.codec import ProgressMark, decode, encode
 from orchestrator.transport.worker import Receipt
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.parent.held import HeldAttempts
@@ -24,31 +24,10 @@ from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.pool import Pool
 from orchestrator.workers.running.runner import Runner
-from orchestrator.workers.running.task_runtime import JobRuntime, Outbox
+from orchestrator.workers.running.task_runtime import JobRuntime
+from tests.outbox import ClosedOutbox
 
 TASK = b"t" * 16
-
-
-class Gathered(Outbox):
-    """An outbox that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.marks: list[ProgressMark] = []
-        self.lines: list[LogLine] = []
-
-    def hand_over(self, tasks: Any) -> None:
-        raise AssertionError(tasks)
-
-    def mark(self, task: bytes, mark: ProgressMark) -> None:
-        assert task == TASK
-        self.marks.append(mark)
-
-    def log(self, task: bytes, line: LogLine) -> None:
-        assert task == TASK
-        self.lines.append(line)
-
-    def leave(self, job: Job, details: bytes) -> None:
-        job.noted = details
 
 
 def new_job(details: bytes | None = None, options: str | None = None) -> Job:
@@ -59,8 +38,8 @@ def new_job(details: bytes | None = None, options: str | None = None) -> Job:
 
 
 @pytest.fixture
-def outbox() -> Gathered:
-    return Gathered()
+def outbox() -> ClosedOutbox:
+    return ClosedOutbox()
 
 
 # -- what it accepts
@@ -119,22 +98,24 @@ def test_a_plain_call_is_given_one_where_it_needs_one() -> None:
     def optional(ctx: TaskContext | None = None) -> bool:
         return ctx is None
 
-    assert (named("a"), named(word="a"), last("b"), optional()) == ("a named 1", "a named 1", "b named 1", True)
-    assert named.function(TaskContext(attempt=3, task_name="x"), "c") == "c x 3"
+    of_last: Any = last  # no type says that its keyword is given by itself
+    assert (named("a"), named(word="a"), of_last("b"), optional()) == ("a named 1", "a named 1", "b named 1", True)
+    function: Any = named.function
+    assert function(TaskContext(attempt=3, task_name="x"), "c") == "c x 3"
 
 
 # -- what becomes of it
 
 
-def test_words_reach_the_outbox_within_limits(outbox: Gathered) -> None:
+def test_words_reach_the_outbox_within_limits(outbox: ClosedOutbox) -> None:
     ctx = JobRuntime(new_job(), outbox).context()
     ctx.progress(1, "x" * 5_000)
     ctx.log("y" * 5_000, "error")
-    assert outbox.marks == [ProgressMark(3, 1.0, "x" * 1_000)]
-    assert [(line.attempt, line.level, line.text) for line in outbox.lines] == [(3, "error", "y" * 1_000)]
+    assert outbox.marks == [(TASK, ProgressMark(3, 1.0, "x" * 1_000))]
+    assert [(line.attempt, line.level, line.text) for _, line in outbox.lines] == [(3, "error", "y" * 1_000)]
 
 
-def test_a_task_that_has_ended_says_nothing(outbox: Gathered) -> None:
+def test_a_task_that_has_ended_says_nothing(outbox: ClosedOutbox) -> None:
     job = new_job()
     ctx = JobRuntime(job, outbox).context()
     job.finish()
@@ -144,7 +125,7 @@ def test_a_task_that_has_ended_says_nothing(outbox: Gathered) -> None:
     assert (outbox.marks, outbox.lines, job.noted) == ([], [], None)
 
 
-def test_details_and_deadline_come_with_the_attempt(outbox: Gathered) -> None:
+def test_details_and_deadline_come_with_the_attempt(outbox: ClosedOutbox) -> None:
     assert JobRuntime(new_job(), outbox).context().deadline is None
     job = new_job(msgspec.msgpack.encode({"line": 7}), '{"timeout":60}')
     assert job.deadline == 160.0
@@ -158,7 +139,7 @@ def test_details_and_deadline_come_with_the_attempt(outbox: Gathered) -> None:
 
 
 @pytest.mark.parametrize("reason", [TaskAborted, TaskTimeout])
-def test_a_task_sees_that_it_was_told_to_stop(outbox: Gathered, reason: type[Exception]) -> None:
+def test_a_task_sees_that_it_was_told_to_stop(outbox: ClosedOutbox, reason: type[Exception]) -> None:
     job = new_job(options='{"timeout":60}')
     ctx = JobRuntime(job, outbox).context()
     assert not ctx.cancelled
@@ -246,7 +227,7 @@ def test_a_note_travels() -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_whatever_a_completed_task_does_it_has_succeeded(outbox: Gathered, is_async: bool) -> None:
+def test_whatever_a_completed_task_does_it_has_succeeded(outbox: ClosedOutbox, is_async: bool) -> None:
     app = Orchestrator(redis_url="redis://localhost", database_url="postgresql://localhost")
     job = new_job()
 
@@ -265,7 +246,7 @@ def test_whatever_a_completed_task_does_it_has_succeeded(outbox: Gathered, is_as
 
 
 def test_another_result_than_the_completion_is_only_warned_of(
-    outbox: Gathered, caplog: pytest.LogCaptureFixture
+    outbox: ClosedOutbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = Orchestrator(redis_url="redis://localhost", database_url="postgresql://localhost")
     results = iter([8, 7, None])

@@ -187,7 +187,7 @@ def test_nothing_is_slipped_into_the_request(server: Server, text: str) -> None:
 
 
 def test_they_can_be_turned_off(server: Server) -> None:
-    urls = {"database_url": "postgresql://nowhere", "redis_url": "redis://nowhere"}
+    urls: dict[str, Any] = {"database_url": "postgresql://nowhere", "redis_url": "redis://nowhere"}
     off = Orchestrator(**urls, webhooks="off", webhook_allow="127.0.0.1")
     on = Orchestrator(**urls, webhook_allow="127.0.0.1")
     for app in (off, on):

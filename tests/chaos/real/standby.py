@@ -32,7 +32,13 @@ class Standby(EmbeddedPostgres):
     def follow(self) -> None:
         """Copy the primary, start, and wait until nothing is committed there that is not here."""
         self.folder.mkdir(parents=True)
-        command = [self._primary._binaries() / "pg_basebackup", "-d", self._primary.url, "-D", self.data]
+        command: list[str | Path] = [
+            self._primary._binaries() / "pg_basebackup",
+            "-d",
+            self._primary.url,
+            "-D",
+            self.data,
+        ]
         copied = [*command, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
         subprocess.run(copied, check=True, capture_output=True)
         owner = self._primary.data.stat()

@@ -113,9 +113,8 @@ class World:
     def _move_to(self, moment: float) -> None:
         """Let time pass, with all that happens by itself on the way."""
         while True:
-            due = [
-                first.at for first in (*self._faults[:1], *self._actions[:1]) if first.at <= moment and not self._healed
-            ]
+            planned = [fault.at for fault in self._faults[:1]] + [action.at for action in self._actions[:1]]
+            due = [at for at in planned if at <= moment and not self._healed]
             if not due:
                 break
             self.now = max(self.now, min(due))
@@ -167,7 +166,7 @@ class World:
         elif who == "leader":
             names = [scheduler.name for scheduler in self.schedulers if scheduler.leading]
         else:
-            names = [actor.name for actor in (*self.schedulers, *self.workers)]
+            names = [scheduler.name for scheduler in self.schedulers] + [worker.name for worker in self.workers]
         for name in names:
             self._cut_until[name] = self.now + seconds
 

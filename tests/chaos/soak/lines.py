@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 LATENCY_WINDOW = 10.0
 """Seconds over which percentiles of latency are taken."""
@@ -22,12 +23,12 @@ class Line:
     """The same as a share of its median; the larger of the two counts."""
 
 
-_MEMORY = {"unit": "MB", "may_grow": 4.0, "may_grow_share": 0.05}
+_memory = partial(Line, unit="MB", may_grow=4.0, may_grow_share=0.05)
 
 LINES = (
-    Line(key="scheduler_veteran", panel="Memory of schedulers", label="veteran", **_MEMORY),
+    _memory(key="scheduler_veteran", panel="Memory of schedulers", label="veteran"),
     Line(key="scheduler_others", panel="Memory of schedulers", label="the other", unit="MB"),
-    Line(key="worker_veteran", panel="Memory of workers", label="veteran", **_MEMORY),
+    _memory(key="worker_veteran", panel="Memory of workers", label="veteran"),
     Line(key="worker_others", panel="Memory of workers", label="the other", unit="MB"),
     Line(key="files_scheduler", panel="Open files of veterans", label="scheduler", unit="files", may_grow=3),
     Line(key="files_worker", panel="Open files of veterans", label="worker", unit="files", may_grow=3),

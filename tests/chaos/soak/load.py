@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import threading
 import time
+from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from orchestrator import OrchestratorError
+from orchestrator import Handle, OrchestratorError
 from orchestrator.sdk.dag.definitions import loads
 from tests.chaos.soak import project
 
@@ -60,6 +61,7 @@ class Load:
         if kind == "run":
             self.runs.append(project.app.workflows["soak"].start().id)
             return
+        handle: Handle[Any]
         if kind == "slow":
             handle = project.slow.enqueue(roll.uniform(0.01, 0.5))
         elif kind == "flaky":

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg2
@@ -139,7 +140,7 @@ class Sampler:
         return not open_tasks and not open_runs
 
 
-def _row(cursor: psycopg2.extensions.cursor, statement: str, parameters: list[object] | None = None) -> tuple:
+def _row(cursor: psycopg2.extensions.cursor, statement: str, parameters: list[object] | None = None) -> tuple[Any, ...]:
     cursor.execute(statement, parameters)
     row = cursor.fetchone()
     assert row is not None

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from orchestrator import Orchestrator, OrchestratorError, WorkflowContext
-from orchestrator.domain.code import commands, history
+from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Query
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.tasks.task import TaskError
@@ -129,17 +129,19 @@ async def _step(
                 diary.extend(str(task.exception() or task.result()) for task in done)
                 diary.extend(str(one) for one in await asyncio.gather(*pending, return_exceptions=True))
             case "first gathered":
-                gathered = [asyncio.gather(branch(steps, f"one of {n}")) for n, steps in enumerate(given[0])]
-                done, pending = await asyncio.wait(gathered, return_when=asyncio.FIRST_COMPLETED)
-                for one in (*done, *pending):  # in the order of the sets, which must be that of all processes
+                gathered: list[asyncio.Future[Any]] = []
+                for n, steps in enumerate(given[0]):
+                    gathered.append(asyncio.gather(branch(steps, f"one of {n}")))
+                some, others = await asyncio.wait(gathered, return_when=asyncio.FIRST_COMPLETED)
+                for one in (*some, *others):  # in the order of the sets, which must be that of all processes
                     one.cancel()
                     diary.append(await work.schedule(f"place {gathered.index(one)}"))
-                await asyncio.gather(*done, *pending, return_exceptions=True)
+                await asyncio.gather(*some, *others, return_exceptions=True)
             case "tell":
                 app.workflow_run(ctx.info.run_id).signal("signal", given[0])
             case "as completed":
-                for one in asyncio.as_completed([branch(steps, f"raced {n}") for n, steps in enumerate(given[0])]):
-                    diary.append(str(await one))
+                for next_one in asyncio.as_completed([branch(steps, f"raced {n}") for n, steps in enumerate(given[0])]):
+                    diary.append(str(await next_one))
             case "wait for":
                 diary.append(str(await asyncio.wait_for(branch(given[1], "waited for"), given[0])))
             case "timeout":
@@ -183,7 +185,7 @@ PROGRAMS = st.lists(st.recursive(LEAVES, _branches, max_leaves=8), min_size=1, m
 class Turn:
     """One activation of the run: what had happened, and what the cached code commanded."""
 
-    def __init__(self, shown: list[Event], batch: list[commands.Command]) -> None:
+    def __init__(self, shown: list[Event], batch: list[history.HistoryItem]) -> None:
         self.shown = shown
         self.batch = batch
 

@@ -13,6 +13,7 @@ import pytest
 from orchestrator import NotDeterministic, Orchestrator, RunFailed, TaskFailed, WorkflowContext
 from orchestrator.sdk.code import loop
 from orchestrator.testing import After, TestedRun, WorkflowTest
+from orchestrator.testing.mocks import Mocks
 from tests.unit.code_workflows.playing import played, started
 
 app = Orchestrator()
@@ -22,7 +23,7 @@ app = Orchestrator()
 def work(label: str) -> str: ...
 
 
-ECHO = {work: lambda label: label}
+ECHO: Mocks = {work: lambda label: label}
 
 
 def events(run: TestedRun[Any]) -> list[str]:
@@ -293,7 +294,8 @@ def test_futures_outside_of_workflows_are_as_ever() -> None:
     async def outside() -> int:
         first, second = asyncio.gather(asyncio.sleep(0, 1)), asyncio.Future[int]()
         second.set_result(2)
-        done, _ = await asyncio.wait([first, second])
+        both: list[asyncio.Future[Any]] = [first, second]
+        done, _ = await asyncio.wait(both)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return len({*done, first, second})
 

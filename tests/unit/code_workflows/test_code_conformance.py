@@ -51,7 +51,7 @@ def check(foreign: Foreign) -> None:
 
 def made_up(events: list[tuple[str, Json]], replayed: list[Json], **more: Any) -> Foreign:
     """Return a file of the same kind as those that were recorded."""
-    started = ("WorkflowStarted", {"input": {}})
+    started: tuple[str, Json] = ("WorkflowStarted", {"input": {}})
     return Foreign(
         {
             "workflow_execution_id": "aaaa0000-0000-0000-0000-000000000009",
@@ -101,14 +101,14 @@ def test_every_kind_of_violation_is_found(event: tuple[str, Json], command: Json
 def test_children_are_read_under_every_spelling() -> None:
     """A file may call a child by `workflowKind` and `workflowName`, and know it by `childworkflowExecutionId`."""
     known = {"childworkflowExecutionId": "c-1"}
-    events = [
+    events: list[tuple[str, Json]] = [
         ("ChildWorkflowInitiated", {"workflowName": "n", "workflowKind": "k", "input": 1, **known}),
         ("ChildWorkflowStarted", {"workflowName": "n", **known}),
         ("ChildWorkflowCompleted", {"workflowName": "n", "result": 2, **known}),
         ("WorkflowCompleted", {"output": 2}),
     ]
     child = {"type": "ScheduleChildWorkflow", "workflowName": "n", "workflowKind": "k", "input": 1}
-    script = [child, {"type": "CompleteWorkflow", "output": 2}]
+    script: list[Json] = [child, {"type": "CompleteWorkflow", "output": 2}]
     foreign = made_up(events, script, expected_commands=script)
     assert isinstance(foreign.events[2].what, history.ChildCompleted)
     check(foreign)
@@ -118,7 +118,7 @@ def test_children_are_read_under_every_spelling() -> None:
 
 @pytest.mark.parametrize("asked", [[], [("TaskCancellationRequested", {"taskExecutionId": "1"})]])
 def test_a_task_that_the_code_cancels(asked: list[tuple[str, Json]]) -> None:
-    events = [
+    events: list[tuple[str, Json]] = [
         ("TaskScheduled", {"kind": "slow", "taskExecutionId": "1"}),
         ("TaskScheduled", {"kind": "fast", "taskExecutionId": "2"}),
         ("TaskCompleted", {"taskExecutionId": "2", "result": 2}),
@@ -126,7 +126,7 @@ def test_a_task_that_the_code_cancels(asked: list[tuple[str, Json]]) -> None:
         ("TaskCancelled", {"taskExecutionId": "1"}),
         ("WorkflowCompleted", {"output": 2}),
     ]
-    script = [
+    script: list[Json] = [
         {"type": "ScheduleTask", "kind": "slow"},
         {"type": "ScheduleTask", "kind": "fast"},
         {"type": "RequestCancelTask", "taskExecutionId": "1"},
@@ -136,7 +136,7 @@ def test_a_task_that_the_code_cancels(asked: list[tuple[str, Json]]) -> None:
 
 
 def test_what_fails_in_the_history_fails_in_the_code() -> None:
-    events = [
+    events: list[tuple[str, Json]] = [
         ("TaskScheduled", {"kind": "charge", "taskExecutionId": "1"}),
         ("TaskFailed", {"taskExecutionId": "1", "error": "no money"}),
         ("OperationFailed", {"operation_name": "look", "error": "dark"}),
@@ -146,7 +146,7 @@ def test_what_fails_in_the_history_fails_in_the_code() -> None:
         ("PromiseRejected", {"promise_name": "approval", "error": "no"}),
         ("WorkflowFailed", {"error": "given up"}),
     ]
-    script = [
+    script: list[Json] = [
         {"type": "ScheduleTask", "kind": "charge"},
         {"type": "RecordOperation", "name": "look"},
         {"type": "ScheduleChildWorkflow", "name": "n", "kind": "k"},
@@ -157,19 +157,19 @@ def test_what_fails_in_the_history_fails_in_the_code() -> None:
 
 
 def test_a_cancelled_workflow_says_so() -> None:
-    events = [
+    events: list[tuple[str, Json]] = [
         ("TimerStarted", {"timerId": "t", "durationMs": 1000}),
         ("CancellationRequested", {"reason": "enough"}),
         ("WorkflowCancelled", {}),
     ]
-    script = [{"type": "StartTimer", "timerId": "t", "durationMs": 1000}, {"type": "CancelWorkflow"}]
+    script: list[Json] = [{"type": "StartTimer", "timerId": "t", "durationMs": 1000}, {"type": "CancelWorkflow"}]
     check(made_up(events, script, expected_commands=script))
 
 
 def test_more_commands_than_the_history_has_are_progress() -> None:
-    events = [
+    events: list[tuple[str, Json]] = [
         ("TaskScheduled", {"kind": "a", "taskExecutionId": "1"}),
         ("TaskCompleted", {"taskExecutionId": "1", "result": 1}),
     ]
-    script = [{"type": "ScheduleTask", "kind": "a"}, {"type": "ScheduleTask", "kind": "b"}]
+    script: list[Json] = [{"type": "ScheduleTask", "kind": "a"}, {"type": "ScheduleTask", "kind": "b"}]
     check(made_up(events, script, expected_commands=script))

@@ -7,7 +7,7 @@ import logging
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -29,6 +29,7 @@ from orchestrator import (
     WrongState,
 )
 from orchestrator.domain.code import commands, history
+from orchestrator.domain.code.commands import OnCancel
 from orchestrator.testing import After, Recording, TestedRun, WorkflowTest, replay
 from tests.unit.code_workflows.playing import played, started
 
@@ -356,7 +357,7 @@ async def parent(ctx: WorkflowContext, how: str) -> str:
         case "leave":
             leaf.schedule(1000)
         case _:
-            child = leaf.options(on_cancel=how, name="short-lived").schedule(1000)
+            child = leaf.options(on_cancel=cast("OnCancel", how), name="short-lived").schedule(1000)
             try:
                 await asyncio.wait_for(child, 5)
             except TimeoutError:
@@ -479,7 +480,8 @@ def test_time_chance_and_uuids_are_the_same_on_replay_and_not_for_another_run() 
         assert len(set(first)) == 6
         assert first[2].endswith("T00:00:00+00:00")
         assert first[5].endswith("T01:30:00+00:00")
-        assert not {*first[:2], *first[3:5]} & set(await test.run(chances))
+        second = await test.run(chances)
+        assert not {*first[:2], *first[3:5]} & set(second)
 
     started(chances, play)
 
@@ -633,7 +635,7 @@ def version(app: Orchestrator, number: int) -> Any:
     old, new = app.task(name="old")(lambda: None), app.task(name="new")(lambda: None)
 
     async def code(ctx: WorkflowContext) -> list[str]:
-        seen = []
+        seen: list[Any] = []
         for _ in range(2):
             if number == 2 and ctx.patched("better"):
                 seen.append(await new.schedule())
@@ -676,11 +678,14 @@ def test_patched_takes_the_new_branch_in_new_runs_and_on_their_replay() -> None:
 def test_what_cannot_be_a_workflow_is_refused() -> None:
     app = Orchestrator()
     with pytest.raises(InvalidWorkflow, match="expected an `async def` function"):
-        app.workflow(name="plain")(lambda _: None)
+        plain: Any = lambda _: None  # noqa: E731
+        app.workflow(name="plain")(plain)
     with pytest.raises(InvalidWorkflow, match="its first parameter is its context"):
 
-        @app.workflow(name="lonely")
         async def lonely() -> None: ...
+
+        without_context: Any = lonely
+        app.workflow(name="lonely")(without_context)
 
     with pytest.raises(InvalidWorkflow, match="version: expected a whole number from 1, found 0"):
 
@@ -688,11 +693,14 @@ def test_what_cannot_be_a_workflow_is_refused() -> None:
         async def zeroth(ctx: WorkflowContext) -> None: ...
 
     with pytest.raises(InvalidWorkflow, match="Unknown workflow option 'timeot'. Did you mean 'timeout'"):
-        app.workflow(name="late", timeot=3)
+        misspelt: Any = {"timeot": 3}
+        app.workflow(name="late", **misspelt)
     with pytest.raises(InvalidWorkflow, match="Option timeout: expected a number of seconds.*found 'long'"):
-        app.workflow(name="late", timeout="long")
+        no_time: Any = "long"
+        app.workflow(name="late", timeout=no_time)
     with pytest.raises(InvalidWorkflow, match="Option on_cancel: expected one of cancel, wait, abandon"):
-        leaf.options(on_cancel="kill")
+        no_way: Any = "kill"
+        leaf.options(on_cancel=no_way)
     with pytest.raises(InvalidTask, match="A workflow name has 1 to 128"):
         app.workflow(name="a b")(leaf.function)
     assert not app.code_workflows

@@ -241,8 +241,8 @@ def test_a_group_in_which_something_failed_does_not_continue() -> None:
 @app.workflow
 async def groups(ctx: WorkflowContext) -> list[int]:
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(work.schedule(number)) for number in range(3)]  # type: ignore[arg-type]
-        alone = asyncio.create_task(work.schedule(3))  # type: ignore[arg-type]
+        tasks: list[asyncio.Task[int]] = [group.create_task(work.schedule(number)) for number in range(3)]  # type: ignore[arg-type]
+        alone: asyncio.Task[int] = asyncio.create_task(work.schedule(3))  # type: ignore[arg-type]
         group.create_task(ctx.sleep(60))  # type: ignore[arg-type]
     return [task.result() for task in [*tasks, alone]]
 

@@ -136,7 +136,7 @@ def test_a_query_that_acts_is_refused_and_leaves_no_trace(name: str) -> None:
         if name == "signals":
             await run.signal("other")
         before = run.history
-        for _ in range(2):
+        for _time in range(2):
             with pytest.raises(OrchestratorError, match="query 'act' may look at the workflow, but command nothing"):
                 await run.query("act", name)
         assert run.history == before

@@ -50,7 +50,7 @@ class Shop:
     def __init__(self) -> None:
         self.paid: list[int] = []
         self.shipped: list[str] = []
-        self.mocks = {pay: self._pay, ship: self._ship}
+        self.mocks: dict[Any, Any] = {pay: self._pay, ship: self._ship}
 
     def _pay(self, rate: int) -> str:
         self.paid.append(rate)

@@ -58,8 +58,8 @@ def _check_schedule(schedule: dict[str, Any], due: range, runs: list[dict[str, A
     elif left_out:
         yield f"schedule {key} did not fire for {left_out}"
     since = {"skip": "created_at", "queue": "started_at"}.get(schedule["overlap"])
-    for before, after in pairwise(runs) if since is not None else ():
-        if None not in (before["ended_at"], after[since]) and before["ended_at"] > after[since]:
+    for before, after in pairwise(runs):
+        if since is not None and None not in (before["ended_at"], after[since]) and before["ended_at"] > after[since]:
             yield f"schedule {key}: run {after['id']} began at {after[since]}, before the end of {before['id']}"
 
 

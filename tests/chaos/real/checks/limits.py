@@ -21,15 +21,15 @@ def check_limits(arena: Arena, executions: list[Execution]) -> Iterator[str]:
     """Never more ran at once than may; whom the leader could not hear does not count, as in `overlaps`."""
     journal = arena.journal
     noticed = arena.settings.worker_ttl - arena.settings.heartbeat
-    limits = defaultdict(set)
+    limits: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for task, name, number in journal.of_tasks("limit"):
         limits[task].add((name, int(number)))
-    changes = defaultdict(list)
+    changes: dict[tuple[str, int], list[tuple[float, int, Execution]]] = defaultdict(list)
     for one in executions:
         ended = journal.end_of(one)
         if one.task in limits and not journal.was_unheard(one.worker, one.began, ended, noticed):
-            for limit in limits[one.task]:
-                changes[limit] += [(one.began, 1, one), (ended, -1, one)]
+            for limited in limits[one.task]:
+                changes[limited] += [(one.began, 1, one), (ended, -1, one)]
     for (name, limit), found in changes.items():
         running = 0
         for _, change, one in sorted(found, key=lambda change: change[:2]):  # ends before beginnings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import cast
 
 import psycopg2
 from redis import ResponseError
@@ -42,7 +43,7 @@ def _check_rest(arena: Arena) -> Iterator[str]:
 
 def _check_streams(arena: Arena) -> Iterator[str]:
     with arena.redis() as redis:
-        generation = (redis.get(f"{PREFIX}:generation") or b"").decode()
+        generation = cast("bytes", redis.get(f"{PREFIX}:generation") or b"").decode()
         for key in sorted(key.decode() for key in redis.scan_iter(match="[{]orchestrator:0[}]:*", count=1000)):
             kind = key.removeprefix(f"{PREFIX}:").partition(":")[0]
             if kind in ("events", "queue", "quarantine") and (length := redis.xlen(key)):
