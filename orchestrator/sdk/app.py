@@ -30,8 +30,8 @@ from orchestrator.sdk.tasks.context import TaskContext, current_runtime
 from orchestrator.sdk.tasks.given import GivenOptions, GivenToWorkflows
 from orchestrator.sdk.tasks.handle import Handle, RunHandle
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, OPTION_NAMES, CallOptions, check_name, shown, with_options
+from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task, task_name
-from orchestrator.sdk.values.signature import Signature
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.settings import Settings
 

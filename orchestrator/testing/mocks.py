@@ -11,9 +11,9 @@ from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.code.workflow import CodeWorkflow, Registry
 from orchestrator.sdk.tasks.failure import describe
+from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call, encode_value
-from orchestrator.sdk.values.signature import Signature
 
 Mocks = Mapping[Task[..., Any] | CodeWorkflow[..., Any] | str, Any]
 """By task, child workflow or name: a value, an exception to raise, a function of the same arguments, or `After`."""

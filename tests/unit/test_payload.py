@@ -38,10 +38,10 @@ from orchestrator import (
 from orchestrator.domain.plain import MOST_LEVELS
 from orchestrator.domain.tasks.task import Dispatch, Failed, NewTask, Succeeded
 from orchestrator.sdk.tasks.context import enter_task
+from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values import payload
 from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
-from orchestrator.sdk.values.signature import Signature
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running import task_runtime as runtime
 from orchestrator.workers.running.job import Bundle, Job

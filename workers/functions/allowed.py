@@ -21,8 +21,8 @@ from typing import Any
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.options import CallOptions
+from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task
-from orchestrator.sdk.values.signature import Signature
 
 ANYTHING = "*:*"
 """Published with the names that a worker knows: it has an allowed folder, so only trying tells what it finds there."""

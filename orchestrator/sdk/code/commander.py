@@ -13,9 +13,9 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import DeterminismViolation, InvalidWorkflow, OrchestratorError
 from orchestrator.sdk.code.eviction import Evicted
-from orchestrator.sdk.code.inside import running
 from orchestrator.sdk.code.loop import Loop, Timer
 from orchestrator.sdk.code.signals import Mailbox
+from orchestrator.sdk.inside import running
 
 logger = logging.getLogger("orchestrator.workflow")
 Settled = history.Outcome | history.PromiseSettled

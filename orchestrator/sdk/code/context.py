@@ -28,9 +28,9 @@ from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.options import check_name
+from orchestrator.sdk.tasks.signature import return_type
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import convert, decode_value, encode_value
-from orchestrator.sdk.values.signature import return_type
 
 T = TypeVar("T")
 _LONG_HISTORY = 10_000

@@ -18,8 +18,8 @@ from orchestrator.sdk.code.continuing import ContinueAsNew, continuation
 from orchestrator.sdk.code.eviction import UNSTOPPABLE
 from orchestrator.sdk.code.read_only import read_only
 from orchestrator.sdk.tasks.failure import describe
+from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_call, encode_value
-from orchestrator.sdk.values.signature import Signature
 
 _UNKNOWN = "The workflow answers no"
 

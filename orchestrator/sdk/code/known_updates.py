@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from orchestrator.errors import InvalidTask, did_you_mean
-from orchestrator.sdk.values.signature import Signature
+from orchestrator.sdk.tasks.signature import Signature
 
 _SEE_ALL = frozenset({"eval", "exec", "locals", "vars"})
 """Functions through which code may use its context without naming it."""

@@ -24,8 +24,8 @@ from orchestrator.sdk.client import Client
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value
-from orchestrator.sdk.values.signature import Signature
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, check_timeout, complete, iterate
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.transport.codec import Ended

@@ -18,16 +18,16 @@ from orchestrator.errors import InvalidTask, NotDeterministic, OrchestratorError
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.futures import DurableFuture
-from orchestrator.sdk.code.inside import inside_workflow
 from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.names import module_name
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.given import GivenOptions
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, shown, with_options
 from orchestrator.sdk.tasks.retry import Retry
+from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import digest_call, encode_call
-from orchestrator.sdk.values.signature import Signature
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

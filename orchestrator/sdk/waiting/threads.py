@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from orchestrator.sdk.code.inside import inside_workflow
+from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.waiting.crew import Crew
 from orchestrator.sdk.waiting.per_loop import PerLoop
 from orchestrator.sdk.waiting.per_process import PerProcess

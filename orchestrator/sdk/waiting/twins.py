@@ -6,18 +6,25 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from orchestrator.sdk.client import Client
 from orchestrator.sdk.waiting.steps import Steps
+from orchestrator.sdk.waiting.threads import Threads
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Client(Protocol):
+    """Who has threads in which methods can run."""
+
+    @property
+    def threads(self) -> Threads: ...
 
 
 class _Owner(Protocol):
     """Whose methods have twins."""
 
     @property
-    def _client(self) -> Client: ...
+    def _client(self) -> _Client: ...
 
 
 S = TypeVar("S", bound=_Owner)

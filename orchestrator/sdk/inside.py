@@ -1,7 +1,7 @@
 """Whether the code of a workflow is running in this thread.
 
 Such code runs in one go, in one thread, from the arrival of an event until nothing is left to do. So this is a plain
-value per thread, and asking for it costs next to nothing. Which workflow it is, `commander.py` says.
+value per thread, and asking for it costs next to nothing. Which workflow it is, `code/commander.py` says.
 """
 
 from __future__ import annotations
