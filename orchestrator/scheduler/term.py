@@ -41,6 +41,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.reports import Reports
+from orchestrator.scheduler.throughput import ThroughputRecord
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.settings import Settings
 from orchestrator.store import database
@@ -132,7 +133,8 @@ class Term:
             reconciler=self._reconciler,
             monotonic=monotonic,
         )
-        self._remembering = (dispatcher, dags, code, backlog, self.agenda, watch, self.link, meter)
+        self._throughput = ThroughputRecord(meter, leadership.term)
+        self._remembering = (dispatcher, dags, code, backlog, self.agenda, watch, self.link, self._throughput, meter)
 
     def begin(self) -> None:
         """Read what is in flight, and have pushes of this term accepted."""
@@ -201,6 +203,7 @@ class Term:
                 self.code.attach_events(tx, news)
                 self.due_in = min(self.due_in, self.dispatcher.due_in(tx.now))
             self.watch.record(tx)
+            self._throughput.record(tx)
         return news
 
     def _check_fleet(self) -> Suspicion | None:

@@ -272,6 +272,7 @@ Index(
 )
 Index("runs_by_end", runs.c.ended_at, postgresql_where=text("ended_at IS NOT NULL"))
 Index("runs_stuck", runs.c.id, postgresql_where=text("stuck IS NOT NULL AND ended_at IS NULL"))
+Index("runs_open_of_code", runs.c.workflow, runs.c.version, postgresql_where=text("code AND ended_at IS NULL"))
 Index("runs_closing", runs.c.id, postgresql_where=text("closing"))
 Index("runs_cancelling", runs.c.id, postgresql_where=text("cancelling AND ended_at IS NULL"))
 
@@ -501,6 +502,20 @@ cursors = Table(
     Column("generation", Text, nullable=False, comment="one life of the Redis data"),
     Column("position", Text, nullable=False, comment="the last event that was applied"),
     Column("server", Text, nullable=False, comment="the Redis server's run id"),
+)
+
+throughput = Table(
+    "throughput",
+    metadata,
+    Column("bucket", DateTime(timezone=True), primary_key=True, comment="where ten seconds begin"),
+    Column("queue", Text, primary_key=True),
+    Column("term", BigInteger, primary_key=True, autoincrement=False, comment="of the leader that has counted"),
+    *(
+        Column(name, BigInteger, nullable=False)
+        for name in ("success", "failed", "cancelled", "skipped", "dispatched", "retried", "lost")
+    ),
+    Column("waits", ARRAY(BigInteger), nullable=False, comment="how many waited how long, by bounds"),
+    Column("runs", ARRAY(BigInteger), nullable=False, comment="how many ran how long, by bounds"),
 )
 
 api_keys = Table(

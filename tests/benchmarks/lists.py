@@ -62,6 +62,14 @@ SELECT {id}, 'workflow' || n %% 30, CASE WHEN n %% 100 = 3 THEN 'failed' ELSE 's
   FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
 """
 
+# As leaders would have written it.
+_THROUGHPUT = """
+INSERT INTO orchestrator.throughput
+SELECT bucket, 'queue' || queue, 1, 990, 10, 0, 0, 1000, 0, 0, array_fill(50, ARRAY[19]), array_fill(50, ARRAY[19])
+  FROM generate_series(date_bin('10 s', now(), 'epoch') - interval '1 hour', now(), interval '10 s') AS bucket
+ CROSS JOIN generate_series(0, 19) AS queue
+"""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -110,6 +118,7 @@ CASES = (
     Case("/api/v1/workflows", {}),
     Case("/api/v1/schedules", {}),
     Case("/api/v1/workers", {}),
+    Case("/api/v1/throughput", {"queue": "queue7"}),
     Case("/api/v1/status", {}),
 )
 
@@ -125,6 +134,7 @@ def fill(url: str, ended: int, opened: int, runs: int) -> None:
             for first in track(range(offset, offset + count, step), "filling"):
                 last = min(first + step, offset + count) - 1
                 cursor.execute(sql, {"first": first, "last": last, "payload": b"\x92\x01\x02" * 20})
+        cursor.execute(_THROUGHPUT)
         cursor.execute("VACUUM ANALYZE")
     connection.close()
 

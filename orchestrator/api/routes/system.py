@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -13,11 +14,12 @@ from orchestrator.api.context import Api, Asked
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import NOTHING, WHOLE, WITHIN
 from orchestrator.domain.access import Reach, Scope
-from orchestrator.monitoring.exposition import CONTENT_TYPE, render
+from orchestrator.monitoring.exposition import CONTENT_TYPE, SECONDS, render
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_label
-from orchestrator.store import database, insights
+from orchestrator.store import database, insights, throughput
 from orchestrator.store.insights import Found, Overview, WorkerView
+from orchestrator.store.throughput import Throughput
 
 routes = Routes("system")
 
@@ -62,6 +64,31 @@ def search(api: Api, query: SearchQuery, reach: Reach) -> Found:
     """Find tasks and runs by id, name, tag, or the text of an error."""
     with api.reading() as connection:
         return insights.search(connection, query.text, query.limit, queues=reach.queues, workflows=reach.workflows)
+
+
+class ThroughputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of when, and of what."""
+
+    seconds: Annotated[int, Meta(ge=10, le=int(throughput.KEPT.total_seconds()))] = 3_600
+    """How far back."""
+    queue: str | None = None
+
+
+class ThroughputAnswer(msgspec.Struct, frozen=True):
+    """What became of tasks, by queue and ten seconds, oldest first; where nothing was counted, there is no row."""
+
+    bounds: list[float]
+    """Seconds; `waits` and `runs` have a number of attempts for each of them, and one for what took longer."""
+    buckets: list[Throughput]
+
+
+@routes.get("/api/v1/throughput", about=WITHIN)
+def show_throughput(api: Api, query: ThroughputQuery, reach: Reach) -> ThroughputAnswer:
+    """Show what became of tasks in the last hour, by queue and ten seconds. The ten seconds under way are not in it."""
+    since = datetime.now(UTC) - timedelta(seconds=query.seconds)
+    with api.reading() as connection:
+        found = throughput.read(connection, since, query.queue)
+    return ThroughputAnswer([*SECONDS], [row for row in found if reach.has_queue(row.queue)])
 
 
 @routes.get("/api/v1/workers", about=WHOLE)

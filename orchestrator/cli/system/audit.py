@@ -25,7 +25,7 @@ _LATE = 1_000
 @click.option("--who", metavar="TEXT", help="Only of those whose names begin so.")
 @click.option("--act", metavar="WORD", help="Only this: cancel, retry, pause, apply, refused, …")
 @click.option("--kind", metavar="WORD", help="Only to this kind of thing: task, run, queue, schedule, workflow, key.")
-@click.option("--target", metavar="ID", help="Only to this one: an id or a name.")
+@click.option("--target", metavar="NAME", help="Only to this one: an id or a name.")
 @click.option("--since", type=moment, metavar="TIME", help="Only since then: 2h (ago), or 2024-01-31T09:30.")
 @click.option("--until", type=moment, metavar="TIME", help="Only before then.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many to show.")

@@ -9,7 +9,7 @@ from datetime import datetime
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import ENDED_TASK_STATES
-from orchestrator.store import leases
+from orchestrator.store import leases, throughput
 from orchestrator.store.database import current_revision
 from orchestrator.store.insights.fleet import IS_KNOWN, QueueCounts, WorkerView, list_queues, list_workers
 from orchestrator.store.sql import Row, Statement
@@ -211,15 +211,9 @@ def _leader(connection: Connection, shard: int) -> Leader | None:
     return _LEADER.first(connection, shard=shard)
 
 
-_ENDED = Statement[tuple[str, int, int]]("""
-SELECT /* insights.ended */ status, count(*) FILTER (WHERE ended_at > now() - interval '1 minute'), count(*)
-  FROM orchestrator.ended_tasks WHERE ended_at > now() - interval '1 hour' GROUP BY status
-""")
-
-
 def _ended(connection: Connection) -> tuple[dict[str, int], dict[str, int]]:
     """Return how many tasks ended in the last minute and in the last hour, by state."""
-    found = {state: counts for state, *counts in _ENDED(connection)}
+    found = {state: counts for state, *counts in throughput.ended(connection)}
     minute, hour = ({str(state): found.get(state, (0, 0))[which] for state in ENDED_TASK_STATES} for which in (0, 1))
     return minute, hour
 

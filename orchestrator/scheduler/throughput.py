@@ -1,0 +1,84 @@
+"""Write down what the leader has counted, every ten seconds: the last hour is seen at once, and after a restart too.
+
+The meter counts anyway. In the first tick after ten seconds in which something was counted, what its numbers have grown
+by is written, a row for each queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+
+from orchestrator.domain.states import ENDED_TASK_STATES
+from orchestrator.monitoring.exposition import SECONDS
+from orchestrator.scheduler.meter import Meter
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store import throughput
+
+_Numbers = dict[str, Counter[str]]
+"""By queue, what was counted; numbers of histograms by `waits:3`, the place of a bound."""
+
+
+class ThroughputRecord(Remembering):
+    """Remembers how far the meter had come when something was last written."""
+
+    def __init__(self, meter: Meter, term: int) -> None:
+        self._meter = meter
+        self._term = term
+        self._written = numbers_of(meter)
+        self._bucket: datetime | None = None
+        """The ten seconds that are counted now."""
+        self._next: tuple[_Numbers, datetime] | None = None
+        """What is true once the open transaction stands."""
+
+    def record(self, tx: Transaction) -> None:
+        """Write what was counted in the ten seconds that are over."""
+        bucket = throughput.bucket_of(tx.now)
+        if bucket == self._bucket:
+            return
+        numbers = numbers_of(self._meter)
+        if self._bucket is not None and numbers != self._written:
+            rows = [_row(queue, now - self._written.get(queue, Counter())) for queue, now in numbers.items()]
+            throughput.add(tx.connection, self._term, self._bucket, [row for row in rows if row is not None])
+        self._next = numbers, bucket
+
+    def committed(self, news: News) -> None:
+        """What was written stands."""
+        del news
+        if self._next is not None:
+            self._written, self._bucket = self._next
+            self._next = None
+
+    def rolled_back(self) -> None:
+        """What was written is to be written again."""
+        self._next = None
+
+
+def numbers_of(meter: Meter) -> _Numbers:
+    """Return all that a meter has counted, by queue."""
+    found: _Numbers = {}
+    for (queue, state), number in meter.ended.items():
+        found.setdefault(queue, Counter())[state] = number
+    for name, counts in (("dispatched", meter.dispatched), ("retried", meter.retried), ("lost", meter.lost)):
+        for queue, number in counts.items():
+            found.setdefault(queue, Counter())[name] = number
+    for name, times in (("waits", meter.waits), ("runs", meter.runs)):
+        for queue, histogram in times.items():
+            found.setdefault(queue, Counter()).update(
+                {f"{name}:{place}": number for place, number in enumerate(histogram.counts)}
+            )
+    return found
+
+
+def _row(queue: str, grown: Counter[str]) -> dict[str, object] | None:
+    """Return what was counted of a queue as it is stored, if anything was."""
+    if not grown:
+        return None
+    names = (*(str(state) for state in ENDED_TASK_STATES), "dispatched", "retried", "lost")
+    return {
+        "queue": queue,
+        **{name: grown[name] for name in names},
+        **{name: [grown[f"{name}:{place}"] for place in range(len(SECONDS) + 1)] for name in ("waits", "runs")},
+    }

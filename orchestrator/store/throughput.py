@@ -1,0 +1,125 @@
+"""What ended, and how long it waited and ran, by queue and ten seconds. It is kept for two hours.
+
+The leader writes each ten seconds once, in the first tick after them. What it had counted and not written when it died
+is missing; whoever reads looks for what ended since in `ended_tasks` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain.states import ENDED_TASK_STATES
+from orchestrator.store.sql import Prepared, Statement
+
+BUCKET = timedelta(seconds=10)
+KEPT = timedelta(hours=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """What became of the tasks of one queue in ten seconds."""
+
+    bucket: datetime
+    """Where they begin."""
+    queue: str
+    """`other` for all those beyond the first hundred."""
+    success: int
+    failed: int
+    cancelled: int
+    skipped: int
+    dispatched: int
+    """Attempts that were handed out."""
+    retried: int
+    """Attempts that failed and are tried again."""
+    lost: int
+    """Attempts that were lost with their workers."""
+    waits: Sequence[int]
+    """First attempts by how long they had waited: one number for each bound, and one for what is above."""
+    runs: Sequence[int]
+    """Attempts by how long they ran."""
+
+
+class EndCounts(NamedTuple):
+    """How many tasks came to one end."""
+
+    state: str
+    minute: int
+    """In the last minute."""
+    hour: int
+
+
+def bucket_of(moment: datetime) -> datetime:
+    """Return where the ten seconds begin in which something happens."""
+    return datetime.fromtimestamp(moment.timestamp() // BUCKET.total_seconds() * BUCKET.total_seconds(), UTC)
+
+
+_ADD = Prepared[None]("""
+INSERT /* throughput.add */ INTO orchestrator.throughput (bucket, queue, term, success, failed, cancelled, skipped,
+       dispatched, retried, lost, waits, runs)
+SELECT %(bucket)s::timestamptz, row.queue, %(term)s::bigint, row.success, row.failed, row.cancelled, row.skipped,
+       row.dispatched, row.retried, row.lost, row.waits, row.runs
+  FROM jsonb_to_recordset(%(rows)s::jsonb) AS row(queue text, success bigint, failed bigint, cancelled bigint,
+       skipped bigint, dispatched bigint, retried bigint, lost bigint, waits bigint[], runs bigint[])
+ON CONFLICT DO NOTHING
+""")
+
+
+def add(connection: Connection, term: int, bucket: datetime, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write what was counted in ten seconds, by queue."""
+    _ADD(connection, term=term, bucket=bucket, rows=msgspec.json.encode(rows).decode())
+
+
+_LIST = Statement[Throughput]("""
+SELECT /* throughput.list */ bucket, queue, success, failed, cancelled, skipped, dispatched, retried, lost, waits, runs
+  FROM orchestrator.throughput
+ WHERE bucket >= %(since)s::timestamptz AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+ ORDER BY bucket, queue, term
+""")
+
+
+def read(connection: Connection, since: datetime, queue: str | None = None) -> list[Throughput]:
+    """Return what was counted since then, oldest first; of one queue, or of all."""
+    return _LIST(connection, since=since, queue=queue)
+
+
+# What is not written yet has ended since the last ten seconds that are; before the first, everything has.
+_ENDED = Statement[EndCounts](f"""
+WITH /* throughput.ended */ written AS (
+    SELECT coalesce(max(bucket) + %(size)s::double precision * interval '1 second', '-infinity') AS until
+      FROM orchestrator.throughput WHERE bucket <= now()
+), counted AS (
+    SELECT bucket AS at, state, number FROM orchestrator.throughput
+     CROSS JOIN LATERAL (VALUES {", ".join(f"('{state}', {state})" for state in ENDED_TASK_STATES)})
+        AS counts(state, number)
+     WHERE bucket >= now() - interval '1 hour' AND number > 0
+     UNION ALL
+    SELECT ended_at, status, 1 FROM orchestrator.ended_tasks
+     WHERE ended_at >= greatest((SELECT until FROM written), now() - interval '1 hour')
+)
+SELECT state, coalesce(sum(number) FILTER (WHERE at > now() - interval '1 minute'), 0)::bigint AS minute,
+       sum(number)::bigint AS hour
+  FROM counted GROUP BY state
+""")
+
+
+def ended(connection: Connection) -> list[EndCounts]:
+    """Return how many tasks ended in the last minute and in the last hour, by state."""
+    return _ENDED(connection, size=BUCKET.total_seconds())
+
+
+_PRUNE = Statement[None]("""
+DELETE /* throughput.prune */ FROM orchestrator.throughput WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM orchestrator.throughput WHERE bucket < now() - %(seconds)s::int * interval '1 s'
+        ORDER BY bucket LIMIT %(limit)s))
+""")
+
+
+def prune(connection: Connection, limit: int) -> int:
+    """Forget what is old, the oldest first; return how many rows."""
+    return _PRUNE.count(connection, seconds=int(KEPT.total_seconds()), limit=limit)

@@ -1,0 +1,89 @@
+"""What ended in the last hour: written down by the leader every ten seconds, and read at once."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine
+
+from orchestrator.store import insights, throughput
+from orchestrator.store.throughput import Throughput
+from tests.integration.stage import System
+from tests.integration.test_rolled_back import rolled_back
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tick is in ten seconds of its own."""
+    monkeypatch.setattr(throughput, "BUCKET", timedelta(milliseconds=1))
+
+
+def written(engine: Engine) -> list[Throughput]:
+    with engine.connect() as connection:
+        return throughput.read(connection, datetime.now(UTC) - timedelta(hours=1))
+
+
+def test_a_bucket_begins_at_ten_seconds() -> None:
+    assert throughput.bucket_of(datetime(2026, 1, 1, 0, 0, 19, 999_999, UTC)) == datetime(2026, 1, 1, 0, 0, 10, 0, UTC)
+
+
+@pytest.mark.usefixtures("short")
+def test_what_ends_is_written_down_once_and_counted_at_once(system: System, engine: Engine) -> None:
+    worker = system.worker(slots=10)
+    system.settle()
+    system.dispatch(6, retries=3)
+    one, two, bad, *rest = worker.take()
+    worker.succeed(one, two)
+    worker.fail(bad)
+    system.tick()
+    with engine.connect() as connection:
+        assert insights.overview(connection).ended_last_minute["success"] == 2, "before it is written"
+    worker.succeed(*rest)
+    system.tick(3)
+    rows = [row for row in written(engine) if row.queue == "default"]
+    assert sum(row.success for row in rows) == 5
+    assert sum(row.retried for row in rows) == 1
+    assert sum(row.dispatched for row in rows) >= 6
+    assert sum(sum(row.runs) for row in rows) == 6
+    assert sum(sum(row.waits) for row in rows) >= 6
+    with engine.connect() as connection:
+        found = insights.overview(connection)
+        assert (found.ended_last_minute["success"], found.ended_last_hour["success"]) == (5, 5), "and none twice"
+
+
+@pytest.mark.usefixtures("short")
+def test_what_was_rolled_back_is_written_with_the_next(
+    system: System, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = system.worker()
+    system.settle()
+    system.dispatch()
+    worker.succeed(*worker.take())
+    system.tick()
+    with rolled_back(monkeypatch):
+        system.tick()
+    assert sum(row.success for row in written(engine)) == 0
+    system.tick(2)
+    assert sum(row.success for row in written(engine)) == 1
+
+
+def test_nothing_is_written_while_nothing_happens(system: System, engine: Engine) -> None:
+    system.settle()
+    system.tick(3)
+    assert written(engine) == []
+
+
+def test_what_is_old_is_forgotten(system: System, engine: Engine) -> None:
+    row = {"queue": "a", "waits": [1], "runs": [2]} | dict.fromkeys(
+        ("success", "failed", "cancelled", "skipped", "dispatched", "retried", "lost"), 1
+    )
+    now = datetime.now(UTC)
+    with engine.begin() as connection:
+        for age in (timedelta(hours=3), timedelta(minutes=3)):
+            throughput.add(connection, 1, now - age, [row])
+        assert throughput.prune(connection, 100) == 1
+        assert throughput.prune(connection, 100) == 0
+        found = insights.overview(connection)
+        assert (found.ended_last_minute["failed"], found.ended_last_hour["failed"]) == (0, 1)
+        connection.rollback()
