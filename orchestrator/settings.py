@@ -41,6 +41,8 @@ CHOICES = {
     "signing": ("sign", "require"),
 }
 _SECRETS = ("signing_keys",)
+_LISTS = ("redact", "webhook_allow", "api_proxies")
+"""Texts that may be given as lists of texts."""
 _FOR_EVER_IF_ZERO = ("retention_success", "retention_failed", "retention_audit")
 
 
@@ -73,6 +75,8 @@ class Settings:
 
     retention_audit: float = 365 * 86_400.0
     """Seconds for which lines of the audit log are kept; 0 keeps them for ever."""
+    redact: str = ""
+    """Fields of arguments and results that nobody is shown, with commas between, e.g. password, card.*"""
     audit_as: str = ""
     """Who acts where no key says it, as the audit log has it; if it is not set, the user and host of the process."""
 
@@ -276,6 +280,8 @@ def _parse(name: str, value: Any, source: str) -> Any:
         raise ConfigurationError(f"Unknown setting {name!r} in {source}.{did_you_mean(name, _FIELDS)}")
     wanted: type[Any] = type(_FIELDS[name].default)
     try:
+        if name in _LISTS and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
+            value = ", ".join(value)
         if isinstance(value, bool) or (wanted is str and not isinstance(value, str)):
             raise ValueError
         return value.lower() if name in CHOICES else wanted(value)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.api.observed import ObservedApi
+from orchestrator.domain import redaction
+from orchestrator.domain.redaction import Redaction
 from orchestrator.sdk.backend import Backend
 from orchestrator.settings import Settings
 
@@ -52,6 +54,8 @@ class Api:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.backend = Backend(settings)
+        self.redaction = Redaction(redaction.words(settings.redact))
+        """What is not shown of anything."""
         self.observed = ObservedApi(settings)
 
     @contextmanager
@@ -59,6 +63,10 @@ class Api:
         """Open a connection to look at something."""
         with self.backend.connections.reading() as connection:
             yield connection
+
+    def redaction_of(self, options: Mapping[str, Any]) -> Redaction:
+        """Return what is not shown of a task with these options."""
+        return Redaction((*redaction.words(self.settings.redact), *options.get("redact", ())))
 
     def close(self) -> None:
         """Close every connection."""

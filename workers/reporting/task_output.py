@@ -12,9 +12,10 @@ import io
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from orchestrator.domain.redaction import scrub
 from orchestrator.harmless import with_styles
 from orchestrator.log_format import TASK_FIELDS
 from orchestrator.sdk.tasks.context import current_runtime
@@ -85,6 +86,18 @@ def add_fields(record: logging.LogRecord, job: Job | None) -> None:
         record.__dict__.setdefault(name, value)
 
 
+def _hide(record: logging.LogRecord, secrets: Sequence[str]) -> None:
+    """Let a record repeat nothing that is secret in the arguments of its task."""
+    try:
+        record.msg, record.args = scrub(record.getMessage(), secrets), None
+    except Exception:  # noqa: BLE001  # what cannot be written is for the handler to say
+        return
+    if record.exc_info and not record.exc_text:
+        record.exc_text = logging.Formatter().formatException(record.exc_info)
+    if record.exc_text:
+        record.exc_text = scrub(record.exc_text, secrets)
+
+
 class TaskFields(logging.Filter):
     """Lets each record of a handler know which attempt it comes from; refuses none."""
 
@@ -96,6 +109,8 @@ class TaskFields(logging.Filter):
         """Add the fields; a task that says much waits for its reader, for a while."""
         job = current_job()
         add_fields(record, job)
+        if job is not None and job.secrets:
+            _hide(record, job.secrets)
         if job is not None and self._unblocked is not None:
             self._unblocked.wait_for_room(_READER_TIMEOUT)
         return True

@@ -62,6 +62,7 @@ class Job:
         "options",
         "received_at",
         "result",
+        "secrets",
         "slot",
         "soft_deadline",
         "stage",
@@ -94,6 +95,8 @@ class Job:
         """How the running code is interrupted; set by what runs it."""
         self.step: dict[str, Any] = {}
         """For a step of a workflow: workflow, step, index and count."""
+        self.secrets: tuple[str, ...] = ()
+        """Texts of its arguments that nobody is shown."""
         self.counter = 0
         self.children: list[NewTask] = []
         self.noted: bytes | None = None

@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.domain import redaction
 from orchestrator.domain.code.activation import Activated, Activation
 from orchestrator.domain.code.history import Event
+from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.retry import is_worth_retrying
 from orchestrator.domain.tasks.task import Failed, Returned, Succeeded
@@ -19,7 +21,7 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code.engine import Engine, Running
 from orchestrator.sdk.names import also_called, type_names
 from orchestrator.sdk.tasks.context import enter_task
-from orchestrator.sdk.tasks.failure import describe
+from orchestrator.sdk.tasks.failure import describe, without_secrets
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call, encode_value
@@ -46,6 +48,7 @@ class Runner:
         self._tasks = app.tasks
         self._allowed = allowed
         self._limit = app.settings.max_payload
+        self._redacted = {*redaction.words(app.settings.redact)}
         self._outbox = outbox
         self._told: set[str] = set()
         """Tasks of which it was said that they need the database."""
@@ -168,6 +171,8 @@ class Runner:
         A step's input is a mapping that holds more than a function need know; it gets what it has parameters for.
         """
         arguments, keywords, *step = decode_call(job.dispatch.payload)
+        if patterns := self._redacted | {*job.options.redact, *task._call_options.redact}:
+            job.secrets = Redaction(patterns).secrets(arguments, keywords)
         if step:
             job.step = step[0]
             keywords = task._signature.pick(keywords)
@@ -220,11 +225,14 @@ class Runner:
 
     def _failed(self, job: Job, error: BaseException) -> Failed:
         later = isinstance(error, RetryLater)
+        described = describe(error)
+        if patterns := self._redacted | {*job.options.redact}:
+            described = without_secrets(described, patterns, job.secrets)
         return Failed(
             job.dispatch.id,
             job.dispatch.attempt,
             time.monotonic() - job.started_at,
-            describe(error),
+            described,
             _is_worth_retrying(job, error),
             error.seconds if isinstance(error, RetryLater) else self._backoff(job),
             charged=not later,

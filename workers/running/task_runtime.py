@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.redaction import scrub
 from orchestrator.domain.tasks.task import KeyHolder, NewTask
 from orchestrator.errors import (
     AttemptOver,
@@ -161,6 +162,7 @@ class JobRuntime:
 
     def log(self, level: Level, text: str) -> None:
         if self.job.stage is Stage.RUNNING:
+            text = scrub(text, self.job.secrets)
             _said.log(_LEVELS[level], "%s", text)
             self._outbox.log(self.job.dispatch.id, LogLine(time.time(), self.job.dispatch.attempt, level, text))
 

@@ -60,7 +60,7 @@ class ResetTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @routes.get("/{id}/history", about=RUN)
 def history(api: Api, id: UUID) -> Response:
     """Show the history of a run of a workflow as code, as tests replay it."""
-    return Response(api.backend.code.history(id.bytes).to_json(), media_type="application/json")
+    return Response(api.backend.code.history(id.bytes).to_json(api.redaction), media_type="application/json")
 
 
 @routes.post("/{id}/signals/{name}", about=RUN, status=202, examples=[{"value": {"approved": True}}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -14,6 +15,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import RUN, WITHIN
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Reach
+from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound
 from orchestrator.sdk.ids import new_id
@@ -121,17 +123,18 @@ def find(api: Api, id: UUID) -> RunAnswer:
             raise NotFound.by_id("run", str(id))
         code = insights.show_code(connection, id) if run.code else None
         steps = insights.list_steps(connection, id) if run.workflow and not run.code else []
-    return RunAnswer(run, steps, None if code is None else _of_code(code))
+    run = dataclasses.replace(run, params=api.redaction.shown(run.params))
+    return RunAnswer(run, steps, None if code is None else _of_code(code, api.redaction))
 
 
-def _of_code(code: CodeView) -> CodeAnswer:
-    arguments, keywords = call_of(code.payload)
+def _of_code(code: CodeView, hidden: Redaction) -> CodeAnswer:
+    arguments, keywords = hidden.call_shown(*call_of(code.payload))
     return CodeAnswer(
         as_json(arguments),
         as_json(keywords),
-        None if code.result is None else as_json(stored_value(code.result)),
+        None if code.result is None else as_json(hidden.shown(stored_value(code.result))),
         code.error,
-        {name: as_json(stored_value(value)) for name, value in code.state.items()},
+        as_json(hidden.shown({name: stored_value(value) for name, value in code.state.items()})),
         code.turn,
         list(code.places),
         list(code.signals),
@@ -163,7 +166,7 @@ def show_steps(api: Api, id: UUID) -> Steps:
 def show_outputs(api: Api, id: UUID) -> Outputs:
     """Show what the steps of a run of a definition came to."""
     api.backend.runs.progress(id.bytes)  # there is such a run
-    return Outputs(api.backend.runs.outputs(id.bytes))
+    return Outputs(api.redaction.shown(api.backend.runs.outputs(id.bytes)))
 
 
 @routes.post("/{id}/cancel", about=RUN, status=202)

@@ -181,7 +181,7 @@ def show_task(api: Api, id: UUID) -> TaskAnswer:
         found = insights.show_task(connection, id)
     if found is None:
         raise NotFound.by_id("task", str(id))
-    return _answer(found, _progress(api, id))
+    return _answer(api, found, _progress(api, id))
 
 
 def _progress(api: Api, id: UUID) -> TaskProgress | None:
@@ -192,15 +192,16 @@ def _progress(api: Api, id: UUID) -> TaskProgress | None:
         return None
 
 
-def _answer(task: TaskDetail, progress: TaskProgress | None) -> TaskAnswer:
-    arguments, keywords = call_of(task.payload)
+def _answer(api: Api, task: TaskDetail, progress: TaskProgress | None) -> TaskAnswer:
+    hidden = api.redaction_of(task.options)
+    arguments, keywords = hidden.call_shown(*call_of(task.payload))
     view = TaskView(**{name: getattr(task, name) for name in TaskView.__dataclass_fields__})
     return TaskAnswer(
         view,
         as_json(arguments),
         as_json(keywords),
         dict(task.options),
-        None if task.result is None else as_json(stored_value(task.result)),
+        None if task.result is None else as_json(hidden.shown(stored_value(task.result))),
         task.error,
         list(task.attempts),
         progress,

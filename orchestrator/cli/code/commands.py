@@ -12,7 +12,7 @@ import click
 
 from orchestrator.cli.code.resetting import reset
 from orchestrator.cli.runs.ids import run_argument, runs_argument
-from orchestrator.cli.terminal.data import data_text, parse_value
+from orchestrator.cli.terminal.data import data_text, hidden, parse_value
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, echo_json, print_table
 from orchestrator.cli.terminal.sending import ask_each, sending
@@ -151,7 +151,7 @@ def history(run: UUID, full: bool, as_json: bool) -> None:
     with sending() as app:
         recording = app.workflow_run(run).history()
     if as_json:
-        echo_json(recording.to_json())
+        echo_json(recording.to_json(hidden()))
         return
     begun = recording.events[0].at if recording.events else 0.0
     if full:
@@ -200,6 +200,6 @@ def _fields(event: Event) -> Iterator[tuple[str, str]]:
 
 def _shown(data: bytes) -> str:
     try:
-        return data_text(decode_value(data))
+        return data_text(hidden().shown(decode_value(data)))
     except ValueError:
         return f"{len(data):,} bytes"

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from orchestrator.cli.runs.progress import watch_drawn
 from orchestrator.cli.runs.view import headline
-from orchestrator.cli.terminal.data import as_json, call_of, call_text, data_text, short_text, stored_value
+from orchestrator.cli.terminal.data import as_json, call_of, call_text, data_text, hidden, short_text, stored_value
 from orchestrator.cli.terminal.output import echo, json_text
 from orchestrator.cli.terminal.times import when
 from orchestrator.domain.ids import successor_id
@@ -38,10 +38,16 @@ def code_fields(run: RunView, code: CodeView, now: datetime) -> dict[str, str | 
         "call": call_text(run.workflow or run.name, code.payload),
         "reset of": None if code.reset is None else f"run {code.reset.run}, {repeated(code.reset)}",
         "result": None if code.result is None else short_text(stored_value(code.result)),
-        "state": "\n".join(f"{key} = {short_text(stored_value(value))}" for key, value in code.state.items()),
+        "state": "\n".join(f"{key} = {short_text(value)}" for key, value in _state(code).items()),
         "waits for": "\n".join(waits(code, now)),
         "at": "\n".join(code.places),
     }
+
+
+def _state(code: CodeView) -> dict[str, Any]:
+    """Return what the code has set for people to see, without what nobody is shown."""
+    found: dict[str, Any] = hidden().shown({key: stored_value(value) for key, value in code.state.items()})
+    return found
 
 
 def repeated(reset: ResetView) -> str:
@@ -57,7 +63,7 @@ def code_document(code: CodeView) -> dict[str, Any]:
         "args": as_json(arguments),
         "kwargs": as_json(keywords),
         "result": None if code.result is None else as_json(stored_value(code.result)),
-        "state": {key: as_json(stored_value(value)) for key, value in code.state.items()},
+        "state": as_json(_state(code)),
     }
 
 
@@ -101,7 +107,7 @@ def draw_code(run: RunView, code: CodeView, now: datetime, _height: int | None =
     """Return the picture of a run: how it is doing, what it waits for, and where."""
     lines = [f"  waits for {one_line(line)}" for line in waits(code, now)]
     lines += [f"  at {one_line(place)}" for place in code.places]
-    lines += [f"  {one_line(key)} = {data_text(stored_value(value))}" for key, value in code.state.items()]
+    lines += [f"  {one_line(key)} = {data_text(value)}" for key, value in _state(code).items()]
     return Group(headline(run, now), *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
 

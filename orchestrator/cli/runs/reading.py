@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from orchestrator.cli.code.view import code_document, watch_code
 from orchestrator.cli.runs.progress import watch_run, watch_workflow
+from orchestrator.cli.terminal.data import hidden
 from orchestrator.cli.terminal.ids import existing
 from orchestrator.cli.terminal.output import echo, print_json
 from orchestrator.cli.terminal.reading import reading
@@ -23,7 +24,8 @@ MOST_CHILDREN = 100
 
 
 def find_run(connection: Connection, run: UUID) -> RunDetail:
-    return existing(insights.show_run(connection, run), "run", run)
+    found = existing(insights.show_run(connection, run), "run", run)
+    return dataclasses.replace(found, params=hidden().shown(found.params))
 
 
 def _code(connection: Connection, run: UUID) -> CodeView:

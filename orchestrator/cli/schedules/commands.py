@@ -14,7 +14,7 @@ from rich.text import Text
 
 from orchestrator.cli.schedules import backfilling
 from orchestrator.cli.schedules.backfilling import key_argument
-from orchestrator.cli.terminal.data import parse_value, short_text
+from orchestrator.cli.terminal.data import hidden, parse_value, short_text
 from orchestrator.cli.terminal.options import app_option, json_option, require_app, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_fields, print_json, print_table, state
 from orchestrator.cli.terminal.reading import reading
@@ -118,7 +118,9 @@ def show(key: str, as_json: bool) -> None:
             "overlap": schedule.overlap,
             "catch up": schedule.catch_up,
             "jitter": f"up to {schedule.jitter:g}s" if schedule.jitter else None,
-            "params": ", ".join(f"{name}={short_text(value)}" for name, value in schedule.params.items()),
+            "params": ", ".join(
+                f"{name}={short_text(value)}" for name, value in hidden().shown(schedule.params).items()
+            ),
             "set by": _origin(stored),
             "next fire": _next(stored, now),
             "last fire": f"{_local(stored.last_fire, schedule)} ({ago(stored.last_fire, now)})"
@@ -342,4 +344,5 @@ def _next(stored: StoredSchedule, now: datetime) -> str:
 def _document(stored: StoredSchedule) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(stored, builtin_types=(datetime,))
     definition = document.pop("schedule") | {"overlap": stored.schedule.overlap, "catch_up": stored.schedule.catch_up}
+    definition["params"] = hidden().shown(stored.schedule.params)
     return {"key": stored.key} | document | {"timezone": stored.schedule.timezone, "definition": definition}

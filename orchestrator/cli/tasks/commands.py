@@ -263,8 +263,8 @@ def _reason(reason: str | None) -> str:
 def _document(detail: TaskDetail) -> dict[str, Any]:
     """Return the task with its payload and result as data; `args` and `kwargs` take the payload's place."""
     document = {field.name: getattr(detail, field.name) for field in dataclasses.fields(detail)}
-    arguments, keywords = call_of(document.pop("payload"))
-    result = None if detail.result is None else data_json(stored_value(detail.result))
+    arguments, keywords = call_of(document.pop("payload"), detail.options)
+    result = None if detail.result is None else data_json(stored_value(detail.result, detail.options))
     return document | {"args": data_json(arguments), "kwargs": data_json(keywords), "result": result}
 
 
@@ -273,10 +273,10 @@ def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
     print_fields(
         {
             "task": str(detail.id),
-            "call": call_text(detail.name, detail.payload),
+            "call": call_text(detail.name, detail.payload, detail.options),
             "status": _state(detail, now),
             "progress": None if progress is None or detail.status in ENDED_TASK_STATES else bar(progress),
-            "result": None if detail.result is None else short_text(stored_value(detail.result)),
+            "result": None if detail.result is None else short_text(stored_value(detail.result, detail.options)),
             "queue": detail.queue + (f", priority {detail.priority}" if detail.priority else ""),
             "options": data_text(detail.options) if detail.options else None,
             "run": f"{detail.run_id}, position {detail.position}" if detail.run_id else None,

@@ -12,7 +12,7 @@ from uuid import UUID
 import click
 
 from orchestrator.cli.terminal.data import as_json as in_json
-from orchestrator.cli.terminal.data import data_text, parse_value
+from orchestrator.cli.terminal.data import data_text, hidden, parse_value
 from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import echo, echo_json, print_json
 from orchestrator.cli.terminal.waiting import wait_with_notices
@@ -70,7 +70,7 @@ def command(name: str, arguments: tuple[str, ...], app: str | None, wait: bool, 
         document = {"id": handle.id}
         if wait:
             obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
-            result = wait_with_notices(handle.result, obstacles)
+            result = hidden().shown(wait_with_notices(handle.result, obstacles))
             if not as_json:
                 echo_json(data_text(result))
             document["result"] = in_json(result)

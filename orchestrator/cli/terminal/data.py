@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
 
+from orchestrator.domain import redaction
+from orchestrator.domain.redaction import Redaction
 from orchestrator.harmless import harmless_json
-from orchestrator.sdk.values.shown import as_json, call_of, stored_value
+from orchestrator.sdk.values import shown
+from orchestrator.sdk.values.shown import as_json
+from orchestrator.settings import load_settings
 
-__all__ = ["as_json", "call_of", "call_text", "data_text", "parse_value", "short_text", "stored_value"]
+__all__ = ["as_json", "call_of", "call_text", "data_text", "hidden", "parse_value", "short_text", "stored_value"]
 
 _LONGEST = 1_000
 """Characters of one value, where it stands among others."""
 
 
-def call_text(name: str, payload: bytes) -> str:
+def hidden(options: Mapping[str, Any] | None = None) -> Redaction:
+    """Return what is not shown: anywhere, and of a task with these options."""
+    return Redaction((*redaction.words(load_settings().redact), *(options or {}).get("redact", ())))
+
+
+def call_of(payload: bytes, options: Mapping[str, Any] | None = None) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a task, without what nobody is shown."""
+    return hidden(options).call_shown(*shown.call_of(payload))
+
+
+def stored_value(data: bytes, options: Mapping[str, Any] | None = None) -> Any:
+    """Return the value that is stored, without what nobody is shown."""
+    return hidden(options).shown(shown.stored_value(data))
+
+
+def call_text(name: str, payload: bytes, options: Mapping[str, Any] | None = None) -> str:
     """Return an encoded call as one would write it: `resize("a.png", width=200)`."""
-    arguments, keywords = call_of(payload)
+    arguments, keywords = call_of(payload, options)
     written: Iterable[str] = (
         *(short_text(argument) for argument in arguments),
         *(f"{keyword}={short_text(argument)}" for keyword, argument in keywords.items()),

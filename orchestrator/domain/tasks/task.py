@@ -46,6 +46,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Seconds after which `SoftTimeout` is raised inside the task."""
     unique_for: Literal["pending", "running"] | None = None
     """How long it keeps its unique key, which it takes back when it is opened again; None for a period."""
+    redact: tuple[str, ...] = ()
+    """Fields of its arguments and result that are not shown: patterns of `domain.redaction`."""
 
 
 DEFAULT_OPTIONS = TaskOptions()

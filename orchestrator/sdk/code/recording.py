@@ -15,10 +15,12 @@ from orchestrator.domain import zoned
 from orchestrator.domain.code import history
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 
 _FORMAT = 1
+_NOTHING = Redaction()
 ID_FIELDS = ("id", "parent", "continued_from", "origin", "run")
 """Fields that hold an id; all others that hold bytes hold an encoded value."""
 _KINDS = {
@@ -38,12 +40,12 @@ class Recording:
     events: list[Event]
     """What happened, in order."""
 
-    def to_json(self) -> str:
-        """Return it as JSON, values and all."""
+    def to_json(self, hidden: Redaction | None = None) -> str:
+        """Return it as JSON, values and all but what is to be hidden: what lacks something may not replay."""
         plain = {
             "format": _FORMAT,
             "run_id": to_text(self.run_id),
-            "events": [_event_to_plain(event) for event in self.events],
+            "events": [_event_to_plain(event, hidden or _NOTHING) for event in self.events],
         }
         return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
 
@@ -62,9 +64,9 @@ class Recording:
             ) from None
 
 
-def _event_to_plain(event: Event) -> dict[str, Any]:
+def _event_to_plain(event: Event, hidden: Redaction) -> dict[str, Any]:
     kind = type(event.what)
-    fields = {name: _field_to_plain(name, getattr(event.what, name)) for name in kind.__struct_fields__}
+    fields = {name: _field_to_plain(name, getattr(event.what, name), hidden) for name in kind.__struct_fields__}
     at = datetime.fromtimestamp(event.at, UTC).isoformat()
     return {"number": event.number, "at": at, "type": kind.__struct_config__.tag, **fields}
 
@@ -79,12 +81,12 @@ def _event_from_plain(plain: dict[str, Any]) -> Event:
     return Event(number, datetime.fromisoformat(at).timestamp(), what)
 
 
-def _field_to_plain(name: str, value: Any) -> Any:
+def _field_to_plain(name: str, value: Any, hidden: Redaction) -> Any:
     if isinstance(value, TaskError):
         data = {"data": msgspec.Raw(value.data.encode())} if value.data else {}
         return {"kind": value.kind, "message": value.message, "traceback": value.traceback, **data}
     if isinstance(value, bytes):
-        return to_text(value) if name in ID_FIELDS else {"value": _to_plain(_decode(value))}
+        return to_text(value) if name in ID_FIELDS else {"value": _to_plain(hidden.shown(_decode(value)))}
     return value
 
 

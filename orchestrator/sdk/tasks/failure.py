@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.plain import is_too_deep
+from orchestrator.domain.redaction import Redaction, scrub
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.names import type_name
@@ -39,6 +40,15 @@ def describe(error: BaseException) -> TaskError:
     except Exception as unprintable:  # noqa: BLE001  # nor must a broken cause, or a group of groups without end
         text = f"(its traceback could not be had: {type(unprintable).__name__})"
     return TaskError(_clean(name, 500), _clean(message, _MESSAGE_LIMIT), _clean(text, _TRACEBACK_LIMIT), _data(error))
+
+
+def without_secrets(error: TaskError, patterns: Iterable[str], secrets: Sequence[str]) -> TaskError:
+    """Return an error in which nothing repeats what is secret in the arguments, nor has a field that is called so."""
+    data = error.data
+    if data:
+        data = msgspec.json.encode(Redaction(patterns).shown(error.attributes)).decode()
+    message, traceback_, data = (scrub(text, secrets) for text in (error.message, error.traceback, data))
+    return TaskError(error.kind, message, traceback_, data)
 
 
 def _data(error: BaseException) -> str:

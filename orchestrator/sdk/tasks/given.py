@@ -41,6 +41,7 @@ class GivenOptions(TypedDict, total=False):
     total_rate: str | Rate | None
     weight: float | Computed[float]
     soft_timeout: float | timedelta | None
+    redact: Sequence[str]
 
 
 class GivenToWorkflows(TypedDict, total=False):

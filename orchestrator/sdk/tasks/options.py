@@ -15,6 +15,7 @@ from uuid import UUID
 
 import msgspec
 
+from orchestrator.domain import redaction
 from orchestrator.domain.durations import parse_duration
 from orchestrator.domain.limits.buckets import Rate, bucket_size, parse_rate
 from orchestrator.domain.limits.names import LONGEST_KEY, key_text, lane_name
@@ -89,6 +90,8 @@ class CallOptions:
     """How many turns its key gets for one of another."""
     soft_timeout: float | timedelta | None = None
     """Seconds after which `SoftTimeout` is raised inside the task, which may catch it to clean up."""
+    redact: Sequence[str] = ()
+    """Arguments, and fields of these and of the result, that nobody is shown: `("token", "card.*")`."""
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -113,6 +116,8 @@ class CallOptions:
             raise InvalidTask(f"Option isolation: expected 'thread' or 'process', found {self.isolation!r}.")
         if not isinstance(self.store_result, bool):
             raise InvalidTask(f"Option store_result: expected True or False, found {self.store_result!r}.")
+        if isinstance(self.redact, str) or not all(isinstance(pattern, str) and pattern for pattern in self.redact):
+            raise InvalidTask(f'Option redact: expected names such as ("token", "card.*"), found {self.redact!r}.')
         self._check_times()
         self._check_keys()
         self._check_limits()
@@ -217,7 +222,13 @@ class CallOptions:
             store_result=self.store_result,
             weight=DEFAULT_OPTIONS.weight if weight == DEFAULT_OPTIONS.weight else weight,  # msgspec omits by identity
             soft_timeout=None if self.soft_timeout is None else _seconds("soft_timeout", self.soft_timeout),
+            redact=tuple(self.redact) or DEFAULT_OPTIONS.redact,
         )
+
+    def redacting(self, everywhere: Sequence[str], names: Sequence[str]) -> CallOptions:
+        """Return these options for a function whose arguments have these names, and may be given without them."""
+        places = redaction.placed((*self.redact, *everywhere), names)
+        return dataclasses.replace(self, redact=tuple(dict.fromkeys((*self.redact, *places)))) if places else self
 
     def placed(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> Placed:
         """Return what a call's arguments decide: its lane, its key, and the options that travel with it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
+from orchestrator.domain import redaction
 from orchestrator.domain.code.commands import CancelTask, ScheduleTask
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.task import NewTask, UniqueKey
@@ -58,6 +59,7 @@ class Task(Generic[P, R]):
         """What it is called everywhere: `module.function`, or the `name=` of its decorator."""
         self.function = function
         """The function itself; a plain call of the task calls it."""
+        options = options.redacting(redaction.words(client.settings.redact), signature.names)
         self._call_options = options
         self._chosen = chosen
         """The options that somebody gave; the others may be decided by where it runs."""

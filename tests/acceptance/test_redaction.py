@@ -1,0 +1,188 @@
+"""Secrets in arguments and results: programs and workers have them, and nobody is shown them, anywhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator import Orchestrator, TaskFailed
+from orchestrator.api.reach import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
+from orchestrator.api.routes import ROUTES
+from tests.acceptance.conftest import fresh_stack
+from tests.acceptance.stack import Stack
+from tests.waiting import eventually
+
+SECRET, CARD, TOKEN = "correct-horse-battery", "4111111111111111", "tok-9f8e7d6c5b"
+APP = """
+import logging
+
+from orchestrator import Orchestrator, TaskContext
+
+app = Orchestrator()
+
+
+@app.task(redact=("token",))
+def login(ctx: TaskContext, user: str, token: str, password: str = "", card: dict | None = None) -> dict:
+    print(f"printed {token} and {password}")
+    logging.getLogger("shop").warning("logged %s and %s", token, password)
+    ctx.log(f"said {token} and {password}")
+    if user == "mallory":
+        error = ValueError(f"{token} and {password} are refused")
+        error.password, error.user = password, user
+        raise error
+    return {"user": user, "password": password, "card": card, "length": len(token + password)}
+
+
+@app.workflow
+async def signup(ctx, user: str, password: str) -> dict:
+    return {"user": user, "password": password}
+"""
+DAG = {
+    "name": "onboarding",
+    "params": {"password": {"type": "string"}},
+    "tasks": {
+        "enter": {
+            "task": "project.login",
+            "input": {"user": "eve", "token": TOKEN[::-1], "password": "${params.password}"},
+        }
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def stack(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("redaction")
+    (folder / "project.py").write_text(APP)
+    with fresh_stack(database_url, redis_url, folder, redact="password, card.*") as stack:
+        stack.scheduler()
+        stack.worker(folder=folder)
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def http(stack: Stack) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=stack.api(), timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ids(stack: Stack, http: httpx.Client) -> dict[str, str]:
+    """A task that succeeded, one that failed, a run of steps and one of code."""
+    namespace: dict[str, Any] = {"__name__": "project"}
+    exec(compile(APP, "project.py", "exec"), namespace)
+    application = Orchestrator(stack.settings)
+    login = application.task(redact=("token",), name="project.login")(namespace["login"].function)
+    done = login.enqueue("alice", TOKEN, password=SECRET, card={"number": CARD, "holder": CARD[::-1]})
+    result = done.result(timeout=30)
+    assert result == {
+        "user": "alice",
+        "password": SECRET,
+        "card": {"number": CARD, "holder": CARD[::-1]},
+        "length": len(TOKEN + SECRET),
+    }
+    failed = login.enqueue("mallory", TOKEN, SECRET)
+    with pytest.raises(TaskFailed, match="••• and ••• are refused"):
+        failed.result(timeout=30)
+    assert http.post("/workflows", json=DAG).status_code == 200
+    run = http.post("/workflows/onboarding/runs", json={"params": {"password": SECRET}}).json()["id"]
+    signup = application.workflow(name="project.signup")(namespace["signup"].function)
+    code = signup.start("bob", password=SECRET)
+    assert code.result(timeout=30)["password"] == SECRET
+    eventually(lambda: http.get(f"/runs/{run}").json()["run"]["status"] == "success", "the run has ended")
+    application.close()
+    return {"done": done.id, "failed": failed.id, "run": run, "code": code.id}
+
+
+def hides(text: str, where: str) -> None:
+    for secret in (SECRET, CARD, CARD[::-1], TOKEN):
+        assert secret not in text, f"{where}: {text}"
+
+
+def test_every_page_of_the_api_hides_them(http: httpx.Client, ids: dict[str, str]) -> None:
+    seen = ""
+    for endpoint in ROUTES:
+        if endpoint.method != "GET":
+            continue
+        places: dict[Subject, list[dict[str, Any]]] = {
+            TASK: [{"id": ids["done"]}, {"id": ids["failed"]}],
+            RUN: [{"id": ids["run"], "name": "enter"}, {"id": ids["code"], "name": "x"}],
+            QUEUE: [{"name": "default"}],
+            WORKFLOW: [{"name": "onboarding", "workflow": "onboarding"}],
+            BACKFILL: [{"number": 1}],
+        }
+        for place in places.get(endpoint.about, [{}]):
+            path = endpoint.path
+            for name in re.findall(r"{(\w+)}", path):
+                path = path.replace(f"{{{name}}}", str(place.get(name, "x")))
+            answer = http.get(path, params={"text": "refused"} if path.endswith("/search") else {})
+            hides(answer.text, path)
+            seen += answer.text
+    assert seen.count("•••") > 10
+    hides(http.post("/api/v1/tasks/retry", json={"error": "refused", "dry_run": True}).text, "preview")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tasks list",
+        "tasks show {done}",
+        "tasks show {done} --json",
+        "tasks show {failed}",
+        "tasks show {failed} --json",
+        "tasks logs {done}",
+        "tasks logs {failed} --json",
+        "tasks retry --error refused --dry-run",
+        "runs list --json",
+        "runs show {run}",
+        "runs show {run} --json",
+        "runs show {code}",
+        "runs show {code} --json",
+        "runs history {code}",
+        "runs history {code} --full",
+        "runs history {code} --json",
+        "runs watch {run}",
+        "runs watch {code}",
+        "search refused --json",
+        "status --json",
+        "queues --json",
+        "workers --json",
+        "audit --json",
+        "quarantine list",
+    ],
+)
+def test_every_command_hides_them(stack: Stack, ids: dict[str, str], words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *words.format(**ids).split()],
+        cwd=stack.folder,
+        env=stack.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    hides(done.stdout + done.stderr, words)
+    if " show " in words:
+        assert "•••" in done.stdout
+
+
+def test_no_log_has_them(stack: Stack, ids: dict[str, str]) -> None:
+    del ids
+    logs = sorted(Path(stack.folder).glob("*.log"))
+    for log in logs:
+        hides(log.read_text(), log.name)
+    everything = "".join(log.read_text() for log in logs)
+    for line in ("printed ••• and •••", "logged ••• and •••", "said ••• and •••"):
+        assert line in everything
+
+
+def test_the_error_is_stored_without_them(stack: Stack, ids: dict[str, str]) -> None:
+    [(error,)] = stack.sql("SELECT error::text FROM orchestrator.ended_tasks WHERE id = :id", id=ids["failed"])
+    hides(error, "the stored error")
+    assert "mallory" in error
