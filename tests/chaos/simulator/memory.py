@@ -29,6 +29,7 @@ from orchestrator.transport.leader.queues import Message
 from orchestrator.transport.leader.streams import Inbound
 from orchestrator.transport.leader.terms import Deposed, ServerState
 from orchestrator.transport.quarantine import Refused
+from orchestrator.transport.signing import OFF
 from orchestrator.transport.worker import OrderInbox, Receipt, Received, StreamsGone
 
 Position = tuple[int, int]
@@ -199,6 +200,8 @@ class MemoryRedis:
 
 class MemoryLeaderStreams:
     """What `LeaderStreams` does, in memory. Each call is a boundary at which the scheduler may crash or be paused."""
+
+    signing = OFF
 
     def __init__(self, server: MemoryRedis, caller: str, boundary: Callable[[str], None]) -> None:
         self._server = server
