@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from orchestrator.scheduler.code.paging import Paging
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
@@ -18,16 +17,14 @@ from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.scheduler.news import News, Outgoing
 from orchestrator.scheduler.remembering import Remembering
-from orchestrator.scheduler.tasks.reports import Reported
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
 from orchestrator.transport.batch_sizes import MOST_BYTES
-from orchestrator.transport.codec import Attempt, Malformed, decode_flush, encode
+from orchestrator.transport.codec import Attempt, encode
 from orchestrator.transport.leader.queues import StreamsDamaged
 from orchestrator.transport.leader.streams import Inbound, LeaderStreams
 from orchestrator.transport.quarantine import Refused
-from orchestrator.transport.signing import Signing
 
 log = get_logger("scheduler")
 
@@ -172,23 +169,3 @@ class Link(Remembering):
             first = refused[0]
             log.error("set aside: %d events, the first %s: %s", len(refused), first.source, first.error)
             self.streams.set_aside(refused)
-
-
-class Decoded(NamedTuple):
-    """What a read has brought."""
-
-    reports: list[Reported]
-    refused: list[Refused]
-
-
-def decode(inbound: Inbound, signing: Signing) -> Decoded:
-    """Return what entries of the events stream say; what cannot be read, or believed, is set aside."""
-    decoded = Decoded([], [])
-    for entry, body in inbound.entries:
-        try:
-            flush = decode_flush(signing.body(inbound.stream, body))
-        except Malformed as error:
-            decoded.refused.append(Refused(entry, body, str(error)))
-        else:
-            decoded.reports.extend((entry, flush.worker, report) for report in flush.reports)
-    return decoded

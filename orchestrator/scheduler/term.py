@@ -32,7 +32,7 @@ from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.isolation import is_about_all
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.link import Decoded, Link, decode
+from orchestrator.scheduler.link import Link
 from orchestrator.scheduler.meter import Meter
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.requests import Requests, settle_ends
@@ -106,7 +106,7 @@ class Term:
         self.cancels = Cancels(runs, dags, backlog)
         requests = Requests(runs, self.cancels, triggers, code, backlog, lanes)
         self.agenda = Agenda(settings, fleet, code, backlog, runs, self.cancels, requests)
-        self._reports = Reports(code, settings.loss_limit, settings.inline_result)
+        self._reports = Reports(code, settings.loss_limit, settings.inline_result, streams.signing)
         self._reconciler = Reconciler(fleet)
         self.generations = Generations(streams, leadership, settings.batch, self._apply_leftover)
         self.link = Link(
@@ -187,12 +187,13 @@ class Term:
 
     def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> News:
         """Do everything that a tick does to Postgres."""
-        decoded, thorough = decode(inbound, self.link.streams.signing), inbound.nudged or suspicion is not None
-        with self._transaction(self._behind(inbound), with_agenda=thorough) as (tx, news, agenda):
-            self._apply(tx, news, decoded)
+        cursor, thorough = self._behind(inbound), inbound.nudged or suspicion is not None
+        decoded = self._reports.decode(inbound)
+        with self._transaction(cursor, with_agenda=thorough) as (tx, news, agenda):
+            self._reports.apply(tx, news, decoded)
             if suspicion is not None and inbound.complete:
                 lost, news.outgoing.withdrawn = self._reconciler.judge(suspicion)
-                self._reports.apply(tx, news, lost)
+                self._reports.apply_reports(tx, news, lost)
             self.runs.advance(tx, news)
             self.due_in = self.agenda.run(tx, news, agenda)
             settle_ends(tx, news)
@@ -229,17 +230,12 @@ class Term:
         cursor = self.generations.cursor
         return cursor._replace(position=inbound.entries[-1][0]) if inbound.entries else cursor
 
-    def _apply(self, tx: Transaction, news: News, decoded: Decoded) -> None:
-        news.outgoing.set_aside += decoded.refused
-        news.counts.reports += len(decoded.reports)
-        self._reports.apply(tx, news, decoded.reports)
-
     def _apply_leftover(self, inbound: Inbound, cursor: Cursor) -> Sequence[Ended]:
         """Apply what still stands in the stream of a generation that ends, up to a cursor; return what ended."""
         self._is_careful = True  # nothing that stands there may keep the next generation from beginning
-        decoded = decode(inbound, self.link.streams.signing)
+        decoded = self._reports.decode(inbound)
         with self._transaction(cursor) as (tx, news, _):
-            self._apply(tx, news, decoded)
+            self._reports.apply(tx, news, decoded)
             self.runs.advance(tx, news)
             settle_ends(tx, news)
         self.link.set_aside(news.outgoing.set_aside)

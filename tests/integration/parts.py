@@ -22,6 +22,7 @@ from orchestrator.scheduler.tasks.creation import cancel_tasks
 from orchestrator.scheduler.tasks.reports import Reports
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.tasks.revival import Revived
+from orchestrator.transport.signing import OFF
 
 
 class Parts:
@@ -35,10 +36,10 @@ class Parts:
         self.runs = Runs(dags, triggers, code, backlog)
         self.cancels = Cancels(self.runs, dags, backlog)
         self._requests = Requests(self.runs, self.cancels, triggers, code, backlog, lanes)
-        self._reports = Reports(code, 2, 100)
+        self._reports = Reports(code, 2, 100, OFF)
 
     def report(self, *reports: Report) -> None:
-        self._reports.apply(self.tx, self.news, [("1-0", "w", report) for report in reports])
+        self._reports.apply_reports(self.tx, self.news, [("1-0", "w", report) for report in reports])
 
     def begin(self) -> None:
         self.runs.begin(self.tx, self.news, 10)

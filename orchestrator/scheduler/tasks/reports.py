@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.states import TaskState
@@ -37,13 +38,22 @@ from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, waiting
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Moved, Requeue, Success
 from orchestrator.telemetry import get_logger
-from orchestrator.transport.codec import encode
+from orchestrator.transport.codec import Malformed, decode_flush, encode
+from orchestrator.transport.leader.streams import Inbound
 from orchestrator.transport.quarantine import Refused
+from orchestrator.transport.signing import Signing
 
 log = get_logger("scheduler")
 
 Reported = tuple[str, str, Report]
 """Entry id, worker and report."""
+
+
+class Decoded(NamedTuple):
+    """What a read of the events stream has brought."""
+
+    reports: list[Reported]
+    refused: list[Refused]
 
 
 @dataclass
@@ -53,8 +63,27 @@ class Reports:
     code: CodeRuns
     loss_limit: int
     inline_result: int
+    signing: Signing
 
-    def apply(self, tx: Transaction, news: News, reports: Sequence[Reported]) -> None:
+    def decode(self, inbound: Inbound) -> Decoded:
+        """Return what entries of the events stream say; what cannot be read, or believed, is set aside."""
+        decoded = Decoded([], [])
+        for entry, body in inbound.entries:
+            try:
+                flush = decode_flush(self.signing.body(inbound.stream, body))
+            except Malformed as error:
+                decoded.refused.append(Refused(entry, body, str(error)))
+            else:
+                decoded.reports.extend((entry, flush.worker, report) for report in flush.reports)
+        return decoded
+
+    def apply(self, tx: Transaction, news: News, decoded: Decoded) -> None:
+        """Apply what workers have sent."""
+        news.outgoing.set_aside += decoded.refused
+        news.counts.reports += len(decoded.reports)
+        self.apply_reports(tx, news, decoded.reports)
+
+    def apply_reports(self, tx: Transaction, news: News, reports: Sequence[Reported]) -> None:
         """Apply reports. In a careful tick, one that cannot be is set aside, and a failure takes its place."""
 
         def refuse(reported: Reported, error: Exception) -> None:
@@ -63,7 +92,7 @@ class Reports:
                 return  # not even its failure can be stored; the report itself has been set aside
             news.outgoing.set_aside.append(Refused(entry, encode(report), f"{worker}: {said(error)}"))
             if isinstance(report, (Succeeded, Failed, Activated)):
-                self.apply(tx, news, [(entry, worker, _refused(report, error))])
+                self.apply_reports(tx, news, [(entry, worker, _refused(report, error))])
 
         isolate(tx, news, reports, lambda fresh, some: self._apply(tx, fresh, some), refuse)
 
