@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ app = Orchestrator()
 def noop(value: int) -> int:
     return 1
 """
-BODY = b'{"name":"noop","args":[1]}'
+BODY = '{"name":"noop","args":[1]}'
 PARTS = ("client", "api", "postgres", "redis", "scheduler", "worker")
 
 
@@ -53,6 +54,7 @@ def main() -> None:
 
 CASES = {
     "HTTP, 50 clients": ("http", 1.0, ("scheduler", "worker", "api")),
+    "HTTP, each with its own key": ("keys", 1.0, ("scheduler", "worker", "api")),
     "aenqueue, 1,000 coroutines": ("coroutines", 2.0, ("scheduler", "worker")),
     "the same, nothing beside it": ("coroutines", 2.0, ()),
     "enqueue, one thread": ("single", 0.1, ("scheduler", "worker")),
@@ -162,14 +164,15 @@ def _said(log: Path, pattern: str, process: subprocess.Popen[bytes]) -> list[str
 
 
 def _cpu(process: int) -> float:
-    """Return the CPU time of a process, of its threads and of its children, in seconds."""
+    """Return the CPU time of a process, its threads and its children, also of those that have gone, in seconds."""
     try:
         threads = list(Path(f"/proc/{process}/task").iterdir())
         used = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
         children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+        gone = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[13:15]
     except (FileNotFoundError, ProcessLookupError):
-        return 0.0  # a worker of autovacuum, gone again
-    return used + sum(map(_cpu, children))
+        return 0.0  # its parent has what it used
+    return used + sum(map(int, gone)) / os.sysconf("SC_CLK_TCK") + sum(map(_cpu, children))
 
 
 # -- the client
@@ -180,7 +183,8 @@ def measure(what: str, address: str, size: int) -> None:
     if what == "single":
         _measure_single(size)
     else:
-        asyncio.run(_measure_http(address, size) if what == "http" else _measure_coroutines(size))
+        enqueue = partial(_measure_http, address, has_keys=what == "keys") if address != "-" else _measure_coroutines
+        asyncio.run(enqueue(size))
 
 
 def _noop() -> Any:
@@ -226,9 +230,11 @@ async def _measure_coroutines(size: int) -> None:
 class _Http(asyncio.Protocol):
     """One client that keeps its connection, and sends the next request when it has the answer to the last."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, *, has_keys: bool) -> None:
         head = f"POST /api/v1/tasks HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        self._request = f"{head}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+        head += "Idempotency-Key: %s\r\n" if has_keys else ""
+        self._request = f"{head}Content-Length: {len(BODY)}\r\n\r\n{BODY}"
+        self._has_keys = has_keys
         self._answer = b""
         self._left = 0
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -240,8 +246,12 @@ class _Http(asyncio.Protocol):
     def send(self, count: int) -> asyncio.Future[None]:
         self._left = count
         self._done = asyncio.get_running_loop().create_future()
-        self._transport.write(self._request)
+        self._send()
         return self._done
+
+    def _send(self) -> None:
+        request = self._request % os.urandom(8).hex() if self._has_keys else self._request
+        self._transport.write(request.encode())
 
     def data_received(self, data: bytes) -> None:
         self._answer += data
@@ -253,7 +263,7 @@ class _Http(asyncio.Protocol):
         self._answer = b""
         self._left -= 1
         if self._left:
-            self._transport.write(self._request)
+            self._send()
         else:
             self._done.set_result(None)
 
@@ -262,11 +272,14 @@ class _Http(asyncio.Protocol):
             self._done.set_exception(RuntimeError("the server has closed the connection"))
 
 
-async def _measure_http(address: str, size: int, clients: int = 50) -> None:
+async def _measure_http(address: str, size: int, clients: int = 50, *, has_keys: bool) -> None:
     host = address.removeprefix("http://")
     name, _, port = host.partition(":")
     loop = asyncio.get_running_loop()
-    made = [(await loop.create_connection(lambda: _Http(host), name, int(port)))[1] for _ in range(clients)]
+    made = [
+        (await loop.create_connection(lambda: _Http(host, has_keys=has_keys), name, int(port)))[1]
+        for _ in range(clients)
+    ]
     await asyncio.gather(*(client.send(2) for client in made))
     begun = _wait_for_the_word()
     await asyncio.gather(*(client.send(size // clients) for client in made))

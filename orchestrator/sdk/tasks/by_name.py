@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.options import CallOptions, check_name, with_options
+from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, once, with_options
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.settings import Settings
 
@@ -22,8 +23,13 @@ def call_by_name(
     queue: str,
 ) -> NewTask:
     """Check a call as far as that goes without its function, and return it as data; `queue` is where none is given."""
-    chosen = with_options(CallOptions(), options)
-    placed = chosen.placed(check_name("task", name), {}, settings.idempotency_period)
+    period = settings.idempotency_period
+    key = options.get(_ONCE)
+    if key is None or options.get("unique_key") is not None:
+        chosen, placed = _placed(name, options, period)
+    else:  # all but this is the same for many calls
+        chosen, placed = _placed(name, {option: options[option] for option in options if option != _ONCE}, period)
+        placed = placed._replace(unique=once(name, key, period))
     return NewTask(
         id=new_id(),
         name=name,
@@ -36,3 +42,22 @@ def call_by_name(
         expires=chosen.expiry_seconds,
         unique=placed.unique,
     )
+
+
+def _placed(name: str, options: Mapping[str, Any], period: float) -> tuple[CallOptions, Placed]:
+    """Return the options of a call, checked, and where it is placed by them; what was checked lately is known."""
+    given = tuple((option, type(value), value) for option, value in options.items())  # True is 1, but no priority
+    try:
+        return _known(name, given, period)
+    except TypeError:  # a list, which cannot be looked up
+        return _known.__wrapped__(name, given, period)
+
+
+@lru_cache(maxsize=1024)
+def _known(name: str, given: Iterable[tuple[str, type, Any]], period: float) -> tuple[CallOptions, Placed]:
+    chosen = with_options(_DEFAULTS, {option: value for option, _, value in given})
+    return chosen, chosen.placed(check_name("task", name), {}, period)
+
+
+_DEFAULTS = CallOptions()
+_ONCE = "idempotency_key"

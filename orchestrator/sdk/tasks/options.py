@@ -247,8 +247,7 @@ class CallOptions:
 
     def _unique(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> UniqueKey | None:
         if self.idempotency_key is not None:
-            key = _key("idempotency_key", self.idempotency_key)
-            return UniqueKey(f"once:{task}:{key}", "period", idempotency_period, same_call=True)
+            return once(task, self.idempotency_key, idempotency_period)
         computed = _compute(self.unique_key, arguments)
         if computed is None:
             return None
@@ -256,6 +255,11 @@ class CallOptions:
         if isinstance(self.unique_for, str):
             return UniqueKey(key, self.unique_for, None, self.on_duplicate)
         return UniqueKey(key, "period", _seconds("unique_for", self.unique_for), self.on_duplicate)
+
+
+def once(task: str, key: object, period: float) -> UniqueKey:
+    """Return an idempotency key as a task has it."""
+    return UniqueKey(f"once:{task}:{_key('idempotency_key', key)}", "period", period, same_call=True)
 
 
 class Placed(NamedTuple):
