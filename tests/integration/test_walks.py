@@ -1,0 +1,76 @@
+"""To follow one thing through the product, a reader enters few files, and comes back to few of them."""
+
+from __future__ import annotations
+
+from orchestrator import WorkflowContext
+from orchestrator.sdk.code.engine import Engine
+from tests.integration.code_stage import act
+from tests.integration.stage import System, raw
+from tests.walks import Walk, following, marks_of
+
+
+def short(walk: Walk, *, files: int, returns: int) -> None:
+    assert walk.stays
+    assert len(walk.files) <= files, str(walk)
+    assert walk.returns <= returns, str(walk)
+
+
+def test_from_the_call_to_the_row(system: System) -> None:
+    system.job.enqueue(0)
+    with following("needle") as walk:
+        system.job.enqueue("needle")
+    short(walk, files=6, returns=1)
+
+
+def test_from_the_report_to_the_row_and_to_the_client(system: System) -> None:
+    worker = system.worker()
+    system.dispatch()
+    (task,) = worker.take()
+    worker.succeed(task)
+    with following(*marks_of(task.id)) as walk:
+        system.tick()
+    short(walk, files=8, returns=4)
+
+
+def test_from_a_lost_worker_to_the_row(system: System) -> None:
+    worker = system.worker()
+    system.settle()
+    (handle,) = system.dispatch()
+    worker.take()
+    system.make_old()
+    worker.die()
+    walks: list[Walk] = []
+    while system.row(handle)["status"] == "dispatched":
+        system.clock.now += 1
+        with following(*marks_of(raw(handle))) as walk:
+            system.scheduler.tick()
+        walks.append(walk)
+    short(walks[-1], files=16, returns=12)
+
+
+def test_from_a_run_of_many_to_its_tasks_and_to_its_end(system: System) -> None:
+    worker = system.worker()
+    run = system.app.start_many(system.job, [1, 2, 3])
+    with following(*marks_of(raw(run))) as walk:
+        system.pass_seconds()
+    short(walk, files=15, returns=13)
+    worker.succeed(*worker.take())
+    with following(*marks_of(raw(run))) as walk:
+        system.tick()
+    short(walk, files=13, returns=6)
+
+
+def test_from_a_turn_of_code_to_what_it_commands(system: System, engine_: Engine) -> None:
+    job = system.job
+
+    @system.app.workflow(name="double")
+    async def double(ctx: WorkflowContext, number: int) -> int:
+        return 2 * int(await job.schedule(number))
+
+    worker = system.worker(knows=("job", "double"))
+    handle = double.start(1)
+    system.pass_seconds()
+    worker.report(act(engine_, *worker.take()))
+    with following(*marks_of(raw(handle))) as walk:
+        system.tick()
+    short(walk, files=16, returns=12)
