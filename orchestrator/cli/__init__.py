@@ -30,6 +30,7 @@ COMMANDS = {
     "queues": ("limits.queues", "Show what stands in each queue."),
     "workers": ("fleet.workers", "Show the fleet."),
     "status": ("system.status", "Show how the system is doing."),
+    "top": ("top.command", "Watch what happens now: queues, tasks, workers, failures, runs."),
     "search": ("system.search", "Find tasks and runs by id, name, tag or error."),
     "quarantine": ("system.quarantine", "Look at messages that could not be understood."),
 }

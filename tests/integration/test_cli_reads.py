@@ -26,6 +26,7 @@ LISTS = [
     ("queues",),
     ("workers",),
     ("status",),
+    ("top",),
     ("quarantine", "list"),
     ("db", "check"),
 ]

@@ -34,6 +34,7 @@ READS = {
     "queues",
     "workers",
     "status",
+    "top",
     "quarantine list",
     "quarantine show",
 }

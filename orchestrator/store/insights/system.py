@@ -165,7 +165,7 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
     cursor = leases.read_cursor(connection, shard)
     stuck = _STUCK.one(connection)
     return Overview(
-        leader=_leader(connection, shard),
+        leader=find_leader(connection, shard),
         revision=current_revision(connection),
         open=_open(queues),
         ended_last_minute=minute,
@@ -206,7 +206,7 @@ SELECT /* insights.leader */ address, term,
 """)
 
 
-def _leader(connection: Connection, shard: int) -> Leader | None:
+def find_leader(connection: Connection, shard: int = 0) -> Leader | None:
     """Return who leads now."""
     return _LEADER.first(connection, shard=shard)
 

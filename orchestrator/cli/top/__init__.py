@@ -1,0 +1,1 @@
+"""`orchestrator top`: what happens now, on a terminal."""

@@ -1,0 +1,51 @@
+"""`orchestrator top`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import click
+
+from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.terminal.output import console, on_terminal, print_json
+from orchestrator.cli.top.frame import Size, draw
+from orchestrator.cli.top.sampling import Sampler
+from orchestrator.cli.top.view import SORTS, View
+from orchestrator.settings import load_settings
+
+
+@click.command("top", context_settings={"show_default": True})
+@click.option("--interval", type=click.FloatRange(0.2, 60), default=1.0, help="Seconds between two looks.")
+@click.option("--sort", type=click.Choice(list(SORTS)), default="ready", help="How queues are sorted.")
+@click.option("--filter", "matching", default="", metavar="TEXT", help="Only what has this in its name.")
+@click.option("--once", is_flag=True, help="Show it once, and exit; as where the output is no terminal.")
+@json_option
+def command(interval: float, sort: str, matching: str, once: bool, as_json: bool) -> None:
+    """Watch what happens now: queues, what runs, workers, failures and runs.
+
+    Keys move, sort, filter, pause a queue, open a task and cancel it; ? lists them. It reads a bounded number of rows
+    with each look, along indexes, and writes nothing unless it is asked to.
+
+    \b
+    Example:
+      orchestrator top
+      orchestrator top --once --filter mail
+      orchestrator top --json | jq '.queues[] | {queue, ready, oldest, rate}'
+    """
+    settings = load_settings()
+    view = View(sort=sort, matching=matching)
+    if not (as_json or once) and on_terminal() and sys.stdin.isatty():
+        from orchestrator.cli.top.live import Live  # which needs a terminal, and what not every system has
+
+        Live(settings, interval, view).run()
+        return
+    found = Sampler(settings, interval).look_once()
+    if as_json:
+        print_json(found)
+        return
+    paper, width = console(), shutil.get_terminal_size((100, 24)).columns
+    height = 12 + len(found.queues) + max(len(found.running), len(found.workers), len(found.failures), len(found.runs))
+    for line in draw(found, view, Size(width, height * 2))[:-1]:
+        line.rstrip()
+        paper.print(line, no_wrap=True, overflow="crop")

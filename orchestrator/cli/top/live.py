@@ -1,0 +1,118 @@
+"""The screen that lives: looks in the background, keys in front, and what is to be done about either."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from dataclasses import replace
+
+from rich.console import Console
+from rich.text import Text
+
+from orchestrator.cli.top.details import run_lines, task_lines
+from orchestrator.cli.top.frame import Size, draw
+from orchestrator.cli.top.keyboard import Keyboard
+from orchestrator.cli.top.sampling import Sampler, Snapshot
+from orchestrator.cli.top.view import Deed, Sheet, View, press
+from orchestrator.errors import OrchestratorError
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.settings import Settings
+from orchestrator.store import database
+from orchestrator.telemetry import first_line, has_colours
+
+_AT_LEAST = 1.0
+"""Seconds after which the screen is drawn again though nothing is new: the age of what is shown grows."""
+
+
+class Painter:
+    """Makes text of lines, with colours where they may be."""
+
+    def __init__(self) -> None:
+        colours = has_colours(sys.stdout)
+        self._console = Console(
+            file=io.StringIO(),
+            force_terminal=colours,
+            no_color=not colours,
+            width=10_000,
+            highlight=False,
+            markup=False,
+        )
+
+    def paint(self, lines: list[Text]) -> list[str]:
+        """Return lines as they are written."""
+        return [self._line(line) for line in lines]
+
+    def _line(self, line: Text) -> str:
+        with self._console.capture() as written:
+            self._console.print(line, end="", no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
+        return written.get()
+
+
+class Live:
+    """Shows the latest look until somebody quits."""
+
+    def __init__(self, settings: Settings, interval: float, view: View) -> None:
+        self._settings = settings
+        self._sampler = Sampler(settings, interval)
+        self._view = view
+        self._painter = Painter()
+        self._found: Snapshot | None = None
+
+    def run(self) -> None:
+        """Take the terminal, and give it back at the end."""
+        self._found = self._sampler.latest = self._sampler.look_once()  # what is wrong with that is told as always
+        with Keyboard() as keyboard:
+            self._sampler.start(keyboard.ring)
+            try:
+                self._loop(keyboard)
+            except KeyboardInterrupt:
+                return
+            finally:
+                self._sampler.stop()
+
+    def _loop(self, keyboard: Keyboard) -> None:
+        while True:
+            if not self._view.frozen:
+                self._found = self._sampler.latest
+            keyboard.show(self._painter.paint(self._lines(keyboard)))
+            for key in keyboard.wait(_AT_LEAST):
+                deed = press(self._view, key, self._found) if self._found is not None else None
+                if deed == Deed("quit"):
+                    return
+                if deed is not None:
+                    threading.Thread(target=self._do, args=(deed, keyboard), name="deed", daemon=True).start()
+
+    def _lines(self, keyboard: Keyboard) -> list[Text]:
+        size = Size(keyboard.size.columns, keyboard.size.lines)
+        return draw(self._found, self._view, size, self._sampler.trouble, self._sampler.age)
+
+    def _do(self, deed: Deed, keyboard: Keyboard) -> None:
+        """Do something beyond the screen, in a thread: a server that hangs keeps nobody from quitting."""
+        try:
+            if deed.verb in ("open", "open run"):
+                lines = (task_lines if deed.verb == "open" else run_lines)(self._settings, deed.target)
+                self._view.sheet = Sheet(lines[0], lines[1:])
+            else:
+                self._view.said = "…"
+                self._view.said = self._ask(deed)
+        except (*database.UNAVAILABLE, OrchestratorError) as error:
+            self._view.said = f"that did not work: {first_line(error)}"
+        keyboard.ring()
+
+    def _ask(self, deed: Deed) -> str:
+        app = Orchestrator(replace(self._settings))
+        try:
+            if deed.verb == "pause":
+                app.queue(deed.target).pause()
+                return f"queue {deed.target} is paused"
+            if deed.verb == "resume":
+                app.queue(deed.target).resume()
+                return f"queue {deed.target} goes on"
+            if deed.verb == "cancel":
+                app.handle(deed.target).cancel()
+                return f"asked to cancel task {deed.target}"
+            app.run(deed.target).cancel()
+            return f"asked to cancel run {deed.target}"
+        finally:
+            app.close()

@@ -1,0 +1,153 @@
+"""What happens now, for those who look on: each statement reads a bounded number of rows along an index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from orchestrator.store.insights.fleet import IS_FRESH
+from orchestrator.store.sql import Statement
+
+MOST_ENDED = 30_000
+MOST_RUNNING = 500
+MOST_WORKERS = 200
+_MOST_FAILURES = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedInSecond:
+    """How many tasks of a queue ended in one second."""
+
+    queue: str
+    """The queue."""
+    status: str
+    """How they ended."""
+    second: int
+    """When, as Unix time."""
+    tasks: int
+    """How many."""
+
+
+_ENDED = Statement[EndedInSecond](f"""
+SELECT /* insights.activity.ended */ queue, status, floor(extract(epoch FROM ended_at))::bigint AS second,
+       count(*)::int AS tasks
+  FROM (SELECT queue, status, ended_at FROM orchestrator.ended_tasks
+         WHERE ended_at > now() - %(seconds)s::double precision * interval '1 second'
+         ORDER BY ended_at DESC LIMIT {MOST_ENDED}) AS latest
+ GROUP BY 1, 2, 3
+""")
+
+
+_NOW = Statement[float]("SELECT /* insights.activity.now */ extract(epoch FROM clock_timestamp())::double precision")
+
+
+def time_of(connection: Connection) -> float:
+    """Return the time of Postgres's clock, as Unix time."""
+    return _NOW.one(connection)
+
+
+def ended_lately(connection: Connection, seconds: float) -> list[EndedInSecond]:
+    """Return how many tasks ended in each of the last seconds; of very many, the latest."""
+    return _ENDED(connection, seconds=seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskInFlight:
+    """A task that a worker has, or is about to have."""
+
+    id: str
+    """Its id."""
+    name: str
+    """The task that it calls."""
+    queue: str
+    """Its queue."""
+    status: str
+    """`dispatched` or `running`."""
+    worker: str | None
+    """Who runs it; None until that is known."""
+    attempt: int
+    """The number of this attempt."""
+    run_id: str | None
+    """The run that it belongs to."""
+    seconds: float
+    """For how long."""
+
+
+_IN_FLIGHT = Statement[TaskInFlight](f"""
+SELECT /* insights.activity.in_flight */ id::text AS id, name, queue, status,
+       CASE WHEN status = 'running' THEN worker END AS worker, attempt, run_id::text AS run_id,
+       extract(epoch FROM clock_timestamp() - coalesce(CASE WHEN status = 'running' THEN started_at END,
+                                                       dispatched_at, created_at))::double precision AS seconds
+  FROM (SELECT id, name, queue, status, worker, attempt, run_id, started_at, dispatched_at, created_at
+          FROM orchestrator.tasks WHERE status IN ('dispatched', 'running') ORDER BY id LIMIT {MOST_RUNNING}) AS first
+ ORDER BY status DESC, seconds DESC
+""")
+
+
+def in_flight(connection: Connection) -> list[TaskInFlight]:
+    """Return what runs, the longest first, then what is on its way; of very many, those that were created first."""
+    return _IN_FLIGHT(connection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerNow:
+    """One worker process, briefly."""
+
+    id: str
+    """Its id."""
+    queues: tuple[str, ...]
+    """What it serves."""
+    slots: int
+    """How many tasks it runs at once."""
+    running: int
+    """How many it runs."""
+    state: str
+    """`live`, `draining`, `still` or `unheard`."""
+
+
+_WORKERS = Statement[WorkerNow](f"""
+SELECT /* insights.activity.workers */ id, queues, slots, running,
+       CASE WHEN NOT {IS_FRESH} THEN 'unheard' WHEN still_since IS NOT NULL THEN 'still' ELSE state END AS state
+  FROM orchestrator.workers WHERE state NOT IN ('dead', 'stopped') ORDER BY host, started_at, id LIMIT {MOST_WORKERS}
+""")
+
+
+def workers_now(connection: Connection) -> list[WorkerNow]:
+    """Return the workers that there are."""
+    return _WORKERS(connection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureGroup:
+    """Failures of one task that look alike."""
+
+    name: str
+    """The task."""
+    kind: str
+    """The type of the error."""
+    message: str
+    """What the latest of them said."""
+    tasks: int
+    """How many there were in the last quarter of an hour."""
+    last: datetime
+    """When the latest ended."""
+    latest: str
+    """Which one that is."""
+
+
+_FAILURES = Statement[FailureGroup](f"""
+SELECT /* insights.activity.failures */ name, coalesce(error->>'kind', reason, status) AS kind,
+       (array_agg(left(coalesce(error->>'message', ''), 300) ORDER BY ended_at DESC))[1] AS message,
+       count(*)::int AS tasks, max(ended_at) AS last, (array_agg(id::text ORDER BY ended_at DESC))[1] AS latest
+  FROM (SELECT id, name, error, reason, status, ended_at FROM orchestrator.ended_tasks
+         WHERE status <> 'success' AND ended_at > now() - interval '15 minutes'
+         ORDER BY ended_at DESC LIMIT {_MOST_FAILURES}) AS latest
+ WHERE status = 'failed' GROUP BY 1, 2 ORDER BY tasks DESC, last DESC LIMIT 50
+""")
+
+
+def failures_lately(connection: Connection) -> list[FailureGroup]:
+    """Return what failed in the last quarter of an hour, by task and type of error; of very many, the latest."""
+    return _FAILURES(connection)

@@ -1,0 +1,208 @@
+"""`orchestrator top` in a terminal of its own: a real process on a real pty, looked at as a person would."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli import main
+from tests.integration.stage import System
+from tests.waiting import eventually
+
+_MOVE = re.compile(r"\x1b\[(\d+);1H|\x1b\[2J|\x1b\[J")
+
+
+class Terminal:
+    """A terminal with a program in it, and what stands on its screen."""
+
+    def __init__(self, environment: dict[str, str], *arguments: str, width: int = 80, height: int = 24) -> None:
+        self._ours, self._theirs = pty.openpty()
+        self.before = termios.tcgetattr(self._theirs)
+        self.resize(width, height)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", "top", *arguments],
+            stdin=self._theirs,
+            stdout=self._theirs,
+            stderr=self._theirs,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        self.written = ""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._ours, 65_536)
+            except OSError:
+                return
+            self.written += data.decode("utf-8", "replace")
+
+    def resize(self, width: int, height: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def lines(self) -> list[str]:
+        """Return the screen as it stands, by what was written so far."""
+        rows: dict[int, str] = {}
+        places = list(_MOVE.finditer(self.written))
+        for place, after in zip_longest(places, places[1:]):
+            if place[0] == "\x1b[2J":
+                rows.clear()
+            if place[1] is not None:
+                text = self.written[place.end() : after.start() if after is not None else None]
+                rows[int(place[1])] = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", text).rstrip("\r\n")
+        return [rows.get(row, "") for row in range(1, max(rows, default=0) + 1)]
+
+    def shows(self, *words: str) -> bool:
+        text = "\n".join(self.lines())
+        return all(word in text for word in words)
+
+    def await_words(self, *words: str) -> None:
+        eventually(lambda: self.shows(*words), f"{words} on the screen", timeout=30)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+        os.close(self._theirs)
+        os.close(self._ours)
+
+    @property
+    def is_given_back(self) -> bool:
+        """Say whether the terminal is as it was, with its own screen and its cursor."""
+        closed = self.written.rfind("\x1b[?1049l") > self.written.rfind("\x1b[?1049h")
+        return termios.tcgetattr(self._theirs) == self.before and closed and "\x1b[?25h" in self.written[-60:]
+
+
+@pytest.fixture
+def environment(system: System) -> dict[str, str]:
+    return {
+        **os.environ,
+        "TERM": "xterm-256color",
+        "ORCHESTRATOR_DATABASE_URL": system.settings.database_url,
+        "ORCHESTRATOR_REDIS_URL": system.settings.redis_url,
+    }
+
+
+@pytest.fixture
+def busy(system: System) -> System:
+    """A worker with three tasks, one that has failed, and a queue that nobody serves."""
+    worker = system.worker(slots=10)
+    system.settle()
+    system.dispatch(5)
+    first, second, *rest = worker.take()
+    worker.succeed(first)
+    worker.fail(second, retryable=False)
+    worker.start(*rest)
+    system.job.options(queue="alone").enqueue()
+    system.pass_seconds()
+    return system
+
+
+@contextmanager
+def opened(environment: dict[str, str], *arguments: str, **size: int) -> Iterator[Terminal]:
+    terminal = Terminal(environment, *arguments, **size)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+def test_it_shows_what_happens_and_goes_with_the_size(busy: System, environment: dict[str, str]) -> None:
+    with opened(environment, "--interval", "0.2") as terminal:
+        terminal.await_words("orchestrator top", "leader ", "default", "alone", "1 Running 3", "No worker serves alone")
+        eventually(lambda: [len(line) for line in terminal.lines()] == [80] * 24, "the screen is full", timeout=10)
+        terminal.type("3")
+        terminal.await_words("job", ": ", "15 min")
+        terminal.resize(120, 40)
+        os.killpg(terminal.process.pid, signal.SIGWINCH)
+        eventually(lambda: [len(line) for line in terminal.lines()] == [120] * 40, "it is drawn anew", timeout=30)
+        terminal.type("?")
+        terminal.await_words("pause or resume the queue")
+        terminal.type("\x1b")
+        terminal.await_words("sort: ready")
+        terminal.type("q")
+        assert terminal.process.wait(20) == 0
+        eventually(lambda: terminal.is_given_back, "the terminal is given back", timeout=10)
+
+
+def test_a_queue_is_paused_and_a_task_cancelled_after_a_question(busy: System, environment: dict[str, str]) -> None:
+    with opened(environment, "--interval", "0.2", "--filter", "alone") as terminal:
+        terminal.await_words("alone", "filter: alone")
+        terminal.type("p")
+        terminal.await_words("Pause queue alone?")
+        terminal.type("y")
+        terminal.await_words("queue alone is paused")
+        assert busy.sql("SELECT name FROM orchestrator.queues WHERE paused") == [{"name": "alone"}]
+        terminal.type("\x1b")
+        terminal.await_words("1 Running 3", "job")
+        terminal.type("\tc")
+        terminal.await_words("Cancel task job")
+        terminal.type("y")
+        terminal.await_words("asked to cancel task")
+    busy.pass_seconds(2)
+    assert busy.sql("SELECT count(*) AS n FROM orchestrator.ended_tasks WHERE status = 'cancelled'")[0]["n"] == 1
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "SIGTERM", "SIGHUP"])
+def test_the_terminal_is_given_back_however_it_ends(busy: System, environment: dict[str, str], how: str) -> None:
+    with opened(environment) as terminal:
+        terminal.await_words("orchestrator top", "default")
+        if how == "ctrl-c":
+            terminal.type("\x03")
+        else:
+            terminal.process.send_signal(signal.Signals[how])
+        assert terminal.process.wait(20) == (0 if how == "ctrl-c" else 128 + signal.Signals[how])
+        eventually(lambda: terminal.is_given_back, "the terminal is given back", timeout=10)
+        assert "Traceback" not in terminal.written
+
+
+def test_little_is_written_where_little_changes(busy: System, environment: dict[str, str]) -> None:
+    with opened(environment, "--interval", "0.2") as terminal:
+        terminal.await_words("orchestrator top", "default")
+        before, looks = len(terminal.written), terminal.written.count("\x1b[?2026h")
+        eventually(lambda: terminal.written.count("\x1b[?2026h") > looks + 10, "it was drawn ten times", timeout=30)
+        assert (len(terminal.written) - before) / 10 < 1_500  # a whole screen has about 4,000 characters
+        assert "\x1b[2J" not in terminal.written[before:]
+
+
+def test_it_is_told_once_or_as_json_for_scripts(busy: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", busy.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", busy.settings.redis_url)
+    shown = CliRunner().invoke(main, ["top", "--once"])
+    assert shown.exit_code == 0, shown.output
+    assert "No worker serves alone" in shown.output
+    assert "\x1b" not in shown.output
+    document = json.loads(CliRunner().invoke(main, ["top", "--json"]).output)
+    assert {queue["queue"]: queue["ready"] for queue in document["queues"]} == {"default": 0, "alone": 1}
+    assert [task["status"] for task in document["running"]] == ["running"] * 3
+    assert document["failures"][0]["name"] == "job"
+    assert document["load"]["live_workers"] == 1
+
+
+def test_what_is_wrong_at_the_start_is_told_as_always(environment: dict[str, str]) -> None:
+    environment = environment | {"ORCHESTRATOR_DATABASE_URL": "postgresql://127.0.0.1:1/nowhere"}
+    with opened(environment) as terminal:
+        assert terminal.process.wait(60) == 1
+        eventually(lambda: "Error: " in terminal.written, "it says so", timeout=10)
+        assert "\x1b[?1049h" not in terminal.written
