@@ -21,6 +21,8 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli import main
+from orchestrator.cli.top.details import run_lines, task_lines
+from orchestrator.sdk.dag.definitions import loads
 from tests.integration.stage import System
 from tests.waiting import eventually
 
@@ -206,3 +208,17 @@ def test_what_is_wrong_at_the_start_is_told_as_always(environment: dict[str, str
         assert terminal.process.wait(60) == 1
         eventually(lambda: "Error: " in terminal.written, "it says so", timeout=10)
         assert "\x1b[?1049h" not in terminal.written
+
+
+def test_what_is_secret_is_not_shown_of_an_opened_task_or_run(
+    busy: System, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_REDACT", "password")
+    login = busy.app.task(name="login", redact=("token",))(lambda token, password="": (token, password))
+    task = login.enqueue("very-secret", password="most-secret")
+    busy.app.workflows.apply(loads("name: enter\nparams: {password: {}}\ntasks: {only: {task: job}}"))
+    run = busy.app.workflows["enter"].start(password="most-secret")
+    shown = "\n".join((*task_lines(busy.settings, task.id), *run_lines(busy.settings, run.id)))
+    assert "login(" in shown
+    assert "•••" in shown
+    assert "-secret" not in shown

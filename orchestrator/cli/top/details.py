@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from orchestrator.cli.terminal.data import call_text, data_text, short_text, stored_value
+from orchestrator.cli.terminal.data import call_text, data_text, hidden, short_text, stored_value
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.cli.terminal.times import between, duration, present, when
 from orchestrator.settings import Settings
@@ -21,7 +21,7 @@ def task_lines(settings: Settings, task: str) -> list[str]:
     lines = [
         f"Task {found.name}",
         f"id        {found.id}",
-        f"call      {call_text(found.name, found.payload)}",
+        f"call      {call_text(found.name, found.payload, found.options)}",
         f"status    {found.status}{f' ({found.reason})' if found.reason else ''}",
         f"queue     {found.queue}, priority {found.priority}",
         f"worker    {found.worker or 'none yet'}",
@@ -34,7 +34,7 @@ def task_lines(settings: Settings, task: str) -> list[str]:
     if found.options:
         lines.append(f"options   {data_text(found.options)}")
     if found.result is not None:
-        lines.append(f"result    {short_text(stored_value(found.result))}")
+        lines.append(f"result    {short_text(stored_value(found.result, found.options))}")
     for attempt in found.attempts:
         took = between(attempt.started_at, attempt.ended_at or now)
         said = f": {attempt.error.kind}: {attempt.error.message}" if attempt.error else ""
@@ -58,7 +58,7 @@ def run_lines(settings: Settings, run: str) -> list[str]:
         f"id        {found.id}",
         f"status    {found.status}{f' ({found.reason})' if found.reason else ''}",
         f"workflow  {found.workflow or 'none'}{f', version {found.version}' if found.version else ''}",
-        f"params    {data_text(found.params)}",
+        f"params    {data_text(hidden().shown(found.params))}",
         f"started   {when(found.started_at, now) or 'not yet'}",
         f"took      {between(found.started_at, found.ended_at or now)}",
         f"tasks     {found.total - found.open:,} of {found.total:,} ended, {found.failed:,} failed",
