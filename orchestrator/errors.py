@@ -250,6 +250,36 @@ class GiveUp(OrchestratorError):
         self.data = dict(data or {})
 
 
+_TYPE = "urn:orchestrator:error:"
+
+
+def to_problem(error: OrchestratorError) -> tuple[str, dict[str, Any]]:
+    """Return a stable name for the kind of an error, and what it knows beside its text, to be told over HTTP."""
+    kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
+    data: dict[str, Any] = {"attributes": dict(error.data)} if error.data else {}
+    if isinstance(error, Duplicate):
+        data["task_id"] = error.task_id
+    if isinstance(error, NotFound) and error.sought is not None:
+        data["sought"] = list(error.sought)
+    return _TYPE + kind, data
+
+
+def from_problem(type_: str, text: str, data: Mapping[str, Any]) -> OrchestratorError | None:
+    """Return the error that was told over HTTP; None if it is of a kind that this release does not know."""
+    kind = globals().get(type_.removeprefix(_TYPE)) if type_.startswith(_TYPE) else None
+    if not isinstance(kind, type) or not issubclass(kind, OrchestratorError) or kind is RetryLater:
+        return None
+    error = kind(text)
+    if isinstance(error, Duplicate):
+        error.task_id = str(data.get("task_id", ""))
+    if isinstance(error, NotFound) and isinstance(data.get("sought"), list):
+        what, identifier = data["sought"]
+        error.sought = str(what), str(identifier)
+    if isinstance(data.get("attributes"), dict):
+        error.data = data["attributes"]
+    return error
+
+
 _MOST_COMPARED = 1_000
 """Names among which the nearest is looked for: each takes some microseconds, and long ones more."""
 _LONGEST_COMPARED = 200

@@ -40,7 +40,7 @@ CHOICES = {
     "webhooks": ("public", "allowed", "off"),
     "signing": ("sign", "require"),
 }
-_SECRETS = ("signing_keys",)
+_SECRETS = ("signing_keys", "api_key")
 _LISTS = ("redact", "webhook_allow", "api_proxies")
 """Texts that may be given as lists of texts."""
 _FOR_EVER_IF_ZERO = ("retention_success", "retention_failed", "retention_audit")
@@ -54,6 +54,14 @@ class Settings:
     """Postgres, e.g. postgresql://user:password@host/database."""
     redis_url: str = ""
     """Redis or Valkey, e.g. redis://host:6379/0 or unix:///path/to/socket."""
+    api_url: str = ""
+    """An HTTP API, e.g. https://orchestrator.example.com; clients and commands use it instead of the two above."""
+    api_key: str = ""
+    """The key that it asks for."""
+    api_ca_file: str = ""
+    """Certificates, as a file in PEM, of those who vouch for an https API; the system's if none is given."""
+    api_timeout: float = 60.0
+    """Seconds within which it must answer."""
     app: str = ""
     """Where commands find the application, e.g. `package.module:app`."""
     namespace: str = DEFAULT_NAMESPACE
@@ -164,6 +172,11 @@ class Settings:
         late: str | None = read_services_file(path).get(name) if path is not None else None
         if late:
             return late
+        if self.api_url:
+            raise ConfigurationError(
+                f"This needs Postgres and Redis themselves, and setting {name} is not set, but api_url. Run it where "
+                f"they can be reached, with ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL."
+            )
         distrust = _distrust(path) if path is not None else None
         raise ConfigurationError(
             f"Setting {name} is not set. Set ORCHESTRATOR_{name.upper()} (e.g. {example}), or {name} under "
@@ -315,6 +328,7 @@ def _validated(settings: Settings) -> Settings:
     for name, schemes in (
         ("database_url", ("postgresql", "postgres")),
         ("redis_url", ("redis", "rediss", "unix")),
+        ("api_url", ("http", "https")),
     ):
         value = getattr(settings, name)
         if value and value.split(":")[0].split("+")[0] not in schemes:

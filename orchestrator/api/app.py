@@ -24,6 +24,7 @@ from orchestrator.api.conditions import expected_tag, is_known
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
+from orchestrator.api.reach import WHOLE
 from orchestrator.api.refusals import Refusals
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Reach
@@ -175,6 +176,8 @@ class _Path:
 
 
 async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request, reach: Reach) -> Response:
+    if reach.is_bound and endpoint.about is WHOLE:
+        endpoint.about.check(api, reach, {})
     given = endpoint.read_path(request.path_params) | endpoint.read_query(request.url.query)
     if endpoint.body is not None:
         given |= endpoint.read_body(await _body(request))

@@ -20,6 +20,7 @@ from orchestrator.errors import (
     Unavailable,
     Uncertain,
     WrongState,
+    to_problem,
 )
 from orchestrator.store import database
 from orchestrator.transport import connection as transport
@@ -47,10 +48,13 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str = ""
     """What happened this time, and what to do."""
     type: str = "about:blank"
+    """The kind again, as a name that stays: `urn:orchestrator:error:WrongState`."""
     errors: list[FieldError] = []
     """The parts of the request that are at fault."""
     task_id: str | None = None
     """The task that has the key, if that is the problem."""
+    data: dict[str, Any] = {}
+    """What else programs may want to know."""
 
 
 class Refused(Exception):
@@ -105,8 +109,10 @@ def of_error(error: Exception) -> Refused | None:
         if isinstance(error, kind):
             if isinstance(error, Unavailable) and database.is_exhausted(error):
                 return refused(429, "Postgres has no connection left", str(error))
+            assert isinstance(error, OrchestratorError), "so are all these kinds"
             task_id = error.task_id or None if isinstance(error, Duplicate) else None
-            return refused(status, title, str(error), task_id=task_id)
+            name, data = to_problem(error)
+            return refused(status, title, str(error), task_id=task_id, type=name, data=data)
     if isinstance(error, transport.UNAVAILABLE):
         return refused(503, "Redis cannot be used now", transport.describe(error))
     if isinstance(error, exc.DataError) or "cannot contain NUL" in str(error):

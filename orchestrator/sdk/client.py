@@ -16,12 +16,12 @@ from orchestrator.sdk.waiting.undisturbed import undisturbed
 from orchestrator.settings import Settings, check_arguments, load_settings, with_arguments
 
 if TYPE_CHECKING:
-    from orchestrator.sdk.backend import Backend
+    from orchestrator.sdk.calls.interface import Calls
     from orchestrator.sdk.tasks.transaction import Transactions
 
 
 class Client:
-    """One application's way to Postgres and Redis. Everything is read and opened on first use."""
+    """One application's way to Postgres and Redis, or to an API. Everything is read and opened on first use."""
 
     def __init__(self, settings: Settings | None, overrides: Mapping[str, Any], routes: Mapping[str, str]) -> None:
         if not isinstance(routes, Mapping):
@@ -34,8 +34,8 @@ class Client:
         self._given = settings and with_arguments(settings, overrides)
         self._overrides = overrides
         self._settings: Settings | None = None
-        self._backend: Backend | None = None
-        self._opening: asyncio.Task[Backend] | None = None
+        self._backend: Calls | None = None
+        self._opening: asyncio.Task[Calls] | None = None
         self._transactions: Transactions | None = None
         self._lock = ProcessLock()
         self.threads = Threads()
@@ -53,8 +53,8 @@ class Client:
         return next((queue for pattern, queue in self.routes.items() if fnmatchcase(name, pattern)), otherwise)
 
     @property
-    def backend(self) -> Backend:
-        """The connections, opened on first use; the code of a workflow has none."""
+    def backend(self) -> Calls:
+        """What can be asked, over connections that are opened on first use; the code of a workflow has none."""
         if inside_workflow():
             raise NotDeterministic(
                 "Inside a workflow nothing is asked or told directly: it would be so again on every replay. Make it a "
@@ -71,7 +71,7 @@ class Client:
                         made.close()
         return self._backend
 
-    async def opened(self) -> Backend:
+    async def opened(self) -> Calls:
         """Return the same on an event loop, which goes on while the store is loaded; who waits keeps its place."""
         if self._backend is None:
             loop, opening = asyncio.get_running_loop(), self._opening
@@ -80,7 +80,11 @@ class Client:
             await asyncio.shield(opening)
         return self.backend
 
-    def _make_backend(self) -> Backend:
+    def _make_backend(self) -> Calls:
+        if self.settings.api_url:
+            from orchestrator.sdk.remote import RemoteBackend  # loads SQLAlchemy too, for the types of what is read
+
+            return RemoteBackend(self.settings)
         from orchestrator.sdk.backend import Backend  # loads SQLAlchemy, which workers do without
 
         return Backend(self.settings)

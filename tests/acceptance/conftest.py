@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.stack import HERE, Stack, using
+from tests.acceptance.ways import Way, take
 
 sys.path.insert(0, str(HERE))  # as the workers see it: `project` is a top-level module
 
 import project
 
-__all__ = ["fresh_stack", "leading", "life", "project", "running", "settings", "stack"]
+__all__ = ["fresh_stack", "leading", "life", "project", "running", "settings", "stack", "way"]
 
 _TABLES = (
     "tasks, ended_tasks, attempts, runs, workflows, schedules, backfills, inbox, leases, cursors, workers, "
@@ -27,6 +28,12 @@ _TABLES = (
 def settings() -> dict[str, float]:
     """Settings that differ from the defaults; a test overrides this."""
     return {}
+
+
+@pytest.fixture(scope="module")
+def way() -> Way:
+    """How programs reach the orchestrator, unless a module takes both ways."""
+    return "database"
 
 
 @contextmanager
@@ -53,7 +60,11 @@ def stack(database_url: str, redis_url: str, tmp_path: Path, settings: dict[str,
 
 @pytest.fixture(scope="module")
 def leading(
-    request: pytest.FixtureRequest, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    way: Way,
+    database_url: str,
+    redis_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stack]:
     """A scheduler for all tests of a module, which says for which `application` and with which `SETTINGS`."""
     folder, settings = tmp_path_factory.mktemp("stack"), getattr(request.module, "SETTINGS", {})
@@ -62,6 +73,7 @@ def leading(
         using(request.module.application, stack),
     ):
         stack.scheduler()
+        take(way, stack, project.app, request.module.application)
         yield stack
 
 
@@ -75,9 +87,10 @@ def life(leading: Stack) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def running(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A scheduler and a worker of two processes, for all tests of a module that disturb nothing."""
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
         stack.scheduler()
         stack.worker(processes=2)
+        take(way, stack, project.app)
         yield stack

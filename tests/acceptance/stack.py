@@ -99,13 +99,13 @@ class Stack:
             eventually(lambda: process.logged("ready:", processes), f"worker ready, see {process.log}")
         return process
 
-    def begin_api(self) -> Process:
+    def begin_api(self, port: int = 0) -> Process:
         """Start the API, and do not wait for it."""
-        return self._start("api", ["api", "--port", "0"])
+        return self._start("api", ["api", "--port", str(port)])
 
-    def api(self) -> str:
+    def api(self, port: int = 0) -> str:
         """Serve the API; return its address."""
-        process = self.begin_api()
+        process = self.begin_api(port)
         eventually(lambda: process.logged("serving "), f"the API is served, see {process.log}")
         return re.findall(r"serving (\S+)/docs", process.log.read_text())[-1]
 

@@ -6,16 +6,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from orchestrator import Orchestrator, Unavailable
 from orchestrator.transport.keys import Keys
 from tests.acceptance import pages
 from tests.acceptance.conftest import fresh_stack
-from tests.acceptance.stack import Stack
+from tests.acceptance.stack import HERE, Stack
 from tests.waiting import eventually
 
 ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
@@ -286,3 +289,40 @@ def test_the_program_of_the_guide_runs(served: tuple[Stack, str], tmp_path: Path
     )
     shown = next(command.shown for command in pages.commands(guide) if command.line == "python use.py")
     assert done.stdout.splitlines() == shown, done.stderr
+
+
+def test_the_program_of_the_guide_runs_from_another_machine(served: tuple[Stack, str], tmp_path: Path) -> None:
+    stack, address = served
+    guide = pages.REPOSITORY / "docs" / "http-api.md"
+    program = pages.files_in(guide)["elsewhere.py"].replace(
+        "from tasks import resize", "from project import resized as resize"
+    )
+    (tmp_path / "elsewhere.py").write_text(program)
+    stores = ("ORCHESTRATOR_DATABASE_URL", "ORCHESTRATOR_REDIS_URL")
+    environment = {name: value for name, value in stack.environment.items() if name not in stores}
+    done = subprocess.run(
+        [sys.executable, "elsewhere.py"],
+        cwd=tmp_path,
+        env=environment | {"ORCHESTRATOR_API_URL": address, "PYTHONPATH": str(HERE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    shown = next(command.shown for command in pages.commands(guide) if command.line == "python elsewhere.py")
+    assert done.stdout.splitlines() == shown, done.stderr
+
+
+def test_a_wait_survives_the_death_of_the_api(served: tuple[Stack, str]) -> None:
+    stack, _ = served
+    port = int(stack.api().rpartition(":")[2])
+    settings = replace(stack.settings, database_url="", redis_url="", api_url=f"http://127.0.0.1:{port}")
+    with Orchestrator(settings) as app, ThreadPoolExecutor(1) as pool:
+        add = app.task(name="project.add")(lambda a, b: a + b)
+        first = add.options(delay=2).enqueue(1, 2)
+        result = pool.submit(first.result, 60)
+        stack.processes[-1].kill()
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            add.enqueue(1, 3)
+        stack.api(port)
+        assert result.result() == 3
+        assert add.enqueue(1, 3).result(20) == 4

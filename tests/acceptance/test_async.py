@@ -15,15 +15,17 @@ import pytest
 from orchestrator import Handle, NotFound, ResultTimeout, RunFailed, TaskCancelled, TaskFailed, agather, as_completed
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
+from tests.acceptance.ways import Way, both_ways, take  # noqa: F401
 
 T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
-def running(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
         stack.scheduler()
         stack.worker()
+        take(way, stack, project.app)
         yield stack
 
 

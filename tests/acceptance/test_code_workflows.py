@@ -19,6 +19,7 @@ from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
 from tests.acceptance.stack import HERE, Stack
+from tests.acceptance.ways import both_ways  # noqa: F401
 from tests.waiting import eventually
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from orchestrator import NotFound, ResultTimeout, RunFailed, TaskCancelled, TaskFailed, WrongState
 from tests.acceptance.stack import Stack
+from tests.acceptance.ways import both_ways, in_database  # noqa: F401
 from tests.waiting import eventually
 
 
@@ -112,6 +113,7 @@ def test_delay_waits_in_postgres(running: Stack) -> None:
     assert running.scalar(waited, id=handle.id) is True
 
 
+@in_database
 def test_a_rolled_back_transaction_leaves_nothing(running: Stack) -> None:
     engine = running.engine.execution_options(isolation_level="READ COMMITTED")
     with Session(engine) as session:

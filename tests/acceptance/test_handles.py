@@ -16,13 +16,15 @@ from orchestrator import Handle, InvalidTask, NotFound, PayloadError, Task, Task
 from orchestrator.store.database import engine_for
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
+from tests.acceptance.ways import Way, both_ways, in_database, take  # noqa: F401
 
 
 @pytest.fixture(scope="module")
-def running(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
         stack.scheduler()
         stack.worker("--database")
+        take(way, stack, project.app)
         yield stack
 
 
@@ -135,6 +137,7 @@ def asynchronous(running: Stack) -> AsyncEngine:
     return create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"))
 
 
+@in_database
 def test_in_an_asynchronous_transaction(running: Stack, asynchronous: AsyncEngine) -> None:
     async def main() -> list[Any]:
         handles = []
@@ -164,6 +167,7 @@ def test_in_an_asynchronous_transaction(running: Stack, asynchronous: AsyncEngin
     assert asyncio.run(main()) == [3, 4, 4, 5]
 
 
+@in_database
 def test_in_a_transaction_of_a_session(running: Stack) -> None:
     engine = engine_for(running.settings.database_url)
     with Session(engine) as session:

@@ -18,18 +18,20 @@ from orchestrator import InvalidWorkflow, RunHandle
 from orchestrator.sdk.dag.definitions import loads
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
+from tests.acceptance.ways import Way, both_ways, take  # noqa: F401
 from tests.waiting import eventually
 
 WORKER = ("--allow", "steps.py")
 
 
 @pytest.fixture(scope="module")
-def running(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A scheduler and a worker that may run the plain functions in steps.py."""
     folder = tmp_path_factory.mktemp("stack")
     with fresh_stack(database_url, redis_url, folder, webhook_allow="127.0.0.1") as stack:
         stack.scheduler()
         stack.worker(*WORKER, processes=2)
+        take(way, stack, project.app)
         yield stack
 
 

@@ -58,7 +58,7 @@ def test_enqueue_in_a_signal_handler_that_interrupts_enqueue(
     try:
         while interruptions == (target - 1) // _STEP:  # until no place is left
             if opens:
-                app._client.backend.connections._links().engine.pool.dispose()
+                app._client.backend.connections._links().engine.pool.dispose()  # type: ignore[attr-defined]
             places = 0
             sys.settrace(trace)
             made.add(task.enqueue().id)

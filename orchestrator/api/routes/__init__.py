@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from orchestrator.api.endpoints import Endpoint
-from orchestrator.api.routes import audit, code, quarantine, queues, runs, schedules, seed, system, tasks, workflows
+from orchestrator.api.routes import (
+    audit,
+    client,
+    code,
+    quarantine,
+    queues,
+    runs,
+    schedules,
+    seed,
+    system,
+    tasks,
+    workflows,
+)
 
 ROUTES: tuple[Endpoint, ...] = (
     *tasks.routes,
@@ -15,5 +27,6 @@ ROUTES: tuple[Endpoint, ...] = (
     *system.routes,
     *quarantine.routes,
     *audit.routes,
+    *client.routes,
     *seed.routes,
 )

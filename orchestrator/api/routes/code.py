@@ -14,6 +14,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import RUN
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Scope
+from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
 from orchestrator.sdk.values.shown import as_json
 from orchestrator.sdk.waiting.steps import Steps
 
@@ -49,6 +50,10 @@ class Answer(msgspec.Struct, frozen=True):
     result: Any
 
 
+def _answer(data: bytes) -> Answer:
+    return Answer(as_json(decode_value(data)))
+
+
 class ResetTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a run is repeated."""
 
@@ -66,32 +71,35 @@ def history(api: Api, id: UUID) -> Response:
 @routes.post("/{id}/signals/{name}", about=RUN, status=202, examples=[{"value": {"approved": True}}])
 def signal(api: Api, id: UUID, name: str, body: Value) -> Asked:
     """Send a signal; it waits until the code takes it."""
-    api.backend.code.signal(id.bytes, name, body.value)
+    api.backend.code.signal(id.bytes, name, encode_value(body.value, f"Signal {name!r}", api.settings.max_payload))
     return Asked(id, "signal")
 
 
 @routes.post("/{id}/promises/{name}/resolve", about=RUN, examples=[{"value": "yes"}])
 def resolve(api: Api, id: UUID, name: str, body: Value) -> Steps[Answer]:
     """Resolve the oldest open promise of a name, or the first that there will be."""
-    return Answer(as_json((yield from api.backend.code.resolve(id.bytes, name, body.value))))
+    data = encode_value(body.value, f"Promise {name!r}", api.settings.max_payload)
+    return _answer((yield from api.backend.code.resolve(id.bytes, name, data)))
 
 
 @routes.post("/{id}/promises/{name}/reject", about=RUN, examples=[{"reason": "out of stock"}])
 def reject(api: Api, id: UUID, name: str, body: Reason) -> Steps[Answer]:
     """Reject the oldest open promise of a name, or the first that there will be."""
-    return Answer(as_json((yield from api.backend.code.reject(id.bytes, name, body.reason))))
+    return _answer((yield from api.backend.code.reject(id.bytes, name, body.reason)))
 
 
 @routes.post("/{id}/queries/{name}", about=RUN, scope=Scope.READ, examples=[{"args": ["items"]}])
 def query_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
     """Ask the code of a run something."""
-    return Answer(as_json((yield from api.backend.code.query(id.bytes, name, body.args, body.kwargs, body.timeout))))
+    payload = encode_call(name, body.args, body.kwargs, api.settings.max_payload)
+    return _answer((yield from api.backend.code.query(id.bytes, name, payload, body.timeout)))
 
 
 @routes.post("/{id}/updates/{name}", about=RUN, examples=[{"kwargs": {"amount": 5}}])
 def update_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
     """Ask the code of a run to do something, and wait for its answer."""
-    return Answer(as_json((yield from api.backend.code.update(id.bytes, name, body.args, body.kwargs, body.timeout))))
+    payload = encode_call(name, body.args, body.kwargs, api.settings.max_payload)
+    return _answer((yield from api.backend.code.update(id.bytes, name, payload, body.timeout)))
 
 
 @routes.post("/{id}/terminate", about=RUN, status=202)

@@ -21,7 +21,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import did_you_mean
 from orchestrator.sdk.code.recording import ID_FIELDS
-from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.values.payload import decode_value, encode_value
 from orchestrator.sdk.waiting.steps import complete
 
 _LONGEST = 120
@@ -61,7 +61,8 @@ def resolve(run: UUID, promise: str, value: str | None) -> None:
       orchestrator runs resolve 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval '{"by": "Ada"}'
     """
     with sending() as app:
-        others = complete(app._client.backend.code.resolve(run.bytes, promise, _value(value)))
+        data = encode_value(_value(value), f"Promise {promise!r}", app.settings.max_payload)
+        others = decode_value(complete(app._client.backend.code.resolve(run.bytes, promise, data)))
     echo(f"Resolved {promise!r} of run {run}." if others is None else _kept(run, promise, others))
 
 
@@ -77,7 +78,7 @@ def reject(run: UUID, promise: str, reason: str) -> None:
       orchestrator runs reject 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval "over budget"
     """
     with sending() as app:
-        others = complete(app._client.backend.code.reject(run.bytes, promise, reason))
+        others = decode_value(complete(app._client.backend.code.reject(run.bytes, promise, reason)))
     echo(f"Rejected {promise!r} of run {run}." if others is None else _kept(run, promise, others))
 
 

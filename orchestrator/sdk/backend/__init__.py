@@ -1,6 +1,6 @@
 """The client's side of everything that is stored: one part for each thing, on connections that they share.
 
-    backend ─┬─ tasks  runs  workflows  code  schedules  queues     what a client can do with each
+    backend ─┬─ tasks  runs  workflows  code  schedules  queues  insights   what a client can do with each
              ├─ waiting                                             subscribe, look, and look again
              ├─ shared                                              one commit for those who come at the same time
              └─ connections                                         Postgres to write and read, Redis to nudge
@@ -24,6 +24,7 @@ from orchestrator.settings import Settings
 
 if TYPE_CHECKING:
     from orchestrator.sdk.backend.code import CodeBackend
+    from orchestrator.sdk.backend.insights import InsightBackend
     from orchestrator.sdk.backend.queues import QueueBackend
     from orchestrator.sdk.backend.runs import RunBackend
     from orchestrator.sdk.backend.schedules import ScheduleBackend
@@ -64,7 +65,7 @@ class Backend:
         """Runs of workflows as code."""
         from orchestrator.sdk.backend.code import CodeBackend
 
-        return CodeBackend(self.connections, self.waiting, self._settings.max_payload)
+        return CodeBackend(self.connections, self.waiting)
 
     @_Part
     def runs(self) -> RunBackend:
@@ -93,6 +94,13 @@ class Backend:
         from orchestrator.sdk.backend.queues import QueueBackend
 
         return QueueBackend(self.connections)
+
+    @_Part
+    def insights(self) -> InsightBackend:
+        """What people see."""
+        from orchestrator.sdk.backend.insights import InsightBackend
+
+        return InsightBackend(self.connections)
 
     def close(self) -> None:
         """Close every connection."""

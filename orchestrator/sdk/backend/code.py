@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -24,15 +24,17 @@ from orchestrator.errors import (
     OrchestratorError,
     ResultTimeout,
     Unavailable,
+    Uncertain,
     WrongState,
 )
 from orchestrator.sdk.backend.asking import overdue
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import EndWaiters, FindEnd
+from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_name
-from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
+from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store import inbox
 from orchestrator.store.code import expectations, histories, signals
@@ -53,10 +55,9 @@ _ASK_AGAIN = 5.0
 class CodeBackend:
     """What a client can do with runs of code."""
 
-    def __init__(self, connections: Connections, waiting: EndWaiters, max_payload: int) -> None:
+    def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
         self._connections = connections
         self._waiting = waiting
-        self._limit = max_payload
 
     # -- starting
 
@@ -71,13 +72,18 @@ class CodeBackend:
         on_conflict: OnConflict,
         signal: history.SignalReceived | None,
         pinned: bool,
+        repeated: bool = False,
     ) -> tuple[bytes, Sent | None]:
         """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says.
 
         With a signal, a run that is open under that id is signalled instead, and one that has ended is followed by a
         new one. Should it end before the signal reaches it, the leader starts the new one: what was sent, and to whom,
-        is returned as well.
+        is returned as well. If this is `repeated`, the run may have been created before.
         """
+        if repeated and self._is_there(run_id):
+            return run_id, None
+        if repeated and signal is not None:
+            raise Uncertain(f"It is not known whether signal {signal.name!r} was sent to the run under the id {key!r}.")
         sent: Sent | None = None
         facts: list[history.RunStarted | history.SignalReceived] = [started]
         if signal is not None:
@@ -121,35 +127,27 @@ class CodeBackend:
 
     # -- telling
 
-    def signal(self, run: bytes, name: str, value: Any) -> None:
+    def signal(self, run: bytes, name: str, value: bytes) -> None:
         """Send a signal to the run, or to the one in which it goes on."""
-        data = encode_value(value, f"Signal {name!r}", self._limit)
-        self._send(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=data)
+        self._send(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=value)
 
-    def resolve(self, run: bytes, promise: str, value: Any) -> Steps[Any]:
+    def resolve(self, run: bytes, promise: str, value: bytes) -> Steps[bytes]:
         """Resolve the oldest open promise of a name.
 
-        Return None or, where that is kept for one to come, the names of the first promises that are open.
+        Return None or, where that is kept for one to come, the names of the first promises that are open, encoded.
         """
-        data = encode_value(value, f"Promise {promise!r}", self._limit)
-        return self._request(run, RequestKind.RESOLVE, "resolve a promise of", None, name=promise, value=data)
+        return self._request(run, RequestKind.RESOLVE, "resolve a promise of", None, name=promise, value=value)
 
-    def reject(self, run: bytes, promise: str, reason: str) -> Steps[Any]:
+    def reject(self, run: bytes, promise: str, reason: str) -> Steps[bytes]:
         """Reject the oldest open promise of a name; return the same."""
         return self._request(run, RequestKind.REJECT, "reject a promise of", None, name=promise, reason=reason)
 
-    def query(
-        self, run: bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
-    ) -> Steps[Any]:
-        """Ask the code something."""
-        payload = encode_call(name, args, kwargs, self._limit)
+    def query(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
+        """Ask the code something; its arguments and the answer are encoded."""
         return self._request(run, RequestKind.QUERY, "query", timeout, name=name, value=payload)
 
-    def update(
-        self, run: bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
-    ) -> Steps[Any]:
-        """Ask the code to do something."""
-        payload = encode_call(name, args, kwargs, self._limit)
+    def update(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
+        """Ask the code to do something; its arguments and the answer are encoded."""
         return self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=payload)
 
     def cancel(self, run: bytes) -> None:
@@ -214,7 +212,7 @@ class CodeBackend:
 
     def _request(
         self, run: bytes, request_kind: RequestKind, verb: str, timeout: float | None, **body: Any
-    ) -> Steps[Any]:
+    ) -> Steps[bytes]:
         """Ask for something that is answered, and return the answer."""
         request = new_id()
         run = self._send(run, request_kind, verb, request=request, **body)
@@ -236,7 +234,7 @@ class CodeBackend:
             refused = kind(_refused(verb, body["name"], answer.error))
             refused.data = answer.error.attributes
             raise refused
-        return decode_value(answer.result or b"\xc0")
+        return answer.result or b"\xc0"
 
     def _find_answer(self, request: bytes) -> Ended | None:
         with self._connections.reading() as connection:
@@ -325,6 +323,26 @@ class CodeBackend:
             return Ended(run, outcome.status, outcome.result, outcome.error)
 
         return find_end
+
+    def find_ends(self, runs: Sequence[bytes]) -> list[Ended]:
+        """Return those that have ended, go on in another, or are no runs of code; the error of the last says so."""
+        with self._connections.reading() as connection:
+            states = results.run_states(connection, runs)
+        ends = []
+        for run in runs:
+            if run in states and states[run] not in ENDED_RUN_STATES:
+                continue
+            try:
+                ended = self._end_finder(run, None)()
+            except NotFound as error:
+                ended = Ended(run, MISSING, None, TaskError(type(error).__name__, str(error)))
+            if ended is not None:
+                ends.append(ended)
+        return ends
+
+    def _is_there(self, run: bytes) -> bool:
+        with self._connections.reading() as connection:
+            return bool(results.run_states(connection, [run]))
 
     def _outcome(self, run: bytes) -> CodeRunOutcome:
         with self._connections.reading() as connection:

@@ -45,6 +45,11 @@ class QueueBackend:
             self._connections.record(connection, "purge", "queue", name)
         self._connections.nudge()
 
+    def named(self) -> list[str]:
+        """Return every queue that something stored names."""
+        with self._connections.reading() as connection:
+            return sorted(queues.named(connection))
+
     def open_tasks(self, name: str) -> int:
         """Return how many tasks of a queue have not ended."""
         with self._connections.reading() as connection:

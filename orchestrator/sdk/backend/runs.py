@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+from sqlalchemy.exc import IntegrityError
 
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.plan import DagState, StepState, kept_state, step_output
@@ -19,7 +20,9 @@ from orchestrator.sdk.backend.asking import ask
 from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import EndWaiters
-from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.calls.runs import walk_ends
+from orchestrator.sdk.calls.waits import MISSING
+from orchestrator.sdk.values.payload import decode_value, encode_value
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
@@ -28,7 +31,12 @@ from orchestrator.store.runs import creation, stuck
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import enqueue, results
+from orchestrator.store.tasks.results import EndedAt
 from orchestrator.transport.codec import Ended
+
+_PAGE = 5_000
+_LARGEST_OUTPUTS = 1_000_000_000
+"""Bytes; each of them has been within the limit of a result."""
 
 
 class RunBackend:
@@ -39,16 +47,26 @@ class RunBackend:
         self._waiting = waiting
         self._code = code
 
-    def start(self, run_id: bytes, name: str, tasks: Iterable[NewTask]) -> None:
-        """Create a run and its tasks, all or none."""
-        with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
-            total = enqueue.copy_tasks(connection, tasks)
-            creation.create(connection, [NewRun(run_id, name, total)])
+    def start(self, run_id: bytes, name: str, tasks: Iterable[NewTask], *, repeated: bool = False) -> None:
+        """Create a run and its tasks, all or none; if this is `repeated`, they may have been created before."""
+        try:
+            with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
+                if repeated and results.run_states(connection, [run_id]):
+                    return
+                total = enqueue.copy_tasks(connection, tasks)
+                if not creation.create(connection, [NewRun(run_id, name, total)]) and repeated:
+                    connection.rollback()  # the first time has come to its end meanwhile
+        except IntegrityError:
+            if not repeated:
+                raise
+            self.progress(run_id)  # it is there
         self._connections.nudge()
 
-    def rerun(self, run: bytes, new: bytes, from_step: str | None) -> None:
+    def rerun(self, run: bytes, new: bytes, from_step: str | None, *, repeated: bool = False) -> None:
         """Start a run over, with the same version and parameters; keep what is not below `from_step`."""
         with self._connections.writing(f"run {to_text(new)} was stored", transaction=True) as connection:
+            if repeated and results.run_states(connection, [new]):
+                return
             found = next(iter(dags.load(connection, [run])), None)
             definition = workflows.of_run(connection, run)
             self._connections.record(connection, "rerun", "run", to_text(run), new=to_text(new), from_step=from_step)
@@ -113,9 +131,12 @@ class RunBackend:
 
     def ends(self, run: bytes) -> Iterator[Ended]:
         """Yield how each task of a run has ended, in order."""
+        return walk_ends(self.ends_after, run)
+
+    def ends_after(self, run: bytes, position: int) -> list[EndedAt]:
+        """Return how the tasks of a run have ended that come after a position, a page of them."""
         with self._connections.reading() as connection:
-            for task, outcome in results.run_results(connection, run):
-                yield Ended(task, outcome.status, outcome.result, outcome.error)
+            return results.run_results(connection, run, position, _PAGE)
 
     def outputs(self, run: bytes) -> dict[str, Any]:
         """Return the output of every step of a workflow's run that was not skipped; none of other runs."""
@@ -132,6 +153,10 @@ class RunBackend:
             if state.steps[place] != StepState.SKIPPED
         }
 
+    def encoded_outputs(self, run: bytes) -> bytes:
+        """Return the same as one encoded value."""
+        return encode_value(self.outputs(run), f"The outputs of run {to_text(run)}", _LARGEST_OUTPUTS)
+
     def wait(self, run: bytes, timeout: float | None) -> Steps[Ended | None]:
         """Wait until a run ends; None if it has not by then."""
         return self._waiting.wait(run, lambda: self._find_end(run), timeout)
@@ -139,3 +164,10 @@ class RunBackend:
     def _find_end(self, run: bytes) -> Ended | None:
         state, _ = self.progress(run)
         return Ended(run, state) if state in ENDED_RUN_STATES else None
+
+    def find_ends(self, runs: Sequence[bytes]) -> list[Ended]:
+        """Return those that have ended, or do not exist."""
+        with self._connections.reading() as connection:
+            states = results.run_states(connection, runs)
+        found = ((run, states.get(run, MISSING)) for run in runs)
+        return [Ended(run, state) for run, state in found if state in ENDED_RUN_STATES or state == MISSING]

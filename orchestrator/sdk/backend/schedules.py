@@ -207,6 +207,11 @@ class ScheduleBackend:
             raise NotFound(f"There is no backfill {number}. See: orchestrator schedules backfills")
         return found
 
+    def list_backfills(self, limit: int) -> list[BackfillView]:
+        """Return the newest backfills."""
+        with self._connections.reading() as connection:
+            return backfills.list_newest(connection, limit)
+
     def cancel_backfill(self, number: int) -> None:
         """Give a backfill up."""
         view = self.show_backfill(number)

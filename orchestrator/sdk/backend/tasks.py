@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
@@ -16,18 +17,17 @@ from orchestrator.sdk.backend.asking import ask, check_state, obstacles, overdue
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.shared import SharedCommits
 from orchestrator.sdk.backend.waiting import EndWaiters
+from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.tasks.options import shown
-from orchestrator.sdk.tasks.progress import TaskProgress, read_progress
+from orchestrator.sdk.tasks.progress import LogPage, TaskProgress, read_log, read_progress
 from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import borrowed
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.tasks import enqueue, redrive, results, revival, unique
-from orchestrator.store.tasks.redrive import FailedFilter
+from orchestrator.store.tasks.redrive import FailedFilter, Group
 from orchestrator.transport.codec import Ended
 
-MISSING = "missing"
-"""Stands for the state of a task that there is not."""
 _RETRIED = (TaskState.FAILED, TaskState.SKIPPED)
 
 
@@ -50,12 +50,15 @@ class TaskBackend:
 
     # -- enqueueing
 
-    def enqueue(self, task: NewTask, within: str = "") -> bytes:
+    def enqueue(self, task: NewTask, within: str = "", *, repeated: bool = False) -> bytes:
         """Create one task; return its id, or that of the task which has its key.
 
         Where `within` says what the names of the caller's queues begin with, a task of another queue that has the key
-        is not touched, and its id not told.
+        is not touched, and its id not told. If this is `repeated`, because the answer to the first time was lost, it
+        may have been created by then.
         """
+        if repeated:
+            return self.enqueue_many([task], within, repeated=True)[0]
         created = task.id
         if task.unique is None:
             self._connections.insert(task)
@@ -82,8 +85,25 @@ class TaskBackend:
         enqueue.notify_on_commit(connection, self._connections.namespace)
         return created
 
-    def enqueue_many(self, tasks: Sequence[NewTask], within: str = "") -> list[bytes]:
-        """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
+    def enqueue_many(self, tasks: Sequence[NewTask], within: str = "", *, repeated: bool = False) -> list[bytes]:
+        """Create many tasks, all or none; return their ids, or those of the tasks which have their keys.
+
+        If this is `repeated`, all of them or none may have been created before.
+        """
+        if repeated and self._has_any(tasks):
+            return [task.id for task in tasks]
+        try:
+            return self._create(tasks, within, repeated)
+        except IntegrityError:
+            if not repeated or not self._has_any(tasks):
+                raise
+            return [task.id for task in tasks]  # the first time has come to its end meanwhile
+
+    def _has_any(self, tasks: Sequence[NewTask]) -> bool:
+        with self._connections.reading() as connection:
+            return bool(results.outcomes(connection, [task.id for task in tasks]))
+
+    def _create(self, tasks: Sequence[NewTask], within: str, repeated: bool) -> list[bytes]:
         created = {}
         with self._connections.writing("the tasks were stored, all of them or none", transaction=True) as connection:
             if any(task.unique is not None for task in tasks):
@@ -92,6 +112,10 @@ class TaskBackend:
                 created = {task.id: _insert_in(connection, task, within) for task in in_order}
             else:
                 enqueue.copy_tasks(connection, tasks)
+            if repeated and results.has_ended(connection, [task.id for task in tasks]):
+                # Created before, and ended since then. Whoever is open has refused these already, by its id.
+                connection.rollback()
+                return [task.id for task in tasks]
         self._connections.nudge()
         return [created.get(task.id, task.id) for task in tasks]
 
@@ -146,6 +170,11 @@ class TaskBackend:
         self._connections.nudge()
         return count
 
+    def preview_retry(self, wanted: FailedFilter) -> list[Group]:
+        """Return which failed tasks match, by name and error."""
+        with self._connections.reading() as connection:
+            return redrive.preview(connection, wanted)
+
     # -- reading
 
     def status(self, task: bytes) -> str:
@@ -159,6 +188,10 @@ class TaskBackend:
     def progress(self, task: bytes) -> TaskProgress | None:
         """Return how far a task says it has come."""
         return read_progress(self._connections.redis, self._connections.keys, task)
+
+    def log(self, task: bytes, after: str = "", wait: float = 0.0) -> LogPage:
+        """Return what a task said last, after an entry; wait so many seconds for something new."""
+        return read_log(self._connections.redis, self._connections.keys, task, after, wait)
 
     def obstacles(self, target: bytes) -> list[str]:
         """Return what keeps a task or a run from going on, in words."""
@@ -176,12 +209,13 @@ class TaskBackend:
 
     def wait_each(self, tasks: Sequence[bytes], timeout: float | None) -> Stream[Ended]:
         """Yield tasks as they end, those that have ended already first; stop when the time is up."""
-        return self._waiting.each(tasks, self._find_ends, timeout)
+        return self._waiting.each(tasks, self.find_ends, timeout)
 
     def _find_end(self, task: bytes) -> Ended | None:
-        return next(iter(self._find_ends([task])), None)
+        return next(iter(self.find_ends([task])), None)
 
-    def _find_ends(self, tasks: Sequence[bytes]) -> list[Ended]:
+    def find_ends(self, tasks: Sequence[bytes]) -> list[Ended]:
+        """Return those that have ended, or do not exist."""
         with self._connections.reading() as connection:
             found = results.outcomes(connection, tasks)
         ends: list[Ended] = []

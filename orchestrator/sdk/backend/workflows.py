@@ -50,6 +50,20 @@ class WorkflowBackend:
         with self._connections.reading() as connection:
             return [stored.name for stored in workflows.list_latest(connection)]
 
+    def list_latest(self) -> list[workflows.Stored]:
+        """Return the newest version of each workflow."""
+        with self._connections.reading() as connection:
+            return workflows.list_latest(connection)
+
+    def read(self, name: str, version: int) -> workflows.Stored:
+        """Return a version of a workflow."""
+        with self._connections.reading() as connection:
+            found = workflows.read(connection, name, version)
+        if found is None:
+            newest = self.latest(name)
+            raise NotFound(f"Workflow {name!r} has no version {version}; the newest is {newest.version}.")
+        return found
+
     def latest(self, name: str) -> workflows.Stored:
         """Return the newest version of a workflow."""
         with self._connections.reading() as connection:

@@ -15,7 +15,7 @@ from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.tasks.options import check_label, check_name
-from orchestrator.sdk.values.payload import decode_value, digest_call, encode_value
+from orchestrator.sdk.values.payload import decode_value, digest_call, encode_call, encode_value
 from orchestrator.sdk.waiting.steps import Steps, check_timeout, complete
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.transport.codec import Ended
@@ -88,7 +88,8 @@ class WorkflowHandle(Generic[R]):
         """Send a signal; it waits until the code takes it. Inside a workflow this is a command, and is sent once."""
         commander = current()
         if commander is None:
-            self._client.backend.code.signal(self._run, name, value)
+            data = encode_value(value, f"Signal {name!r}", self._client.settings.max_payload)
+            self._client.backend.code.signal(self._run, name, data)
             return
         data = encode_value(value, f"Signal {check_name('signal', name)!r}", commander.limit)
         ordinal, _ = commander.next("signal")
@@ -99,7 +100,8 @@ class WorkflowHandle(Generic[R]):
         return complete(self._resolve(promise, value))
 
     def _resolve(self, promise: str, value: Any = None) -> Steps[None]:
-        yield from self._client.backend.code.resolve(self._run, promise, value)
+        data = encode_value(value, f"Promise {promise!r}", self._client.settings.max_payload)
+        yield from self._client.backend.code.resolve(self._run, promise, data)
 
     def reject(self, promise: str, reason: str) -> None:
         """Reject the oldest open promise of a name, or the first that there will be; WrongState if it is settled."""
@@ -115,7 +117,8 @@ class WorkflowHandle(Generic[R]):
     def _query(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
         refuse_inside_task("a workflow")
         check_timeout(timeout)
-        return (yield from self._client.backend.code.query(self._run, name, args, kwargs, timeout))
+        payload = encode_call(name, args, kwargs, self._client.settings.max_payload)
+        return decode_value((yield from self._client.backend.code.query(self._run, name, payload, timeout)))
 
     def update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
         """Ask the code to do something, and return its answer."""
@@ -126,7 +129,8 @@ class WorkflowHandle(Generic[R]):
         check_timeout(timeout)
         if self._signature is not None:
             self._signature.check_update(name)
-        return (yield from self._client.backend.code.update(self._run, name, args, kwargs, timeout))
+        payload = encode_call(name, args, kwargs, self._client.settings.max_payload)
+        return decode_value((yield from self._client.backend.code.update(self._run, name, payload, timeout)))
 
     def cancel(self) -> None:
         """Ask the run to cancel itself: its code is told, and may tidy up."""

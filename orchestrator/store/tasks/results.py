@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -61,6 +62,16 @@ def _outcome(row: Row) -> TaskOutcome:
     return TaskOutcome(row.status, None if row.result is None else bytes(row.result), TaskError.stored(row.error))
 
 
+_HAS_ENDED = Statement[bool](
+    "SELECT /* results.has_ended */ EXISTS (SELECT FROM orchestrator.ended_tasks WHERE id = ANY (%(ids)s::uuid[]))"
+)
+
+
+def has_ended(connection: Connection, tasks: Sequence[bytes]) -> bool:
+    """Say whether any of these tasks has ended."""
+    return _HAS_ENDED.one(connection, ids=tasks)
+
+
 _PROGRESS = Statement[Row]("""
 SELECT /* results.progress */
        CASE WHEN EXISTS (SELECT FROM orchestrator.inbox WHERE target = %(id)s::uuid AND kind = 'retry run')
@@ -78,15 +89,36 @@ def progress(connection: Connection, run: bytes) -> tuple[str, RunCounters] | No
     return columns.pop("status"), RunCounters(**columns)
 
 
+_RUN_STATES = Statement[tuple[UUID, str]]("""
+SELECT /* results.run_states */ r.id,
+       CASE WHEN EXISTS (SELECT FROM orchestrator.inbox i WHERE i.target = r.id AND i.kind = 'retry run')
+            THEN 'running' ELSE r.status END
+  FROM orchestrator.runs r WHERE r.id = ANY (%(ids)s::uuid[])
+""")
+
+
+def run_states(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, str]:
+    """Return the states of those of these runs that exist."""
+    return {run.bytes: state for run, state in _RUN_STATES(connection, ids=runs)}
+
+
+class EndedAt(NamedTuple):
+    """How a task of a run has ended, and its place there."""
+
+    position: int
+    id: bytes
+    status: str
+    result: bytes | None
+    error: TaskError | None
+
+
 _RESULTS = Statement[Row]("""
 SELECT /* results.of_run */ position, id, status, result, error FROM orchestrator.ended_tasks
  WHERE run_id = %(id)s::uuid AND step IS NULL AND position > %(after)s ORDER BY position LIMIT %(limit)s
 """)
 
 
-def run_results(connection: Connection, run: bytes, page: int = 5_000) -> Iterator[tuple[bytes, TaskOutcome]]:
-    """Yield the tasks of a run in order, with how each has ended, a page at a time."""
-    after = -1
-    while rows := _RESULTS(connection, id=run, after=after, limit=page):
-        yield from ((row.id.bytes, _outcome(row)) for row in rows)
-        after = rows[-1].position
+def run_results(connection: Connection, run: bytes, after: int, limit: int) -> list[EndedAt]:
+    """Return how the tasks of a run have ended that come after a position, in order; `limit` of them."""
+    rows = _RESULTS(connection, id=run, after=after, limit=limit)
+    return [EndedAt(row.position, row.id.bytes, *_outcome(row)) for row in rows]

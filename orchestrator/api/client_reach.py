@@ -1,0 +1,174 @@
+"""Which calls of the Python client a key may make that is for some queues and workflows only.
+
+What a call is about stands in its body. One that nothing is said of here is about the whole system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from orchestrator.api.context import Api
+from orchestrator.api.reach import (
+    BACKFILL,
+    RUN,
+    TASK,
+    WHOLE,
+    Subject,
+    check_definition,
+    check_queue,
+    check_workflow,
+    has_run,
+)
+from orchestrator.domain.access import Reach
+from orchestrator.domain.tasks.callbacks import Callback, Callbacks
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import NotFound
+
+Check = Callable[[Api, Reach, Any], None]
+
+KEEPS_WITHIN = frozenset({("tasks", "enqueue"), ("tasks", "enqueue_many"), ("tasks", "retry_failed")})
+"""Calls that are told within which queues to stay."""
+
+
+def about(part: str, name: str) -> Subject:
+    """Return whose the subject of a call is."""
+    check = _ABOUT.get((part, name))
+    return WHOLE if check is None else _in_body(f"{part} {name}", check)
+
+
+def _in_body(name: str, check: Check) -> Subject:
+    def look(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
+        check(api, reach, given["body"])
+
+    return Subject(name, look)
+
+
+def _queues(tasks: Iterable[NewTask | Callback]) -> Iterator[str]:
+    """Yield the queues of tasks, and of those that follow them."""
+    for task in tasks:
+        yield task.queue
+        if task.callbacks is not None:
+            try:
+                followers = msgspec.json.decode(task.callbacks, type=Callbacks)
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                continue  # it is refused for that
+            yield from _queues((*followers.success, *followers.failure))
+
+
+def _enqueue(_: Api, reach: Reach, body: Any) -> None:
+    for queue in sorted(set(_queues([body.task]))):
+        check_queue(reach, queue)
+
+
+def _enqueue_many(_: Api, reach: Reach, body: Any) -> None:
+    for queue in sorted(set(_queues(body.tasks))):
+        check_queue(reach, queue)
+
+
+def _filtered(_: Api, reach: Reach, body: Any) -> None:
+    if body.wanted.queue is not None:
+        check_queue(reach, body.wanted.queue)
+
+
+def _task(api: Api, reach: Reach, body: Any) -> None:
+    TASK.check(api, reach, {"id": UUID(bytes=body.task)})
+
+
+def _target(api: Api, reach: Reach, body: Any) -> None:
+    if not has_run(api, reach, UUID(bytes=body.target)):
+        TASK.check(api, reach, {"id": UUID(bytes=body.target)})
+
+
+def _run(api: Api, reach: Reach, body: Any) -> None:
+    RUN.check(api, reach, {"id": UUID(bytes=body.run)})
+
+
+def _start_code(_: Api, reach: Reach, body: Any) -> None:
+    check_workflow(reach, body.started.workflow)
+    check_queue(reach, body.started.queue)
+
+
+def _reached(api: Api, reach: Reach, body: Any) -> None:
+    RUN.check(api, reach, {"id": UUID(bytes=body.sent.run)})
+
+
+def _workflow(_: Api, reach: Reach, body: Any) -> None:
+    check_workflow(reach, body.workflow)
+
+
+def _named_workflow(_: Api, reach: Reach, body: Any) -> None:
+    check_workflow(reach, body.name)
+
+
+def _definition(_: Api, reach: Reach, body: Any) -> None:
+    check_definition(reach, body.definition)
+
+
+def _named_queue(_: Api, reach: Reach, body: Any) -> None:
+    check_queue(reach, body.name)
+
+
+def _schedule(api: Api, reach: Reach, body: Any) -> None:
+    try:
+        workflow = api.backend.schedules.find(body.key).workflow
+    except NotFound:
+        workflow = body.key
+    check_workflow(reach, workflow)
+
+
+def _set_code(_: Api, reach: Reach, body: Any) -> None:
+    check_workflow(reach, body.workflow)
+    check_queue(reach, body.target.queue)
+
+
+def _backfill(api: Api, reach: Reach, body: Any) -> None:
+    BACKFILL.check(api, reach, {"number": body.number})
+
+
+def _view_task(api: Api, reach: Reach, body: Any) -> None:
+    TASK.check(api, reach, {"id": body.task})
+
+
+def _view_run(api: Api, reach: Reach, body: Any) -> None:
+    RUN.check(api, reach, {"id": body.run})
+
+
+def _waits(api: Api, reach: Reach, body: Any) -> None:
+    for task in body.tasks:
+        TASK.check(api, reach, {"id": UUID(bytes=task)})
+    for run in (*body.runs, *body.code):
+        RUN.check(api, reach, {"id": UUID(bytes=run)})
+
+
+WAITS = _in_body("waits", _waits)
+_ABOUT: Mapping[tuple[str, str], Check] = {
+    ("tasks", "enqueue"): _enqueue,
+    ("tasks", "enqueue_many"): _enqueue_many,
+    ("tasks", "retry_failed"): _filtered,
+    **dict.fromkeys([("tasks", name) for name in ("cancel", "retry", "status", "progress", "log", "overdue")], _task),
+    ("tasks", "obstacles"): _target,
+    **dict.fromkeys([("runs", name) for name in ("rerun", "cancel", "retry", "progress")], _run),
+    **dict.fromkeys([("runs", name) for name in ("ends_after", "encoded_outputs")], _run),
+    ("code", "start"): _start_code,
+    ("code", "find"): _workflow,
+    ("code", "reached"): _reached,
+    **dict.fromkeys([("code", name) for name in ("signal", "resolve", "reject", "query", "update")], _run),
+    **dict.fromkeys([("code", name) for name in ("cancel", "terminate", "reset", "status", "overdue")], _run),
+    ("code", "history"): _run,
+    ("workflows", "apply"): _definition,
+    **dict.fromkeys([("workflows", name) for name in ("delete", "latest", "read", "start")], _named_workflow),
+    **dict.fromkeys([("queues", name) for name in ("pause", "limit", "retain", "purge")], _named_queue),
+    **dict.fromkeys([("queues", name) for name in ("open_tasks", "delayed")], _named_queue),
+    ("schedules", "set"): _workflow,
+    ("schedules", "set_code"): _set_code,
+    **dict.fromkeys([("schedules", name) for name in ("find", "upcoming", "pause", "resume", "delete")], _schedule),
+    **dict.fromkeys([("schedules", name) for name in ("trigger", "backfill", "preview_backfill")], _schedule),
+    **dict.fromkeys([("schedules", name) for name in ("show_backfill", "cancel_backfill")], _backfill),
+    ("insights", "show_task"): _view_task,
+    **dict.fromkeys([("insights", name) for name in ("show_run", "list_steps", "show_code")], _view_run),
+    ("insights", "definition_of_run"): _view_run,
+}

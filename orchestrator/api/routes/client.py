@@ -1,0 +1,123 @@
+"""What the Python client asks for: each call that the SDK declares, as it is; and ends, for many who wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from orchestrator.api.client_checks import CHECKS
+from orchestrator.api.client_reach import KEEPS_WITHIN, WAITS, about
+from orchestrator.api.context import Api
+from orchestrator.api.endpoints import Endpoint, Routes
+from orchestrator.api.problems import refused
+from orchestrator.domain.access import Reach, Scope
+from orchestrator.sdk.calls.code import CodeCalls
+from orchestrator.sdk.calls.declaring import Declared, declared
+from orchestrator.sdk.calls.insights import InsightCalls
+from orchestrator.sdk.calls.queues import QueueCalls
+from orchestrator.sdk.calls.runs import RunCalls
+from orchestrator.sdk.calls.schedules import ScheduleCalls
+from orchestrator.sdk.calls.tasks import TaskCalls
+from orchestrator.sdk.calls.waits import PATH, End, Ends, Waiting
+from orchestrator.sdk.calls.workflows import WorkflowCalls
+from orchestrator.sdk.waiting.steps import Pause, Steps
+from orchestrator.transport.codec import Ended
+
+PARTS: dict[str, type] = {
+    "tasks": TaskCalls,
+    "runs": RunCalls,
+    "workflows": WorkflowCalls,
+    "code": CodeCalls,
+    "schedules": ScheduleCalls,
+    "queues": QueueCalls,
+    "insights": InsightCalls,
+}
+_LINGER = 2e-5
+"""Seconds, for each id that is asked for, in which further ends are gathered once there is one."""
+_FEW = 50
+"""So few are told at once."""
+
+Find = Callable[[Sequence[bytes]], Sequence[Ended]]
+
+routes = Routes("waiting")
+
+
+@routes.post(PATH, about=WAITS, scope=Scope.READ, examples=[{"tasks": ["AZmy9H1ceji8QVsNbyqOFw=="], "timeout": 20}])
+def wait_for_ends(api: Api, body: Waiting) -> Steps[Ends]:
+    """Wait for the first of many tasks and runs to end, and return all that have ended by then."""
+    kinds = (
+        (body.tasks, api.backend.tasks.find_ends),
+        (body.runs, api.backend.runs.find_ends),
+        (body.code, api.backend.code.find_ends),
+    )
+    finders: dict[bytes, Find] = {identifier: find for ids, find in kinds for identifier in ids}
+    if len(finders) < sum(len({*ids}) for ids, _ in kinds):
+        raise refused(422, "The request does not fit", "An id is given twice, as that of different things.")
+    ended: list[End] = []
+    stream = api.backend.waiting.each(list(finders), _by_kind(finders), body.timeout)
+    has_lingered = len(finders) <= _FEW
+    try:
+        for item in stream:
+            if not isinstance(item, Pause):
+                ended.append(End(item.id, item.state, item.result, item.error))
+            elif not ended:
+                yield item
+            elif has_lingered:
+                break
+            else:
+                has_lingered = True
+                yield Pause(_LINGER * len(finders))
+    finally:
+        stream.close()
+    return Ends(ended)
+
+
+def _by_kind(finders: dict[bytes, Find]) -> Find:
+    """Return who looks for ends of different kinds."""
+
+    def find(identifiers: Sequence[bytes]) -> list[Ended]:
+        sought: dict[Find, list[bytes]] = {}
+        for identifier in identifiers:
+            sought.setdefault(finders[identifier], []).append(identifier)
+        return [ended for find, ids in sought.items() for ended in find(ids)]
+
+    return find
+
+
+def _endpoint(call: Declared) -> Endpoint:
+    check = CHECKS.get((call.part, call.name))
+
+    def answer(api: Api, body: Any, reach: Reach) -> Any:
+        given = {name: getattr(body, name) for name in call.signature.parameters if name != "self"}
+        if reach.is_bound and (call.part, call.name) in KEEPS_WITHIN:
+            given["within"] = reach.queues
+        if check is not None:
+            check(api.settings, **given)
+        done = getattr(getattr(api.backend, call.part), call.name)(**given)
+        return _wait_for(call, done) if call.waits else call.answer(done)
+
+    answer.__name__ = f"{call.part}_{call.name}"
+    return Endpoint(
+        method="POST",
+        path=call.path,
+        call=answer,
+        scope=call.scope,
+        about=about(call.part, call.name),
+        takes_reach=True,
+        tag=f"client: {call.part}",
+        status=200,
+        summary=call.summary,
+        description="",
+        places={},
+        body=call.request,
+        answer=call.answer,
+    )
+
+
+def _wait_for(call: Declared, steps: Steps[Any]) -> Steps[msgspec.Struct]:
+    return call.answer((yield from steps))
+
+
+routes.found.extend(_endpoint(call) for name, part in PARTS.items() for call in declared(name, part).values())

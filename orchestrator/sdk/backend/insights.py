@@ -1,0 +1,140 @@
+"""What people see, each on a connection of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from orchestrator.domain.dag.definition import Definition
+from orchestrator.sdk.backend.connections import Connections
+from orchestrator.store import insights
+from orchestrator.store.code import keys as run_keys
+from orchestrator.store.code.keys import KeyedRun
+from orchestrator.store.dag import workflows
+from orchestrator.store.insights import (
+    CodeView,
+    CodeWorkflowView,
+    LongTransaction,
+    OpenRun,
+    Overview,
+    QueueCounts,
+    RunDetail,
+    RunFilter,
+    StepView,
+    TaskDetail,
+    TaskFilter,
+    WorkerView,
+    ids,
+    pressure,
+)
+from orchestrator.store.insights.ids import IdMatch, Kind
+from orchestrator.store.insights.runs import RunPage, page_of_runs
+from orchestrator.store.insights.tasks import TaskPage, page_of_tasks
+
+
+class InsightBackend:
+    """What can be looked at."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._reading = connections.reading
+
+    def page_of_tasks(self, wanted: TaskFilter, *, limit: int, before: UUID | None) -> TaskPage:
+        """Return a page of tasks, open and ended, newest first; those of a run from the first."""
+        with self._reading() as connection:
+            return page_of_tasks(connection, wanted, limit=limit, before=before)
+
+    def show_task(self, task: UUID) -> TaskDetail | None:
+        """Show all that is known of one task."""
+        with self._reading() as connection:
+            return insights.show_task(connection, task)
+
+    def page_of_runs(self, wanted: RunFilter, *, limit: int, before: UUID | None) -> RunPage:
+        """Return a page of runs, newest first."""
+        with self._reading() as connection:
+            return page_of_runs(connection, wanted, limit=limit, before=before)
+
+    def show_run(self, run: UUID) -> RunDetail | None:
+        """Show all that is known of one run but its steps and tasks."""
+        with self._reading() as connection:
+            return insights.show_run(connection, run)
+
+    def list_steps(self, run: UUID) -> list[StepView]:
+        """Show the steps of a run of a definition."""
+        with self._reading() as connection:
+            return insights.list_steps(connection, run)
+
+    def definition_of_run(self, run: UUID) -> Definition | None:
+        """Return the version that a run of a definition is of."""
+        with self._reading() as connection:
+            return workflows.of_run(connection, run.bytes)
+
+    def show_code(self, run: UUID) -> CodeView | None:
+        """Show what a run of a workflow as code was given, waits for, and came to."""
+        with self._reading() as connection:
+            return insights.show_code(connection, run)
+
+    def list_queues(self) -> list[QueueCounts]:
+        """Show what stands in each queue."""
+        with self._reading() as connection:
+            return insights.list_queues(connection)
+
+    def list_workers(self) -> list[WorkerView]:
+        """Show the fleet."""
+        with self._reading() as connection:
+            return insights.list_workers(connection)
+
+    def list_code_workflows(self) -> list[CodeWorkflowView]:
+        """List workflows that are code of live workers, or have open runs."""
+        with self._reading() as connection:
+            return insights.list_code_workflows(connection)
+
+    def open_runs(self, workflows: Sequence[str], since: datetime | None) -> list[OpenRun]:
+        """Return the open runs of workflows as code."""
+        with self._reading() as connection:
+            return insights.open_runs(connection, workflows, since)
+
+    def count_open_others(self, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:
+        """Count the open runs of all other workflows as code."""
+        with self._reading() as connection:
+            return insights.count_open_others(connection, workflows, since)
+
+    def ids_begin_with(self, kind: Kind, digits: str, most: int) -> list[IdMatch]:
+        """Return the newest tasks or runs whose ids begin with these hexadecimal digits."""
+        with self._reading() as connection:
+            return ids.begin_with(connection, kind, digits, most)
+
+    def enough_of_ids(self, kind: Kind, shown: Sequence[UUID]) -> int:
+        """Return how many characters tell each of these ids from every other one that there is."""
+        with self._reading() as connection:
+            return ids.enough(connection, kind, shown)
+
+    def runs_under(self, key: str) -> list[KeyedRun]:
+        """Return the runs that were started under an id or key of people's own."""
+        with self._reading() as connection:
+            return run_keys.find(connection, key)
+
+    def overview(self) -> Overview:
+        """Show how the system is doing."""
+        with self._reading() as connection:
+            return insights.overview(connection)
+
+    def connections(self) -> insights.Connections:
+        """Return how many connections Postgres has open."""
+        with self._reading() as connection:
+            return insights.connections(connection)
+
+    def long_transactions(self, seconds: float) -> list[LongTransaction]:
+        """Return transactions that have been open for longer than this."""
+        with self._reading() as connection:
+            return insights.long_transactions(connection, seconds)
+
+    def dead_rows(self) -> int:
+        """Return how many rows of the table of open tasks wait to be vacuumed."""
+        with self._reading() as connection:
+            return insights.dead_rows(connection)
+
+    def lock_holders(self) -> list[tuple[int, str, str]]:
+        """Return who holds a lock on the tables."""
+        with self._reading() as connection:
+            return pressure.lock_holders(connection)

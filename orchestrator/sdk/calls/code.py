@@ -1,0 +1,98 @@
+"""Runs of workflows as code: started, told, asked and waited for. Values come and go encoded."""
+
+from __future__ import annotations
+
+from typing import Annotated, Protocol
+
+from msgspec import Meta
+
+from orchestrator.domain.access import Scope
+from orchestrator.domain.code import history
+from orchestrator.domain.tasks.starts import OnConflict
+from orchestrator.domain.tasks.task import Id
+from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.code.recording import Recording
+from orchestrator.sdk.waiting.steps import Steps
+from orchestrator.store.code.signals import Sent
+from orchestrator.transport.codec import Ended
+
+Place = Annotated[int, Meta(ge=0, lt=2**31)]
+
+
+class CodeCalls(Protocol):
+    """What can be asked of runs of code."""
+
+    @call(Scope.ENQUEUE, repeatable=True)
+    def start(
+        self,
+        run_id: Id,
+        started: history.RunStarted,
+        *,
+        timeout: float | None,
+        tags: str,
+        key: str | None,
+        on_conflict: OnConflict,
+        signal: history.SignalReceived | None,
+        pinned: bool,
+        repeated: bool = False,
+    ) -> tuple[Id, Sent | None]:
+        """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says."""
+
+    @call(Scope.OPERATE)
+    def signal(self, run: Id, name: str, value: bytes) -> None:
+        """Send a signal to the run, or to the one in which it goes on."""
+
+    @call(Scope.OPERATE)
+    def resolve(self, run: Id, promise: str, value: bytes) -> Steps[bytes]:
+        """Resolve the oldest open promise of a name."""
+
+    @call(Scope.OPERATE)
+    def reject(self, run: Id, promise: str, reason: str) -> Steps[bytes]:
+        """Reject the oldest open promise of a name; return the same."""
+
+    @call(Scope.READ)
+    def query(self, run: Id, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
+        """Ask the code something."""
+
+    @call(Scope.OPERATE)
+    def update(self, run: Id, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
+        """Ask the code to do something."""
+
+    @call(Scope.OPERATE, repeatable=True)
+    def cancel(self, run: Id) -> None:
+        """Ask the run, or the one in which it goes on, to cancel itself; one that has been cancelled stays so."""
+
+    @call(Scope.OPERATE)
+    def terminate(self, run: Id) -> None:
+        """End a run without asking its code."""
+
+    @call(Scope.OPERATE)
+    def reset(self, run: Id, to: Place, reason: str) -> Steps[Id]:
+        """Start a run that repeats another one, open or not, up to an event; return the new one when it is there."""
+
+    @call()
+    def status(self, run: Id) -> str:
+        """Return the state of the run, or of the one in which it goes on."""
+
+    @call()
+    def overdue(self, run: Id, update: str | None = None) -> str:
+        """Say how a run is, or the one in which it goes on, whose end or answer somebody has waited for in vain."""
+
+    @call()
+    def find(self, workflow: str, key: str) -> Id | None:
+        """Return the newest run that was started under a chosen id."""
+
+    @call()
+    def history(self, run: Id) -> Recording:
+        """Return everything that happened in a run."""
+
+    @call()
+    def reached(self, sent: Sent) -> Id | None:
+        """Return the run that a signal has reached, or None while it is on its way."""
+
+
+class CodeWork(CodeCalls, Protocol):
+    """All that a client can do with runs of code."""
+
+    def wait(self, run: bytes, timeout: float | None, sent: Sent | None = None) -> Steps[Ended | None]:
+        """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then."""

@@ -1,0 +1,141 @@
+"""What people see: tasks, runs, queues, workers and the system as a whole, read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Protocol
+from uuid import UUID
+
+from msgspec import Meta
+
+from orchestrator.domain.dag.definition import Definition
+from orchestrator.sdk.calls.declaring import call
+from orchestrator.store.code.keys import KeyedRun
+from orchestrator.store.insights import (
+    CodeView,
+    CodeWorkflowView,
+    Connections,
+    LongTransaction,
+    OpenRun,
+    Overview,
+    QueueCounts,
+    RunDetail,
+    RunFilter,
+    RunView,
+    StepView,
+    TaskDetail,
+    TaskFilter,
+    TaskView,
+    WorkerView,
+)
+from orchestrator.store.insights.ids import IdMatch, Kind
+from orchestrator.store.insights.runs import RunPage
+from orchestrator.store.insights.tasks import TaskPage
+
+Limit = Annotated[int, Meta(ge=0, le=10_000)]
+Digits = Annotated[str, Meta(pattern="^[0-9a-f]{1,32}$")]
+
+
+class InsightCalls(Protocol):
+    """What can be looked at."""
+
+    @call()
+    def page_of_tasks(self, wanted: TaskFilter, *, limit: Limit, before: UUID | None) -> TaskPage:
+        """Return a page of tasks, open and ended, newest first; those of a run from the first."""
+
+    @call()
+    def show_task(self, task: UUID) -> TaskDetail | None:
+        """Show all that is known of one task."""
+
+    @call()
+    def page_of_runs(self, wanted: RunFilter, *, limit: Limit, before: UUID | None) -> RunPage:
+        """Return a page of runs, newest first."""
+
+    @call()
+    def show_run(self, run: UUID) -> RunDetail | None:
+        """Show all that is known of one run but its steps and tasks."""
+
+    @call()
+    def list_steps(self, run: UUID) -> list[StepView]:
+        """Show the steps of a run of a definition."""
+
+    @call()
+    def definition_of_run(self, run: UUID) -> Definition | None:
+        """Return the version that a run of a definition is of."""
+
+    @call()
+    def show_code(self, run: UUID) -> CodeView | None:
+        """Show what a run of a workflow as code was given, waits for, and came to."""
+
+    @call()
+    def list_queues(self) -> list[QueueCounts]:
+        """Show what stands in each queue."""
+
+    @call()
+    def list_workers(self) -> list[WorkerView]:
+        """Show the fleet."""
+
+    @call()
+    def list_code_workflows(self) -> list[CodeWorkflowView]:
+        """List workflows that are code of live workers, or have open runs."""
+
+    @call()
+    def open_runs(self, workflows: Sequence[str], since: datetime | None) -> list[OpenRun]:
+        """Return the open runs of workflows as code."""
+
+    @call()
+    def count_open_others(self, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:
+        """Count the open runs of all other workflows as code."""
+
+    @call()
+    def ids_begin_with(self, kind: Kind, digits: Digits, most: Limit) -> list[IdMatch]:
+        """Return the newest tasks or runs whose ids begin with these hexadecimal digits."""
+
+    @call()
+    def enough_of_ids(self, kind: Kind, shown: Sequence[UUID]) -> int:
+        """Return how many characters tell each of these ids from every other one that there is."""
+
+    @call()
+    def runs_under(self, key: str) -> list[KeyedRun]:
+        """Return the runs that were started under an id or key of people's own."""
+
+    @call()
+    def overview(self) -> Overview:
+        """Show how the system is doing."""
+
+    @call()
+    def connections(self) -> Connections:
+        """Return how many connections Postgres has open."""
+
+    @call()
+    def long_transactions(self, seconds: float) -> list[LongTransaction]:
+        """Return transactions that have been open for longer than this."""
+
+    @call()
+    def dead_rows(self) -> int:
+        """Return how many rows of the table of open tasks wait to be vacuumed."""
+
+    @call()
+    def lock_holders(self) -> list[tuple[int, str, str]]:
+        """Return who holds a lock on the tables."""
+
+
+def list_tasks(insights: InsightCalls, wanted: TaskFilter, *, limit: int, before: UUID | None = None) -> TaskPage:
+    """Return as many tasks that match as are asked for, if there are so many: page after page."""
+    found: list[TaskView] = []
+    while True:
+        tasks, before = insights.page_of_tasks(wanted, limit=limit - len(found), before=before)
+        found += tasks
+        if before is None or len(found) == limit:
+            return TaskPage(found, before)
+
+
+def list_runs(insights: InsightCalls, wanted: RunFilter, *, limit: int, before: UUID | None = None) -> RunPage:
+    """Return as many runs that match as are asked for, if there are so many: page after page."""
+    found: list[RunView] = []
+    while True:
+        runs, before = insights.page_of_runs(wanted, limit=limit - len(found), before=before)
+        found += runs
+        if before is None or len(found) == limit:
+            return RunPage(found, before)

@@ -1,0 +1,35 @@
+"""What a client can ask, by subject."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from orchestrator.sdk.calls.code import CodeWork
+from orchestrator.sdk.calls.insights import InsightCalls
+from orchestrator.sdk.calls.queues import QueueCalls
+from orchestrator.sdk.calls.runs import RunWork
+from orchestrator.sdk.calls.schedules import ScheduleCalls
+from orchestrator.sdk.calls.tasks import TaskWork
+from orchestrator.sdk.calls.workflows import WorkflowCalls
+
+
+class Calls(Protocol):
+    """Everything, by subject."""
+
+    @property
+    def tasks(self) -> TaskWork: ...
+    @property
+    def runs(self) -> RunWork: ...
+    @property
+    def workflows(self) -> WorkflowCalls: ...
+    @property
+    def code(self) -> CodeWork: ...
+    @property
+    def schedules(self) -> ScheduleCalls: ...
+    @property
+    def queues(self) -> QueueCalls: ...
+    @property
+    def insights(self) -> InsightCalls: ...
+
+    def close(self) -> None:
+        """Close every connection."""

@@ -1,0 +1,67 @@
+"""Runs: of many tasks, and of workflows that are data; some of it holds for runs of code too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from orchestrator.domain.access import Scope
+from orchestrator.domain.runs.verdict import RunCounters
+from orchestrator.domain.tasks.task import Id, NewTask
+from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.waiting.steps import Steps
+from orchestrator.store.tasks.results import EndedAt
+from orchestrator.transport.codec import Ended
+
+
+class RunCalls(Protocol):
+    """What can be asked of runs."""
+
+    @call(Scope.ENQUEUE, repeatable=True)
+    def start(self, run_id: Id, name: str, tasks: Iterable[NewTask], *, repeated: bool = False) -> None:
+        """Create a run and its tasks, all or none."""
+
+    @call(Scope.OPERATE, repeatable=True)
+    def rerun(self, run: Id, new: Id, from_step: str | None, *, repeated: bool = False) -> None:
+        """Start a run over, with the same version and parameters; keep what is not below `from_step`."""
+
+    @call(Scope.OPERATE, repeatable=True)
+    def cancel(self, run: Id) -> None:
+        """Cancel a run; one that has been cancelled stays so."""
+
+    @call(Scope.OPERATE)
+    def retry(self, run: Id) -> None:
+        """Try a failed run again, or let a stuck run try again."""
+
+    @call()
+    def progress(self, run: Id) -> tuple[str, RunCounters]:
+        """Return a run's state and counters."""
+
+    @call()
+    def ends_after(self, run: Id, position: int) -> list[EndedAt]:
+        """Return how the tasks of a run have ended that come after a position, a page of them."""
+
+    @call()
+    def encoded_outputs(self, run: Id) -> bytes:
+        """Return the outputs of a run's steps by name, as one encoded value."""
+
+
+class RunWork(RunCalls, Protocol):
+    """All that a client can do with runs."""
+
+    def ends(self, run: bytes) -> Iterator[Ended]:
+        """Yield how each task of a run has ended, in order."""
+
+    def outputs(self, run: bytes) -> dict[str, Any]:
+        """Return the output of every step of a workflow's run that was not skipped; none of other runs."""
+
+    def wait(self, run: bytes, timeout: float | None) -> Steps[Ended | None]:
+        """Wait until a run ends; None if it has not by then."""
+
+
+def walk_ends(ends_after: Callable[[bytes, int], Sequence[EndedAt]], run: bytes) -> Iterator[Ended]:
+    """Yield how each task of a run has ended, in order, a page at a time."""
+    position = -1
+    while page := ends_after(run, position):
+        yield from (Ended(end.id, end.status, end.result, end.error) for end in page)
+        position = page[-1].position

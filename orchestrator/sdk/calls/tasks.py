@@ -1,0 +1,87 @@
+"""Tasks: enqueued, asked about, waited for, cancelled and tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Protocol
+
+from msgspec import Meta
+
+from orchestrator.domain.access import Scope
+from orchestrator.domain.tasks.task import Id, NewTask
+from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.tasks.progress import LogPage, TaskProgress
+from orchestrator.sdk.waiting.steps import Steps, Stream
+from orchestrator.store.tasks.redrive import FailedFilter, Group
+from orchestrator.transport.codec import Ended
+
+Entry = Annotated[str, Meta(pattern=r"^(\d{1,19}-\d{1,19})?$")]
+Moment = Annotated[float, Meta(ge=0, le=1)]
+
+
+class TaskCalls(Protocol):
+    """What can be asked of tasks."""
+
+    @call(Scope.ENQUEUE, repeatable=True)
+    def enqueue(self, task: NewTask, *, repeated: bool = False) -> Id:
+        """Create one task; return its id, or that of the task which has its key."""
+
+    @call(Scope.ENQUEUE, repeatable=True)
+    def enqueue_many(self, tasks: Sequence[NewTask], *, repeated: bool = False) -> list[Id]:
+        """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
+
+    @call(Scope.OPERATE, repeatable=True)
+    def cancel(self, task: Id) -> None:
+        """Cancel a task; one that has been cancelled stays so."""
+
+    @call(Scope.OPERATE)
+    def retry(self, task: Id) -> None:
+        """Open a failed task again, unless another has taken its key meanwhile."""
+
+    @call(Scope.OPERATE, repeatable=True)
+    def retry_failed(self, wanted: FailedFilter) -> int:
+        """Open the failed tasks again that match; return how many match now."""
+
+    @call()
+    def preview_retry(self, wanted: FailedFilter) -> list[Group]:
+        """Return which failed tasks match, by name and error."""
+
+    @call()
+    def status(self, task: Id) -> str:
+        """Return a task's state."""
+
+    @call()
+    def progress(self, task: Id) -> TaskProgress | None:
+        """Return how far a task says it has come."""
+
+    @call()
+    def log(self, task: Id, after: Entry = "", wait: Moment = 0.0) -> LogPage:
+        """Return what a task said last, after an entry; wait so many seconds for something new."""
+
+    @call()
+    def obstacles(self, target: Id) -> list[str]:
+        """Return what keeps a task or a run from going on, in words."""
+
+    @call()
+    def overdue(self, task: Id) -> str:
+        """Say how a task is whose end somebody has waited for in vain."""
+
+
+class TaskWork(TaskCalls, Protocol):
+    """All that a client can do with tasks."""
+
+    @property
+    def retries(self) -> int:
+        """How often this program has asked for what ended to be tried again: what it knew of failures may be past."""
+
+    async def aenqueue(self, task: NewTask) -> bytes:
+        """Create one task on an event loop."""
+
+    def enqueue_in(self, given: object, task: NewTask) -> bytes:
+        """Create one task in the caller's transaction."""
+
+    def wait(self, task: bytes, timeout: float | None) -> Steps[Ended | None]:
+        """Wait until a task ends; None if it has not by then."""
+
+    def wait_each(self, tasks: Sequence[bytes], timeout: float | None) -> Stream[Ended]:
+        """Yield tasks as they end, those that have ended already first; stop when the time is up."""

@@ -1,0 +1,52 @@
+"""Workflows that are data: stored, started, and told what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from orchestrator.domain.access import Scope
+from orchestrator.domain.dag.definition import Definition
+from orchestrator.domain.tasks.task import Id
+from orchestrator.sdk.calls.declaring import call
+from orchestrator.store.dag.workflows import Application, Stored
+
+
+class WorkflowCalls(Protocol):
+    """What can be asked of workflows, by name."""
+
+    @call(Scope.OPERATE, repeatable=True)
+    def apply(self, definition: Definition) -> Application:
+        """Store a definition."""
+
+    @call(Scope.OPERATE)
+    def delete(self, name: str) -> bool:
+        """Delete a workflow and its schedules; False if there is none."""
+
+    @call()
+    def names(self) -> list[str]:
+        """Return the names of all workflows."""
+
+    @call()
+    def list_latest(self) -> list[Stored]:
+        """Return the newest version of each workflow."""
+
+    @call()
+    def latest(self, name: str) -> Stored:
+        """Return the newest version of a workflow."""
+
+    @call()
+    def read(self, name: str, version: int) -> Stored:
+        """Return a version of a workflow."""
+
+    @call(Scope.ENQUEUE, repeatable=True)
+    def start(self, name: str, params: Mapping[str, Any], run_id: Id, *, key: str | None, tags: Sequence[str]) -> Id:
+        """Create a run of the newest version of a workflow; return its id, or that of the run that has the key."""
+
+    @call()
+    def listeners(self, event: str) -> list[str]:
+        """Return the workflows that an event may start."""
+
+    @call(Scope.ENQUEUE)
+    def post_event(self, event_id: Id, name: str, payload: Any) -> None:
+        """Tell the leader that something happened."""

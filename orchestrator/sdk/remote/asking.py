@@ -1,0 +1,174 @@
+"""Requests, tried again where that is safe; and answers, or the errors that the server has raised."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+from orchestrator.errors import ConfigurationError, OrchestratorError, Unavailable, Uncertain, from_problem
+from orchestrator.sdk.calls.declaring import REPEATED, Declared
+from orchestrator.sdk.remote.http import Broken, Http, Reply, Unreached
+from orchestrator.sdk.waiting.per_process import PerProcess
+from orchestrator.sdk.waiting.steps import Pause, Steps
+
+R = TypeVar("R")
+
+_PROBLEM = "application/problem+json"
+_TRIES = 4
+_PAUSES = (0.05, 0.25, 1.0)
+"""Seconds between tries, unless the server says how many."""
+_LONGEST_PAUSE = 5.0
+_MOST_WAITING = 64
+"""Calls that wait for somebody's answer at the same time; others wait for a thread."""
+_UNLIMITED = 330.0
+"""Seconds that a call may take which gives no time of its own: a little more than the server gives it."""
+_FOREVER = 1e9
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """What a server says that went wrong."""
+
+    title: str = ""
+    status: int = 0
+    detail: str = ""
+    type: str = ""
+    data: dict[str, Any] = {}
+
+
+class Asking:
+    """Makes calls."""
+
+    def __init__(self, http: Http) -> None:
+        self.http = http
+        self._threads = PerProcess(lambda: ThreadPoolExecutor(_MOST_WAITING, "orchestrator-asking"))
+
+    def close(self) -> None:
+        """Let the threads end with what they do now."""
+        threads = self._threads.take()
+        if threads is not None:
+            threads.shutdown(wait=False)
+
+    def call(self, call: Declared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Make a call, and return what it returns or raise what it raises."""
+        try:
+            body = call.encode(args, kwargs)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise OrchestratorError(f"This cannot be sent: {error}.") from error
+        reply = self._ask(call, body, args, kwargs)
+        return self.answer(call.answer, reply).result
+
+    def steps(self, call: Declared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Steps[Any]:
+        """Do the same for one that waits: in a thread of its own, which a caller on an event loop does not hold."""
+        done: Future[Any] = self._threads().submit(self.call, call, args, kwargs)
+        pause = Pause(_FOREVER)
+        done.add_done_callback(lambda _: pause.ring())
+        while not done.done():
+            yield pause
+        return done.result()
+
+    async def run(self, ask: Callable[[], R]) -> R:
+        """Ask in a thread, while the event loop goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads(), ask)
+
+    def answer(self, kind: type[Any], reply: Reply) -> Any:
+        """Return an answer in its type."""
+        try:
+            return msgspec.json.decode(reply.body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise OrchestratorError(
+                f"What the API at {self.http.url} answered cannot be understood: {error}. Client and server should be "
+                f"of the same release."
+            ) from error
+
+    def _ask(self, call: Declared, body: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reply:
+        timeout = self.http.timeout if not call.waits else _limit(call, args, kwargs) + self.http.timeout
+        for pause in (*_PAUSES, None):
+            try:
+                reply = self.http.post(call.path, body, timeout)
+                problem = self.problem(reply)
+                if problem is None:
+                    return reply
+            except Unreached as error:
+                problem, reply = self.away(error), None
+            except Broken as error:
+                problem, reply = self._uncertain(call, error), None
+            if isinstance(problem, Uncertain) and call.repeatable and pause is not None:
+                if call.knows_repeats:
+                    body = call.encode(args, {**kwargs, REPEATED: True})
+            elif not isinstance(problem, Unavailable) or pause is None:
+                raise problem
+            wait = pause if reply is None or reply.retry_after is None else reply.retry_after
+            if wait > _LONGEST_PAUSE:
+                raise problem
+            time.sleep(wait)
+        raise AssertionError("the last try returns or raises")
+
+    def problem(self, reply: Reply) -> OrchestratorError | None:
+        """Return what a reply says that went wrong, as the exception that the server has raised."""
+        if reply.status < 300 and reply.content_type == "application/json":
+            return None
+        if reply.content_type != _PROBLEM:
+            return self._stranger(reply)
+        try:
+            problem = msgspec.json.decode(reply.body, type=Problem)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self._stranger(reply)
+        text = problem.detail or problem.title
+        if reply.status in (401, 403):
+            return ConfigurationError(f"The API at {self.http.url} refuses setting api_key: {text}")
+        found = from_problem(problem.type, text, problem.data)
+        if found is not None:
+            return found
+        if reply.status in (404, 405):
+            return OrchestratorError(
+                f"The API at {self.http.url} does not know this call: it is of another release. Use a client of the "
+                f"same one."
+            )
+        if reply.status in (429, 503):
+            return Unavailable(f"The API at {self.http.url} cannot be used now: {text}")
+        return OrchestratorError(f"The API at {self.http.url} refuses this ({problem.title}): {text}")
+
+    def away(self, error: Exception) -> Unavailable:
+        """Return what to say of a server that cannot be reached."""
+        return Unavailable(f"The API at {self.http.url} cannot be reached: {error}")
+
+    def _uncertain(self, call: Declared, error: Exception) -> OrchestratorError:
+        if call.scope == "read":
+            return Uncertain(f"The connection to the API at {self.http.url} broke: {error}")
+        return Uncertain(
+            f"The connection to the API at {self.http.url} broke, and it is not known whether this was done "
+            f"({call.part} {call.name}): {error}"
+        )
+
+    def _stranger(self, reply: Reply) -> OrchestratorError:
+        if reply.status in (429, 502, 503, 504):
+            return Unavailable(f"What stands before the API at {self.http.url} cannot reach it: status {reply.status}")
+        return ConfigurationError(
+            f"Setting api_url: {self.http.url} is no API of an orchestrator: it answered with status {reply.status} "
+            f"and {reply.content_type}. Expected the address that `orchestrator api` says it serves."
+        )
+
+
+def _limit(call: Declared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+    """Return the seconds that a call says it may wait."""
+    given = call.signature.bind(None, *args, **kwargs).arguments.get("timeout", _UNLIMITED)
+    return float(given)
+
+
+def bound(call: Declared) -> Any:
+    """Return a method of somebody who has an `_asking`."""
+
+    def blocking(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._asking.call(call, args, kwargs)
+
+    def waiting(self: Any, *args: Any, **kwargs: Any) -> Steps[Any]:
+        return (yield from self._asking.steps(call, args, kwargs))
+
+    method = waiting if call.waits else blocking
+    method.__name__, method.__doc__ = call.name, call.summary
+    return method

@@ -1,0 +1,191 @@
+"""Connections to an API, kept open and used again; each request is made once."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import select
+import socket
+import ssl
+import time
+from collections import deque
+from importlib import metadata
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.harmless import without_password
+from orchestrator.sdk.waiting.per_process import PerProcess
+from orchestrator.settings import Settings
+
+_MOST_IDLE = 16
+_LONGEST_IDLE = 60.0
+"""Seconds after which a connection that nobody needed is not trusted any more."""
+_CONNECTING = 10.0
+"""Seconds that it may take to connect."""
+
+Connection = http.client.HTTPConnection
+
+
+class Unreached(Exception):
+    """Nothing was sent: there is no connection."""
+
+
+class Broken(Exception):
+    """Something was sent, and no answer came: it may have been done or not."""
+
+
+class Reply(NamedTuple):
+    """What came back."""
+
+    status: int
+    content_type: str
+    retry_after: float | None
+    body: bytes
+
+
+class _Idle(deque[tuple[Connection, float]]):
+    """Connections that nobody uses, and since when."""
+
+    is_over = False
+    """What is given back now is closed."""
+
+
+class Http:
+    """A few connections to one address. Any thread may ask, and a fork has connections of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = without_password(settings.api_url.rstrip("/"))
+        self.timeout = settings.api_timeout
+        parts = urlsplit(settings.api_url)
+        try:
+            self._host, self._port = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise ConfigurationError(f"Setting api_url: {error}, found {self.url!r}.") from None
+        if not self._host or parts.query or parts.fragment:
+            raise ConfigurationError(
+                f"Setting api_url: expected an address such as https://orchestrator.example.com, found {self.url!r}."
+            )
+        self._prefix = parts.path.rstrip("/")
+        self._tls = _tls(settings.api_ca_file) if parts.scheme == "https" else None
+        self._headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            "User-Agent": f"orchestrator-python/{metadata.version('durable-orchestrator')}",
+        }
+        if settings.api_key:
+            self._headers["Authorization"] = f"Bearer {_as_header(settings.api_key)}"
+        self._idle = PerProcess(_Idle)
+
+    def close(self) -> None:
+        """Close what is open; what is in use is closed after it."""
+        idle = self._idle.take()
+        if idle is not None:
+            idle.is_over = True
+            for connection, _ in idle:
+                connection.close()
+
+    def post(self, path: str, body: bytes, timeout: float, under_way: set[Connection] | None = None) -> Reply:
+        """Send a request and return what comes back; Unreached or Broken if nothing does.
+
+        Meanwhile the connection stands in `under_way`, for who may want to `hang_up`.
+        """
+        idle = self._idle()
+        connection = _take(idle) or self._connect()
+        if under_way is not None:
+            under_way.add(connection)
+        try:
+            assert connection.sock is not None
+            connection.sock.settimeout(timeout)
+            connection.request("POST", self._prefix + path, body, self._headers)
+            answer = connection.getresponse()
+            data = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise Broken(str(error) or type(error).__name__) from error
+        except BaseException:
+            connection.close()  # somebody has interrupted it half-way
+            raise
+        finally:
+            if under_way is not None:
+                under_way.discard(connection)
+        if answer.will_close or idle.is_over:
+            connection.close()
+        else:
+            _give_back(idle, connection)
+        return Reply(
+            answer.status, answer.headers.get_content_type(), _seconds(answer.headers.get("Retry-After")), data
+        )
+
+    def _connect(self) -> Connection:
+        if self._tls is None:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECTING)
+        else:
+            connection = http.client.HTTPSConnection(self._host, self._port, timeout=_CONNECTING, context=self._tls)
+        try:
+            connection.connect()
+        except ssl.SSLError as error:
+            connection.close()
+            raise ConfigurationError(
+                f"The API at {self.url} cannot be trusted: {error}. Setting api_ca_file names certificates of those "
+                f"who vouch for it."
+            ) from error
+        except OSError as error:
+            connection.close()
+            raise Unreached(str(error) or type(error).__name__) from error
+        return connection
+
+
+def hang_up(connection: Connection) -> None:
+    """End what another thread waits for."""
+    with contextlib.suppress(OSError, AttributeError):
+        connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _take(idle: _Idle) -> Connection | None:
+    """Return a connection that the server has not closed meanwhile, the one that was used last."""
+    while True:
+        try:
+            connection, since = idle.pop()
+        except IndexError:
+            return None
+        if time.monotonic() - since < _LONGEST_IDLE and _is_quiet(connection):
+            return connection
+        connection.close()
+
+
+def _give_back(idle: _Idle, connection: Connection) -> None:
+    idle.append((connection, time.monotonic()))
+    if len(idle) > _MOST_IDLE:
+        with contextlib.suppress(IndexError):
+            idle.popleft()[0].close()
+
+
+def _tls(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(f"Setting api_ca_file: {ca_file!r} cannot be used: {error}.") from error
+
+
+def _as_header(key: str) -> str:
+    if not key.isascii() or not key.isprintable():
+        raise ConfigurationError("Setting api_key: expected a key as `orchestrator keys create` shows it, found none.")
+    return key
+
+
+def _is_quiet(connection: Connection) -> bool:
+    """Say whether nothing has come meanwhile: on a line on which nobody is asked, that can only be its end."""
+    if connection.sock is None:
+        return False
+    try:
+        return not select.select([connection.sock], [], [], 0)[0]
+    except (OSError, ValueError):  # closed, or numbered too high for select
+        return False
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else max(0.0, float(text))
+    except ValueError:
+        return None

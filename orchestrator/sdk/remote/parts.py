@@ -1,0 +1,161 @@
+"""The parts of a remote backend: their declared calls, and what waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from orchestrator.domain.ids import successor_id, to_text
+from orchestrator.domain.states import RunState
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import ConfigurationError, NotFound, Unavailable, Uncertain
+from orchestrator.sdk.calls.code import CodeCalls
+from orchestrator.sdk.calls.declaring import declared
+from orchestrator.sdk.calls.runs import RunCalls, walk_ends
+from orchestrator.sdk.calls.tasks import TaskCalls
+from orchestrator.sdk.calls.waits import MISSING
+from orchestrator.sdk.remote.asking import Asking, bound
+from orchestrator.sdk.remote.waiting import Waits
+from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
+from orchestrator.store.code.signals import Sent
+from orchestrator.transport.codec import Ended
+
+_LOOK_AGAIN = 0.2
+"""Seconds between two looks for where a signal has gone."""
+
+
+class _Part:
+    """What asks."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+
+
+def remote_part(name: str, protocol: type) -> type[_Part]:
+    """Return a class that has the declared calls of a protocol."""
+    methods = {call.name: bound(call) for call in declared(name, protocol).values()}
+    return type(f"Remote{name.title()}", (_Part,), methods)
+
+
+class _WaitingPart(_Part):
+    """What asks, and waits."""
+
+    def __init__(self, asking: Asking, waiting: Waits) -> None:
+        super().__init__(asking)
+        self._waiting = waiting
+
+
+_Tasks: Any = remote_part("tasks", TaskCalls)
+_Runs: Any = remote_part("runs", RunCalls)
+_Code: Any = remote_part("code", CodeCalls)
+
+
+def _or_away(ask: Callable[..., str], *args: Any) -> str:
+    try:
+        return ask(*args)
+    except (Unavailable, Uncertain):
+        return "The API cannot be asked how it is"
+
+
+class RemoteTasks(_WaitingPart, _Tasks):  # type: ignore[misc]
+    """Tasks, over HTTP."""
+
+    retries = 0
+
+    def retry(self, task: bytes) -> None:
+        """Open a failed task again; what this program knew of failures may be past."""
+        super().retry(task)
+        self.retries += 1
+
+    def retry_failed(self, wanted: Any) -> int:
+        """Open failed tasks again."""
+        count: int = super().retry_failed(wanted)
+        self.retries += 1
+        return count
+
+    def overdue(self, task: bytes) -> str:
+        """Say how a task is whose end somebody has waited for in vain."""
+        return _or_away(super().overdue, task)
+
+    async def aenqueue(self, task: NewTask) -> bytes:
+        """Create one task while the event loop goes on."""
+        created: bytes = await self._asking.run(partial(self.enqueue, task))
+        return created
+
+    def enqueue_in(self, given: object, task: NewTask) -> bytes:  # noqa: ARG002
+        """Say that this does not work from here."""
+        raise ConfigurationError(
+            "enqueue_in needs the database of your transaction, and this program uses an API (setting api_url). Call "
+            "`task.enqueue(…)` after your commit, or set ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL instead."
+        )
+
+    def wait(self, task: bytes, timeout: float | None) -> Steps[Ended | None]:
+        """Wait until a task ends; None if it has not by then."""
+        return self._waiting.wait("tasks", task, timeout)
+
+    def wait_each(self, tasks: Sequence[bytes], timeout: float | None) -> Stream[Ended]:
+        """Yield tasks as they end; stop when the time is up."""
+        return self._waiting.each("tasks", tasks, timeout)
+
+
+class RemoteRuns(_WaitingPart, _Runs):  # type: ignore[misc]
+    """Runs, over HTTP."""
+
+    def ends(self, run: bytes) -> Iterator[Ended]:
+        """Yield how each task of a run has ended, in order."""
+        return walk_ends(self.ends_after, run)
+
+    def outputs(self, run: bytes) -> dict[str, Any]:
+        """Return the output of every step of a workflow's run that was not skipped."""
+        outputs: dict[str, Any] = decode_value(self.encoded_outputs(run))
+        return outputs
+
+    def wait(self, run: bytes, timeout: float | None) -> Steps[Ended | None]:
+        """Wait until a run ends; None if it has not by then."""
+        ended = yield from self._waiting.wait("runs", run, timeout)
+        if ended is not None and ended.state == MISSING:
+            raise NotFound.by_id("run", to_text(run))
+        return ended
+
+
+class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
+    """Runs of code, over HTTP."""
+
+    def wait(self, run: bytes, timeout: float | None, sent: Sent | None = None) -> Steps[Ended | None]:
+        """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ended = yield from self._waiting.wait("code", run, left)
+            if ended is None:
+                return None
+            if ended.state == MISSING:
+                raise NotFound(ended.error.message if ended.error else to_text(run))
+            if ended.state == RunState.SUCCESS and ended.error is not None:
+                run = successor_id(run)
+                continue
+            if sent is None:
+                return ended
+            reached = self._try_reached(sent)
+            if reached == sent.run:
+                return ended
+            if reached is not None:
+                run, sent = reached, None
+                continue
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            yield Pause(_LOOK_AGAIN)  # nobody knows yet
+
+    def overdue(self, run: bytes, update: str | None = None) -> str:
+        """Say how a run is whose end or answer somebody has waited for in vain."""
+        return _or_away(super().overdue, run, update)
+
+    def _try_reached(self, sent: Sent) -> bytes | None:
+        try:
+            reached: bytes | None = self.reached(sent)
+        except Unavailable:
+            return None
+        return reached

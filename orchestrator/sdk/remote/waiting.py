@@ -1,0 +1,235 @@
+"""Waiting for ends over HTTP: everyone in a process who waits shares a few long polls.
+
+Each poll asks for thousands of ids. Who comes while one is under way is asked for by the next: only the one that is
+alone is long, so that after a moment all are gathered in as few as hold them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from orchestrator.errors import OrchestratorError, Unavailable, Uncertain
+from orchestrator.sdk.calls.waits import MOST_AT_ONCE, PATH, End, Ends, Waiting
+from orchestrator.sdk.remote.asking import Asking
+from orchestrator.sdk.remote.http import Broken, Connection, Unreached, hang_up
+from orchestrator.sdk.waiting.per_process import PerProcess
+from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
+from orchestrator.telemetry import Outage, first_line, get_logger
+from orchestrator.transport.codec import Ended
+
+log = get_logger("client")
+
+Kind = Literal["tasks", "runs", "code"]
+Key = tuple[Kind, bytes]
+Heard = Ended | OrchestratorError | None
+"""An end, why there can be none, or that there is none yet."""
+
+
+class _Waiter(NamedTuple):
+    """Somebody who waits, until a certain time."""
+
+    wake: Callable[[Heard], None]
+    deadline: float
+
+
+_MOST_POLLS = 8
+_LONG, _SHORT = 20.0, 1.0
+"""Seconds of a poll that is alone, and of one that is not."""
+_GATHER = 0.005
+"""Seconds in which those are gathered who come while others are asked for."""
+_LINGER = 10.0
+"""Seconds for which a thread stays that has nothing to ask."""
+_LONGEST_PAUSE = 2.0
+_FOREVER = 1e9
+_GRACE = 5.0
+"""Seconds that a first answer may come late."""
+
+
+class Waits:
+    """Everyone in this process who waits for something to end."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._polls = PerProcess(lambda: _Polls(asking))
+
+    def close(self) -> None:
+        """Ask no more."""
+        polls = self._polls.take()
+        if polls is not None:
+            polls.close()
+
+    def wait(self, kind: Kind, identifier: bytes, timeout: float | None) -> Steps[Ended | None]:
+        """Wait for one end; None if it does not come in time."""
+        for item in self.each(kind, [identifier], timeout):
+            if not isinstance(item, Pause):
+                return item
+            yield item
+        return None
+
+    def each(self, kind: Kind, identifiers: Sequence[bytes], timeout: float | None) -> Stream[Ended]:
+        """Yield ends as they come, those that have come already first; stop when the time is up."""
+        deadline = time.monotonic() + (_FOREVER if timeout is None else timeout)
+        pause = Pause()
+        heard: deque[Heard] = deque()
+
+        def wake(news: Heard) -> None:
+            heard.append(news)
+            pause.ring()
+
+        left, waiter, has_looked = dict.fromkeys(identifiers), _Waiter(wake, deadline), False
+        polls = self._polls()
+        polls.listen(((kind, identifier) for identifier in left), waiter)
+        try:
+            while left:
+                while heard:
+                    news, has_looked = heard.popleft(), True
+                    if isinstance(news, OrchestratorError):
+                        raise news
+                    if news is not None and news.id in left:
+                        del left[news.id]
+                        yield news
+                pause.seconds = deadline - time.monotonic() + (0.0 if has_looked else _GRACE)
+                if not left or pause.seconds <= 0:
+                    return
+                yield pause
+        finally:
+            polls.forget(((kind, identifier) for identifier in left), waiter)
+
+
+class _Polls:
+    """The polls of one process, each in a thread."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+        self._changed = threading.Condition()
+        self._waiting: dict[Key, list[_Waiter]] = {}
+        self._unasked: dict[Key, None] = {}
+        """Those that no poll asks for."""
+        self._asked: set[Key] = set()
+        self._threads = 0
+        self._polling = 0
+        self._is_closed = False
+        self._under_way: set[Connection] = set()
+        self._outage = Outage(log, "The API", "those who wait for results go on waiting")
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            for connection in list(self._under_way):
+                hang_up(connection)
+
+    def listen(self, keys: Iterable[Key], waiter: _Waiter) -> None:
+        """Tell somebody from now on when one of these ends."""
+        with self._changed:
+            for key in keys:
+                self._waiting.setdefault(key, []).append(waiter)
+                if key not in self._asked:
+                    self._unasked[key] = None
+            if self._threads == self._polling and self._threads < _MOST_POLLS:
+                self._threads += 1
+                threading.Thread(target=self._run, name="orchestrator-waiting", daemon=True).start()
+            else:
+                self._changed.notify()
+
+    def forget(self, keys: Iterable[Key], waiter: _Waiter) -> None:
+        """Tell them no more."""
+        with self._changed:
+            for key in keys:
+                waiting = self._waiting.get(key, [])
+                if waiter in waiting:
+                    waiting.remove(waiter)
+                if not waiting:
+                    self._waiting.pop(key, None)
+                    self._unasked.pop(key, None)
+
+    def _run(self) -> None:
+        pause = 0.05
+        while keys := self._next():
+            try:
+                ends = self._poll(keys)
+            except (Unavailable, Uncertain) as error:
+                if self._is_closed:
+                    self._done(keys, ())
+                    continue
+                self._outage.failed(first_line(error))
+                self._done(keys, ())
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            except OrchestratorError as error:
+                self._fail(keys, error)
+            else:
+                self._outage.worked()
+                pause = 0.05
+                self._done(keys, ends)
+
+    def _next(self) -> list[Key]:
+        """Return what to ask for next; nothing if this thread is not needed any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._unasked or self._is_closed, _LINGER)
+            if self._polling and self._unasked:
+                self._changed.wait(_GATHER)
+            if self._is_closed or not self._unasked:
+                self._threads -= 1
+                return []
+            # A run of code and the task of its turns have one id, by which answers are told apart.
+            keys = list({key[1]: key for key in islice(self._unasked, MOST_AT_ONCE)}.values())
+            for key in keys:
+                del self._unasked[key]
+            self._asked.update(keys)
+            self._polling += 1
+            return keys
+
+    def _poll(self, keys: Sequence[Key]) -> list[End]:
+        with self._changed:
+            until = min(
+                (waiter.deadline for key in keys for waiter in self._waiting.get(key, ())), default=time.monotonic()
+            )
+            longest = _LONG if self._polling == 1 and not self._unasked else _SHORT
+        seconds = min(longest, max(0.0, until - time.monotonic()))
+        ids: dict[Kind, list[bytes]] = {"tasks": [], "runs": [], "code": []}
+        for kind, identifier in keys:
+            ids[kind].append(identifier)
+        body = msgspec.json.encode(Waiting(**ids, timeout=seconds))
+        try:
+            reply = self._asking.http.post(PATH, body, seconds + self._asking.http.timeout, self._under_way)
+        except (Unreached, Broken) as error:
+            raise self._asking.away(error) from error
+        problem = self._asking.problem(reply)
+        if problem is not None:
+            raise problem
+        answer: Ends = self._asking.answer(Ends, reply)
+        return answer.ended
+
+    def _done(self, keys: Sequence[Key], ends: Iterable[End]) -> None:
+        """Tell those whose end has come; the others are asked for again."""
+        ended = {end.id: Ended(end.id, end.state, end.result, end.error) for end in ends}
+        calls: dict[tuple[_Waiter, bytes], Ended | None] = {}
+        with self._changed:
+            self._polling -= 1
+            for key in keys:
+                self._asked.discard(key)
+                end = ended.get(key[1])
+                if end is not None:
+                    calls |= {(waiter, end.id): end for waiter in self._waiting.pop(key, ())}
+                elif key in self._waiting:
+                    self._unasked[key] = None
+                    calls |= {(waiter, b""): None for waiter in self._waiting[key]}
+        for (waiter, _), end in calls.items():
+            waiter.wake(end)
+
+    def _fail(self, keys: Sequence[Key], error: OrchestratorError) -> None:
+        waiters: set[_Waiter] = set()
+        with self._changed:
+            self._polling -= 1
+            for key in keys:
+                self._asked.discard(key)
+                waiters.update(self._waiting.pop(key, ()))
+        for waiter in waiters:
+            waiter.wake(error)

@@ -1,0 +1,395 @@
+"""A client over HTTP where something is wrong: with its key, with the way to the server, or with who answers there."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+import uvicorn
+from sqlalchemy import Engine, text
+
+from orchestrator import (
+    ConfigurationError,
+    Duplicate,
+    NotFound,
+    Orchestrator,
+    OrchestratorError,
+    PayloadError,
+    Settings,
+    Task,
+    Unavailable,
+    Uncertain,
+    WrongState,
+)
+from orchestrator.api import access
+from orchestrator.api.app import create_app
+from orchestrator.domain.access import Scope, Secret
+from orchestrator.domain.tasks.task import NewTask, TaskOptions, UniqueKey
+from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.remote import http as remote_http
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.settings import load_settings
+from orchestrator.store import keys
+from orchestrator.store.database import engine_for
+
+ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = engine_for(database_url, autocommit=True)
+    with engine.connect() as connection:
+        connection.exec_driver_sql(
+            "TRUNCATE orchestrator.api_keys, orchestrator.tasks, orchestrator.ended_tasks, orchestrator.runs, "
+            "orchestrator.unique_keys"
+        )
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def settings(engine: Engine, database_url: str, redis_url: str) -> Settings:
+    return load_settings(environ={}, database_url=database_url, redis_url=redis_url)
+
+
+@pytest.fixture
+def api(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server in this process, on real tables."""
+    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None))
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(20)
+    listener.close()
+
+
+@contextmanager
+def client(url: str, **settings: Any) -> Iterator[tuple[Orchestrator, Task[[int], int]]]:
+    with Orchestrator(load_settings(environ={}), api_url=url, **settings) as app:
+
+        @app.task(name="remote.double")
+        def double(number: int) -> int:
+            return 2 * number
+
+        yield app, double
+
+
+def make(engine: Engine, scope: Scope) -> Secret:
+    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    with engine.connect() as connection:
+        keys.add(connection, secret, "test", scope, None)
+    return secret
+
+
+def count(engine: Engine) -> int:
+    with engine.connect() as connection:
+        found: int = connection.execute(text("SELECT count(*) FROM orchestrator.tasks")).scalar_one()
+        return found
+
+
+# -- keys
+
+
+def test_a_key_is_asked_for_and_not_shown(engine: Engine, api: str) -> None:
+    key = make(engine, Scope.ENQUEUE)
+    with client(api, api_key=str(key)) as (app, double):
+        assert double.enqueue(2).status() == "pending"
+        assert str(key) not in repr(app.settings)
+        with pytest.raises(ConfigurationError, match="needs the scope operate") as refused:
+            app.queue("mail").pause()
+        assert key.secret not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["", "nonsense", f"orc_{'0' * 12}_{'x' * 43}"])
+def test_without_a_good_key_nothing_is_done(engine: Engine, api: str, key: str) -> None:
+    make(engine, Scope.ADMIN)
+    with client(api, api_key=key) as (_, double), pytest.raises(ConfigurationError, match="refuses setting api_key"):
+        double.enqueue(2)
+    assert count(engine) == 0
+
+
+def test_a_key_that_is_revoked_ends_a_wait(engine: Engine, api: str) -> None:
+    key, _ = make(engine, Scope.ENQUEUE), make(engine, Scope.ADMIN)
+    with client(api, api_key=str(key)) as (_, double):
+        handle = double.enqueue(2)
+        with engine.connect() as connection:
+            keys.revoke(connection, key.id)
+        with pytest.raises(ConfigurationError, match="revoked"):
+            handle.result(20)
+
+
+# -- errors
+
+
+def test_errors_come_as_they_were_raised(engine: Engine, api: str) -> None:
+    with client(api) as (app, double):
+        first = double.options(unique_key="one", on_duplicate="raise").enqueue(1)
+        with pytest.raises(Duplicate, match="already has the key") as duplicate:
+            double.options(unique_key="one", on_duplicate="raise").enqueue(1)
+        assert duplicate.value.task_id == first.id
+        with pytest.raises(NotFound, match=ID) as missing:
+            app.handle(ID).status()
+        assert missing.value.sought == ("task", ID)
+        with pytest.raises(NotFound, match=f"No task has the id {ID}"):
+            app.handle(ID).result(20)
+        with pytest.raises(NotFound, match=f"No run has the id {ID}"):
+            app.run(ID).wait_ended(20)
+        with pytest.raises(NotFound, match=f"No run has the id {ID}"):
+            app.workflow_run(ID).result(20)
+        with pytest.raises(WrongState, match="Cannot retry task"):
+            first.retry()
+        with pytest.raises(PayloadError, match="at most 1,000,000"):
+            app.enqueue("remote.double", "x" * 1_000_001)
+        assert first.progress() is None
+
+
+def test_what_needs_the_stores_says_so(engine: Engine, api: str) -> None:
+    with (
+        client(api) as (_, double),
+        engine.connect() as connection,
+        pytest.raises(ConfigurationError, match="enqueue_in needs the database"),
+    ):
+        double.enqueue_in(connection, 2)
+    with pytest.raises(ConfigurationError, match="This needs Postgres and Redis themselves"):
+        load_settings(environ={}, api_url=api).require_database()
+
+
+# -- the way to the server
+
+
+def test_a_server_that_is_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with client(url) as (app, double):
+        with pytest.raises(Unavailable, match=f"The API at {url} cannot be reached"):
+            double.enqueue(2)
+        with pytest.raises(Exception, match=r"had no result after 0.2 s. The API cannot be asked how it is"):
+            app.handle(ID).result(0.2)
+
+
+class Losing:
+    """Lets requests through to the server, and loses the answer to the first of some."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: str, then: Callable[[], None] = lambda: None) -> None:
+        self.asked: list[dict[str, Any]] = []
+        post = remote_http.Http.post
+
+        def lose(http: remote_http.Http, path_: str, body: bytes, *others: Any) -> remote_http.Reply:
+            reply = post(http, path_, body, *others)
+            if path_ == path:
+                self.asked.append(json.loads(body))
+                if len(self.asked) == 1:
+                    then()
+                    raise remote_http.Broken("cut")
+            return reply
+
+        monkeypatch.setattr(remote_http.Http, "post", lose)
+
+
+def test_a_task_whose_answer_was_lost_is_enqueued_once(
+    engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = Losing(monkeypatch, "/api/v1/client/tasks/enqueue")
+    with client(api) as (_, double):
+        assert double.enqueue(2).status() == "pending"
+    assert ["repeated" in request for request in lost.asked] == [False, True]
+    assert count(engine) == 1
+
+
+def test_a_task_whose_answer_was_lost_and_that_has_ended_is_not_enqueued_again(
+    engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Losing(monkeypatch, "/api/v1/client/tasks/enqueue", lambda: end_all(engine))
+    with client(api) as (_, double):
+        assert double.enqueue(2).status() == "success"
+    assert count(engine) == 0
+
+
+def test_tasks_and_runs_whose_answer_was_lost_are_there_once(
+    engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client(api) as (app, double):
+        Losing(monkeypatch, "/api/v1/client/tasks/enqueue_many")
+        assert len(app.enqueue_many(double, [(1,), (2,)])) == 2
+        assert count(engine) == 2
+        Losing(monkeypatch, "/api/v1/client/runs/start")
+        assert app.start_many(double, [1, 2]).progress().counters.total == 2
+        assert count(engine) == 4
+
+
+def test_what_may_not_be_done_twice_is_not(engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Losing(monkeypatch, "/api/v1/client/workflows/post_event")
+    with client(api) as (app, _), pytest.raises(Uncertain, match="it is not known whether this was done"):
+        app.post_event("arrived")
+    assert len(lost.asked) == 1
+
+
+def end_all(engine: Engine) -> None:
+    """Move all tasks to where a leader moves those that have succeeded."""
+    columns = "id, seq, name, queue, payload, created_at, attempt, priority, failures, losses"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"WITH gone AS (DELETE FROM orchestrator.tasks RETURNING {columns}) "
+            f"INSERT INTO orchestrator.ended_tasks ({columns}, status, ended_at) SELECT {columns}, 'success', now() "
+            f"FROM gone"
+        )
+
+
+def test_a_task_that_was_created_in_the_last_moment_is_not_created_again(
+    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Backend(settings)
+    task = NewTask(new_id(), "remote.double", "default", encode_call("remote.double", [1], {}, 1_000))
+    assert backend.tasks.enqueue(task) == task.id
+    assert backend.tasks.enqueue(task, repeated=True) == task.id
+    assert count(engine) == 1
+    end_all(engine)
+    monkeypatch.setattr(backend.tasks, "_has_any", lambda _: False)  # it looked just before
+    assert backend.tasks.enqueue(task, repeated=True) == task.id
+    assert count(engine) == 0
+    backend.close()
+
+
+# -- who answers
+
+
+@contextmanager
+def stranger(status: int, content_type: str, body: bytes, **headers: str) -> Iterator[tuple[str, list[str]]]:
+    """A server that says the same to everyone."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(self.path)
+            self.send_response(status)
+            for name, value in {"Content-Type": content_type, "Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "content_type", "body", "kind", "words"),
+    [
+        (200, "text/html", b"<html>", ConfigurationError, "is no API of an orchestrator"),
+        (200, "application/json", b'{"name": "another"}', OrchestratorError, "cannot be understood"),
+        (404, "text/html", b"", ConfigurationError, "status 404 and text/html"),
+        (
+            404,
+            "application/problem+json",
+            b'{"title": "Not found", "status": 404}',
+            OrchestratorError,
+            "of another rele",
+        ),
+        (
+            409,
+            "application/problem+json",
+            b'{"title": "New", "status": 409, "detail": "x", "type": "urn:orchestrator:error:Unheard"}',
+            OrchestratorError,
+            r"refuses this \(New\): x",
+        ),
+        (
+            422,
+            "application/problem+json",
+            b'{"title": "Misfit", "status": 422, "detail": "#/repeated: unknown field"}',
+            OrchestratorError,
+            "unknown field",
+        ),
+    ],
+)
+def test_an_answer_of_somebody_else_is_told(
+    status: int, content_type: str, body: bytes, kind: type[Exception], words: str
+) -> None:
+    with stranger(status, content_type, body) as (url, asked), client(url) as (_, double):
+        with pytest.raises(kind, match=words):
+            double.enqueue(2)
+        assert len(asked) == 1
+
+
+def test_a_newer_server_may_say_more() -> None:
+    with stranger(200, "application/json", b'{"result": "running", "since": 7}') as (url, _), client(url) as (app, _):
+        assert app.handle(ID).status() == "running"
+
+
+def test_a_server_that_is_busy_is_asked_again_when_it_says_so() -> None:
+    problem = b'{"title": "Busy", "status": 503, "detail": "no connection left"}'
+    with (
+        stranger(503, "application/problem+json", problem, Retry_After="0") as (url, asked),
+        client(url) as (_, double),
+    ):
+        with pytest.raises(Unavailable, match="no connection left"):
+            double.enqueue(2)
+        assert len(asked) == 4
+
+
+# -- what no client of ours sends
+
+
+def hostile_tasks() -> Iterator[NewTask]:
+    good = NewTask(new_id(), "remote.double", "default", encode_call("remote.double", [1], {}, 1_000))
+    change = msgspec.structs.replace
+    yield change(good, id=b"short")
+    yield change(good, name="orchestrator.start_run")
+    yield change(good, name="no name\n")
+    yield change(good, queue="")
+    yield change(good, payload=b"\xff")
+    yield change(good, payload=b"\x90")
+    yield change(good, payload=b"x" * 1_000_001)
+    yield change(good, priority=2**40)
+    yield change(good, delay=-1.0)
+    yield change(good, delay=1e300)
+    yield change(good, expires=1e300)
+    yield change(good, options="[")
+    yield change(good, options=msgspec.json.encode(TaskOptions(weight=0.0)).decode())
+    yield change(good, options=msgspec.json.encode(TaskOptions(concurrency=-3)).decode())
+    yield change(good, run_id=new_id(), position=3)
+    yield change(good, step="a")
+    yield change(good, lane="another|task")
+    yield change(good, unique=UniqueKey("k" * 5_000, "pending"))
+    yield change(good, callbacks="{}")
+
+
+@pytest.mark.parametrize("number", range(len(list(hostile_tasks()))))
+def test_a_task_that_no_client_makes_is_refused(engine: Engine, api: str, number: int) -> None:
+    task = list(hostile_tasks())[number]
+    connection = http.client.HTTPConnection(api.removeprefix("http://"))
+    for name, given in (("enqueue", {"task": task}), ("enqueue_many", {"tasks": [task]})):
+        connection.request("POST", f"/api/v1/client/tasks/{name}", msgspec.json.encode(given))
+        answer = connection.getresponse()
+        assert answer.status == 422, answer.read()
+        answer.read()
+    connection.close()
+    assert count(engine) == 0
+
+
+def test_a_time_of_a_list_goes_over_the_line(engine: Engine, api: str) -> None:
+    with client(api) as (app, double):
+        double.enqueue(2)
+        assert app.retry_failed(name="remote.double", since=datetime(2024, 1, 1, tzinfo=UTC)) == 0
